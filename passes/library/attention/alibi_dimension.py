@@ -16,13 +16,13 @@ from ...edits.edit import erase_unused, rebuild_node
 class AlibiAsDimension(Pass):
     """Append ALiBi's slopes to the queries and the key positions to the keys, instead of adding a bias to all scores.
 
-    The bias m·(j − i) differs from m·j by m·i, which is constant over the keys of a row, so softmax cancels it; and m·j
-    is scale·(m · j/scale), the product of one extra feature of q and one of k. So attention needs no bias
+    The bias m·(j − i) of query i and key j differs from m·j by m·i, which is equal for all keys, so softmax cancels it.
+    m·j is scale·(m · j/scale), the product of one extra feature of q and one of k. So attention needs no bias
     [heads, seq, keys], and kernels without a bias operand work. In float32 and narrower dtypes, positions in the
     thousands reduce the precision of the scores.
 
-    Condition: a constant added to all scores of a query has no effect. Refused for a bias by |i − j|, which does not
-    factorize, with a soft cap or sinks (not shifted with the scores), for computed slopes, and if there are caches.
+    Condition: a constant added to all scores of a query has no effect. The pass refuses a bias by |i − j|, which does
+    not factorize, computed slopes, and attentions with a soft cap, sinks (not shifted with the scores) or a cache.
 
     Source: Press 2022, Train Short, Test Long (arXiv 2108.12409); softmax(s + c) = softmax(s).
 
@@ -62,13 +62,13 @@ class AlibiAsDimension(Pass):
 
 
 def _find_obstacle(node: Node, alibi: Node) -> str | None:
-    """Return a reason (str) why the bias of the attention `node`, the output of `alibi`, cannot become a feature."""
+    """Return a reason (str) why the bias of `node`, computed by `alibi`, cannot become a feature; None if it can."""
     if alibi.attrs["symmetric"]:
         return "its bias by |i − j| is not a product of a feature of the query and one of the key"
     if node.attrs["cache_bits"] is not None:
         return "its cache has scales for the present keys; run it before quantize-cache"
     if node.attrs["softcap"] is not None:
-        return "its soft cap bends scores before the bias is added"
+        return "its soft cap applies to the scores before the bias is added"
     if node.operand("sinks") is not None:
         return "its sinks are not shifted with the scores"
     if node.attrs["scale"] == 0:
@@ -81,8 +81,8 @@ def _find_obstacle(node: Node, alibi: Node) -> str | None:
 
 
 def _append_alibi(node: Node, alibi: Node) -> None:
-    """Append the slopes of `alibi` to the query heads of the attention `node`, the key positions to its key heads.
-    The bias is dropped."""
+    """Append the slopes of `alibi` to the query heads of the attention `node` and key positions / scale to its key
+    heads, and drop its bias."""
     (q, k), (slopes, _, keys) = node.inputs[:2], alibi.inputs
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     assert q is not None and k is not None and slopes is not None and keys is not None

@@ -1,4 +1,4 @@
-"""Converting grouped-query attention to multi-head latent attention."""
+"""Convert grouped-query attention to multi-head latent attention."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of att
 class GqaToMla(Pass):
     """Convert grouped-query to multi-head latent attention: keys and values of all heads are computed from one latent.
 
-    The latent is the old keys and values, c = [W_K; W_V] x, of rank kv_heads·(d + dv); W_UK and W_UV copy it to the
-    query heads of each group. Every GQA is an MLA of that rank; after the conversion W_UK and W_UV can be trained
-    freely, and mla-absorb keeps the cache as small as before. MLA shares the rotary part of keys among all heads, as a
-    single KV head does: it is cached in addition to the latent.
+    The latent is the old keys and values, c = [W_K; W_V] x, of rank kv_heads·(d + dv), with d and dv the features of a
+    key and of a value head; W_UK and W_UV copy it to the query heads of each group. Every GQA is an MLA of that rank.
+    After the conversion W_UK and W_UV can be trained freely, and mla-absorb keeps the cache as small as before. All
+    heads of MLA share the rotary features of the keys, as the query heads of a single KV head do: these features are
+    cached next to the latent.
 
-    Condition: k and v come from linears of one value, q from a linear, with only rotations between. Refused if several
-    KV heads are rotated separately (mha-to-gqa merges them into one); if heads are rotated entirely, which leaves no
-    features for a latent; and if every query head has its own KV head.
+    Condition: k and v come from linears of one value, q from a linear, with only rotations between linears and
+    attention. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one), with heads
+    that are rotated entirely, which leaves no features for a latent, or with one KV head per query head.
 
     Source: Meng 2025, TransMLA (arXiv 2502.07864), section 3; DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434).
 
@@ -102,13 +103,13 @@ def _convert_attention(node: Node) -> str | None:
     rank = kv_heads * (plain_dim + dv)
     with node.graph.inserting(before=node):
         plain_spans = [(g * d + rotary, (g + 1) * d) for g in range(kv_heads)]
-        latent = _emit_linear([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
+        latent = _cut_rows([(k, plain_spans), (v, [(0, kv_heads * dv)])], "latent")
         up_k = _derive_copy_weight(k, rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups], "k_up")
         k_rank = kv_heads * plain_dim
         up_v = _derive_copy_weight(v, rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups], "v_up")
         plain, q_rope, k_rope = node.inputs[0], None, None
         if rotary:
-            plain = _emit_linear([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
+            plain = _cut_rows([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
             q_rope = _emit_rope(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
             k_rope = _emit_rope(k, [(0, rotary)], "k_rope")
         attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
@@ -123,9 +124,9 @@ def _convert_attention(node: Node) -> str | None:
 Spans = list[tuple[int, int]]  # rows, from the first to before the second
 
 
-def _emit_linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
-    """Emit one linear with the given row spans of the branches' linears, which read the same value; return its output.
-    `name` is the scope-local name of the output and of the parameters."""
+def _cut_rows(parts: list[tuple[Branch, Spans]], name: str) -> Value:
+    """Emit one linear with the row spans of each branch's linear, in order; all read the same value. Return its output.
+    `name` is the scope-local name of the output and prefixes those of the parameters."""
     (first, _), *_ = parts
     graph = first.linear.graph
     weights, biases, count = list[Recipe](), list[Recipe](), 0
@@ -144,16 +145,14 @@ def _emit_linear(parts: list[tuple[Branch, Spans]], name: str) -> Value:
 
 
 def _emit_rope(branch: Branch, spans: Spans, name: str) -> Value:
-    """Emit a linear for the rotary rows of a branch (one span per head) and its RoPE; return the rotated value."""
+    """Emit a linear with the rotary rows of `branch` (one span per head) and its RoPE; return the rotated value."""
     rope = branch.rope
     assert rope is not None
-    return ops.rope(
-        _emit_linear([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)}
-    )
+    return ops.rope(_cut_rows([(branch, spans)], f"{name}_in"), *rope.inputs[1:], **{**rope.attrs, "heads": len(spans)})
 
 
 def _derive_copy_weight(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
-    """Return a new weight [rows, rank], rows of the identity, that copies `spans` of a latent with `rank` features."""
+    """Return a new weight [rows, rank] that copies the features `spans` of a latent with `rank` features."""
     recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
     shape = sum(stop - start for start, stop in spans), rank
     return derive_param(branch.weight, recipe, shape, add_scope(branch.linear.graph, f"{name}.weight"))

@@ -31,7 +31,7 @@ class MlaAbsorb(Pass):
 
     Condition: keys and values come from linears without bias of one value c, which is narrower than the keys and,
     unless keys have a rotary part, has no other readers (otherwise use slim-attention). All heads share the rotary
-    part, which comes last. Refused if there are caches.
+    part, which comes last. The pass refuses attentions with a cache.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
 
@@ -77,7 +77,7 @@ class SlimAttention(Pass):
     as wide as x, and computes V = K W_K⁻¹ W_V; caching x needs no inverse.)
 
     Condition: keys and values come from linears without bias (see drop-k-bias, v-bias-to-o-bias) of one value, which is
-    narrower than both together; RoPE and norms of keys prevent the pass. Refused if there are caches.
+    narrower than both together; RoPE and norms of keys prevent the pass. It refuses attentions with a cache.
 
     Source: Graef 2025, Slim attention (arXiv 2503.05840).
 
@@ -121,8 +121,8 @@ class MlaExpand(Pass):
     W_UK is applied to the latent instead of the queries, W_UV to the latent instead of the attention's output. This
     needs fewer FLOPs if many queries attend to the same keys (prefill, training), and any attention kernel supports it.
 
-    Condition: an attention whose keys are a latent, with W_UKᵀ applied to the queries head by head, and W_UV the only
-    reader of the result. Refused if there are caches: their contents would change.
+    Condition: the keys of the attention are a latent, W_UKᵀ is applied to the queries head by head, and only W_UV reads
+    the result. The pass refuses attentions with a cache, whose contents would change.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
 
@@ -161,8 +161,8 @@ class MlaExpand(Pass):
 class _Latent:
     """The factorization of an attention's keys and values into linears of one value, `latent`.
 
-    k_rows, v_rows: [kv_heads, d] and [kv_heads, dv], the rows of the weights of `k_linear` and `v_linear` per KV head.
-    shared: the rotary part of the keys that all heads share, or None.
+    k_rows, v_rows: [kv_heads, d] and [kv_heads, dv], the weight rows of `k_linear` and `v_linear` for each KV head.
+    shared: the rotary features of the keys, which all heads share; None without.
     reason: why the attention cannot attend to the latent; None if it can.
     """
 
@@ -176,7 +176,7 @@ class _Latent:
 
     @property
     def has_only_readers(self) -> bool:
-        """Return whether only these two linears read the latent, and all their rows are in `k_rows` and `v_rows`."""
+        """Return whether only `k_linear` and `v_linear` read the latent, and keys and values use all of their rows."""
         linears = {self.k_linear: set(self.k_rows.flat), self.v_linear: set(self.v_rows.flat)}
         if self.k_linear is self.v_linear:
             linears = {self.k_linear: set(self.k_rows.flat) | set(self.v_rows.flat)}
@@ -185,7 +185,7 @@ class _Latent:
 
 
 def _find_latent(node: Node) -> _Latent | None:
-    """Return the latent of the attention `node`; None if its keys and values are not linears of one value."""
+    """Return the latent of the attention `node`; None if keys and values are not linears of one value, or quantized."""
     k, v = (node.operand(name) for name in "kv") if node.op is ops.attention else (None, None)
     if k is None or v is None or node.attrs["cache_bits"] is not None:  # it keeps keys and values of heads
         return None
@@ -226,7 +226,8 @@ def _has_bias(linear: Node, index: Array) -> bool:
 
 
 def _absorb_weights(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
-    """Replace the attention `node` by one on the latent; with a `reason`, only record a refusal of the pass `rule`."""
+    """Replace the attention `node` by attention to the latent, recorded as a rewrite of the pass `rule` in `trace`.
+    If `reason` is not None, only record it as a refusal."""
     if reason is not None:
         trace.refuse(rule, node.output.name, reason)
         return
@@ -246,8 +247,8 @@ def _absorb_weights(node: Node, latent: _Latent, reason: str | None, rule: str, 
 
 
 def _derive_up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
-    """Return the weight [heads·d, rank] of an up-projection from the latent to `heads` query heads. `head_rows`
-    [kv_heads, d] are the rows of `linear` per KV head, `name` is the scope-local name of a new parameter."""
+    """Return the weight [heads·d, rank] that maps the latent to keys or values of `heads` query heads. `head_rows`
+    [kv_heads, d] are the rows of `linear` per KV head, `name` is the scope-local name if a new parameter is needed."""
     weight = linear.operand("weight")
     assert isinstance(weight, Param)
     # Every query head gets the rows of its KV head, as ⌊h · kv_heads / heads⌋.
@@ -284,7 +285,7 @@ def _merge_heads(part: Value) -> Value:
 
 def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
     """Replace `old` by `new`, and erase the nodes between `sources` and `old` that lose all readers.
-    A packed linear is split if only some of its pieces lose their readers; their rows are then erased."""
+    If only some pieces of a packed linear lose their readers, the linear is split and these pieces are erased."""
     graph = node.graph
     old_nodes = backward_slice([old], sources)
     replace_uses(old, new)
@@ -297,7 +298,7 @@ def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | No
 
 
 def _expand_attention(node: Node) -> str | None:
-    """Replace the latent attention `node` by one on keys and values of all heads; return None, or a reason (str)."""
+    """Replace the latent attention `node` by one on keys and values; return None, or a reason (str) against it."""
     heads, rank, (q, k) = node.attrs["heads"], node.attrs["value_dim"], node.inputs[:2]
     assert q is not None and k is not None
     if node.operand("past_k") is not None:
@@ -309,14 +310,14 @@ def _expand_attention(node: Node) -> str | None:
     after = node.output.users
     by_head = len(node.output.uses) == 1 and not node.output.is_output and after[0].op is ops.head_linear
     if not by_head or after[0].attrs["inverse"] or after[0].attrs["heads"] != heads:
-        return "its result is not read by W_UV, head by head, alone"
+        return "its result has other readers than one head_linear with W_UV"
     first = np.arange(1, heads * rank + 1).reshape(heads, rank)
     candidates = (
         x.producer for x, n in trace_sources(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first)
     )
     k_up = next((n for n in candidates if n is not None and n.op is ops.head_linear and n.attrs["inverse"]), None)
     if k_up is None or k_up.attrs["heads"] != heads:
-        return "its queries do not come from W_UKᵀ, head by head"
+        return "its queries do not come from a head_linear with W_UKᵀ"
     (plain, up_k), up_v = k_up.inputs, after[0].inputs[1]
     assert plain is not None and up_k is not None and up_v is not None
     attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}

@@ -23,9 +23,9 @@ class LocalGlobal(Pass):
     """Restrict the local layers of a repeating pattern to a window of keys; the global layers attend to all keys.
 
     `pattern` lists the roles: "5:1" means five local layers, then a global one, repeated; also written
-    "local*5 + global" or as a list of roles. A query of a local layer sees the keys j with |i − j| < `window`, of a
-    global layer all keys. `theta_local` and `theta_global` are the RoPE bases of the two roles (None: unchanged).
-    The caches of local layers then hold a window (rolling-buffer), so only global layers grow with the sequence.
+    "local*5 + global" or as a list of roles. Query i of a local layer sees the keys j with |i − j| < `window`, and of a
+    global layer all keys. `theta_local` and `theta_global` are the RoPE bases of the two roles (None: unchanged). With
+    rolling-buffer, caches of local layers hold a window only, and just the caches of global layers grow.
 
     Condition: the model changes and needs further training. Layers with sparse patterns stay as they are.
 

@@ -28,9 +28,7 @@ Visibility = Callable[[int, int], bool]  # (position of a query, position of a k
 
 def restrict_attentions(graph: Graph, trace: Trace, name: str, layers: Layers, **attrs: Any) -> None:
     """Set the attributes `attrs` on the attentions that `layers` selects; record changes and refusals by pass `name`.
-
-    Attention ops other than `attention` are refused.
-    """
+    Attention ops other than `attention` are refused."""
     for node in select_attentions(graph, layers, name):
         if node.op is not ops.attention:
             trace.refuse(name, node.output.name, f"{node.op.name} has neither windows nor patterns")
@@ -42,7 +40,10 @@ def restrict_attentions(graph: Graph, trace: Trace, name: str, layers: Layers, *
 def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visible: Visibility, tokens: int) -> None:
     """Check that attentions whose attributes differ between the graphs see exactly the keys with visible(query, key).
 
-    The graphs run on random sequences of `tokens` tokens; a WeftError is raised if outputs differ.
+    The graphs run on random sequences of `tokens` tokens; causal attentions also stay causal.
+
+    Raises:
+        WeftError: if an output differs.
     """
     old_attrs = {n.output.name: n.attrs for n in before.nodes}
     changed = [n for n in after.nodes if n.op is ops.attention and n.attrs != old_attrs.get(n.output.name)]
@@ -52,7 +53,7 @@ def check_masks(before: Graph, after: Graph, equivalence: EquivalenceCheck, visi
 
 
 def sample_inputs(graph: Graph, equivalence: EquivalenceCheck, tokens: int) -> dict[str, Array]:
-    """Return random inputs by name, with `tokens` tokens and source tokens, or the model's maximum if that is less."""
+    """Return random inputs by name with `tokens` tokens and source tokens, or the model's maximum if that is less."""
     source_tokens = min(tokens, graph.meta.get("max_source_positions") or tokens)
     return equivalence.make_inputs(graph, seq=cap_positions(graph, tokens), source=source_tokens)
 
@@ -70,7 +71,7 @@ class SlidingWindow(Pass):
 
     Query i sees key j if i − j < size (|i − j| < size if attention is not causal) or j < keep_first. Trained models
     attend to the first tokens whatever their content (attention sinks): if a few stay visible, a sequence may grow far
-    beyond the window. Distances count positions in the sequence, while StreamingLLM counts them in its cache. `layers`
+    beyond the window. Distances are those in the sequence, whereas StreamingLLM uses positions in its cache. `layers`
     selects the layers: all, even, odd, indices ("0-5, 8"), or a pattern ("local*5 + global").
 
     Condition: nothing changes for sequences of at most `size` tokens. Narrower windows stay as they are, and so do
@@ -132,7 +133,7 @@ class SlidingWindow(Pass):
 class Dilate(Pass):
     """Restrict every query to `size` keys with gaps: itself and every `stride`-th key before it.
 
-    Query i sees keys i, i − stride, …, i − (size − 1)·stride (and as far ahead if attention is not causal): a window
+    Query i sees keys i, i − stride, …, i − (size − 1)·stride (and i + stride, … if attention is not causal): a window
     that reaches `stride` times as far for the same work.
 
     Condition: the model changes; earlier windows and patterns of the attentions in `layers` are overwritten.
@@ -178,10 +179,10 @@ class Dilate(Pass):
 class AttentionPattern(Pass):
     """Restrict every query to the keys of a sparse pattern.
 
-    `dilated`: i − j is divisible by `stride`. `strided`: i − j < stride, or divisible by it. `fixed`: key and query are
-    in one block of `stride` tokens, or the key is among the last `summary` of its block. `chunked`: they are in one
-    block. `dense`: all keys. Visible are those keys of the pattern that `window` allows (|i − j| < window), and also
-    the first `keep_first`; causal attentions stay causal.
+    Query i sees key j in these cases. `dilated`: i − j is divisible by `stride`. `strided`: |i − j| < stride, or i − j
+    is divisible by it. `fixed`: i and j are in one block of `stride` tokens, or j is among the last `summary` of its
+    block. `chunked`: i and j are in one block. `dense`: always. In addition, |i − j| < `window` must hold unless it is
+    None. The first `keep_first` keys are visible in any case; causal attentions stay causal.
 
     Condition: the model changes; earlier windows and patterns of the attentions in `layers` are overwritten. Sequences
     of one block give the same outputs if the pattern is chunked or fixed.
@@ -233,7 +234,7 @@ class AttentionPattern(Pass):
         check_masks(before, after, equivalence, checked.is_visible, tokens)
 
     def is_visible(self, i: int, j: int) -> bool:
-        """Return whether pattern, window and `keep_first` let query i see key j, apart from causality."""
+        """Return whether query i sees key j by pattern, window and `keep_first`, as if attention were not causal."""
         visible_keys = VisibleKeys(False, self.window, self.keep_first, self.pattern, self.stride, self.summary)
         return bool(visible_keys.mask(np.asarray(i), np.asarray(j)))
 

@@ -28,11 +28,9 @@ CONTEXT = 4096  # positions that keys are rotated to if the model does not state
 
 @dataclass(frozen=True)
 class FittedCache:
-    """Scales of a cache, and maps applied before rounding.
-
-    `scales` f32 [kv_heads · width] or [1] are those of keys and, if they are cached separately, of values; `maps` are
-    those of keys and of values, or None.
-    """
+    """Scales of a quantized cache, and the linear maps of keys and values that are applied before rounding.
+    scales: (of keys, of values), each f32 [kv_heads · width] or [1]; (of keys,) if values are a part of the keys.
+    maps: (of keys, of values), or None without maps."""
 
     scales: tuple[Array, ...]
     maps: tuple[HeadMap, HeadMap] | None = None
@@ -43,8 +41,8 @@ class StoredRows:
     """Keys or values that an attention stores for calibration sequences.
 
     rows: [n, kv_heads, width], one per token; weights: [n, kv_heads, width or 1], of their squared rounding errors.
-    first: [kv_heads, width], the median over the first tokens of sequences.
-    queries: [kv_heads, width, width], for keys the weighted second moment of queries; None for values.
+    first: [kv_heads, width], the median over all sequences of the row of token 0.
+    queries: [kv_heads, width, width], the weighted second moment of the queries; None if the rows are values.
     """
 
     rows: Array
@@ -53,21 +51,18 @@ class StoredRows:
     queries: Array | None = None
 
     def add_reader(self, other: StoredRows) -> StoredRows:
-        """Return these rows with the weights and query moments of `other`, another reader of the same cache, added."""
+        """Return these rows with weights and moments of `other` added, the rows of another reader of the same cache."""
         moments = [queries for queries in (self.queries, other.queries) if queries is not None]
-        return replace(
-            self, weights=self.weights + other.weights, queries=sum(moments[1:], moments[0]) if moments else None
-        )
+        queries = sum(moments[1:], moments[0]) if moments else None
+        return replace(self, weights=self.weights + other.weights, queries=queries)
 
 
 def fit_caches(
     graph: Graph, caches: Sequence[Sequence[Node]], texts: Sequence[Array], bits: int, per: Granularity
 ) -> Iterator[FittedCache]:
     """Yield the fitted scales and maps of each of `caches`, in order; a cache is the list of attentions that read it.
-
     They are fitted to the keys and values that the attentions store for `texts`, batches of token ids [batch, length].
-    Only codes of fewer than 8 `bits`, with separate keys and values, get maps.
-    """
+    Caches with maps are those with codes of fewer than 8 `bits` and separate keys and values."""
     copy, copies = remove_caches(graph)
     activations = Activations(copy, texts, dtype=np.float32)
     positions = _spread_positions(copy, texts)
@@ -104,17 +99,15 @@ def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, pe
         maps.append(
             head_map
             if first is None
-            else head_map.shift_outputs(compute_rounding_error(first, _reshape_scale(scale, first), bits))
+            else head_map.shift_outputs(get_remainder(first, _expand_scale(scale, first), bits))
         )
     return FittedCache(tuple(scales), (maps[0], maps[1]))
 
 
 def fit_scale(x: Array, bits: int, per: Granularity, weight: Array, first: Array | None = None) -> Array:
     """Return the scales, f32 [heads · width] or [1] (per tensor), that round x [n, heads, width] with least error.
-
     The error is the sum of squared errors times `weight` [n, heads, width or 1]. With `first` [heads, width], x is
-    shifted so that `first` is exactly representable.
-    """
+    shifted before it is rounded, for each candidate scale so that `first` becomes exactly representable."""
     groups = {"channel": x.shape[1] * x.shape[2], "head": x.shape[1], "tensor": 1}[per]
     rows, counts = (_group_columns(np.broadcast_to(part, x.shape), groups) for part in (x, weight))
     anchor = None if first is None else _group_columns(first[None], groups)
@@ -124,7 +117,7 @@ def fit_scale(x: Array, bits: int, per: Granularity, weight: Array, first: Array
     best, least = widest, np.full(widest.shape, np.inf)
     for factor in SHRINK_FACTORS if bits < 8 else (HEADROOM,):
         scale = widest * np.float32(factor / high)
-        shifted = rows if anchor is None else rows - compute_rounding_error(anchor, scale, bits)
+        shifted = rows if anchor is None else rows - get_remainder(anchor, scale, bits)
         error = np.clip(np.rint(shifted / scale), low, high) * scale - shifted
         cost = (np.square(error) * counts).sum((1, 2), keepdims=True)
         best, least = np.where(cost < least, scale, best), np.minimum(cost, least)
@@ -132,16 +125,13 @@ def fit_scale(x: Array, bits: int, per: Granularity, weight: Array, first: Array
     return scales if per != "head" else scales.repeat(x.shape[2])
 
 
-def compute_rounding_error(x: Array, scale: Array, bits: int) -> Array:
-    """Return x minus its rounding to scale · code: x minus this shift is exactly representable in `bits` bits.
-
-    Elements beyond the largest code, which are clipped, get a larger shift.
-    """
+def get_remainder(x: Array, scale: Array, bits: int) -> Array:
+    """Return x − scale · code, with the nearest code that `bits` bits can represent."""
     return np.asarray(x - np.clip(np.rint(x / scale), *get_code_range(bits)) * scale)
 
 
-def _reshape_scale(scale: Array, x: Array) -> Array:
-    """Reshape `scale` [heads · width] to the shape of x [heads, width]; a scale [1] stays."""
+def _expand_scale(scale: Array, x: Array) -> Array:
+    """Reshape `scale` [heads · width] to the shape of x [heads, width]; return a scale [1] unchanged."""
     return scale if scale.size == 1 else scale.reshape(x.shape)
 
 
@@ -151,12 +141,10 @@ def _group_columns(x: Array, groups: int) -> Array:
 
 
 class _StoredRowsCollector:
-    """The keys and values that the attention `node` stores for the sequences, and the weights of their errors.
-
+    """A collector of the keys and values that the attention `node` stores, with weights of their rounding errors.
     To first order, an error e of key j changes the output of query i by p_ij (q_i · e) (v_j − o_i), and an error e of
     value j by p_ij e, with attention weights p and outputs o. Errors of different keys and channels are assumed
-    independent: a weight is the sum of squares of these factors over queries and heads.
-    """
+    independent: a weight is the sum of squares of these factors over queries and heads."""
 
     def __init__(self, activations: Activations, node: Node, positions: Sequence[Array]) -> None:
         self.node, self.attrs = node, node.attrs
@@ -171,11 +159,9 @@ class _StoredRowsCollector:
 
     def collect_rows(self, add_rotated: bool) -> list[StoredRows]:
         """Return [keys, values], each with one row per token; [keys] if the attention has no operand v.
-
         With `add_rotated`, append the keys rotated to positions spread over the context. Without RoPE, append the same
-        keys again, so that all readers of a cache return the same number of rows.
-        """
-        shifted = self._rotate_to_positions()
+        keys again, so that all readers of a cache return the same number of rows."""
+        rotated = self._rotate_to_positions()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         bias_value = self.node.operand("bias")
         bias = None if bias_value is None else self._read_value(bias_value)
@@ -185,9 +171,8 @@ class _StoredRowsCollector:
             q, k = self._split_queries(values["q"][i]), self._split_heads(flat_keys)
             v = k[..., : self.attrs["value_dim"]] if "v" not in values else self._split_heads(values["v"][i])
             on_scores, on_outputs = self._compute_effects(q, k, v, None if bias is None else bias[i])
-            for at, (queries, stored) in enumerate(
-                [(q, k), *([shifted[i] if shifted else (q, k)] if add_rotated else [])]
-            ):
+            rows = [(q, k), *([rotated[i] if rotated else (q, k)] if add_rotated else [])]
+            for at, (queries, stored) in enumerate(rows):
                 weight = (on_scores.swapaxes(-1, -2) @ np.square(queries)).sum(2)
                 if "v" not in values:
                     weight[..., : v.shape[-1]] += on_outputs[..., None]
@@ -195,17 +180,13 @@ class _StoredRowsCollector:
                 key_stats.add(stored, weight, at)
                 key_stats.add_queries(queries, on_scores)
             value_stats.add(v, on_outputs[..., None])
-        return (
-            [key_stats.merge_batches(), value_stats.merge_batches()] if "v" in values else [key_stats.merge_batches()]
-        )
+        return [key_stats.merge(), value_stats.merge()] if "v" in values else [key_stats.merge()]
 
     def _compute_effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
-        """Return the squared effects of errors of scores and of values on the outputs (see the class).
-
-        The first is scale² Σ_channels (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys], the second Σ p_ij²
-        over queries and group [batch, kv_heads, keys]; q is [batch, kv_heads, group, n, d], k and v are [batch,
-        kv_heads, n, d].
-        """
+        """Return how much errors of scores, and errors of values, change the outputs (squared factors, see the class).
+        For scores: scale² Σ_channels (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys]; for values: Σ p_ij²
+        over queries and group [batch, kv_heads, keys]. q is [batch, kv_heads, group, n, d]; k and v are
+        [batch, kv_heads, n, d]."""
         scale = self.attrs["scale"] or q.shape[-1] ** -0.5
         scores = q @ k[:, :, None].swapaxes(-1, -2) * scale
         if (cap := self.attrs["softcap"]) is not None:
@@ -230,7 +211,7 @@ class _StoredRowsCollector:
         return squares * np.maximum(distances, 0) * scale**2, squares.sum((2, 3))
 
     def _rotate_to_positions(self) -> list[tuple[Array, Array]]:
-        """Return (queries, keys) per batch, rotated to positions all over the context; [] if they are not rotated."""
+        """Return (queries, keys) per batch, rotated to positions all over the context; [] without `rotated_nodes`."""
         if not self.rotated_nodes:
             return []
         rotated = {}
@@ -243,7 +224,7 @@ class _StoredRowsCollector:
         return [(self._split_queries(q), self._split_heads(k)) for q, k in zip(queries, keys, strict=True)]
 
     def _read_value(self, value: Value) -> list[Array]:
-        """Return one array per batch of sequences: the activations of `value`, or the same elements of a parameter."""
+        """Return the activations of `value`, one array per batch; for a parameter, its elements once per batch."""
         if isinstance(value, Param):
             return [value.recipe.evaluate(value.graph.reader)] * len(self._positions)
         return self._activations(value)
@@ -259,7 +240,7 @@ class _StoredRowsCollector:
 
 
 class _Accumulator:
-    """An accumulator of a `StoredRows`, batch by batch."""
+    """An accumulator that builds one `StoredRows` from all batches."""
 
     def __init__(self) -> None:
         self._rows, self._weights, self._firsts = list[Array](), list[Array](), list[Array]()
@@ -267,21 +248,19 @@ class _Accumulator:
 
     def add(self, x: Array, weights: Array, start: int = 0) -> None:
         """Add keys or values x [batch, heads, n, d] from token `start` on, with `weights` [batch, heads, n, d or 1].
-
-        If `start` is 0, the first tokens also enter the median.
-        """
+        If `start` is 0, the first tokens also enter the median."""
         self._rows.append(_flatten_rows(x[:, :, start:]))
         self._weights.append(_flatten_rows(weights[:, :, start:]))
         if not start:
             self._firsts.append(x[:, :, 0])
 
     def add_queries(self, queries: Array, on_scores: Array) -> None:
-        """Add the second moment of queries [batch, heads, group, n, d], weighted by errors of scores [.., n, keys]."""
+        """Add the second moment of queries [batch, heads, group, n, d], weighted by `on_scores` [.., n, keys]."""
         weighted = queries * on_scores.sum(-1, keepdims=True)
         moment = (weighted.swapaxes(-1, -2) @ queries).sum((0, 2))
         self._split_queries = moment if self._split_queries is None else self._split_queries + moment
 
-    def merge_batches(self) -> StoredRows:
+    def merge(self) -> StoredRows:
         first = np.median(np.concatenate(self._firsts), axis=0)
         return StoredRows(np.concatenate(self._rows), np.concatenate(self._weights), first, self._split_queries)
 
@@ -303,7 +282,7 @@ def _spread_positions(graph: Graph, texts: Sequence[Array]) -> list[Array]:
 
 
 def remove_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """Return a copy of `graph` without caches and states, for complete sequences, and its nodes by those of `graph`."""
+    """Return a copy of `graph` without caches and states, and a dict from each node of `graph` to its copy."""
     copy = graph.clone()
     copies = dict(zip(graph.nodes, copy.nodes, strict=True))
     for name, value in list(copy.outputs.items()):

@@ -29,9 +29,8 @@ SEED = 1
 @dataclass(frozen=True)
 class HeadMap:
     """The map x → (x − shift) @ matrix per KV head, for x [.., kv_heads, width].
-
-    `shift` is [kv_heads, width] or None (0); `matrix` is [kv_heads, width, width], or [width, width] for all heads.
-    """
+    `shift` is [kv_heads, width], or None for no shift. `matrix` is [kv_heads, width, width], or [width, width] if all
+    heads share it."""
 
     shift: Array | None
     matrix: Array
@@ -41,7 +40,7 @@ class HeadMap:
         return np.asarray((centred[..., None, :] @ self.matrix)[..., 0, :])
 
     def shift_outputs(self, offset: Array) -> HeadMap:
-        """Return this map with `offset` [kv_heads, width] subtracted from its outputs."""
+        """Return this map with `offset` [kv_heads, width] subtracted from its outputs; `shift` must not be None."""
         assert self.shift is not None
         shift = self.shift + (offset[..., None, :] @ np.linalg.inv(self.matrix))[..., 0, :]
         return HeadMap(shift.astype(np.float32), self.matrix)
@@ -54,11 +53,9 @@ def build_rotation(width: int) -> RandomOrthogonal:
 
 def balance_moments(keys: Array, queries: Array) -> Array:
     """Return the maps T [heads, width, width] for keys and queries with second moments [heads, width, width].
-
     Rounding channel c of k T to steps proportional to its range costs E[(k T)²_c] E[(q T⁻ᵀ)²_c]. T first makes both
     moments the same diagonal D, with the cost Σ D² over channels; a rotation then makes all entries of D about equal,
-    which lowers the cost to (Σ D)² / width, the minimum.
-    """
+    which lowers the cost to (Σ D)² / width, the minimum."""
     matrices = []
     for key, query in zip(keys.astype(np.float64), queries.astype(np.float64), strict=True):
         key, query = (m + RIDGE * max(np.trace(m) / len(m), 1e-12) * np.eye(len(m)) for m in (key, query))
@@ -70,17 +67,13 @@ def balance_moments(keys: Array, queries: Array) -> Array:
     return rotated
 
 
-def insert_maps(
-    nodes: Sequence[Node], keys: HeadMap, values: HeadMap, add_param: Callable[[str, Array], Param]
-) -> None:
-    """Insert the maps of keys and values, and their inverses on queries and outputs, at the attentions `nodes`.
-
-    `nodes` read one cache. `keep(name, array)` adds a parameter with these elements and returns it.
-    """
+def insert_maps(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, store: Callable[[str, Array], Param]) -> None:
+    """Insert the maps at keys and values of the attentions `nodes`, and the inverse maps at queries and outputs.
+    All `nodes` read one cache. `store(name, array)` adds a parameter with these elements and returns it."""
     first = nodes[0]
     graph, kv_heads = first.graph, int(first.attrs["kv_heads"])
     with graph.inserting(before=first):
-        k_map, mixing = add_param("k_map", keys.matrix), build_rotation(len(values.matrix))
+        k_map, mixing = store("k_map", keys.matrix), build_rotation(len(values.matrix))
         q_map, v_map, o_map = (
             graph.add_param(add_scope(graph, name), k_map.type.with_shape(*matrix.shape), recipe)
             for name, matrix, recipe in (
@@ -90,7 +83,7 @@ def insert_maps(
             )
         )
         k_shift, v_shift = (
-            None if shift is None else add_param(name, shift[:, None])
+            None if shift is None else store(name, shift[:, None])
             for name, shift in (("k_shift", keys.shift), ("v_shift", values.shift))
         )
         mapped = []

@@ -14,11 +14,8 @@ from ...edits.edit import backward_slice
 
 class BiasExtension:
     """A rewrite of attention biases over the new keys [.., seq] into biases over past and new keys [.., total].
-
-    `mask` is the input [batch, total], `positions` the positions [batch, seq] of the new tokens, `bias_nodes` the nodes
-    that compute biases. An iota over tokens becomes an iota over axis 1 of `mask`; it also replaces `positions` where
-    a bias op reads them as its operand `keys`. `extended` maps each rewritten value to its extension.
-    """
+    `positions` [batch, seq] are those of the new tokens; `bias_nodes` compute the biases. An iota over tokens, and
+    `positions` as the operand `keys` of a bias op, are replaced by an iota along axis 1 of `mask` [batch, total]."""
 
     def __init__(self, graph: Graph, mask: Value, positions: Value, bias_nodes: list[Node]) -> None:
         self.graph = graph
@@ -30,10 +27,10 @@ class BiasExtension:
     def extend(self, bias: Value | None) -> Value | None:
         """Return `bias` [batch, heads, queries, keys] extended to [batch, heads, queries, total].
 
-        A bias whose producer has a cache is returned unchanged.
+        None, and a bias whose producer has a cache, are returned unchanged.
 
-            Raises:
-                WeftError: if it cannot be extended.
+        Raises:
+            WeftError: if the bias counts its keys in another way than by an iota over the tokens.
         """
         if bias is None or (bias.producer is not None and find_caches(bias.producer)):
             return bias
@@ -55,7 +52,7 @@ class BiasExtension:
         return new
 
     def _reemit_node(self, node: Node) -> None:
-        """Emit a copy of `node` on extended operands and store its outputs in `extended`; do nothing without any."""
+        """Emit `node` again over all keys and store the outputs in `extended`; do nothing if no operand changes."""
         operands = [None if v is None else self.extended.get(v, v) for v in node.inputs]
         with self.graph.inserting(before=node):
             if node.op is ops.iota and sizes.list_names(node.output.shape[0]):
@@ -73,7 +70,7 @@ class BiasExtension:
             old.name, new.name = new.name, old.name
 
     def drop_unused(self) -> None:
-        """Erase those of `bias_nodes` that have no readers left, because extended copies replaced them."""
+        """Erase the nodes in `bias_nodes` that have no readers left because extended copies replaced them."""
         # Readers first: a node can be erased only after all of its readers.
         for node in reversed(self.bias_nodes):
             if not any(v.uses or v.is_output for v in node.outputs):

@@ -1,4 +1,4 @@
-"""KV caches and recurrent states: a full forward pass becomes a call that continues where the last one ended."""
+"""KV caches and recurrent states: a forward pass continues the sequence where the previous pass ended."""
 
 from __future__ import annotations
 
@@ -145,12 +145,10 @@ def run_in_chunks(
     cuts: tuple[int, ...],
     calls: dict[tuple[int, ...], _Progress] | None = None,
 ) -> dict[str, Array]:
-    """Run a cached `graph` in consecutive calls of `cuts` tokens; return its outputs, concatenated along axis 1.
-
+    """Run `graph`, which has caches, in consecutive calls of `cuts` tokens; return the outputs concatenated on axis 1.
     Scalar outputs are stacked to [calls]. Caches start as noise, since slots without a token must not matter, and
     states at their initial values. `calls` stores results by prefix of `cuts`, for reuse by other cuts of the same
-    tokens.
-    """
+    tokens."""
     calls = {} if calls is None else calls
     total = sum(cuts)
     if () not in calls:
@@ -173,7 +171,7 @@ def run_in_chunks(
 def _run_call(
     equivalence: EquivalenceCheck, graph: Graph, inputs: dict[str, Array], span: tuple[int, int, int], before: _Progress
 ) -> _Progress:
-    """Continue from `before` with a call on tokens start:stop; return its states and all outputs so far.
+    """Continue from `before` with a call on the tokens start:stop of `total`; return the new states and all outputs.
     `span` is (start, stop, total)."""
     (start, stop, total), (past, outputs), batch = span, before, SIZES["batch"]
     positions = np.broadcast_to(np.arange(start, stop), (batch, stop - start))
@@ -191,7 +189,7 @@ def _run_call(
 
 
 def _join_calls(parts: tuple[Array, ...]) -> Array:
-    """Return the results of calls concatenated along axis 1; of several scalars, such as losses, an array [calls]."""
+    """Concatenate the results of calls along axis 1; stack several scalars, such as losses, into an array [calls]."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts, 1) if parts[0].ndim else np.stack(parts)
@@ -203,7 +201,7 @@ def cap_positions(graph: Graph, tokens: int) -> int:
 
 
 def _list_cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
-    """Return the ways, tuples of lengths, to cut `total` (at most 6) tokens into calls in the check of `graph`."""
+    """Return the cuts of `total` (at most 6) tokens that the check of `graph` runs, as tuples of lengths of calls."""
     tokens = find_token_axes(graph)
     if tokens is not None and _list_comparing_nodes(graph, tokens):
         return [(total,)]
@@ -230,7 +228,7 @@ def _list_bias_nodes(graph: Graph) -> list[Node]:
 
 
 def _list_comparing_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the nodes that may compare new tokens with each other: routers that do, and nodes that mix positions."""
+    """Return the ops that compare new tokens (trait COMPARES), and nodes besides biases that mix positions only."""
     bias_nodes, comparing = _list_bias_nodes(graph), []
     contents = {v for name, v in graph.inputs.items() if name != "position_ids"}
     for node in graph.nodes:
@@ -246,7 +244,7 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], suppo
     """Check that only `attentions` and the nodes `supported` mix tokens.
 
     Raises:
-        WeftError: if another node does, or one has a cache already.
+        WeftError: if another node mixes tokens, a node has a cache already, or an attention reads keys of other tokens.
     """
     for node in graph.nodes:
         if has_state(node):
@@ -266,11 +264,7 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], suppo
 
 
 def _check_causal(graph: Graph, tokens: Tokens) -> None:
-    """Check that no node with the attribute causal=false mixes the tokens of `graph`.
-
-    Raises:
-        WeftError: if one does.
-    """
+    """Raise a WeftError if a node with the attribute causal=false mixes the tokens of `graph`."""
     for node in graph.nodes:
         if node.attrs.get("causal") is False and len([v for v in node.inputs if has_token_axes(v, tokens)]) > 1:
             raise WeftError(

@@ -55,11 +55,9 @@ class LastTokenLogits(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens = find_token_axes(graph)
-        missing_inputs = [n for n in ("attention_mask", "position_ids") if n not in graph.inputs]
-        if missing_inputs:
-            raise WeftError(
-                f"last-token-logits: graph {graph.name} has no input {missing_inputs[0]}; run kv-cache before it"
-            )
+        missing = [n for n in ("attention_mask", "position_ids") if n not in graph.inputs]
+        if missing:
+            raise WeftError(f"last-token-logits: graph {graph.name} has no input {missing[0]}; run kv-cache before it")
         if tokens is None or not has_token_axes(graph.outputs.get("logits"), tokens):
             raise WeftError(f"last-token-logits: graph {graph.name} has no output logits [batch, seq, vocab]")
         narrowed = _list_narrowable_nodes(graph, tokens)
@@ -98,7 +96,7 @@ class LastTokenLogits(Pass):
 
 
 def _list_narrowable_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the nodes, in graph order, that treat tokens independently and that only the output logits depends on."""
+    """Return the nodes, in graph order, that treat tokens independently and that no output but logits depends on."""
     logits = graph.outputs["logits"]
     narrowable: dict[Node, None] = {}
     for node in reversed(graph.nodes):
@@ -116,7 +114,7 @@ def _shorten_shape(attr: Any, tokens: Tokens) -> Any:
 
 
 class _LastTokens:
-    """Gathers of the last valid token of values [batch, seq, ...]; `gathered` maps a value to its [batch, 1, ...]."""
+    """Gathers of the last valid token: `gathered` maps a value [batch, seq, ...] to its row [batch, 1, ...]."""
 
     def __init__(self, graph: Graph, tokens: Tokens, first: Node) -> None:
         self.graph = graph

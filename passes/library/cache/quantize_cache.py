@@ -39,11 +39,11 @@ class QuantizeCache(Pass):
     for all values of a layer (per=tensor). A latent cache counts as one head.
 
     Scales are fitted to the keys and values that attentions store for calibration sequences, and to the keys rotated to
-    positions all over the context. With 8 bits, the largest code is 1.1 times the largest magnitude. With 4 bits, the
-    range minimizes the squared errors, weighted by their effect on the outputs for the queries of the calibration
-    sequences. `calibration` is a text file or token ids (.npy, .json), by default a mixture of prose, code and
-    languages that comes with weft; about `tokens` tokens are sampled evenly from it. Without a tokenizer and a file,
-    random tokens are used.
+    positions all over the context. With 8 bits, the largest code represents 1.1 times the largest magnitude. With 4
+    bits, the range minimizes the squared errors, weighted by their effect on the outputs for the queries of the
+    calibration sequences. `calibration` is a text file or token ids (.npy, .json), by default a mixture of prose, code
+    and languages that comes with weft; about `tokens` tokens are sampled evenly from it. If the model has no tokenizer
+    and `calibration` is None, random tokens are used.
 
     With 4 bits, keys k are stored as (k − c) T and multiplied by queries q T⁻ᵀ, where T spreads large channels of keys
     and queries over all channels of a head. Values v are stored as (v − c) R with R orthogonal; Rᵀ and c are applied to
@@ -153,9 +153,7 @@ class QuantizeCache(Pass):
             if node.attrs.get("cache_bits") is None or node.output.name in quantized_before:
                 continue
             operand_scales = [_evaluate_scales(node, name) for name in ("k_scale", "v_scale")]
-            references[node.output.name] = _build_rounded_reference(
-                operand_scales, get_code_range(node.attrs["cache_bits"])
-            )
+            references[node.output.name] = _build_reference(operand_scales, get_code_range(node.attrs["cache_bits"]))
             scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
             for spec, scale in zip(find_caches(node), _reshape_scales(node, operand_scales), strict=False):
                 if (past := node.operand(spec.past_operand)) is not None:
@@ -182,7 +180,7 @@ def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
 
 
 def _list_added_maps(graph: Graph, before: Graph) -> list[str]:
-    """Return the tensor names of the map matrices and shifts that `graph` has in addition to `before`."""
+    """Return the checkpoint tensor names of the map matrices and shifts in `graph` that `before` does not have."""
     added = (param.recipe for name, param in graph.params.items() if name not in before.params)
     return [recipe.key for recipe in added if isinstance(recipe, Source)]
 
@@ -209,17 +207,14 @@ def _evaluate_scales(node: Node, name: str) -> Array | None:
 
 
 def _reshape_scales(node: Node, scales: list[Array | None]) -> list[Array]:
-    """Return `scales`, without None, reshaped to broadcast with a cache [batch, kv_heads, slots, width]."""
+    """Reshape `scales` to broadcast with a cache [batch, kv_heads, slots, width]; leave out scales that are None."""
     shape = 1, node.attrs["kv_heads"], 1, -1
     return [scale if scale.size == 1 else scale.reshape(shape) for scale in scales if scale is not None]
 
 
-def _build_rounded_reference(scales: list[Array | None], code_bounds: tuple[int, int]) -> Callable[..., Any]:
-    """Return the reference of attention on keys and values that are first rounded to scale · code.
-
-    `scales` are those of keys and of values; an operand whose scale is None is not rounded. `code_bounds` is (least
-    code, largest code), both inclusive.
-    """
+def _build_reference(scales: list[Array | None], code_bounds: tuple[int, int]) -> Callable[..., Any]:
+    """Return the reference of attention on keys and values rounded by `scales` (of keys, of values; None: unrounded).
+    `code_bounds` is (least code, largest code)."""
 
     def attend(q: Array, *operands: Array | None, **attrs: Any) -> Any:
         rounded = [

@@ -1,4 +1,4 @@
-"""Rolling buffers: caches that hold only the keys in the window of their attention; and their inverse."""
+"""The pass that limits caches to the keys in the window of their attention (rolling buffers), and its inverse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RollingBuffer(Pass):
     The capacity axis of past_key_values.i.key and .value becomes F + window + `slack`, F the keep_first of
     sliding-window. The key of position p ≥ F is stored in slot F + (p − F) mod (window + slack) and replaces one that
     has left the window. A cache stays unchanged if its new capacity is at least `length`, the longest sequence (None:
-    the model's context). With `slack`, ONNX Runtime's kernel moves old keys out less often.
+    the model's context). The larger `slack`, the less often ONNX Runtime's kernel moves old keys out.
 
     Condition: each batch row continues where its last call ended. Run kv-cache before.
 

@@ -48,22 +48,22 @@ class CastDtype(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if not self.dtype.is_float or self.dtype.bits < 16:
             raise WeftError(f"cast: no model computes in {self.dtype}; choose f16, bf16 or f32")
-        f32_values = _find_f32_values(graph)
+        f32 = _find_f32_values(graph)
         # The types before the cast, for copies of parameters that positions also read.
         types = {p: p.type for p in graph.params.values()}
         for v in (*graph.inputs.values(), *graph.params.values()):
-            if v not in f32_values and self._is_cast(v):
+            if v not in f32 and self._is_cast(v):
                 trace.rewrites[self.name] += 1
                 v.type = v.type.with_dtype(self.dtype)
         trace.note(f"{self.name}: {trace.rewrites[self.name]} parameters and inputs to {self.dtype}")
         casts: dict[Value, Value] = {}
         copies: dict[Param, Param] = {}
         for node in graph.nodes:
-            is_f32 = node.output in f32_values
+            is_f32 = node.output in f32
             for i, operand in enumerate(node.inputs):
                 if operand is None or _is_f32_operand(node, i):
                     continue
-                if operand in f32_values and not is_f32:
+                if operand in f32 and not is_f32:
                     node.set_input(i, self._cast_for_reader(graph, node, operand, casts))
                 elif is_f32 and isinstance(operand, Param) and operand.type != types.get(operand, operand.type):
                     if operand not in copies:
@@ -103,35 +103,31 @@ def _is_f32_operand(node: Node, operand: int) -> bool:
 
 
 def _find_f32_values(graph: Graph) -> set[Value]:
-    """Return the values that stay f32: operands of `_is_f32_operand`, floats computed from integers, and what follows.
-
-    A value computed from such values and from parameters by elementwise ops or moves also stays f32, as do these
-    parameters unless they have other readers.
-    """
-    f32_values: set[Value] = set()
+    """Return the values that stay f32: operands for which `_is_f32_operand` holds, floats computed from integers, and
+    values computed from them and from parameters by elementwise ops and moves. Parameters are included if only such
+    values are computed from them."""
+    f32: set[Value] = set()
     for node in graph.nodes:
-        f32_values.update(v for i, v in enumerate(node.inputs) if v is not None and _is_f32_operand(node, i))
+        f32.update(v for i, v in enumerate(node.inputs) if v is not None and _is_f32_operand(node, i))
         floats = [v for v in node.inputs if v is not None and v.type.dtype.is_float]
         if not node.output.type.dtype.is_float:
             continue
         if not floats or node.op is ops.cast:
-            f32_values.update(node.outputs)
+            f32.update(node.outputs)
         elif {Trait.ELEMENTWISE, Trait.VIEW} & node.op.traits or node.op in (
             ops.expand,
             ops.concat,
             ops.slice_,
             ops.split,
         ):
-            computed = [v for v in floats if v in f32_values and not isinstance(v, Param)]
-            if computed and all(v in f32_values or isinstance(v, Param) for v in floats):
-                f32_values.update(floats)
-                f32_values.update(node.outputs)
+            computed = [v for v in floats if v in f32 and not isinstance(v, Param)]
+            if computed and all(v in f32 or isinstance(v, Param) for v in floats):
+                f32.update(floats)
+                f32.update(node.outputs)
     # A parameter with other readers is cast for them; positions read a copy of it.
-    f32_values -= {
-        v for v in f32_values if isinstance(v, Param) and any(not _can_read_f32(n, i, f32_values) for n, i in v.uses)
-    }
-    return f32_values
+    f32 -= {v for v in f32 if isinstance(v, Param) and any(not _can_read_f32(n, i, f32) for n, i in v.uses)}
+    return f32
 
 
-def _can_read_f32(node: Node, operand: int, f32_values: set[Value]) -> bool:
-    return _is_f32_operand(node, operand) or node.output in f32_values
+def _can_read_f32(node: Node, operand: int, f32: set[Value]) -> bool:
+    return _is_f32_operand(node, operand) or node.output in f32

@@ -15,12 +15,12 @@ from ...edits.edit import erase_unused, replace_uses
 class DropDoubleNorm(Pass):
     """Remove an RMSNorm whose result is only used through a later norm: norm(W · rms(x)) → norm(W x).
 
-    RMSNorm multiplies a row (the features of a token) by a scalar; bias-free linears, splits into heads and rotations
-    keep this factor, and a norm with ε = 0 divides by it. With ε > 0 the result would change, since ε is added to rows
-    of another magnitude: the relative error is about ε/2 times the change of 1/mean(y²), y the input of the later norm.
+    RMSNorm multiplies a row (the features of a token) by a scalar. Linears without a bias, splits into heads and
+    rotations keep this factor, and a norm with ε = 0 divides by it. With ε > 0 the result would change: the relative
+    error is about ε/2 times the change of 1/mean(y²), with y the input of the later norm.
 
     Condition: all paths from the norm lead, through linear maps of single rows without biases, to RMSNorms or
-    LayerNorms of ε = 0; the norm has no weight (run fold-norm-scale before).
+    LayerNorms with ε = 0; the norm has no weight (run fold-norm-scale before).
 
     Source: FlashNorm (Graef 2024, 2407.09577, from version 5), where ε is neglected.
 
@@ -68,8 +68,8 @@ class DropDoubleNorm(Pass):
 
 
 def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
-    """Return the norms that the scale of `norm` reaches through linear maps of single rows, and its other readers (as
-    descriptions)."""
+    """Return (the norms that the scale of `norm` reaches through linear maps of single rows, other readers that it
+    reaches, as "op (%output)")."""
     lead = norm.output.shape[:-1]
     later_norms: list[Node] = []
     other_readers: list[str] = []
@@ -88,7 +88,8 @@ def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
 
 
 def _is_homogeneous(node: Node, lead: tuple[object, ...]) -> bool:
-    """Return whether scaling a row of the input (an index of the axes `lead`) scales that row of the output equally."""
+    """Return whether scaling a row of the input scales the same row of the output equally.
+    A row is an index of the leading axes, whose sizes are `lead`."""
     if not all(len(v.shape) > len(lead) and v.shape[: len(lead)] == lead for v in node.outputs):
         return False
     match node.op:

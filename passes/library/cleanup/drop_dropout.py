@@ -12,7 +12,7 @@ from ...edits.edit import replace_uses
 
 
 def has_dropout(graph: Graph) -> bool:
-    """Return whether `graph` has dropout."""
+    """Return whether `graph` has a node `dropout`."""
     return any(node.op is ops.dropout for node in graph.nodes)
 
 
@@ -20,7 +20,7 @@ def has_dropout(graph: Graph) -> bool:
 class DropDropout(Pass):
     """Remove dropout: dropout(x) → x, as in inference.
 
-    Condition: none; but a PyTorch module of the graph then trains without dropout.
+    Condition: none; a PyTorch module of the resulting graph trains without dropout.
 
     Source: Srivastava 2014, JMLR 15, section 4, which scales weights at test time; the op scales activations in
     training.
@@ -30,9 +30,9 @@ class DropDropout(Pass):
         graph example {
           input %x: f32[batch, seq, 4]
           param %w: f32[4, 4] = normal([4, 4], std=0.5, stream="w")
-          %made: f32[batch, seq, 4] = linear(%x, %w)
-          %left: f32[batch, seq, 4] = dropout(%made, share=0.1)
-          %y: f32[batch, seq, 4] = add(%x, %left)
+          %hidden: f32[batch, seq, 4] = linear(%x, %w)
+          %dropped: f32[batch, seq, 4] = dropout(%hidden, share=0.1)
+          %y: f32[batch, seq, 4] = add(%x, %dropped)
           output y = %y
         }
     """

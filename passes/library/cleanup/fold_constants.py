@@ -39,8 +39,8 @@ class FoldConstants(Pass):
           input %x: f32[batch, 4]
           param %w: f32[4, 3] = normal([4, 3], std=1.0, stream="w")
           param %g: f32[4] = normal([4], std=1.0, stream="g")
-          %turned: f32[3, 4] = transpose(%w, axes=[1, 0])
-          %scaled: f32[3, 4] = mul(%turned, %g)
+          %transposed: f32[3, 4] = transpose(%w, axes=[1, 0])
+          %scaled: f32[3, 4] = mul(%transposed, %g)
           %y: f32[batch, 3] = linear(%x, %scaled)
           output y = %y
         }
@@ -90,7 +90,7 @@ class FoldConstants(Pass):
 
 
 def _is_named(value: Value) -> bool:
-    """Return whether the name of `value` is not the default, the name of its op with or without a number."""
+    """Return whether `value` has a name of its own: other than the name of its op, with or without a number."""
     assert value.producer is not None
     return re.fullmatch(rf"{value.producer.op.name}(_\d+)?", value.name.rpartition(".")[2]) is None
 
@@ -149,7 +149,7 @@ def _sub(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
 
 
 def _mul(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
-    """Return the product as a tensor scaled by a vector along one axis; None if no operand has only one long axis."""
+    """Return the product as a tensor scaled by a vector; None if no operand has exactly one axis longer than 1."""
     for tensor, vector_param in (operands, operands[::-1]):
         factor, dims = vector_param.recipe, _get_shape(vector_param)
         if _get_shape(tensor) != shape or len(dims) > len(shape):

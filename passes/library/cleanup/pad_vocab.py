@@ -20,8 +20,8 @@ class PadVocab(Pass):
     """Append zero rows to the head and its tied table until the vocabulary size is a multiple of `multiple`.
 
     [W; 0] x = [W x; 0]: the logits are its first `vocab` elements, and a slice removes the others before they are read.
-    Kernels and shards want round sizes (64, 128, or the number of devices); 50257 is a prime number. An embedding also
-    gets the new rows if it shares them or has the same number of rows as the head; no token id selects them.
+    Kernels and shards want round sizes (64, 128, or the number of devices); 50257 is a prime number. A token embedding
+    with as many rows as the head, tied or not, also gets the new rows; no token id selects them.
 
     Condition: the weight of the head is a parameter that only heads and embeddings read.
 
@@ -69,7 +69,7 @@ class PadVocab(Pass):
 
 
 def _find_head(graph: Graph) -> Node | None:
-    """Return the linear that computes the logits, before any elementwise ops and slices; None if another op does."""
+    """Return the linear that computes the logits, with any elementwise ops and slices after it; None without."""
     logits = graph.outputs.get("logits")
     node = None if logits is None else logits.producer
     while node is not None and node.op is not ops.linear:

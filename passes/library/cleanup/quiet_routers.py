@@ -17,7 +17,7 @@ INPUT = "router_noise."
 
 
 def list_noise_inputs(graph: Graph) -> list[str]:
-    """Return the names of the inputs of `graph` that are router noise."""
+    """Return the names of the inputs of `graph` that are router noise (router_noise.i)."""
     return [name for name in graph.inputs if name.startswith(INPUT)]
 
 

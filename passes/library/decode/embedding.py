@@ -13,7 +13,7 @@ from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import replace_uses
 from ...edits.pattern import ANY, Pattern, either, param, value
-from .products import select_entries
+from .products import select
 
 
 def _build_scaled_rows() -> Value:
@@ -37,11 +37,11 @@ def _fuse_embedding(offset: float = 0, **match: Any) -> Value | Refusal:
     ids, positions, table = match["ids"], match.get("positions"), match.get("table")
     inputs = ids.graph.inputs
     if ids is not inputs.get("input_ids") or positions not in (None, inputs.get("position_ids")):
-        return Refusal(f"%{ids.name} or its positions are not those of the tokens")
+        return Refusal(f"it looks up %{ids.name} or other positions, not input_ids and position_ids")
     if offset != int(offset) or (table is not None and len(table.shape) != 2):
         return Refusal("its positions are not integers")
     (x,) = ops.embed_tokens.emit(
-        *(ids, match["weight"], positions, table), offset=int(offset), **select_entries(match, "scale")
+        *(ids, match["weight"], positions, table), offset=int(offset), **select(match, "scale")
     )
     return x
 
@@ -50,10 +50,10 @@ def _fuse_embedding(offset: float = 0, **match: Any) -> Value | Refusal:
 class FuseEmbedding(Pass):
     """Fuse the embeddings of tokens and positions and their scale into embed_tokens, which also computes RoPE angles.
 
-    The rotary_angles of all layers become one node per set of frequencies; `tables` of these nodes become results of
-    the first embed_tokens. Run fuse-qkv and fuse-latent before.
+    The rotary_angles of all layers become one node per set of frequencies. The first embed_tokens also computes the
+    angles of up to `tables` of these nodes, which are removed. Run fuse-qkv and fuse-latent before.
 
-    Condition: ids are the input input_ids, positions the input position_ids, and weights and frequencies parameters.
+    Condition: the embedding reads the inputs input_ids and position_ids; weights and frequencies are parameters.
 
     Source: the kernels of a decode step.
 
@@ -94,7 +94,7 @@ class FuseEmbedding(Pass):
 
 
 def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
-    """Merge rotary_angles with equal operands and amplitudes, move the remaining nodes to scope "", and return them."""
+    """Merge rotary_angles with equal operands and amplitudes; return the remaining nodes, moved to the scope ""."""
     firsts: dict[object, Node] = {}
     for node in [n for n in graph.nodes if n.op is ops.rotary_angles]:
         first = firsts.setdefault((*node.inputs, node.attrs["amplitude"]), node)
@@ -109,7 +109,7 @@ def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
 
 
 def _add_angles(embedding: Node, angles: list[Node]) -> None:
-    """Replace `embedding` and the nodes `angles` by one node, which also computes their cosines and sines."""
+    """Replace the embed_tokens `embedding` and the rotary_angles `angles` by one embed_tokens that computes all."""
     graph, at = embedding.graph, angles[0].inputs[0]
     operands = [*embedding.inputs, None, None][:4]
     operands[2] = at
@@ -123,7 +123,7 @@ def _add_angles(embedding: Node, angles: list[Node]) -> None:
 
 
 def _replace_outputs(node: Node, values: Iterable[Value]) -> None:
-    """Replace the outputs of `node` by `values`, which keep their names."""
+    """Let readers of each output of `node` read the value in `values` instead, and erase `node`."""
     for old, new in zip(node.outputs, values, strict=True):
         replace_uses(old, new, rename=False)
     node.graph.erase(node)

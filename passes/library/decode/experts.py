@@ -1,4 +1,4 @@
-"""Mixtures of experts of a decode step: the choice of experts, and the experts chosen."""
+"""Mixtures of experts in a decode step: the choice of experts, and the feed-forwards of the chosen experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, maybe, value
-from .products import NORM_NAMES, build_product, select_entries
+from .products import NORM, build_product, select
 
 ROUTE_ATTRS = tuple(ops.route.attrs)
 OPTIONAL_STACKS = "gate", "up_bias", "down_bias", "gate_bias"
@@ -19,7 +19,7 @@ UNIT_ATTRS = "activation", "limit", "shift"
 
 
 def _build_mixture() -> Value:
-    """Return a pattern of a mixture of experts with the router that chooses them."""
+    """Return a pattern that matches a mixture of experts together with its router."""
     combine = ops.route(value("logits"), maybe("correction"), **capture(*ROUTE_ATTRS))
     stacks = value("up"), value("down"), *map(maybe, OPTIONAL_STACKS)
     return ops.moe(value("x"), combine, *stacks, **capture(*UNIT_ATTRS, "active"))
@@ -35,19 +35,19 @@ def _fuse_mixture(by: float = 1.0, **match: Any) -> Value | Refusal:
         return Refusal("the number of active experts differs from the number that the router chooses")
     if len(match["x"].shape) != 3 or len(logits.shape) != 3:
         return Refusal("tokens are not [batch, seq, width]")
-    settings = {**select_entries(match, *ROUTE_ATTRS), "scale": match["scale"] * by}
+    settings = {**select(match, *ROUTE_ATTRS), "scale": match["scale"] * by}
     chosen, weights = ops.choose_experts.emit(logits, match["correction"], **settings)
     stacks = (match[name] for name in ("up", "down", *OPTIONAL_STACKS))
-    return ops.mixture(match["x"], chosen, weights, *stacks, **select_entries(match, *UNIT_ATTRS))
+    return ops.mixture(match["x"], chosen, weights, *stacks, **select(match, *UNIT_ATTRS))
 
 
 @dataclass(frozen=True)
 class FuseMixture(Pass):
     """Compute only the k chosen experts of a mixture: moe(x, route(logits)) → mixture(x, chosen, weights).
 
-    A factor of the result moves into the weights.
+    A constant that multiplies the result moves into the routing weights.
 
-    Condition: nothing else reads the router's weights, and the number of active experts equals its k.
+    Condition: only this mixture reads the router's result, and the number of active experts equals the router's k.
 
     Source: Shazeer 2017 (1701.06538).
 
@@ -83,7 +83,7 @@ def _build_choice() -> tuple[Value, ...]:
 
 def _fuse_route(**match: Any) -> tuple[Value, ...]:
     operands = match["x"], match["weight"], match["bias"], match["correction"]
-    return ops.norm_route.emit(*operands, **select_entries(match, *NORM_NAMES, *ROUTE_ATTRS))
+    return ops.norm_route.emit(*operands, **select(match, *NORM, *ROUTE_ATTRS))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Products of a decode step with the activations, gates and additions after them."""
+"""Matrix products of a decode step, fused with the activations, gates and additions after them."""
 
 from __future__ import annotations
 
@@ -19,44 +19,35 @@ from ...edits.edit import backward_slice, erase_unused, replace_uses
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
 from ..fuse.pack import find_packing_obstacle
 
-OptionalValue = Value | None
+MaybeValue = Value | None
 
 
-def capture_norm_param(name: str) -> Value:
-    """Return a variable `name` for the weight or bias of a norm, which must be a parameter or absent."""
+def bind_gain(name: str) -> Value:
+    """Return a pattern variable `name` that matches a parameter or a missing operand (a norm's weight or bias)."""
     return param(name, optional=True)
 
 
 def build_product(role: str = "") -> Value:
-    """Return a pattern of norm(x) Wᵀ + b, with or without a norm; `role` prefixes the names of weight and bias."""
-    operands = (
-        value("x"),
-        value(f"{role}weight"),
-        maybe(f"{role}bias"),
-        capture_norm_param("norm_weight"),
-        capture_norm_param("norm_bias"),
-    )
+    """Return a pattern of norm(x) Wᵀ + b, norm and bias being optional; `role` prefixes the names of W and b."""
+    gains = bind_gain("norm_weight"), bind_gain("norm_bias")
+    operands = value("x"), value(f"{role}weight"), maybe(f"{role}bias"), *gains
     return ops.norm_linear(*operands, kind=ANY("kind"), eps=ANY("eps"))
 
 
 LAST_AXIS = ANY(where=lambda axis: axis in (-1, 2))  # of [batch, seq, width]
 
 
-def select_entries(match: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the entries of `match` under `names`, without missing ones."""
+def select(match: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the entries of `match` whose key is in `names`."""
     return {name: match[name] for name in names if name in match}
 
 
-NORM_NAMES = "norm_weight", "norm_bias", "kind", "eps"
+NORM = "norm_weight", "norm_bias", "kind", "eps"
 
 
-def pack_weights(
-    weights: Sequence[OptionalValue], biases: Sequence[OptionalValue]
-) -> tuple[Value, OptionalValue] | Refusal:
-    """Emit packs of `weights`, and of `biases` if there are any; return both (bias None without), or a Refusal.
-
-    They must be parameters of modules with one parent, all with a bias or none, in one dtype and layout.
-    """
+def pack_weights(weights: Sequence[MaybeValue], biases: Sequence[MaybeValue]) -> tuple[Value, MaybeValue] | Refusal:
+    """Emit the op pack on `weights`, and on `biases` if any; return (packed weight, packed bias or None), or a Refusal.
+    They must be different parameters of modules with one parent, all with a bias or none, in one dtype and layout."""
     if reason := find_packing_obstacle(weights, biases):
         return Refusal(reason)
     weight_params, bias_params = ([w for w in values if isinstance(w, Param)] for values in (weights, biases))
@@ -92,27 +83,23 @@ GLU_PATTERNS = {  # the operands of a glu
 
 
 def _fuse_glu(**match: Any) -> Value | Refusal:
-    weight_and_bias: tuple[OptionalValue, ...] | Refusal = (match.get("weight"), match.get("bias"))
+    weight_and_bias: tuple[MaybeValue, ...] | Refusal = (match.get("weight"), match.get("bias"))
     if "gate_weight" in match:
         weight_and_bias = pack_weights(
             *([match.get(f"{role}_{part}") for role in ("gate", "up")] for part in ("weight", "bias"))
         )
     if isinstance(weight_and_bias, Refusal):
         return weight_and_bias
-    return ops.norm_glu(
-        match["x"], *weight_and_bias, **select_entries(match, *NORM_NAMES, "activation", "limit", "shift")
-    )
+    return ops.norm_glu(match["x"], *weight_and_bias, **select(match, *NORM, "activation", "limit", "shift"))
 
 
-def _build_activation_pattern(op: Op, attrs: Mapping[str, Any]) -> Pattern:
+def _build_activation(op: Op, attrs: Mapping[str, Any]) -> Pattern:
     return Pattern(lambda: op(build_product(), **attrs))
 
 
 def _fuse_activation(activation: str = "", beta: float = 1.0, **match: Any) -> Value:
     name = activation or ("silu" if beta == 1 else f"swish({beta})")
-    return ops.norm_linear(
-        match["x"], match["weight"], match.get("bias"), **select_entries(match, *NORM_NAMES), activation=name
-    )
+    return ops.norm_linear(match["x"], match["weight"], match.get("bias"), **select(match, *NORM), activation=name)
 
 
 @dataclass(frozen=True)
@@ -120,7 +107,7 @@ class FuseActivation(Pass):
     """Fuse activations and gated units with the products before them.
 
     act(norm_linear(x, W)) becomes norm_linear{activation}; glu(norm_linear(x, W₁), norm_linear(x, W₂)) becomes
-    norm_glu(x, pack(W₁, W₂)), as does a unit of one product that is split. Run fuse-norm-linear{fold=false} before.
+    norm_glu(x, pack(W₁, W₂)), and a glu of two halves of one product norm_glu(x, W). Run fuse-norm-linear{fold=false}.
 
     Condition: nothing else reads the products; gate and up read the same value after the same norm, and their weights
     are those of modules with one parent, so that they can be adjacent in memory.
@@ -154,11 +141,7 @@ class FuseActivation(Pass):
         for name, (op, attrs) in {**ACTIVATIONS, "": (ops.swish, {"beta": ANY("beta")})}.items():
             if op in present_ops:
                 rules.append(
-                    Rule(
-                        name or "swish",
-                        _build_activation_pattern(op, attrs),
-                        partial(_fuse_activation, activation=name),
-                    )
+                    Rule(name or "swish", _build_activation(op, attrs), partial(_fuse_activation, activation=name))
                 )
         apply_rules(graph, rules, trace)
 
@@ -167,8 +150,8 @@ def _build_residual_pattern(norm: Op | None) -> Pattern:
     def pattern() -> Value:
         y = ops.norm_linear(value("x"), value("weight"), maybe("bias"), kind="none", eps=ANY())
         if norm is not None:
-            norm_bias = (capture_norm_param("norm_bias"),) if norm is ops.layer_norm else ()
-            y = norm(y, capture_norm_param("norm_weight"), *norm_bias, eps=ANY("eps"))
+            norm_bias = (bind_gain("norm_bias"),) if norm is ops.layer_norm else ()
+            y = norm(y, bind_gain("norm_weight"), *norm_bias, eps=ANY("eps"))
         return ops.add(value("residual"), either(ops.affine(y, by=ANY("scale")), y))
 
     return Pattern(pattern)
@@ -180,7 +163,7 @@ NORMS_AFTER = {"none": None, "rms": ops.rms_norm, "layer": ops.layer_norm}  # no
 def _build_mixture_residual() -> Value:
     names = "x", "chosen", "weights", "up", "down"
     stacks = *map(value, names), *map(maybe, ("gate", "up_bias", "down_bias", "gate_bias")), None
-    norm = capture_norm_param("norm_weight"), capture_norm_param("norm_bias")
+    norm = bind_gain("norm_weight"), bind_gain("norm_bias")
     return ops.add(value("residual"), ops.mixture(*stacks, *norm, **capture(*ops.mixture.attrs)))
 
 
@@ -200,11 +183,12 @@ def _fuse_residual(**match: Any) -> Value | Refusal:
     x, weight, residual = match["x"], match["weight"], match["residual"]
     if (refused := _find_stream_obstacle(residual, x, weight.shape[0])) is not None:
         return refused
-    return ops.linear_residual(x, weight, residual, match.get("bias"), **select_entries(match, *NORM_NAMES, "scale"))
+    return ops.linear_residual(x, weight, residual, match.get("bias"), **select(match, *NORM, "scale"))
 
 
 def list_terms(total: Value) -> list[Value]:
-    """Return the terms [batch, seq, width] of the sum `total`; inner sums with one reader are split into terms."""
+    """Return the terms of the sum `total`, in order; inner sums with one reader are split into their terms.
+    Return [total] if `total` is not a sum of values of its shape."""
     node = total.producer
     if node is None or node.op is not ops.add or any(v is None or v.shape != total.shape for v in node.inputs):
         return [total]
@@ -213,10 +197,8 @@ def list_terms(total: Value) -> list[Value]:
 
 
 def reorder_sums(graph: Graph, trace: Trace) -> None:
-    """Reorder the terms of sums in place: values in memory, then mixtures of experts, then products.
-
-    Each mixture or product kernel can then add the sum before it.
-    """
+    """Reorder the terms of sums [batch, seq, width]: values in memory first, then mixtures of experts, then products.
+    Each mixture or product kernel can then add the partial sum of the terms before it."""
     for node in graph.nodes:
         total = node.output
         if node.op is not ops.add or len(total.shape) != 3:
@@ -241,7 +223,7 @@ def reorder_sums(graph: Graph, trace: Trace) -> None:
 
 
 def _is_chain(total: Value, ordered: list[Value]) -> bool:
-    """Return whether `total` is ((t0 + t1) + t2) + … of the terms `ordered`."""
+    """Return whether `total` is ((t0 + t1) + t2) + … with the terms `ordered` = [t0, t1, t2, …]."""
     *first_terms, last = ordered
     if not first_terms:
         return total is last
@@ -251,8 +233,8 @@ def _is_chain(total: Value, ordered: list[Value]) -> bool:
 
 
 def _rank_term(term: Value) -> int:
-    """Return the rank of `term` in a sum: 0 for a value in memory, 1 for a mixture of experts, 2 for a product.
-    A norm or scale after a mixture or product does not change the rank."""
+    """Return the position class of `term` in a sum: 2 for a product without a norm before it and an activation after
+    it, 1 for a mixture of experts, 0 for others. Norms and factors after a product or mixture are ignored."""
     while (node := term.producer) is not None and len(term.uses) == 1 and not term.is_output:
         if node.op is ops.mixture:
             return 1
@@ -268,10 +250,10 @@ def _rank_term(term: Value) -> int:
 class FuseLinearResidual(Pass):
     """Fuse a product with the residual addition after it: x + norm_linear(h, W) → linear_residual(h, W, x).
 
-    A norm and a scale between the two are included. In longer sums the products are added one by one, after values in
-    memory and mixtures of experts. Run fuse-norm-linear{fold=false} before.
+    A norm and a scale between product and addition are fused as well. In longer sums the products are added one by one,
+    after values in memory and mixtures of experts. Run fuse-norm-linear{fold=false} before.
 
-    Condition: nothing else reads the product, and no norm is fused before it.
+    Condition: only the addition reads the product, and the norm_linear has no norm (kind=none).
 
     Source: the kernels of a decode step.
 
@@ -308,9 +290,10 @@ class FuseLinearResidual(Pass):
 class PackLinears(Pass):
     """Fuse products of the same value: norm_linear(x, W₁), norm_linear(x, W₂) → norm_linear(x, pack(W₁, W₂)).
 
-    The results of the products become pieces of one result. Run fuse-norm-linear{fold=false} before.
+    A split cuts the packed result into the results of the products. Run fuse-norm-linear{fold=false} before.
 
-    Condition: they have the same norm, no activation, all a bias or none, and weights of modules with one parent.
+    Condition: the products are in one scope and have the same norm, no activation, and weights of modules with one
+    parent; all or none have a bias.
 
     Source: Megatron-LM (Shoeybi 2019, arXiv:1909.08053).
 

@@ -14,7 +14,7 @@ from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
-from .products import capture_norm_param, select_entries
+from .products import bind_gain, select
 
 
 def _build_scaled(y: Value, name: str) -> Value:
@@ -26,7 +26,7 @@ def _build_rate() -> Value:
 
 
 def _build_softplus(*inner: Value) -> Value:
-    """Return a pattern of softplus of: one of `inner`, else delta + bias, else delta (the step size)."""
+    """Return a pattern of softplus whose argument is one of `inner`, or the step size `delta` with or without bias."""
     return ops.softplus(either(*inner, ops.add(value("delta"), param("bias")), value("delta")))
 
 
@@ -35,7 +35,7 @@ def _build_gated(y: Value) -> Value:
 
 
 def _build_normed(y: Value) -> Value:
-    return ops.rms_norm(y, capture_norm_param("norm_weight"), eps=ANY("eps"))
+    return ops.rms_norm(y, bind_gain("norm_weight"), eps=ANY("eps"))
 
 
 def _build_normed_parts(y: Value) -> Value:
@@ -44,9 +44,9 @@ def _build_normed_parts(y: Value) -> Value:
 
 
 def _build_selective() -> Value:
-    rank = either(ops.rms_norm(value("delta"), capture_norm_param("norm_weight"), eps=ANY("eps")), value("delta"))
-    delta = either(_build_softplus(ops.linear(rank, param("weight"), capture_norm_param("bias"))), value("step"))
-    normed = ((value(n), ops.rms_norm(value(n), capture_norm_param(f"{n}_weight"), eps=ANY(f"{n}_eps"))) for n in "bc")
+    rank = either(ops.rms_norm(value("delta"), bind_gain("norm_weight"), eps=ANY("eps")), value("delta"))
+    delta = either(_build_softplus(ops.linear(rank, param("weight"), bind_gain("bias"))), value("step"))
+    normed = ((value(n), ops.rms_norm(value(n), bind_gain(f"{n}_weight"), eps=ANY(f"{n}_eps"))) for n in "bc")
     b, c = (either(norm, plain) for plain, norm in normed)
     return ops.selective_scan(value("x"), delta, either(_build_rate(), value("a")), b, c, maybe("d"))
 
@@ -59,9 +59,8 @@ def _build_ssd() -> Value:
 
 def _build_matrix(op: Op, units: bool) -> Value:
     q, k = (_build_unit(name) if units else _build_scaled(value(name), name) for name in "qk")
-    by_key = ops.mul(
-        ops.reshape(_build_softplus(), shape=ANY("by_head")), ops.unsqueeze(_build_rate(), axes=ANY("axes"))
-    )
+    step = ops.reshape(_build_softplus(), shape=ANY("by_head"))
+    by_key = ops.mul(step, ops.unsqueeze(_build_rate(), axes=ANY("axes")))
     decay = either(ops.reshape(by_key, shape=ANY()), ops.mul(_build_softplus(), _build_rate()), maybe("decay"))
     beta = [_build_scaled(value("beta"), "beta")] if op is ops.gated_delta_rule else []
     return op(q, k, value("v"), *beta, decay, **capture(*op.attrs))
@@ -79,7 +78,7 @@ def _build_gated_norm(op: Op, units: bool) -> Value:
 
 
 def _find_step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
-    """Return the step size for a fused op and its arguments bias and softplus; a Refusal if the bias does not fit."""
+    """Return (step size, arguments of the fused op for its bias and softplus); a Refusal if the bias does not fit."""
     if "step" in match:
         return match["step"], {}
     delta, bias, weight = match["delta"], match.get("bias"), match.get("weight")
@@ -97,10 +96,10 @@ def _fuse_selective(**match: Any) -> Value | Refusal:
         return step
     (delta, attrs), (a, log) = step, _find_rates(match)
     norms: dict[str, Any] = {f"{n}_norm": True for n in "bc" if f"{n}_eps" in match}
-    norms |= select_entries(match, "b_eps", "b_weight", "c_eps", "c_weight")
+    norms |= select(match, "b_eps", "b_weight", "c_eps", "c_weight")
     if "weight" in match:
         norms |= {"weight": match["weight"]} | (
-            {"kind": "rms", **select_entries(match, "eps", "norm_weight")} if "eps" in match else {}
+            {"kind": "rms", **select(match, "eps", "norm_weight")} if "eps" in match else {}
         )
     operands = match["x"], delta, a, match["b"], match["c"], match.get("d")
     return ops.gated_selective_scan(*operands, gate=match.get("gate"), **attrs, **log, **norms)
@@ -117,13 +116,9 @@ def _fuse_ssd(**match: Any) -> Value | Refusal:
     if isinstance(step := _find_step(match), Refusal):
         return step
     (delta, attrs), (a, log) = step, _find_rates(match)
-    norm = (
-        {"norm": True, "norm_groups": parts[2], **select_entries(match, "eps", "norm_weight")} if "eps" in match else {}
-    )
+    norm = {"norm": True, "norm_groups": parts[2], **select(match, "eps", "norm_weight")} if "eps" in match else {}
     operands = x, delta, a, match["b"], match["c"], match.get("d")
-    return ops.gated_ssd(
-        *operands, gate=match.get("gate"), **select_entries(match, *ops.ssd.attrs), **attrs, **log, **norm
-    )
+    return ops.gated_ssd(*operands, gate=match.get("gate"), **select(match, *ops.ssd.attrs), **attrs, **log, **norm)
 
 
 def _fuse_matrix(units: bool, **match: Any) -> Value | Refusal:
@@ -146,11 +141,9 @@ def _fuse_matrix(units: bool, **match: Any) -> Value | Refusal:
         gate.shape != v.shape or len(parts) != 4 or not isinstance(parts[2], int) or heads % parts[2]
     ):
         return Refusal("its gate or its norm does not fit its heads")
-    named = select_entries(match, "heads", "groups", "beta", "q_scale", "k_scale", "beta_scale")
+    named = select(match, "heads", "groups", "beta", "q_scale", "k_scale", "beta_scale")
     named |= {"unit": True, "unit_eps": match["unit_eps"]} if units else {}
-    named |= (
-        {"norm": True, "norm_groups": parts[2], **select_entries(match, "eps", "norm_weight")} if "eps" in match else {}
-    )
+    named |= {"norm": True, "norm_groups": parts[2], **select(match, "eps", "norm_weight")} if "eps" in match else {}
     return ops.matrix_recurrence(q, match["k"], v, decay, gate=gate, **named, **attrs)
 
 
@@ -184,11 +177,11 @@ REWRITES: dict[Op, dict[str, tuple[Callable[[], Value], Callable[..., Any]]]] = 
 class FuseRecurrence(Pass):
     """Compute a recurrence together with its step sizes, decays and norms, and the gate and norm of its result.
 
-    selective_scan, ssd, gated_linear_attention and gated_delta_rule become gated_selective_scan, gated_ssd and
-    matrix_recurrence, which include the projection and softplus of step sizes, rates −e^a, norms and factors of queries
-    and keys, gates and the norms of parts of the result.
+    selective_scan becomes gated_selective_scan, ssd becomes gated_ssd, and gated_linear_attention and gated_delta_rule
+    become matrix_recurrence. These ops include the projection and softplus of step sizes, rates −e^a, norms and factors
+    of queries and keys, the gate, and the norm of the result (over all features, or per group of heads).
 
-    Condition: nothing else reads the values in between; norms have parameters as weights.
+    Condition: the fused values have no other readers; the weights of norms are parameters.
 
     Source: Mamba (Gu & Dao 2023), Mamba-2 (Dao & Gu 2024), Gated DeltaNet (Yang 2024).
 

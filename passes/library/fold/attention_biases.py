@@ -21,9 +21,9 @@ class DropKBias(Pass):
     q·(k + b) = q·k + q·b, and q·b is the same for all keys that a query sees: softmax is invariant to it. A packed
     linear keeps its other biases.
 
-    Condition: between the bias and softmax there are only a product with q, a scale and additions to the scores.
-    Refused under RoPE (b is rotated with the position of its key), a norm or clip of the keys, a soft cap, sinks (they
-    are not shifted along), where keys are also values, and where caches store the keys.
+    Condition: between the bias and softmax there are only a product with q, a scale and additions to the scores. The
+    pass refuses attentions with RoPE (b is rotated with the position of its key), a norm or clip of the keys, a soft
+    cap or sinks (not shifted with the scores), keys that are also the values, or a cache of the keys.
 
     Source: Vaswani 2017, Attention Is All You Need; softmax(s + c) = softmax(s).
 
@@ -90,8 +90,9 @@ class VBiasToOBias(Pass):
 
     Condition: every query sees a key, since the output without visible keys is 0, not b. In self-attention a query sees
     its own token under any window or pattern; in full attention it sees all valid tokens, so no sequence of a batch may
-    be empty. Refused with sinks (weights sum to less than 1), a mask combined with causality, a window or a pattern
-    (padding may see no key), a bias that may be −∞, a reader of the result other than one linear, and caches of values.
+    be empty. The pass refuses attentions with sinks (weights sum to less than 1), with a mask and also causality, a
+    window or a pattern (padding may see no key), with a bias that may be −∞, with a reader of the result other than one
+    linear, or with a cache of the values.
 
     Source: Vaswani 2017, Attention Is All You Need; linearity.
 
@@ -143,22 +144,22 @@ def _find_value_bias_obstacle(node: Node, v: Branch) -> str | None:
     if (step := next((n for n in v.between if n.op is not ops.reshape), None)) is not None:
         return f"{step.op.name} (%{step.output.name}) is between the bias and the values"
     if node.operand("sinks") is not None:
-        return "its sinks take a part of every row: the other weights sum to less than 1"
+        return "its sinks take a part of the attention: the weights of the values sum to less than 1"
     bias, a = node.operand("bias"), node.attrs
     if bias is not None and not _is_finite(bias):
-        return f"its bias %{bias.name} may hide all keys of a row"
+        return f"its bias %{bias.name} may mask all keys of a query"
     q, k = node.operand("q"), node.operand("k")
     assert q is not None and k is not None
     local = a["window"] is not None or a["pattern"] != "dense"
     if node.operand("key_mask") is not None and (a["causal"] or local):
-        return "rows of padding may see no key: all keys within their reach may be masked"
+        return "queries of padding may see no key: all keys within their window or pattern may be masked"
     if local and q.shape[1] != k.shape[1]:
-        return "rows may be further from all keys than it sees"
+        return "queries and keys differ in number, so that a window or pattern may contain no key"
     return None
 
 
 def _is_finite(bias: Value) -> bool:
-    """Return whether `bias` is surely finite: a parameter that is not a literal or fill, or a bias by distance."""
+    """Return whether `bias` is surely finite: a bias by distance, or a parameter without Literal and Full recipes."""
     if isinstance(bias, Param):
         # These two recipes can contain −∞, as masks do.
         return not bias.recipe.has(Literal, Full)

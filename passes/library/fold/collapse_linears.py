@@ -39,13 +39,13 @@ class Chain:
 class CollapseLinears(Pass):
     """Multiply the weights of consecutive linears, and add the weights of parallel ones.
 
-    B(A x + a) + b = (BA) x + (Ba + b), where BA costs no more than A and B do; W x + s·B(A x) = (W + s·BA) x, which is
-    how a low-rank adapter (LoRA) is merged; and an embedding followed by a linear that widens the rows (decoder or
-    encoder with embed_dim) becomes a wide table, E[i] Wᵀ + b = (E Wᵀ + 1 bᵀ)[i].
+    B(A x + a) + b = (BA) x + (Ba + b) merges two linears if BA has no more weights than A and B. W x + s·B(A x) =
+    (W + s·BA) x merges a low-rank adapter (LoRA). E[i] Wᵀ + b = (E Wᵀ + 1 bᵀ)[i] merges an embedding and the linear
+    that widens its rows (a model with embed_dim) into one wide table.
 
-    Condition: the linears are adjacent and the values between them have no other readers. A map through a narrow
-    bottleneck stays, since its product would cost more; a table that is also a head's weight stays; a norm or added
-    positions between an embedding and its linear (ALBERT) prevent the merge.
+    Condition: the linears are adjacent and the values between them have no other readers. Two linears through a narrow
+    bottleneck stay, since their product would cost more. A table that is also a head's weight stays, and so does one
+    with a norm or added positions before the linear (ALBERT).
 
     Source: LoRA (Hu 2021, 2106.09685), section 4.1; ALBERT (Lan 2019, 1909.11942) on factorized embeddings.
 
@@ -82,30 +82,27 @@ class CollapseLinears(Pass):
                 self._merge_table(last, trace)
 
     def _merge_sum(self, node: Node, trace: Trace) -> None:
-        """Replace the add `node` by one linear if its operands are linear maps of one value and this costs no more."""
-        summands = _find_matching_chains(node)
-        if summands is None:
+        """Replace the add `node` by one linear if its operands are linear maps of one value and that costs no more."""
+        chains = _find_matching_chains(node)
+        if chains is None:
             return
         # The shorter chain provides the names: in W x + B(A x) that is W.
-        base = min(summands, key=lambda chain: len(chain.nodes)).linears[0]
-        merged, before = node.output.width * summands[0].x.width, sum(chain.work for chain in summands)
+        base = min(chains, key=lambda chain: len(chain.nodes)).linears[0]
+        merged, before = node.output.width * chains[0].x.width, sum(chain.work for chain in chains)
         if merged > before:
             trace.refuse(self.name, node.output.name, f"one product takes {merged} multiplications a row, not {before}")
             return
         trace.record_rewrite(self.name, node.output.name)
-        biases = tuple(chain.bias for chain in summands if chain.bias is not None)
+        biases = tuple(chain.bias for chain in chains if chain.bias is not None)
         bias = Add(biases) if len(biases) > 1 else biases[0] if biases else None
         total = Chain(
-            summands[0].x,
-            Add((summands[0].weight, summands[1].weight)),
-            bias,
-            (node, *summands[0].nodes, *summands[1].nodes),
+            chains[0].x, Add((chains[0].weight, chains[1].weight)), bias, (node, *chains[0].nodes, *chains[1].nodes)
         )
         _replace_chain(total, base)
 
     def _merge_product(self, outer: Node, trace: Trace) -> Node | None:
-        """Merge the linear `outer` with the linear before it and return the result; None if there is none, or if the
-        product would cost more."""
+        """Merge the linear `outer` with the linear that computes its input; return the merged node.
+        Return None if another op computes its input, or if the product would cost more."""
         chains = list(_find_chains(outer.output, None))
         if len(chains) < 2:
             x = outer.inputs[0]
@@ -154,8 +151,8 @@ class CollapseLinears(Pass):
 
 
 def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
-    """Yield `value` as linear maps of earlier values: of the input of the last linear, of the linear before that, ….
-    Only `reader` (None: anything) may read `value`, and inner values have a single reader."""
+    """Yield `value` as a linear map of the input of its last linear, then of the input of the linear before it, ….
+    The walk ends at a value with other readers (than `reader`, for `value` itself; None: any) or another op."""
     weight: Recipe | None = None
     bias: Recipe | None = None
     scale, nodes = 1.0, list[Node]()
@@ -184,8 +181,8 @@ def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
 
 
 def _find_matching_chains(node: Node) -> tuple[Chain, Chain] | None:
-    """Return both summands of the add `node` as linear maps of their nearest common value; None without one.
-    A summand that is a piece of a packed linear is first unpacked."""
+    """Return both summands of the add `node` as linear maps of their nearest common value; None without such a value.
+    Side effect: a packed linear with one summand as a piece is first unpacked."""
     a, b = node.inputs
     if a is None or b is None or a is b or a.type != b.type:
         return None
@@ -201,7 +198,7 @@ def _find_matching_chains(node: Node) -> tuple[Chain, Chain] | None:
 
 
 def _replace_chain(chain: Chain, base: Node) -> Node:
-    """Replace the nodes of `chain` by one linear, with parameters named after those of the linear `base`; return it."""
+    """Replace the nodes of `chain` by one linear and return it; its parameters are named after those of `base`."""
     last, graph = chain.nodes[0], base.graph
     weight = base.inputs[1]
     assert isinstance(weight, Param)

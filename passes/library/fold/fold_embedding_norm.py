@@ -20,8 +20,8 @@ class FoldEmbeddingNorm(Pass):
     norm(E[i]) = norm(E)[i]: the norm right after the embedding of Bloom, with weight and bias, is applied to the table.
     With `untie` a table that is also the head's weight is copied.
 
-    Condition: only the norm reads the looked-up rows, and reads them directly: not where positions or types are added
-    before it, as in BERT.
+    Condition: only the norm reads the looked-up rows, and no positions or types are added before it, as they are in
+    BERT.
 
     Source: norms work row by row; the embedding norm is that of Bloom (Le Scao 2022, 2211.05100).
 
@@ -79,7 +79,7 @@ class FoldEmbeddingNorm(Pass):
 
 
 def _fold_norm(norm: Node, lookup: Node) -> None:
-    """Apply `norm`, the only reader of the embedding `lookup`, to its table instead of its result, in place."""
+    """Apply `norm`, the only reader of the embedding `lookup`, to the table by recipe, and erase the node `norm`."""
     table = lookup.inputs[1]
     assert isinstance(table, Param)
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])

@@ -16,14 +16,14 @@ from ...edits.edit import are_params, erase_unused_params, rebuild_node
 
 @dataclass(frozen=True)
 class Site:
-    """A norm and its `readers`: only linears and experts read its result, directly or after moves of rows."""
+    """A norm and its `readers`, the linears and experts that read it directly or after slices and gathers of rows."""
 
     norm: Node
     readers: tuple[Node, ...]
 
     @property
     def key(self) -> tuple[Value | None, ...]:
-        """The norm's weight and bias; sites whose readers share a weight must have equal keys."""
+        """Return (weight, bias) of the norm; sites whose readers share a weight can be folded if keys are equal."""
         return self.norm.operand("weight"), _find_bias(self.norm)
 
 
@@ -32,14 +32,14 @@ def _find_bias(norm: Node) -> Value | None:
 
 
 def find_site(norm: Node) -> Site | str:
-    """Return `norm` with its readers; a reason (str) if they cannot absorb its weight and bias."""
+    """Return `norm` with its readers; a reason (str) if one of them cannot absorb the weight and bias of the norm."""
     readers = find_readers(norm.output)
     if isinstance(readers, str):
         return readers
     for node, i in readers:
-        reason = explain_refusal(node, i)
-        if reason is not None:
-            return reason
+        why = explain_refusal(node, i)
+        if why is not None:
+            return why
     if not are_params((norm.operand("weight"), _find_bias(norm))):
         return "its weight is computed"
     return Site(norm, tuple(dict.fromkeys(node for node, _ in readers)))
@@ -51,13 +51,11 @@ def find_sites(
     trace: Trace,
     find: Callable[[Node], Site | str | None],
     untie: bool,
-    must_change: Callable[[Site], bool] = lambda s: True,
+    changes: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
     """Return the sites that `find` returns for the norms of `graph`; reasons (str) become refusals of pass `name`.
-
-    Unless `untie`, a site with needed(site) is refused if nodes outside the sites also read a weight of its readers,
-    since changing this weight would copy it. Sites with equal keys may share weights, as in shared layers.
-    """
+    Unless `untie`, a site with changes(site) is refused if a weight of its readers also has readers outside the
+    sites, since changing this weight would copy it. Sites with equal keys may share weights, as in shared layers."""
     by_norm: dict[Node, Site] = {}
     for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
         result = find(norm)
@@ -68,20 +66,18 @@ def find_sites(
     # To a fixpoint: after a refusal, another site's weight may have a reader that does not change.
     while not untie:
         reading = {reader: s for s in by_norm.values() for reader in s.readers}
-        obstacles = {
-            n: reason
-            for n, s in by_norm.items()
-            if must_change(s) and (reason := _find_sharing_obstacle(s, reading)) is not None
+        refused = {
+            n: why for n, s in by_norm.items() if changes(s) and (why := _explain_sharing(s, reading)) is not None
         }
-        if not obstacles:
+        if not refused:
             break
-        for norm, reason in obstacles.items():
-            trace.refuse(name, norm.output.name, f"{reason}; untie=true copies it")
+        for norm, why in refused.items():
+            trace.refuse(name, norm.output.name, f"{why}; untie=true copies it")
             del by_norm[norm]
     return list(by_norm.values())
 
 
-def _find_sharing_obstacle(s: Site, reading: dict[Node, Site]) -> str | None:
+def _explain_sharing(s: Site, reading: dict[Node, Site]) -> str | None:
     for reader in s.readers:
         for weight in find_input_weights(reader):
             for user in weight.users:
@@ -109,14 +105,14 @@ def fold_norm(s: Site) -> Site:
 class FoldNormScale(Pass):
     """Fold the weight g and bias β of norms into every linear that reads their results.
 
-    W (g ⊙ x̂ + β) + b = (W diag g) x̂ + (b + W β): RMSNorm and LayerNorm then have no parameters, also where they are
-    fused with the residual addition. Routers and the up and gate projections of experts count as linears; slices and
-    gathers of whole rows may be in between. A linear without a bias gets one where the norm has one. With `untie` a
-    weight with other readers, such as a head tied to the embedding table, is copied; otherwise its norm is unchanged.
+    W (g ⊙ x̂ + β) + b = (W diag g) x̂ + (b + W β): RMSNorm, LayerNorm and add_norm then have no parameters. Routers and
+    the up and gate projections of experts count as linears. Slices and gathers of rows may be between norm and linear.
+    A linear without a bias gets one if the norm has one. With `untie`, a weight with other readers (such as a head tied
+    to the embedding table) is copied; without it, the norm before such a weight is unchanged.
 
-    Condition: only linears and experts read the norm. The weight stays where its output is also the residual
+    Condition: only linears and experts read the norm. The norm is unchanged if its output is also the residual
     (post-norm) or an output of the graph, or is read by a sum (a norm after a sublayer), rope or attention (norms of
-    queries and keys). It cannot go into the linear *before* the norm, because the norm would divide by it again.
+    queries and keys). Its weight cannot go into the linear *before* the norm, which would divide by it again.
 
     Source: FlashNorm (Graef 2024, 2407.09577); SliceGPT (Ashkboos 2024, 2401.15024).
 

@@ -26,7 +26,7 @@ from .scaling import (
 
 @dataclass
 class _Plan:
-    """A plan to remove the multiplications by `factor` at the nodes `sites`; `edits` scale weights by it instead."""
+    """A plan to remove the multiplications by `factor` at the nodes `sites`: `edits` multiply weights instead."""
 
     sites: list[Node]
     factor: Factor
@@ -35,15 +35,15 @@ class _Plan:
 
 @dataclass(frozen=True)
 class FoldScale(Pass):
-    """Fold factors into the weights that produce, or read, the values they multiply.
+    """Fold constant factors into the weights that compute the multiplied values, or into those that read them.
 
     The scale s of attention goes into W_q and its bias, s·(W_q x)·k = ((s W_q) x)·k, or into the weight of a norm of
     the queries; attention then multiplies by 1. A number or vector that multiplies the result of linears, norms,
     experts or an embedding (affine, mul by a parameter: multipliers of embeddings, residuals and logits, LayerScale,
-    ReZero) goes into their weights and biases, or into the columns of the linears that read it; the scale of a router
-    goes into the down projection of the experts. If the head is tied to an embedding, the factor of the logits goes to
-    the final norm; a factor s of a tied embedding goes into the table, and 1/s into the final norm. With `untie` a
-    shared weight is copied where there is no other way. A factor that is a power of two changes no digit of a weight.
+    ReZero) goes into their weights and biases, or into the columns of the linears that read the product. The scale of a
+    router goes into the down projection of the experts. If the head is tied to an embedding, the factor of the logits
+    goes into the final norm; a factor s of a tied embedding goes into the table, and 1/s into the final norm. With
+    `untie`, a shared weight is copied if its other readers need it unchanged. Powers of two change only exponents.
 
     Condition: only linear ops are between factor and weights, without other readers: a soft cap (tanh) after the factor
     is allowed, one before it is not. A shared weight must be multiplied for all of its readers.
@@ -89,12 +89,12 @@ class FoldScale(Pass):
                     _remove_factor(site)
             if not plans_of_round:
                 break
-        for at, reason in refusals.items():
-            trace.refuse(self.name, at, reason)
+        for at, why in refusals.items():
+            trace.refuse(self.name, at, why)
 
     def _accept(self, graph: Graph, refusals: dict[str, str]) -> list[_Plan]:
-        """Return plans that share no nodes and, unless `untie`, scale each weight for all of its readers.
-        Reasons against other plans are added to `refusals`, by the name of the value."""
+        """Return the plans of this round, which share no nodes and, unless `untie`, scale a weight for all its readers.
+        For a dropped plan, the reason is added to `refusals` under the names of the outputs of its sites."""
         order, used_nodes, plans = number_nodes(graph), set[Node](), list[_Plan]()
         for plan in _merge_plans(_find_plans(graph, order, refusals)):
             _compensate_tied_head(plan, order)
@@ -107,9 +107,7 @@ class FoldScale(Pass):
         while not self.untie:
             edited = {(e.node, e.index): e.change for plan in plans for e in plan.edits}
             obstacles = {
-                id(plan): f"{reason}; untie copies it"
-                for plan in plans
-                if (reason := find_other_use(plan.edits, edited))
+                id(plan): f"{why}; untie copies it" for plan in plans if (why := find_other_use(plan.edits, edited))
             }
             for plan in plans:
                 refusals.update((site.output.name, obstacles[id(plan)]) for site in plan.sites if id(plan) in obstacles)
@@ -120,7 +118,7 @@ class FoldScale(Pass):
 
 
 def _find_plans(graph: Graph, order: Mapping[Node, int], refusals: dict[str, str]) -> Iterator[_Plan]:
-    """Yield a plan for each factor in `graph`; reasons against factors without one go to `refusals`, by value name."""
+    """Yield a plan for each factor in `graph` that can be folded; for others, set refusals[output name] to a reason."""
     for node in graph.nodes:
         x = node.output
         edits: list[Edit] | str
@@ -152,8 +150,8 @@ def _find_score_scale(attention: Node) -> float:
 
 
 def _find_product(node: Node) -> tuple[int, Factor] | None:
-    """Return (index of the multiplied operand, factor) if `node` multiplies by a constant number or vector, else None.
-    A vector is a recipe as wide as the result."""
+    """Return (index of the multiplied operand, factor) if `node` multiplies by a number or parameter, else None.
+    The factor is a float, or a recipe of a vector as wide as the result."""
     y = node.output
     if not y.type.dtype.is_float or not y.shape or not isinstance(y.shape[-1], int):
         return None
@@ -172,7 +170,7 @@ def _find_product(node: Node) -> tuple[int, Factor] | None:
 
 
 def _list_expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
-    """Return the edits that multiply the down projections of the experts of `route`; a reason (str) if impossible."""
+    """Return edits that multiply down projections of the experts of `route`; a reason (str) if it has other readers."""
     edits, values = list[Edit](), [route.output]
     while values:
         value = values.pop()
@@ -192,7 +190,7 @@ def _list_expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
 
 
 def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
-    """Return `plans`, with those that scale the same embedding table equally merged into one."""
+    """Merge plans that scale the same embedding table equally; return the merged plans and the others."""
     by_table: dict[object, _Plan] = {}
     for plan in plans:
         table = next((e for e in plan.edits if e.node.op is ops.embedding), None)
@@ -206,7 +204,8 @@ def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
 
 
 def _compensate_tied_head(plan: _Plan, order: Mapping[Node, int]) -> None:
-    """Let linears that share a table scaled by one number read the scaled table, where weights absorb the inverse."""
+    """Extend `plan`, if it scales a table by a number s, to the linears that share the table.
+    They read the scaled table, and weights before them absorb 1/s; a linear stays out if no weights can."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):
@@ -216,7 +215,7 @@ def _compensate_tied_head(plan: _Plan, order: Mapping[Node, int]) -> None:
 
 
 def _remove_factor(site: Node) -> None:
-    """Remove the multiplication of `site`: replace a product by its operand, or set scale=1 of attention and route."""
+    """Remove the factor of `site`: replace a product by its operand, or set the scale of an attention or route to 1."""
     product = _find_product(site)
     if product is None:
         rebuild_node(site, scale=1.0)

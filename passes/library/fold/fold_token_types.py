@@ -24,9 +24,9 @@ class FoldTokenTypes(Pass):
     """Remove the input token_type_ids of an encoder whose tokens all have type 0 (inputs of one segment).
 
     Every token then gets the same row T₀ of the table of types. It is added to each row of another table in the same
-    sum: P'_i = P_i + T₀, P the position table, or the token table where no positions are added.
+    sum: P'_i = P_i + T₀, where P is the position table, or the token table of a model that adds no positions.
 
-    Condition: all token types are 0. The type rows are only added, to a sum with a table that has no other readers.
+    Condition: all token types are 0. The type rows are only read by a sum with a table that has no other readers.
 
     Source: Devlin 2018 (1810.04805), figure 2: the sum of token, segment and position embeddings.
 
@@ -68,10 +68,8 @@ class FoldTokenTypes(Pass):
                     targets[types] = max(candidates, key=lambda n: n.inputs[0] not in graph.inputs.values())
         other_readers = [n for n in ids.users if n not in targets]
         if other_readers or ids.is_output:
-            reader = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "an output"
-            raise WeftError(
-                f"{self.name}: {reader} does more with {INPUT} than add rows of a table to those of another"
-            )
+            who = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "an output"
+            raise WeftError(f"{self.name}: {who} reads {INPUT}, not only an embedding that is added to another one")
         for types, target in targets.items():
             trace.record_rewrite(self.name, types.output.name)
             _fold_type_row(types, target)

@@ -27,9 +27,9 @@ class LayernormToRmsnorm(Pass):
 
     LayerNorm(x) = RMSNorm(x − μ(x)) ⊙ g + β. The mean is linear, so a stream is centred if every summand is:
     C = I − 11ᵀ/n is multiplied into the tables of tokens, positions and types, into the linears and experts that end a
-    sublayer, and into their biases. ε is unchanged. β goes into the biases of the linears that read the norm, or is
-    added after it. A table that is also the head's weight stays shared if the head's input is also centred (a LayerNorm
-    without weight and bias); otherwise the table is unchanged and its looked-up rows are centred.
+    sublayer, and into their biases. ε is unchanged. β goes into the biases of the linears that read the norm; if it has
+    other readers, β is added after it. A table that is also the head's weight is centred if the head's input comes from
+    a LayerNorm without weight and bias; otherwise the table is unchanged and its looked-up rows are centred.
 
     Condition: every norm that reads the stream is a LayerNorm, every writer is linear, and there are no other readers.
     A LayerNorm whose result is the residual (post-norm) is not centred after its weight and bias.
@@ -82,7 +82,7 @@ def _find_obstacle(stream: ResidualStream) -> str | None:
 
 
 def _find_centred_heads(streams: list[ResidualStream]) -> list[Node]:
-    """Return the linears that read a LayerNorm without weight and bias and whose weight is a table of `streams`."""
+    """Return the linears whose input is a norm of `streams` without weight and bias and whose weight is a table."""
     norms = [n for stream in streams for n in stream.norms if n.op is not ops.norm_linear]
     unweighted = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
     shared = set(find_tables(streams))

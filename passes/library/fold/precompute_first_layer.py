@@ -1,4 +1,4 @@
-"""Lookup of the first layer's projections in a table by token, instead of computing them."""
+"""Projections of the first layer, looked up in a table by token id instead of computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...edits.edit import erase_unused, replace_uses
 
 @dataclass(frozen=True)
 class TableLookup:
-    """A value that equals a lookup of `ids` in the table `recipe` [vocab, width]; `costly` if linears compute it."""
+    """A value equal to the rows `ids` of the table `recipe` [vocab, width]; `costly`: a linear is among its nodes."""
 
     ids: Value
     recipe: Recipe
@@ -29,11 +29,11 @@ class PrecomputeFirstLayer(Pass):
     """Look up queries, keys and values of the first layer by token, in a table computed when the model is written.
 
     The first layer normalizes and projects rows E[i] of the embedding, and W N(E[i]) = (N(E) Wᵀ)[i]: values that depend
-    on the token alone can have a table of their own. So can the gate and up projections of a parallel block. All of
-    them are one lookup; rotations come after it and stay.
+    on the token alone can have a table of their own. So can the gate and up projections of a parallel block. One lookup
+    returns all of them; rotations after it stay.
 
-    Condition: before them are only norms, linears, sums and factors of a token's own embedding; positions or types that
-    are added to it (GPT-2, BERT) prevent it.
+    Condition: these values are computed by norms, linears, sums and factors from a token's own embedding. Positions or
+    types that are added to it (GPT-2, BERT) prevent the pass.
 
     Source: Graef 2024 (2402.13388), precomputing the first layer.
 
@@ -81,7 +81,7 @@ class PrecomputeFirstLayer(Pass):
 
 
 def _tabulate_node(node: Node, tables: Mapping[Value, TableLookup]) -> list[TableLookup]:
-    """Return the outputs of `node` as lookups, given those of its operands in `tables`; [] if one is none."""
+    """Return the outputs of `node` as lookups, given those in `tables`; [] if they also depend on other values."""
     op, a = node.op, node.attrs
     x, *operands = (*node.inputs, None, None, None)[:4]
     params = [v.recipe if isinstance(v, Param) else None for v in operands]
@@ -91,40 +91,35 @@ def _tabulate_node(node: Node, tables: Mapping[Value, TableLookup]) -> list[Tabl
     if rows is None:
         return []
 
-    def derive_lookup(recipe: Recipe, costly: bool = False) -> TableLookup:
+    def derive(recipe: Recipe, costly: bool = False) -> TableLookup:
         return TableLookup(rows.ids, recipe, rows.vocab, rows.costly or costly)
 
     if op in (ops.add, ops.add_norm):
         addend = tables.get(operands[0]) if operands[0] is not None else None
         if addend is None or (addend.ids, addend.vocab) != (rows.ids, rows.vocab):
             return []
-        total = derive_lookup(Add((rows.recipe, addend.recipe)), addend.costly)
+        total = derive(Add((rows.recipe, addend.recipe)), addend.costly)
         return (
             [total]
             if op is ops.add
-            else [derive_lookup(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
+            else [derive(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
         )
     if any(v is not None and not isinstance(v, Param) for v in operands):
         return []
     match op:
         case ops.rms_norm | ops.layer_norm:
             return [
-                derive_lookup(
-                    RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1])
-                )
+                derive(RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1]))
             ]
         case ops.linear:
-            return [derive_lookup(_project_table(rows.recipe, rows.vocab, node), True)]
+            return [derive(_project_table(rows.recipe, rows.vocab, node), True)]
         case ops.norm_linear:
-            return [derive_lookup(_project_table(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
+            return [derive(_project_table(RowNorm(rows.recipe, a["kind"], a["eps"]), rows.vocab, node), True)]
         case ops.affine:
-            return [derive_lookup(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
+            return [derive(Add((Scale(rows.recipe, a["by"]),), a["plus"]))]
         case ops.split if x is not None and a["axis"] % len(x.shape) == len(x.shape) - 1:
             ends = [sum(a["sizes"][: i + 1]) for i in range(len(a["sizes"]))]
-            return [
-                derive_lookup(Slice(rows.recipe, 1, end - size, end))
-                for end, size in zip(ends, a["sizes"], strict=True)
-            ]
+            return [derive(Slice(rows.recipe, 1, end - size, end)) for end, size in zip(ends, a["sizes"], strict=True)]
     return []
 
 
@@ -139,7 +134,7 @@ def _project_table(table: Recipe, vocab: int, linear: Node) -> Recipe:
 
 
 def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, TableLookup], vocab: int) -> None:
-    """Replace the nodes that compute `values` by one lookup of all of them."""
+    """Replace the nodes that compute `values` by one embedding of `ids` in a new table, and a split of its rows."""
     first, graph = values[0].producer, ids.graph
     assert first is not None
     widths = tuple(v.width for v in values)

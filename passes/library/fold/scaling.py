@@ -29,10 +29,8 @@ _HOMOGENEOUS = {
 
 @dataclass(frozen=True)
 class Edit:
-    """A multiplication of the parameter that is operand `index` of `node`, in its rows start:stop.
-
-    `factor` is a number, or a vector along `axis`.
-    """
+    """A multiplication of rows start:stop of the parameter that is operand `index` of `node`.
+    `factor` is a number, or a vector along `axis` of the parameter."""
 
     node: Node
     index: int
@@ -49,12 +47,12 @@ class Edit:
 
     @property
     def change(self) -> tuple[Factor, int, int, int | None]:
-        """A key of the change without node and index: edits with equal `change` change a parameter equally."""
+        """Return (factor, axis, start, stop); edits with equal values of it multiply a parameter in the same way."""
         return self.factor, self.axis, self.start, self.stop
 
 
 def apply_edits(edits: Sequence[Edit]) -> None:
-    """Replace the parameters of `edits` in place by multiplied ones, by recipe."""
+    """Replace the parameters of `edits` in the graph by new ones whose recipes multiply the old ones."""
     for e in edits:
         old = e.param
         new = derive_param(old, _scale_param(e, old))
@@ -80,7 +78,8 @@ def repeat_scalar(scalar: Recipe, width: int) -> Recipe:
 
 
 def list_writer_edits(node: Node, factor: Factor, start: int = 0, stop: int | None = None) -> list[Edit] | str:
-    """Return the edits that multiply features start:stop of the result of `node` by `factor`, or a reason (str)."""
+    """Return the edits of weights and biases that multiply features start:stop of the result of `node` by `factor`.
+    Return a reason (str) if it has no weight, or if a weight or bias is computed."""
     edits, at = list[Edit](), f"{node.op.name} (%{node.output.name})"
     for name, axis in OUTPUT_WEIGHTS[node.op].items():
         operand = node.operand(name)
@@ -94,7 +93,7 @@ def list_writer_edits(node: Node, factor: Factor, start: int = 0, stop: int | No
 
 
 def list_reader_edits(value: Value, factor: Factor) -> list[Edit] | str:
-    """Return edits that multiply the weight columns of all linears that read `value`; a reason (str) without any."""
+    """Return edits that multiply weight columns of all readers of `value`; a reason (str) if one is not a linear."""
     if value.is_output:
         return f"%{value.name} is an output of the graph"
     for node, i in value.uses:
@@ -105,9 +104,7 @@ def list_reader_edits(value: Value, factor: Factor) -> list[Edit] | str:
 
 def absorb_factor(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
     """Return the edits that multiply operand `index` of `reader` by `factor`; a reason (str) if there are none.
-
-    `order` maps nodes to their position in execution order. Inner values on the path must not have other readers.
-    """
+    `order` is that of `number_nodes`. There are none if a value on the path has other readers."""
     walk = _Walk(order)
     walk.demand_factor(reader, index, factor)
     return walk.run()
@@ -122,10 +119,8 @@ def absorb_factor_of_value(value: Value, factor: Factor, order: Mapping[Node, in
 
 
 def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Return a sentence on the first use of a parameter of `edits` that has no equal edit in `edited`; None without.
-
-    `edited` maps (node, operand index) to `Edit.what`.
-    """
+    """Return a sentence that names the first use of a parameter of `edits` without an equal edit in `edited`, or None.
+    `edited` maps (node, operand index) to `Edit.change`."""
     for e in edits:
         for node, i in e.param.uses:
             if edited.get((node, i)) != e.change:
@@ -134,7 +129,8 @@ def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], obje
 
 
 class _Walk:
-    """A walk from the last node to the first that collects the edits for demanded factors of values."""
+    """A walk from readers to producers that collects the edits which multiply values by demanded factors.
+    demand_factor() adds a demand; run() returns the edits, or the first reason (str) why a demand cannot be met."""
 
     def __init__(self, order: Mapping[Node, int]) -> None:
         self.order = order
@@ -182,7 +178,7 @@ class _Walk:
         return self.edits if self.why is None else self.why
 
     def visit(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
-        """Transfer the demands on outputs of `node` to its operands, or add edits of its parameters; else refuse."""
+        """Replace the demands on outputs of `node` by demands on its operands or edits of its parameters, or refuse."""
         op, (value, factor) = node.op, demands[0]
         is_number = not isinstance(factor, Recipe)
         if op in (ops.linear, ops.norm_linear):
@@ -208,7 +204,7 @@ class _Walk:
             self.refuse(f"{op.name} (%{value.name}) is between the scale and the weights")
 
     def visit_linear(self, node: Node, factor: Factor) -> None:
-        """Scale weight and bias of a linear; if the weight is also a table, scale the bias and demand the input."""
+        """Add edits of weight and bias; if other ops than linears share the weight, scale bias and input instead."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
@@ -219,7 +215,7 @@ class _Walk:
             self.demand_factor(node, 0, factor)
 
     def visit_split(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
-        """Demand the operand of a split if all pieces get the same factor; else scale the rows of a packed linear."""
+        """Scale the input of a split if all pieces get the same number; else the rows of one piece's packed linear."""
         x, (value, factor) = node.inputs[0], demands[0]
         assert x is not None
         if len(demands) == len(node.outputs) and not isinstance(factor, Recipe):
@@ -234,7 +230,7 @@ class _Walk:
             self.add_edits(list_writer_edits(packed.node, factor, packed.start, packed.stop))
 
     def add_edits(self, edits: list[Edit] | str) -> None:
-        """Add the edits that end a path, or refuse with the reason."""
+        """Add `edits`, or refuse with `edits` as the reason if it is a str."""
         if isinstance(edits, str):
             self.refuse(edits)
         else:
@@ -242,7 +238,7 @@ class _Walk:
 
 
 def _has_full_width(node: Node) -> bool:
-    """Return whether all operands of `node` have the last axis of its result."""
+    """Return whether the last axis of each operand of `node` is as long as that of its result."""
     return all(v is not None and v.shape[-1:] == node.output.shape[-1:] for v in node.inputs)
 
 

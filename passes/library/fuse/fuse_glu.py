@@ -16,12 +16,12 @@ from ...edits.edit import erase_unused, replace_uses
 class FuseGlu(Pass):
     """Fuse gated units: act(gate) ⊙ up becomes the op `glu`.
 
-    The activation may be any that `glu` supports, as its own op or spelled out (x·σ(βx), max(0, x)²), or none at all
-    (bilinear). Clamps and a shift of up, as in gpt-oss, become `limit` and `shift`. Backends, and passes that match
-    feed-forwards, then see a single op.
+    The activation may be any that `glu` supports, as one op or as a formula of several (x·σ(βx), max(0, x)²), or the
+    identity (bilinear). Clamps and a shift of up, as in gpt-oss, become `limit` and `shift`. Backends, and passes that
+    match feed-forwards, then see a single op.
 
-    Condition: gate and up are projections of the same value, by two linears or by one and a split. Other products,
-    such as the gates of attention and state-space layers, stay.
+    Condition: gate and up are projections of the same value, by two linears or by one linear and a split. Other
+    products, such as the gates of attention and state-space layers, stay.
 
     Source: Shazeer 2020 (2002.05202), definition.
 

@@ -15,7 +15,7 @@ from ..fold.fold_norm_scale import Site, find_site, find_sites, fold_norm
 
 
 def _find_fusible(norm: Node) -> Site | str | None:
-    """Return `norm` with its readers if all are linears; else a reason (str). None if it has no readers."""
+    """Return `norm` with its readers if all are linears, a reason (str) if one is not, None if there are none."""
     fusible = find_site(norm)
     if isinstance(fusible, str):
         return fusible
@@ -28,8 +28,8 @@ def _find_fusible(norm: Node) -> Site | str | None:
 
 
 def _find_unfolded(norm: Node) -> Site | str | None:
-    """Return `norm` with its readers if all are projections or mixtures without a norm; else a reason (str).
-    None if it does not normalize tokens [batch, seq, width], has a computed weight, or has no readers."""
+    """Return `norm` with its readers if all are projections or mixtures without a norm, else a reason (str).
+    Return None for an add_norm, an output that is not [batch, seq, width], a computed weight, or no readers."""
     readers = norm.output.users
     if norm.op is ops.add_norm or len(norm.output.shape) != 3 or not are_params(norm.inputs[1:]):
         return None
@@ -49,7 +49,8 @@ def _has_params(s: Site) -> bool:
 
 
 def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
-    """Replace `linear`, a reader of `norm` of x, by a norm_linear (a mixture by one with a norm); return its output."""
+    """Replace `linear`, a reader of `norm`, by a norm_linear of x = the input of `norm`; return the new output.
+    A mixture of experts is replaced by a mixture with this norm."""
     kind = "layer" if is_layer_norm(norm) else "rms"
     norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
     norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}
@@ -66,16 +67,15 @@ class FuseNormLinear(Pass):
     """Fuse a norm with every linear that reads it: linear(norm(x), W, b) → norm_linear(x, W′, b′).
 
     RMSNorm divides a row by a scalar, which commutes with the product: ((x/r) ⊙ g) Wᵀ + b = (x W′ᵀ)/r + b with
-    W′ = W diag(g), so that the product need not wait for the sum of squares; b′ = b + W β where the norm has a bias β.
-    A norm fused with the residual addition (add_norm) is split from the addition. Packed linears are fused as one.
+    W′ = W diag(g), so that the product need not wait for the sum of squares; b′ = b + W β if the norm has a bias β.
+    An add_norm is split into an addition and a norm, which is fused. Packed linears are fused as one.
 
-    Without `fold` weights are unchanged, and g and β become operands of norm_linear, as the kernels of a decode step
-    need, which share the weights of the module. Linears of tokens without a norm, which the same kernels compute, then
-    also become norm_linear, of the kind none.
+    With fold=false weights are unchanged, and g and β become operands of norm_linear: the kernels of a decode step need
+    this form, because they share the weights of the module. Then mixtures may also read the norm, and linears that read
+    no norm become norm_linear{kind=none}, which the same kernels compute.
 
-    Condition: only linears read the norm; experts, slices or sums need its result. Where the weights have other
-    readers, the norm is unchanged unless `untie` copies them or they do not change (a norm without a weight, or `fold`
-    is false).
+    Condition: only linears read the norm, not experts, slices or sums. If a weight that would change has other readers,
+    the norm is unchanged, or the weight is copied with `untie`.
 
     Source: FlashNorm (Graef 2024, 2407.09577).
 

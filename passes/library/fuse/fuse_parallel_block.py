@@ -1,4 +1,4 @@
-"""Fuse parallel attention and feed-forward into two wide linears."""
+"""Fuse the linears of a parallel attention and feed-forward into two wide linears."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FuseParallelBlock(Pass):
     computes all of them. The outputs of both branches are summed: W_o a + W_down h = [W_o W_down] [a; h]. Two large
     products replace up to seven small ones.
 
-    Condition: both branches read the same value, and only additions follow W_o and W_down. With two norms (GPT-NeoX)
+    Condition: both branches read the same value, and their outputs are only read by the sum. With two norms (GPT-NeoX)
     they read two values: then only the output linears are fused, unless fold-norm-scale and cse merged the norms.
 
     Source: GPT-J (Wang 2021), PaLM (Chowdhery 2022, 2204.02311), section 2.
@@ -70,7 +70,7 @@ class FuseParallelBlock(Pass):
             attention, feed = parallel[0], feeds[0]
             at = total.outputs[-1].name
             first, last = sorted((attention.o, feed.down), key=lambda n: order[n])
-            reason = _find_fusion_obstacle(attention, feed) or (
+            reason = _find_obstacle(attention, feed) or (
                 "nothing else is added" if has_add_norm_reader(first.output) else None
             )
             if reason is not None:
@@ -85,7 +85,7 @@ class FuseParallelBlock(Pass):
                 _fuse_inputs(sorted(dict.fromkeys(input_linears), key=lambda n: order[n]))
 
 
-def _find_fusion_obstacle(attention: Projections, feed: FeedForward) -> str | None:
+def _find_obstacle(attention: Projections, feed: FeedForward) -> str | None:
     nodes = [attention.o, feed.down, *(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
     for node in nodes:
         if node.op is not ops.linear:
@@ -106,7 +106,7 @@ def _list_biases(nodes: list[Node]) -> list[Param | None]:
 
 
 def _fuse_outputs(first: Node, last: Node) -> None:
-    """Replace the linears `first` and `last`, which are summed, by one linear of their concatenated inputs."""
+    """Replace the linears `first` and `last`, two summands of one sum, by one linear of their concatenated inputs."""
     graph, nodes, width = last.graph, [first, last], last.output.width
     weights, present_biases, bias = _list_weights(nodes), [b for b in _list_biases(nodes) if b is not None], None
     name, shape = add_common_prefix(weights, "out"), (width, sum(w.width for w in weights))
@@ -123,7 +123,7 @@ def _fuse_outputs(first: Node, last: Node) -> None:
 
 
 def _fuse_inputs(nodes: list[Node]) -> None:
-    """Replace `nodes`, linears of one value, by one packed linear and a split, in place."""
+    """Replace `nodes`, linears of one value, by one packed linear and a split; their own splits become part of it."""
     graph, x = nodes[0].graph, nodes[0].inputs[0]
     assert x is not None
     pieces: list[Value] = []

@@ -12,12 +12,12 @@ from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern
 
 
-def _build_rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:
+def _add_rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:
     total = ops.add(x, y)
     return ops.rms_norm(total, weight, eps=ANY("eps")), total
 
 
-def _build_layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> tuple[Value, ...]:
+def _add_layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> tuple[Value, ...]:
     total = ops.add(x, y)
     return ops.layer_norm(total, weight, bias, eps=ANY("eps")), total
 
@@ -44,7 +44,8 @@ def _fuse_norm(
 class FuseResidualNorm(Pass):
     """Fuse addition and norm: norm(x + y) → add_norm(x, y).
 
-    The second output is x + y, for its other readers: the sum is written once and not read again.
+    The second output of add_norm is x + y, which other readers of the sum read. The norm no longer reads the sum from
+    memory.
 
     Condition: x and y have the same shape and dtype.
 
@@ -70,8 +71,6 @@ class FuseResidualNorm(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         norms = {n.op for n in graph.nodes}
-        rules = [Rule("fuse-residual-rms-norm", Pattern(_build_rms), _fuse_rms)] if ops.rms_norm in norms else []
-        rules += (
-            [Rule("fuse-residual-layer-norm", Pattern(_build_layer), _fuse_layer)] if ops.layer_norm in norms else []
-        )
+        rules = [Rule("fuse-residual-rms-norm", Pattern(_add_rms), _fuse_rms)] if ops.rms_norm in norms else []
+        rules += [Rule("fuse-residual-layer-norm", Pattern(_add_layer), _fuse_layer)] if ops.layer_norm in norms else []
         apply_rules(graph, rules, trace)

@@ -1,4 +1,4 @@
-"""Top-k routers from simpler ops."""
+"""Fuse simpler ops into top-k routers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FuseRouter(Pass):
     router of `route`. Sigmoids have no common denominator: sigmoid(topk(x)) = topk(sigmoid(x)) is not renormalized.
 
     Condition: the weights are those of the chosen experts, scattered by one_hot of their indices and summed over the k.
-    A choice by other scores than the weights (by scores with a correction, or of noisy logits) is not recognized.
+    Not recognized: a router that chooses experts by other scores than their weights (with a correction or noise).
 
     Source: Shazeer 2017 (1701.06538), equations 3 to 5; Mixtral (Jiang 2024, 2401.04088).
 

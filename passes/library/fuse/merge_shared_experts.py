@@ -19,12 +19,13 @@ from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_
 class MergeSharedExperts(Pass):
     """Merge a sum of feed-forwards of the same value into one as wide as all of them.
 
-    D₁ a(U₁ x) + D₂ a(U₂ x) = [D₁ D₂] a([U₁; U₂] x), since the activation is elementwise; gates are stacked like
-    ups, and biases of down are added. This merges shared experts, or parallel feed-forwards.
+    D₁ a(U₁ x) + D₂ a(U₂ x) = [D₁ D₂] a([U₁; U₂] x), since the activation a is elementwise. Gates are stacked like the
+    up projections U, and biases of the down projections D are added. Shared experts and parallel feed-forwards are such
+    sums.
 
-    Condition: they read the same value, have the same activation, are all gated or all not, and only additions are
-    between them: one with a gate on its output (Qwen2-MoE's σ(w x)) or another factor is not merged. fold-scale removes
-    constant factors.
+    Condition: the feed-forwards read the same value, have the same activation, and all or none are gated. Each is a
+    summand without a factor: a gate on the output (Qwen2-MoE's σ(w x)) prevents the merge; fold-scale removes constant
+    factors.
 
     Source: DeepSeekMoE (Dai 2024, 2401.06066), whose N shared experts are one of N times the width.
 
@@ -79,8 +80,8 @@ class MergeSharedExperts(Pass):
 
 
 def _match_summand(term: Value) -> tuple[Value, FeedForward | str] | None:
-    """Return (input, feed-forward) of the summand `term`; a reason (str) replaces one that cannot be merged.
-    Return None if `term` is not the result of a feed-forward, scaled or not."""
+    """Return (input, feed-forward) if `term` is the output of a feed-forward, or (input, reason (str)) if that cannot
+    be merged, for example because it is multiplied by a factor. Return None for other terms."""
     node = term.producer
     if node is None:
         return None
@@ -98,7 +99,7 @@ def _match_summand(term: Value) -> tuple[Value, FeedForward | str] | None:
 
 
 def _merge_feed_forwards(parts: list[FeedForward]) -> None:
-    """Replace the last of `parts` by a feed-forward that merges all, and remove the others from the sum, in place."""
+    """Replace the last of `parts` by one feed-forward that merges all of them, and remove the others from the sum."""
     last, graph = parts[-1], parts[0].x.graph
     with graph.inserting(before=last.down):
         up = _merge_linears([f.up for f in parts], 0, "up", last.x)
@@ -114,18 +115,14 @@ def _merge_feed_forwards(parts: list[FeedForward]) -> None:
     erase_unused(graph, backward_slice([f.down.output for f in parts], [last.x]))
 
 
-def _merge_linears(projections: list[Projection], axis: int, name: str, x: Value) -> Value:
-    """Emit one linear of x for the projections `projections`; return its output.
+def _merge_linears(parts: list[Projection], axis: int, name: str, x: Value) -> Value:
+    """Emit one linear of x for the projections `parts`; return its output.
     With axis 0 their outputs are concatenated; with axis 1 their inputs are, so that the outputs are summed."""
-    rows = sum(s.stop - s.start for s in projections) if axis == 0 else projections[0].stop
-    weights, biases = [s.params[0] for s in projections], [b for s in projections if (b := s.params[1]) is not None]
-    recipe, full, bias = Concat(tuple(s.weight for s in projections), axis), add_common_prefix(weights, name), None
+    rows = sum(s.stop - s.start for s in parts) if axis == 0 else parts[0].stop
+    weights, biases = [s.params[0] for s in parts], [b for s in parts if (b := s.params[1]) is not None]
+    recipe, full, bias = Concat(tuple(s.weight for s in parts), axis), add_common_prefix(weights, name), None
     weight = derive_param(weights[0], recipe, (rows, x.width), f"{full}.weight")
     if biases:
-        bias_recipe = (
-            Concat(tuple(s.full_bias for s in projections))
-            if axis == 0
-            else Add(tuple(s.bias for s in projections if s.bias))
-        )
-        bias = derive_param(biases[0], bias_recipe, (rows,), f"{full}.bias")
+        merged = Concat(tuple(s.full_bias for s in parts)) if axis == 0 else Add(tuple(s.bias for s in parts if s.bias))
+        bias = derive_param(biases[0], merged, (rows,), f"{full}.bias")
     return ops.linear(x, weight, bias, name=name)

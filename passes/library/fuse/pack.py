@@ -20,11 +20,10 @@ from ...edits.pattern import ANY, Pattern
 def pack_linears(
     x: Value, weights: Sequence[Param], biases: Sequence[Value | None], name: str, widths: Sequence[int] | None = None
 ) -> tuple[Value, ...]:
-    """Emit one linear of x with the concatenated `weights` and `biases`, and return the pieces of its result.
-
-    The pieces have the `widths`, by default the rows of each weight. Missing biases are zeros if any bias is present.
-    Packing the same linears again (a layer applied twice) reuses the parameters. `name` names the new linear.
-    """
+    """Emit one linear of x with the concatenated `weights` and `biases`, and return the pieces of its result, in order.
+    The pieces have the `widths`, by default the number of rows of each weight. If some biases are None, they become
+    zeros; if all are, there is no bias. Packing the same linears again (a layer applied twice) reuses the parameters.
+    `name` names the new linear."""
     rows = [int(w.shape[0]) for w in weights]
     full, shape = add_common_prefix(weights, name), (sum(rows), weights[0].width)
     weight = derive_param(weights[0], Concat(tuple(w.recipe for w in weights)), shape, f"{full}.weight")
@@ -61,8 +60,8 @@ class PackQkv(Pass):
     """Compute query, key and value with one linear: linear(x, [Wq; Wk; Wv]) → split.
 
     For every attention, the linears that compute its q, k and v from the same x are packed (in cross attention only k
-    and v); rotations, reshapes and norms in between stay. The weights become Concat recipes; originals with other
-    readers stay. A linear without a bias gets zeros if another has one.
+    and v); rotations, reshapes and norms after the linears stay. The weights become one Concat recipe; a weight with
+    other readers also stays. A linear without a bias gets zeros if another of them has one.
 
     Condition: the linears read the same value, and their weights are parameters of one dtype.
 
@@ -108,7 +107,7 @@ class PackQkv(Pass):
 
 
 def _find_linear(value: Value | None) -> Node | None:
-    """Return the linear that computes `value` before any ops that treat tokens independently; None if there is none."""
+    """Return the linear from which ops that treat tokens independently compute `value`; None if there is none."""
     while value is not None and (node := value.producer) is not None:
         if node.op is ops.linear:
             return node

@@ -15,10 +15,10 @@ from ...edits.legalization import is_fused, legalize
 class Unfuse(Pass):
     """Replace fused ops by their bodies, until only simple ops are left: the inverse of the pipeline decode-torch.
 
-    With `all` also add_norm and a norm_linear without the norm's weight, which other passes and targets support.
-
-    Packed weights become a concatenation, which fold-constants turns into one weight. The rotation in a norm_qkv
-    becomes arithmetic, not the op rope, and backends do not fuse it with attention: keep the original graph for that.
+    With `all`, also replace add_norm and every norm_linear; otherwise these stay (a norm_linear only if it has a norm
+    without weight and no activation), because other passes and targets support them. A pack becomes a concatenation,
+    which fold-constants folds into one weight. The rotation in a norm_qkv becomes arithmetic instead of the op rope,
+    which backends do not fuse with attention: keep the original graph if you need rope.
 
     Condition: none.
 

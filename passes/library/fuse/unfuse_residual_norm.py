@@ -12,11 +12,10 @@ from ...core.trace import Trace
 
 @dataclass(frozen=True)
 class UnfuseResidualNorm(Pass):
-    """Add, then normalize: add_norm(x, y) → norm(x + y), and x + y for other readers of the sum.
+    """Split addition and norm: add_norm(x, y) → norm(x + y), and x + y for other readers of the sum.
 
-    The inverse of fuse-residual-norm, for targets without such a kernel and passes that match plain norms.
-
-    The sum is moved to the scope in its name, that of the layer it ends, if one of its terms is in that scope.
+    This is the inverse of fuse-residual-norm, for targets without such a kernel and passes that match plain norms. The
+    sum is moved to the scope that its name begins with (the layer whose output it is), if a term is in that scope.
 
     Condition: none.
 
@@ -53,7 +52,8 @@ class UnfuseResidualNorm(Pass):
 
 
 def _move_to_scope(total: Value) -> None:
-    """Move the sum `total` to the scope in its name if one of its terms is inside it (for scope "": if all are)."""
+    """Move the sum `total` to the scope that its name begins with, if one of its terms is computed in that scope.
+    A sum whose name has no scope moves to "" if all terms are computed in scope ""."""
     addition, home = total.producer, total.name.rpartition(".")[0]
     assert addition is not None
     scopes = [term.producer.scope for term in addition.inputs if term is not None and term.producer is not None]

@@ -16,8 +16,8 @@ from ...edits.edit import are_params, is_feature_split
 class Unpack(Pass):
     """Split a packed linear into separate linears.
 
-    split(linear(x, [A; B])) becomes linear(x, A), linear(x, B). The weights are rows of the packed weight; if it is a
-    Concat recipe, they are its items.
+    split(linear(x, [A; B])) becomes linear(x, A), linear(x, B). The new weights are rows of the packed weight. If that
+    is a Concat recipe, they are its items.
 
     Condition: the split cuts the last axis, and nothing else reads the packed result.
 

@@ -16,9 +16,7 @@ from ...edits.edit import derive_param, replace_param, replace_weights
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """A new arrangement of heads along an axis: new head i is old head `heads[i]` of `width` features, plus `zeros`
-    zeros.
-    """
+    """A new arrangement of heads along an axis: new head i is old head heads[i] (`width` features) and `zeros` 0s."""
 
     heads: tuple[int, ...]
     width: int
@@ -26,12 +24,12 @@ class HeadLayout:
 
     @property
     def size(self) -> int:
-        """Return the new length of the axis: all heads, zeros included."""
+        """Return the new length of the axis: number of heads · (width + zeros)."""
         return len(self.heads) * (self.width + self.zeros)
 
     @property
     def is_identity(self) -> bool:
-        """Return whether the layout keeps the heads and their order."""
+        """Return whether the layout only takes the first len(heads) heads in their order and appends no zeros."""
         return self.heads == tuple(range(len(self.heads))) and not self.zeros
 
     @property
@@ -41,7 +39,7 @@ class HeadLayout:
 
     @property
     def single_head(self) -> HeadLayout:
-        """Return the layout for a tensor with a single head along the axis: it appends the zeros only."""
+        """Return the layout for a tensor with a single head along the axis, to which it appends the zeros."""
         return HeadLayout((0,), self.width, self.zeros)
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
@@ -56,7 +54,7 @@ class HeadLayout:
         return Reshape(padded, (*shape[:axis], self.size, *trailing))
 
     def derive_param(self, old: Param, axis: int = 0) -> Param:
-        """Return a new parameter, derived from `old`, with the heads along `axis` rearranged; `old` is not erased."""
+        """Return a new parameter: `old` with the heads along `axis` rearranged. `old` is not erased."""
         shape = tuple(old.shape)
         return derive_param(
             old, self.rearrange(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :])
@@ -69,12 +67,12 @@ def _list_rows(heads: tuple[int, ...], width: int) -> tuple[int, ...]:  # cached
 
 
 def find_obstacle(branch: Branch, layout: HeadLayout) -> str | None:
-    """Return a reason (str) why a node of `branch` is not equivalent on heads in `layout`; None if all nodes are."""
+    """Return a reason (str) why a node between linear and attention cannot work on heads in `layout`, or None."""
     has_norm = False
     for node in branch.between:
         reason = _find_node_obstacle(node, layout, branch.start.width)
         if has_norm and layout.zeros and node.op in (ops.clip, ops.affine, ops.add):
-            reason = "works on the output of a norm, which zeros make larger"
+            reason = "works on the output of a norm, which padding with zeros makes larger"
         if reason is not None:
             return f"{node.op.name} (%{node.output.name}) {reason}"
         has_norm |= node.op is ops.rms_norm
@@ -82,7 +80,7 @@ def find_obstacle(branch: Branch, layout: HeadLayout) -> str | None:
 
 
 def compute_norm_growth(branch: Branch, layout: HeadLayout) -> float:
-    """Return the factor by which the zeros of `layout` scale the result of `branch`: √(d'/d) for each RMSNorm in it."""
+    """Return the factor by which zeros scale the result of `branch`: √((width + zeros) / width) for each RMSNorm."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
     return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
 
@@ -111,11 +109,10 @@ def _find_node_obstacle(node: Node, layout: HeadLayout, width: int) -> str | Non
 
 
 def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]]) -> None:
-    """Rearrange the heads of operands of the attention `reader`, in place, by (branch, layout) of each role (q, k, v).
-
-    Weight rows of the linears are rearranged, and the nodes between linears and `reader` are rebuilt. `find_obstacle`
-    must return None. If a width changes, linears must not be packed, and the caller must then adapt `reader`.
-    """
+    """Rearrange the heads of the operands q, k, v of the attention `reader`; `layouts` maps roles to (branch, layout).
+    The weight rows of the linears are rearranged, and the nodes between linears and `reader` are rebuilt. For each
+    role, `find_obstacle` must return None. If a width changes, the linear must not be packed, and the caller must then
+    set the attributes of `reader` that depend on it."""
     linears: dict[Node, list[tuple[Branch, HeadLayout]]] = {}
     for branch, layout in layouts.values():
         linears.setdefault(branch.linear, []).append((branch, layout))
@@ -135,10 +132,8 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]])
 
 
 def repack_linear(linear: Node, branches: list[tuple[Branch, HeadLayout]]) -> Value:
-    """Replace `linear` by one whose weight and bias rows are rearranged by the layouts of `branches`.
-
-    Return the output of the new linear. `branches` holds (branch, layout) of each operand that `linear` computes.
-    """
+    """Replace `linear` by one with rearranged rows of weight and bias; return its output.
+    `branches` are the (branch, layout) of each operand that `linear` computes."""
     (branch, layout), *_ = branches
     weight, bias = branch.weight, branch.bias
     if not branch.is_packed:
@@ -153,7 +148,7 @@ def repack_linear(linear: Node, branches: list[tuple[Branch, HeadLayout]]) -> Va
 
 
 def take_rows(recipe: Recipe, index: Sequence[int]) -> Recipe:
-    """Return a recipe for the rows `index` of `recipe`; nested selections of rows become one."""
+    """Return a recipe of the rows `index` of `recipe`; if `recipe` is a Take of rows, both are combined into one."""
     if isinstance(recipe, Take) and recipe.axis == 0:
         return Take(recipe.item, tuple(recipe.indices[i] for i in index))
     return Take(recipe, tuple(index))
@@ -162,10 +157,8 @@ def take_rows(recipe: Recipe, index: Sequence[int]) -> Recipe:
 def _rebuild_on_layout(
     node: Node, x: Value, layout: HeadLayout, reader: Node, derived: list[tuple[Value | None, Value | None]]
 ) -> Value:
-    """Rebuild `node` on the rearranged `x`, before `reader`, and return its output.
-
-    Pairs of old and new operands are appended to `derived`.
-    """
+    """Emit `node` again on the rearranged `x`, before `reader`, and return its output.
+    The pairs (old operand, new operand) of its other operands are appended to `derived`."""
     attrs, head_width = dict(node.attrs), layout.width + layout.zeros
     per_head = layout.single_head if len(node.output.shape) == 4 else layout
     operands = list(node.inputs[1:])

@@ -1,4 +1,4 @@
-"""Merging key and value heads: grouped-query attention with fewer groups."""
+"""Merge key and value heads: grouped-query attention with fewer groups."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from .head_layout import HeadLayout, apply_layout, find_obstacle, take_rows
 
 @dataclass(frozen=True)
 class MeanHeads(HeadLayout):
-    """A layout with fewer heads: each new head is the mean of a run of adjacent heads; `old` is their former number."""
+    """A layout with fewer heads: each new head is the mean of `old` / len(heads) adjacent heads of the `old` heads."""
 
     old: int = 0
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
-        """Return `recipe` (a tensor of `shape`) with runs of heads along its first axis averaged."""
+        """Return `recipe` (a tensor of `shape`) with adjacent heads along its first axis averaged.
+        A tensor with a single head along `axis`, such as the weight of a norm per head, is returned unchanged."""
         return recipe if shape[axis] == self.width else MeanPool(recipe, self.old, len(self.heads))
 
 
 @dataclass(frozen=True)
 class FittedHeads(HeadLayout):
-    """A layout whose rows are replaced by fitted ones: the recipe `weight`, and `bias` if the linear has a bias."""
+    """A layout that replaces the parameters of a linear: the weight by `weight`, the bias (if any) by `bias`."""
 
     weight: Recipe = field(kw_only=True)
     bias: Recipe | None = field(kw_only=True)
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
-        """Return the fitted `bias` if `shape` has one axis, else the fitted `weight`; `recipe` is not used."""
+        """Return `bias` if `shape` has one axis and `bias` is not None, else `weight`; `recipe` is not used."""
         return self.weight if len(shape) == 2 or self.bias is None else self.bias
 
 
@@ -47,25 +48,26 @@ class MhaToGqa(Pass):
     """Merge runs of adjacent key and value heads until `kv_heads` are left, shared by larger groups of query heads.
 
     The pass converts multi-head or grouped-query attention to fewer groups. `method` chooses the new head. mean: the
-    mean of the old heads' weights (Ainslie 2023). first: the first old head. Both treat heads as comparable although
-    they have no common basis: V → A V with O → O A⁻¹ is the same attention. svd computes, in closed form, the one head
-    that expresses the others best, and changes queries and outputs accordingly:
+    mean of the old heads' weights (Ainslie 2023). first: the first old head. Both compare heads feature by feature,
+    although heads have no common basis: V → A V with O → O A⁻¹ is the same attention. svd computes, in closed form, the
+    one head that expresses the others best, and changes queries and outputs accordingly:
 
-    - O_h V_h L over the heads of a group, stacked, has a truncated SVD … B; V' = B L⁻¹ and O'_h = O_h V_h L Bᵀ.
-    - Keys without RoPE: the same for Q_h and K_h. Rotary pairs are complex values, q k̄ for every frequency, and only
-      complex factors commute with rotation: one complex row each, by a rank-1 SVD weighted by the energy of the
-      queries; Q'_h absorbs the factor.
+    - Stack O_h V_h L over the heads h of a group. With B the right singular vectors of its truncated SVD, V' = B L⁻¹
+      and O'_h = O_h V_h L Bᵀ.
+    - Keys without RoPE: the same for Q_h and K_h. With RoPE, a rotary pair is one complex feature, and only complex
+      factors commute with the rotation: a rank-1 SVD, weighted by the energy of the queries, gives one complex row per
+      frequency, and Q'_h absorbs its factor for head h.
 
     L Lᵀ is the second moment of the linears' input on `tokens` tokens of `calibration` (a text file, or token ids as
-    .npy or .json); without it, the identity. Half of it comes from single tokens and half from the attention: for
+    .npy or .json); without a file, the identity. Half of it comes from single tokens and half from the attention: for
     values, from their weighted averages; for keys, from the differences among the keys that a query attends to. Heads
     that attend to many keys get more weight. With `sequential`, later layers are fitted to the outputs of the changed
-    earlier layers, and each output projection is refitted by least squares with a ridge. A norm on queries or keys, or
-    a gate on the output, fixes the basis; svd then falls back to the mean, with a note in the trace.
+    earlier layers, and each output projection is refitted by ridge regression. A norm on queries or keys, or a gate on
+    the output, fixes the basis; svd then falls back to the mean, with a note in the trace.
 
-    Condition: k and v come from linears, with only norms, scales, clips and rotations between. The result is exact if
-    the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide the present number
-    of heads, or if there are caches.
+    Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
+    result is exact if the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide
+    the present number of heads, or if there are caches.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).
@@ -135,7 +137,7 @@ class MhaToGqa(Pass):
             raise WeftError(f"mha-to-gqa: method={self.method} uses no calibration; calibration is for method=svd")
 
     def _find_layouts(self, node: Node) -> dict[str, HeadLayout] | str:
-        """Return the new layouts by role (k, v) of the attention `node`; a reason (str) if they cannot be merged."""
+        """Return the new layouts by role (k, v) of the attention `node`; a reason (str) if heads cannot be merged."""
         if node.operand("v") is None:
             return "its keys are its values too"
         old, layouts = int(node.attrs["kv_heads"]), dict[str, HeadLayout]()
@@ -153,7 +155,7 @@ class MhaToGqa(Pass):
         return layouts
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check that heads which are equal merge without a change of the outputs."""
+        """Check that outputs do not change if the heads that are merged are equal."""
         equal = equivalence.randomize_weights(before)
         for node in equal.nodes:
             if "kv_heads" in node.attrs and not node.attrs["kv_heads"] % self.kv_heads:
@@ -168,7 +170,7 @@ class MhaToGqa(Pass):
 
 
 def _merge_kv_heads(node: Node, layouts: dict[str, HeadLayout], groups: int, fit: Fit) -> Node:
-    """Rebuild the attention `node` with `groups` KV heads in `layouts` and the linears of `fit`; return the node."""
+    """Rebuild the attention `node` with `groups` KV heads in `layouts` and the linears of `fit`; return the result."""
     for role in set(layouts).intersection(fit.linears):
         weight, bias = fit.linears[role]
         layouts[role] = FittedHeads(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
@@ -180,23 +182,21 @@ def _merge_kv_heads(node: Node, layouts: dict[str, HeadLayout], groups: int, fit
 
 
 def _set_weight(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
-    """Replace the weight of the linear `role` (q, k, v, o) of the attention `node`; also its bias if `bias` is set."""
+    """Set the weight of the linear `role` (q, k, v, o) of the attention `node`, and its bias unless `bias` is None."""
     linear = find_output_linear(node) if role == "o" else unpack_branch(node, role).linear
     assert isinstance(linear, Node)
     replace_weights(linear, weight, bias or "same")
 
 
 def _equalize_heads(branch: Branch, heads: int, groups: int) -> None:
-    """Make all heads of each run of `branch` equal to the first, by recipe, in place, in a graph staged for checks."""
+    """Replace the `heads` heads of `branch`, by recipe, so that each of `groups` runs repeats its first head."""
     start, stop = branch.span
     head_dim, run = (stop - start) // heads, heads // groups
-    first_rows = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]
+    source = [h // run * run * head_dim + i for h in range(heads) for i in range(head_dim)]
     for param in (branch.weight, branch.bias):
         if param is not None:
             count = int(param.shape[0])
-            param.recipe = take_rows(
-                param.recipe, [*range(start), *(start + i for i in first_rows), *range(stop, count)]
-            )
+            param.recipe = take_rows(param.recipe, [*range(start), *(start + i for i in source), *range(stop, count)])
     for v in (v for node in branch.between for v in node.inputs[1:]):
         if isinstance(v, Param) and v.shape == (stop - start,):
-            v.recipe = take_rows(v.recipe, first_rows)
+            v.recipe = take_rows(v.recipe, source)

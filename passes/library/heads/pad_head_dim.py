@@ -1,4 +1,4 @@
-"""Padding attention heads to a size that fused kernels accept."""
+"""Pad attention heads to a size that fused kernels accept."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LARGEST_MULTIPLE = 1024
 class PadHeadDim(Pass):
     """Pad the head dimension with zeros to a `multiple` of 8 or 16, the sizes that fused kernels accept.
 
-    Zeros appended to q and k add nothing to a score; zeros appended to v give zeros that meet zero columns in W_o. The
-    scale stays that of the old size d, and RoPE rotates the same features as before. An RMSNorm over a padded head of
-    size d' averages the squares over more features: with ε·d/d' its output is exactly √(d'/d) times as large, and the
-    scale is divided by that.
+    Zeros appended to q and k add nothing to a score; zeros appended to v give zeros in the output, for which W_o gets
+    zero columns. The scale stays that of the old size d, and RoPE rotates the same features as before. An RMSNorm over
+    a padded head of size d' averages the squares over more features: with ε·d/d' its output is exactly √(d'/d) times as
+    large, and the scale is divided by that.
 
-    Condition: q, k and v come from linears and a linear reads the result. Refused if a node between them maps zeros to
-    other values (a LayerNorm, an added constant, a clip whose range excludes 0), if the keys are also the values, and
-    if there are caches.
+    Condition: q, k and v come from linears and a linear reads the result. The pass refuses attentions with a node
+    between linear and attention that maps zeros to other values (a LayerNorm, an added constant, a clip whose range
+    excludes 0), with keys that are also the values, or with a cache.
 
     Source: Dao 2022, FlashAttention (arXiv 2205.14135), whose kernels are for such sizes; linearity.
 
@@ -68,7 +68,8 @@ class PadHeadDim(Pass):
 
 
 def _pad_heads(node: Node, multiple: int) -> str | None:
-    """Pad the heads of the attention `node` and return None; "" if nothing is to do, a reason (str) if impossible."""
+    """Pad the heads of the attention `node` and return None. Return "" if their sizes are multiples already, and a
+    reason (str) if padding is impossible."""
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     q, v = node.operand("q"), node.operand("v")
     assert q is not None

@@ -1,4 +1,4 @@
-"""Permuting attention heads."""
+"""Permute attention heads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .head_layout import HeadLayout, apply_layout, find_obstacle
 class PermuteHeads(Pass):
     """Reorder the heads of attention: new query head i is old head `order[i]`.
 
-    The output projection sums over heads: Σ_h W_h y_h is the same in any order. Everything that belongs to a head moves
-    with it: its rows of W_q and bias, its columns of W_o, its slope or bias, its sink, the weights of its norm; each
-    group's key and value heads move with it. Useful before a merge of adjacent heads. An attention that is already in
-    this order, because the pass was run before, stays unchanged.
+    The output projection sums over heads: Σ_h W_h y_h is the same in any order. All parameters of a head move with it:
+    its rows of W_q and its bias, its columns of W_o, its slope or score bias, its sink, the weight of its norm. Key and
+    value heads move with their group of query heads. The pass is useful before a merge of adjacent heads. An attention
+    whose heads an earlier run has put in this order stays unchanged.
 
-    Condition: the query heads of a group stay together. Refused if there are caches, if a node other than norms,
-    scales, clips and rotations is between linear and attention, if anything but a linear reads the result, and if a
-    bias per head is not a parameter, ALiBi or a table of distances.
+    Condition: the query heads of a group stay together. The pass refuses attentions with a cache, with a node other
+    than norms, scales, clips and rotations between linear and attention, with a reader of the result other than a
+    linear, or with a bias per head that is not a parameter, ALiBi or a table of distances.
 
     Source: Vaswani 2017, Attention Is All You Need; addition commutes.
 
@@ -74,8 +74,8 @@ class PermuteHeads(Pass):
 
 
 def _permute_heads(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
-    """Permute the heads of the attention `node` and return None; "" if they have this order, a reason (str) if
-    impossible."""
+    """Permute the heads of the attention `node` and return None. Return "" if an earlier run has done so, and a reason
+    (str) if it is impossible. `biases` maps the score biases that were rearranged to the new ones."""
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     if heads != len(order):
         return f"it has {heads} heads, the order {len(order)}"
@@ -122,7 +122,7 @@ def _permute_heads(node: Node, order: tuple[int, ...], biases: dict[Value, Value
 
 
 def _has_order(branch: Branch, layout: HeadLayout) -> bool:
-    """Return whether the rows of `branch` are already in the order of `layout`."""
+    """Return whether the weight rows of `branch` are a Take in the order of `layout`, as an earlier run leaves them."""
     start, stop = branch.span
     recipe = slice_rows(branch.weight.recipe, start, stop, branch.linear.graph.reader)
     return isinstance(recipe, Take) and recipe.axis == 0 and recipe.indices == tuple(start + i for i in layout.rows)
@@ -134,8 +134,9 @@ def _take_heads(old: Param, order: tuple[int, ...], axis: int) -> Param:
 
 
 def rearrange_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
-    """Return `bias` [batch, heads, seq, keys] with the heads `order` (all or a subset): the value if it needs no new
-    nodes, else a function that emits it and returns its value; a reason (str) if it cannot be rearranged."""
+    """Return the heads `order` (all or a subset) of the score bias `bias` [batch, heads, seq, keys].
+    The result is a value if it needs no new nodes, else a function that emits the nodes and returns the value; a reason
+    (str) if `bias` cannot be rearranged."""
     if bias.shape[1] == 1:
         return bias
     if isinstance(bias, Param):

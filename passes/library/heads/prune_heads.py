@@ -1,4 +1,4 @@
-"""Pruning attention heads."""
+"""Prune attention heads."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .permute_heads import rearrange_bias
 class PruneHeads(Pass):
     """Remove key and value heads, together with the query heads that read them and their part of the output projection.
 
-    In every layer that `layers` selects, the `count` KV heads that contribute least to the output are removed, by the
-    energy E‖O_h y_h‖² of the contribution on `tokens` tokens of a `calibration` file (text, or token ids as .npy or
-    .json), or without a file by ‖O_h V_h‖². Alternatively, `heads` lists the KV heads to remove. A second run prunes
+    In every layer that `layers` selects, the `count` KV heads that contribute least to the output are removed. Their
+    contribution is the energy E‖O_h y_h‖² on `tokens` tokens of a `calibration` file (text, or token ids as .npy or
+    .json), or ‖O_h V_h‖² without a file. Alternatively, `heads` lists the KV heads to remove. A second run prunes
     again.
 
-    Condition: q, k and v come from linears, with only norms per head, scales, clips and rotations between; the output
-    linear alone reads the result; a bias per head is a parameter or computed from one. The result is exact if the
-    removed heads contribute zero. It is an error if no head would be left, or if there are caches.
+    Condition: q, k and v come from linears, with only norms per head, scales, clips and rotations between linear and
+    attention; only the output linear reads the result; a bias per head is a parameter or computed from one. The result
+    is exact if the removed heads contribute zero. It is an error if no head would be left, or if there are caches.
 
     Source: Michel 2019, Are Sixteen Heads Really Better than One? (arXiv 1905.10650).
 
@@ -88,7 +88,7 @@ class PruneHeads(Pass):
         erase_unused(graph, [old.producer for old, _ in biases if old.producer is not None])
 
     def _select_heads(self, graph: Graph, sites: list[Node]) -> dict[Param, tuple[int, ...]]:
-        """Return the KV heads that remain, by the weight of the output linear: a shared layer has one choice."""
+        """Return the KV heads that remain in each of `sites`, by the output linear's weight (a shared layer: once)."""
         if self.heads:
             return {
                 _find_output_weight(node): tuple(h for h in range(node.attrs["kv_heads"]) if h not in self.heads)
@@ -106,7 +106,7 @@ class PruneHeads(Pass):
         }
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check that the outputs do not change if the removed heads contribute zero."""
+        """Check that outputs do not change if the removed heads contribute zero."""
         silenced = equivalence.randomize_weights(before)
         for node in select_attentions(silenced, self.layers, self.name):
             if _find_obstacle(node) is None:
@@ -153,7 +153,7 @@ def _find_output_weight(node: Node) -> Param:
 
 
 def _measure_energies(node: Node, activations: Activations | None) -> Array:
-    """Return the energy [kv_heads] of the contribution to the output (see PruneHeads), summed over the query heads."""
+    """Return the energy of each KV head [kv_heads]: Σ ‖O_h y_h‖² (None: ‖O_h V_h‖²) over its query heads h."""
     heads, reader = int(node.attrs["heads"]), node.graph.reader
     outputs = _find_output_weight(node).recipe.evaluate(reader).astype(np.float64)
     outputs = outputs.reshape(len(outputs), heads, -1).swapaxes(0, 1)  # [heads, out, dv]
@@ -174,7 +174,8 @@ def _measure_energies(node: Node, activations: Activations | None) -> Array:
 
 
 def _prune_heads(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
-    """Remove all KV heads of the attention `node` except `remaining`, with their query heads; `biases` is a cache."""
+    """Remove all KV heads of the attention `node` except `remaining`, with the query heads that read them.
+    `biases` caches rearranged score biases by (bias, query heads), because layers often share one bias."""
     run = node.attrs["heads"] // node.attrs["kv_heads"]
     order = tuple(h * run + i for h in remaining for i in range(run))
     branches = {}

@@ -1,4 +1,4 @@
-"""Repeating key and value heads, so that fewer query heads share one."""
+"""Repeat key and value heads, so that fewer query heads share one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .head_layout import HeadLayout, apply_layout, find_obstacle
 class GqaToMha(Pass):
     """Repeat key and value heads until there are `kv_heads`, by default one for every query head.
 
-    Query head h reads KV head ⌊h·kv_heads/heads⌋; with each repeated r times in place, it reads a copy of the same.
-    MQA becomes GQA with `kv_heads` between 1 and the number of query heads, MHA without. Norms over all keys at once
-    see the same mean. The pass restores the form that mha-to-gqa had converted, not the lost information.
+    Query head h reads KV head ⌊h·kv_heads/heads⌋. If each KV head is repeated r times in place, h reads a copy of the
+    same head. With `kv_heads` between 1 and the number of query heads, MQA becomes GQA; without, it becomes MHA. A norm
+    over all key heads at once keeps its mean. The pass restores the form that mha-to-gqa had converted, not the lost
+    information.
 
-    Condition: k and v come from linears, with only norms, scales, clips and rotations between. Refused if `kv_heads` is
-    not a multiple of the present number or does not divide the query heads, if the keys are also the values, and if
-    there are caches.
+    Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
+    pass refuses attentions whose present number of KV heads does not divide `kv_heads`, whose number of query heads is
+    not a multiple of it, whose keys are also the values, or that have a cache.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245), figure 2.
 
@@ -65,7 +66,7 @@ class GqaToMha(Pass):
 
 
 def _repeat_heads(node: Node, count: int) -> str | None:
-    """Repeat the KV heads of the attention `node` until there are `count`; return None, or a reason (str) why not."""
+    """Repeat KV heads of the attention `node` until there are `count`; return None, or a reason (str) against it."""
     heads, kv_heads, v = node.attrs["heads"], node.attrs["kv_heads"], node.operand("v")
     if count % kv_heads:
         return f"{count} is not a multiple of its {kv_heads} KV heads; mha-to-gqa merges heads"

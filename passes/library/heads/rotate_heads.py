@@ -1,4 +1,4 @@
-"""Rotating the values of attention heads."""
+"""Rotate the values of attention heads."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class RotateHeads(Pass):
             assert isinstance(o, Node)
             kv_heads, heads = int(node.attrs["kv_heads"]), int(node.attrs["heads"])
             matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)
-            bias = None if v.bias is None else _rotate_rows(v.bias.recipe, matrix, kv_heads, ())
+            bias = None if v.bias is None else _map_rows(v.bias.recipe, matrix, kv_heads, ())
             replace_weights(
-                v.linear, _rotate_rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same"
+                v.linear, _map_rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same"
             )
             weight = o.required_operand("weight")
             assert isinstance(weight, Param)
@@ -93,12 +93,12 @@ class RotateHeads(Pass):
 
 
 def _is_rotated(recipe: Recipe) -> bool:
-    """Return whether a recipe has the form that `_rotate_rows` returns."""
+    """Return whether `recipe` has the form that `_map_rows` returns for a weight."""
     return isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute)
 
 
-def _rotate_rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
-    """Apply Rᵀ to the rows of each head, in a weight [heads · d, in] or a bias [heads · d]; `rest` is (in,) or ()."""
+def _map_rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
+    """Return Rᵀ times the rows of each head of a weight [heads · d, in] or bias [heads · d]; `rest` is (in,) or ()."""
     if not rest:
         return Reshape(MatMul(Reshape(recipe, (heads, matrix.size)), matrix), (heads * matrix.size,))
     rotated = Permute(MatMul(Permute(Reshape(recipe, (heads, matrix.size, *rest)), (0, 2, 1)), matrix), (0, 2, 1))
@@ -106,5 +106,5 @@ def _rotate_rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tup
 
 
 def _rotate_columns(recipe: Recipe, matrix: RandomOrthogonal, rows: int, heads: int) -> Recipe:
-    """Apply R to the columns of each head, in a weight [rows, heads · d]."""
+    """Return the columns of each head times R = `matrix`, for the weight `recipe` [rows, heads · d]."""
     return Reshape(MatMul(Reshape(recipe, (rows, heads, matrix.size)), matrix), (rows, heads * matrix.size))

@@ -1,4 +1,4 @@
-"""Changing the depth: pruning layers and inserting layers."""
+"""Change the depth of a model: prune layers and insert layers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MOST_LAYERS = 1024  # inserted by one run
 class PruneLayers(Pass):
     """Remove the layers `layers`: indices, "all", "even", "odd", or a string such as "4-7, 9"; -1 is the last.
 
-    The input of a removed layer goes to the next layer, and later layers are renumbered; kv-cache then adds caches for
-    the remaining layers only. In deep pre-norm models the layers after the middle change the residual stream least, so
+    The readers of a removed layer read its input, and later layers are renumbered; kv-cache then adds caches for the
+    remaining layers only. In deep pre-norm models the layers after the middle change the residual stream least, so
     their removal costs least. `stack` names one of several stacks (encoder.layers, decoder.layers). A second run prunes
     again.
 
@@ -105,11 +105,11 @@ class InsertLayers(Pass):
     """Insert `count` copies of layer `after` right after it, initialized to add zero to the residual stream.
 
     In x + f(x), f ends in a linear (or the down projections of experts): with zero weight and bias, f(x) = 0 and the
-    layer is the identity. All other weights of a copy equal the original's, so further training starts from the same
-    function and from trained layers. Later layers are renumbered; `stack` names one of several stacks (encoder.layers,
-    decoder.layers).
+    layer is the identity. All other weights of a copy equal those of the original, so further training starts from the
+    same function and from trained layers. Later layers are renumbered; `stack` names one of several stacks
+    (encoder.layers, decoder.layers).
 
-    Condition: pre-norm: a layer only adds to its input. Post-norm layers normalize it, so no weights make them the
+    Condition: each layer only adds to its input (pre-norm). Post-norm layers normalize it, so no weights make them the
     identity. Nothing is inserted if the layer after `after` already adds zero. The pass runs before kv-cache.
 
     Source: LLaMA Pro (Wu 2024, 2401.02415), block expansion.
@@ -190,7 +190,7 @@ def _find_zero_params(layer: Layer) -> set[Param] | str:
 
 
 def _find_summands(y: Value, x: Value) -> list[Value] | None:
-    """Return the summands of y besides x, if y is a sum x + a + b + …; otherwise None."""
+    """Return [a, b, …] if y is a sum x + a + b + … in any order, [] if y is x; otherwise None."""
     if y is x:
         return []
     if y.producer is None or y.producer.op is not ops.add:
@@ -205,7 +205,7 @@ def _find_summands(y: Value, x: Value) -> list[Value] | None:
 
 
 def _collect_zero_params(value: Value, params: set[Param]) -> str | None:
-    """Add to `params` the parameters that, set to zero, make `value` zero; return None, or a reason (str) without."""
+    """Add to `params` parameters that, set to zero, make `value` zero; return None, or a reason (str) if impossible."""
     node = value.producer
     if node is None:
         return f"%{value.name} is not computed in the layer"
@@ -240,8 +240,8 @@ def _adds_zero(layer: Layer) -> bool:
 
 
 def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node) -> tuple[list[Node], Value]:
-    """Insert a copy of `layer`, with input x and number `number`, after the node `anchor`; return its nodes and output.
-    Parameters in the layer's scope are copied, those in `zero` become zeros; other parameters are shared."""
+    """Insert a copy of `layer` with input x and number `number` after the node `anchor`; return (its nodes, output).
+    Parameters in `zero` become zeros, other parameters in the layer's scope are copied, and the rest is shared."""
     graph, old, new = x.graph, f"{layer.stack}.{layer.number}.", f"{layer.stack}.{number}."
     copies: dict[Value | None, Value | None] = {None: None, layer.x: x}
 

@@ -1,4 +1,4 @@
-"""Permuting the hidden features of feed-forwards."""
+"""Permute the hidden features of feed-forwards."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ RangesByUse = dict[tuple[Node, int], tuple[ShuffledRange, ...]]  # (node, index 
 
 @dataclass(frozen=True)
 class PermuteNeurons(Pass):
-    """Permute the neurons of every feed-forward, and of all experts, into a random order drawn from `seed`.
+    """Permute the hidden features of every feed-forward, and of all experts, into a random order drawn from `seed`.
 
-    For a permutation P, down Pᵀ a(P up x) = down a(up x), since the activation is elementwise; gates and biases are
-    permuted like up. Because of this symmetry, very different weights are the same model. The pass tests code that must
-    not depend on the order, and aligns models to compare or merge them.
+    For a permutation P, down Pᵀ a(P up x) = down a(up x), since the activation a is elementwise; gates and biases are
+    permuted like up. Because of this symmetry, very different weights are the same model. The pass helps to test code
+    that must not depend on the order.
 
-    Condition: all readers of the weights are feed-forwards that use them in the same role. Weights that are already in
-    this order stay.
+    Condition: all readers of the weights are feed-forwards that use them in the same role. Weights that an earlier run
+    has put into this order stay.
 
     Source: Hecht-Nielsen 1990; Git Re-Basin (Ainsworth 2022, 2209.04836).
 
@@ -70,7 +70,7 @@ class PermuteNeurons(Pass):
                 replace_param(old, new)
 
     def _find_ranges(self, node: Node) -> RangesByUse | None:
-        """Return, by (node, operand index), the axis ranges to shuffle if `node` ends a feed-forward or is a moe.
+        """Return the axis ranges to shuffle, by (node, operand index), if `node` ends a feed-forward or is a moe.
         Return None for other nodes."""
         if node.op is ops.moe:
             up, down = node.operand("up"), node.operand("down")
@@ -85,13 +85,10 @@ class PermuteNeurons(Pass):
         # Seeded by the name of down: feed-forwards that share weights get the same order.
         seed = self._derive_seed(unit.out.params[0].name)
         ranges: RangesByUse = {(node, 1): ((1, 0, unit.hidden, seed),)}
-        for projection in (unit.up, unit.gate):
-            for i, param in enumerate(() if projection is None else projection.params, 1):
-                if projection is not None and param is not None:
-                    ranges[projection.node, i] = (
-                        *ranges.get((projection.node, i), ()),
-                        (0, projection.start, projection.stop, seed),
-                    )
+        for part in (unit.up, unit.gate):
+            for i, param in enumerate(() if part is None else part.params, 1):
+                if part is not None and param is not None:
+                    ranges[part.node, i] = (*ranges.get((part.node, i), ()), (0, part.start, part.stop, seed))
         return ranges
 
     def _derive_seed(self, name: str) -> int:

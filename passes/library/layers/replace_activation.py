@@ -1,4 +1,4 @@
-"""Replacing the activation of every feed-forward."""
+"""Replace the activation of every feed-forward."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ReplaceActivation(Pass):
     """Replace the activation of every feed-forward by `to`: relu, relu2, gelu, gelu_tanh, gelu_quick, silu, sigmoid,
     tanh, elu, identity, or swish(β).
 
-    Gated units keep their gates, clamps and shifts; experts are changed the same way. ReLU gives zero activations,
-    which runtimes can skip; the tanh and the quick GELU are cheaper than the exact one. No two activations are equal:
-    models need a little training afterwards.
+    Gated units keep their gates, clamps and shifts; the feed-forwards of experts also change. ReLU gives zero
+    activations, which runtimes can skip; gelu_tanh and gelu_quick are cheaper than the exact GELU. The model computes a
+    different function and needs a little training.
 
-    Condition: an activation belongs to a feed-forward if it follows a linear and is read by a linear or by a product
+    Condition: an activation belongs to a feed-forward if it reads a linear and is read by linears only, or by a product
     with another projection of the same value. Activations of poolers and convolutions, and of gates in attention and
     state spaces, stay.
 
@@ -111,10 +111,8 @@ class ReplaceActivation(Pass):
 
 
 def _find_activations(graph: Graph) -> Iterator[tuple[Node, GatedUnit | tuple[str, Value, tuple[Node, ...]] | None]]:
-    """Yield the last node of each feed-forward's activation, with its gated unit or (name, input, nodes).
-
-    Experts are yielded as their `moe` node and None.
-    """
+    """Yield (last node of the activation, activation) of each feed-forward, in graph order.
+    The activation is a GatedUnit, or (name, input, nodes), or None if the node is a `moe`, which contains it."""
     for node in graph.nodes:
         if node.op is ops.moe:
             yield node, None
@@ -160,7 +158,7 @@ def _apply_gate(name: str, gate: Array, up: Array, limit: float | None, shift: f
 
 def _apply_experts(name: str, node: Node, arrays: dict[str, Array | None]) -> Array:
     """Return the output of the moe `node` with the activation `name`, computed token by token and expert by expert.
-    `arrays` has the operands by name."""
+    `arrays` maps the names of the operands to their values."""
     x, combine, up, down = (arrays[k] for k in ("x", "combine", "up", "down"))
     assert x is not None and combine is not None and up is not None and down is not None
     y = np.zeros_like(x)

@@ -1,4 +1,4 @@
-"""Replacing norms by RMSNorm or LayerNorm."""
+"""Replace norms by RMSNorm or LayerNorm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReplaceNorm(Pass):
     RMSNorm. The model computes a different function and needs further training; if the residual stream can be centred,
     layernorm-to-rmsnorm is the exact alternative.
 
-    Condition: no norm is part of a norm_linear, whose weight depends on the kind of norm.
+    Condition: the graph has no norm_linear, into whose weight a norm may be folded. Otherwise the pass is an error.
 
     Source: RMSNorm (Zhang & Sennrich 2019, 1910.07467); LayerNorm (Ba 2016, 1607.06450).
 
@@ -83,7 +83,7 @@ class ReplaceNorm(Pass):
 
     def _expand_norm(self, node: Node) -> tuple[Value, ...]:
         def compute_mean(x: Value) -> Value:
-            return ops.compute_mean(x, axes=(-1,), keepdims=True)
+            return ops.mean(x, axes=(-1,), keepdims=True)
 
         x = node.inputs[0]
         assert x is not None

@@ -1,4 +1,4 @@
-"""Rotating the residual stream."""
+"""Rotate the residual stream."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class RotateResidual(Pass):
     RMSNorm(x Q) = RMSNorm(x) Q, because Q preserves lengths. Writers of the stream write rotated rows (E Q for a table,
     Qᵀ W and Qᵀ b for a linear), and readers of the norms undo the rotation (W Q). Q mixes all features of a row, so
     that outliers in a few of them are spread over all: a preparation for quantization. Q is a recipe, drawn from
-    `seed`. Norms with weights need fold-norm-scale before, LayerNorms then layernorm-to-rmsnorm. If the output head is
-    tied to the embedding table, the weight g of the norm before it cannot be folded without a copy of the table; it
-    becomes a small linear there, x ⊙ g = x Qᵀ diag(g) Q in the rotated basis, and the table stays shared.
+    `seed`. Run fold-norm-scale before if norms have weights, and then layernorm-to-rmsnorm if there are LayerNorms. If
+    the output head is tied to the embedding table, the weight g of the norm before the head cannot be folded without a
+    copy of the table. It becomes a linear with the weight Qᵀ diag(g) Q (width × width), and the table stays shared.
 
-    Condition: every norm that reads the stream is an RMSNorm, without a weight unless before a tied head, and only
-    linears or experts read the norms; every writer is linear.
+    Condition: every norm that reads the stream is an RMSNorm without a weight (before a tied head, with or without),
+    and only linears or experts read the norms; every writer is linear.
 
     Source: SliceGPT (Ashkboos 2024, 2401.15024); QuaRot (Ashkboos 2024, 2404.00456).
 
@@ -95,7 +95,7 @@ def _list_readers(stream: ResidualStream) -> Iterator[Node]:
 
 
 def _is_before_tied_head(norm: Node) -> bool:
-    """Return whether `norm` is an RMSNorm with a weight whose readers all have embedding tables as weights."""
+    """Return whether `norm` is an RMSNorm with a weight, and all weights of its readers are also embedding tables."""
     norm_site = None if norm.op is not ops.rms_norm or norm.operand("weight") is None else find_site(norm)
     if not isinstance(norm_site, Site):
         return False
@@ -104,7 +104,7 @@ def _is_before_tied_head(norm: Node) -> bool:
 
 
 def _extract_weight(norm: Node, matrix: Recipe) -> None:
-    """Move the weight g of `norm` into a linear after it that applies g in the rotated basis, Qᵀ diag(g) Q."""
+    """Move the weight g of `norm` into a new linear after it, with the weight Qᵀ diag(g) Q; `matrix` is Q."""
     graph, weight = norm.graph, norm.operand("weight")
     assert isinstance(weight, Param)
     width = int(weight.shape[0])

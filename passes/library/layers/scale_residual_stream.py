@@ -1,4 +1,4 @@
-"""Scaling the residual stream."""
+"""Scale the residual stream."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...edits.edit import rebuild_node
 class ScaleResidualStream(Pass):
     """Scale the residual stream by `factor` relative to the original model, and compensate in its readers.
 
-    c·x/√(mean((c·x)²) + c²·ε) = x/√(mean(x²) + ε): all writers of the stream are multiplied by c (tables, last linears
-    and experts of sublayers, biases, weights of norms after them), ε of every norm that reads it by c², and linears
-    that read it directly by 1/c. Models trained in bf16 whose stream exceeds 65504 (T5, Gemma) then run in f16; a power
-    of two changes no digit. A table that is also the head's weight stays unchanged, and looked-up rows are multiplied
-    instead. The graph's meta stores the factor as residual_scale: a second run applies only the quotient.
+    With c = `factor`, c·x/√(mean((c·x)²) + c²·ε) = x/√(mean(x²) + ε). The weights of all writers of the stream (tables,
+    last linears and experts of sublayers, their biases, norms after them) are multiplied by c, ε of every norm that
+    reads the stream by c², and linears that read it directly by 1/c. Models trained in bf16 whose stream exceeds 65504
+    (T5, Gemma) then run in f16; a power of two changes only exponents. If a table is also the head's weight, its
+    looked-up rows are multiplied instead. A second run multiplies by `factor` / graph.meta["residual_scale"].
 
     Condition: every writer of the stream is linear or a norm, and only norms and linears read it.
 

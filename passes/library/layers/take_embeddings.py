@@ -20,12 +20,12 @@ class TakeEmbeddings(Pass):
     """Read token embeddings from the input inputs_embeds [batch, seq, dim] instead of looking up input_ids.
 
     The caller then computes the embeddings: images, sounds, soft prompts or retrieved vectors can replace tokens.
-    inputs_embeds are rows of the table, before positions are added. A factor of the embeddings is applied in the model
-    (Granite), or with `scaled` by the caller (Gemma and BART in transformers). A table that the head reads stays.
+    inputs_embeds are rows of the table, before positions are added. The model multiplies them by its embedding factor,
+    if any (Granite); with `scaled` the caller does (Gemma and BART in transformers). A table that the head reads stays.
     Caches and states work as before.
 
     Condition: the caller passes the rows of the table for the ids. If other ops read the ids, as embeddings per layer
-    do, the model stays as it is.
+    do, or if the ids index several tables, the pass changes nothing.
 
     Source: inputs_embeds of transformers; Liu 2023 (LLaVA), arXiv:2304.08485.
 
@@ -84,7 +84,8 @@ class TakeEmbeddings(Pass):
         )
 
     def _find_replaced_nodes(self, tables: list[Node]) -> list[Node]:
-        """Return the nodes whose outputs the input replaces: `tables`, or with `scaled` the scalings after them."""
+        """Return the nodes whose outputs the input replaces: the lookups `tables`, or, with `scaled`, their readers.
+        With `scaled`, return `tables` unless all readers multiply them by one factor."""
         readers = list(dict.fromkeys(reader for node in tables for reader in node.output.users))
         scales = [node for node in readers if node.op is ops.affine and node.attrs["plus"] == 0]
         have_one_factor = len({node.attrs["by"] for node in scales}) == 1

@@ -1,4 +1,4 @@
-"""Upcycling feed-forwards to mixtures of experts."""
+"""Upcycle feed-forwards to mixtures of experts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LIMIT = 1024  # number of experts
 class UpcycleToMoe(Pass):
     """Replace every feed-forward by a mixture of `experts` copies of it; a new router selects `top_k` for each token.
 
-    Σ_e g_e E(x) = E(x) for any router output, as long as the weights g_e of the selected experts sum to 1: so they are
+    Σ_e g_e E(x) = E(x) for any router output if the weights g_e of the selected experts sum to 1, so they are
     renormalized. The model is the same until further training, when the copies diverge. The router's weight is random
     normal, drawn from `seed`.
 
-    Condition: weights that sum to 1; without renormalization (Switch) the result would shrink. A feed-forward with
-    other readers of its hidden values, and a shared expert next to routed ones, stay as they are.
+    Condition: the pass skips a feed-forward whose hidden values have other readers, whose norm is fused into it, or
+    that is a shared expert next to routed ones.
 
     Source: Komatsuzaki 2023 (2212.05055), sparse upcycling.
 
@@ -74,30 +74,26 @@ class UpcycleToMoe(Pass):
     def _upcycle_feed_forward(self, f: FeedForward) -> None:
         graph, down = f.down.graph, f.out.params[0]
 
-        def stack_experts(projection: Projection | None, name: str, bias: bool = False) -> Param | None:
-            param, recipe = (
-                (None, None)
-                if projection is None
-                else (projection.params[bias], projection.bias if bias else projection.weight)
-            )
-            if projection is None or param is None or recipe is None:
+        def stack_experts(part: Projection | None, name: str, bias: bool = False) -> Param | None:
+            param, recipe = (None, None) if part is None else (part.params[bias], part.bias if bias else part.weight)
+            if part is None or param is None or recipe is None:
                 return None
-            shape = (self.experts, projection.stop - projection.start, *param.shape[1:])
+            shape = (self.experts, part.stop - part.start, *param.shape[1:])
             full = add_common_prefix(f.params, f"experts.{name}_bias" if bias else f"experts.{name}")
             return derive_param(param, Reshape(Concat((recipe,) * self.experts), shape), shape, full)
 
         shape = (self.experts, f.x.width)
         router_recipe = Normal(shape, STD, f"{down.name} router", self.seed)
         router = derive_param(down, router_recipe, shape, add_common_prefix(f.params, "router.weight"))
-        projections = {"up": f.up, "down": f.out, "gate": f.gate}
+        parts = {"up": f.up, "down": f.out, "gate": f.gate}
         with graph.inserting(before=f.down):
             logits = ops.linear(f.x, router, name="router")
             combine = ops.route(logits, k=self.top_k)
             y = ops.moe(
                 f.x,
                 combine,
-                *(stack_experts(projection, name) for name, projection in projections.items()),
-                *(stack_experts(projection, name, bias=True) for name, projection in projections.items()),
+                *(stack_experts(part, name) for name, part in parts.items()),
+                *(stack_experts(part, name, bias=True) for name, part in parts.items()),
                 activation=f.activation,
                 limit=f.limit,
                 shift=f.shift,
@@ -108,7 +104,7 @@ class UpcycleToMoe(Pass):
 
 
 def _is_shared_expert(f: FeedForward) -> bool:
-    """Return whether the output of `f`, scaled or not, is added to the output of experts."""
+    """Return whether the output of `f`, with or without factors, is added to the output of a `moe`."""
     values = [f.down.output]
     # `values` grows during the walk: factors between the result and the sum are followed.
     for value in values:

@@ -1,4 +1,4 @@
-"""Extending the context of a model by scaled RoPE frequencies or an interpolated position table."""
+"""Extend the context of a model by scaled RoPE frequencies or an interpolated position table."""
 
 from __future__ import annotations
 
@@ -38,17 +38,21 @@ _LENGTHS = ("context", "max_positions", "source_context", "max_source_positions"
 class ExtendContext(ScalingArguments, Pass):
     """Extend the context of a model `factor` times by scaling its RoPE frequencies or interpolating its position table.
 
-    RoPE rotates pair k by position · f_k, f_k = θ^(−2k/d). `pi`: f_k/factor, as if positions were compressed into the
-    old context; a learned position table gets `factor` times as many rows, interpolated between the old ones, a table
-    of sinusoids exact rows. `ntk`: the base becomes θ·factor^(d/(d−2)), so that fast pairs stay and the slowest is
-    interpolated. `yarn`: rotary pairs with more than `beta_fast` rotations over the `original` context stay, pairs with
-    fewer than `beta_slow` are interpolated, pairs between are blended (bounds are whole pairs if `truncate`), and
-    rotated queries and keys are scaled by 0.1·ln(factor) + 1. `llama3`: the same with `low_freq` and `high_freq`.
-    `original` None means the model's context; graph.meta then stores the new one. `layers` selects the layers whose
+    RoPE rotates pair k by position · f_k, with f_k = θ^(−2k/d). `method` selects the new frequencies:
+
+    - pi: f_k/factor, as if positions were compressed into the old context. A learned position table gets `factor` times
+      as many rows, interpolated between the old ones; a table of sinusoids gets exact rows.
+    - ntk: the base becomes θ·factor^(d/(d−2)): the fastest pair keeps its frequency and the slowest is interpolated.
+    - yarn: rotary pairs with more than `beta_fast` rotations over the `original` context keep their frequencies, those
+      with fewer than `beta_slow` are interpolated (f_k/factor), and those between are blended (the bounds are rounded
+      to whole pairs if `truncate`). Rotated queries and keys are scaled by 0.1·ln(factor) + 1.
+    - llama3: as yarn, with the bounds `high_freq` and `low_freq` and without the scale.
+
+    `original` None means the model's context. graph.meta stores the new lengths. `layers` selects the layers whose
     rotations change: all, even, odd, indices, or a pattern ("local*5 + global").
 
     Condition: the model changes; it is usable directly (ntk, yarn) or after little training. Frequencies that are
-    already scaled stay as they are, and so do biases by distance; position tables only support pi.
+    already scaled do not change, and neither do biases by distance; position tables only support pi.
 
     Source: Chen 2023 (pi), arXiv:2306.15595; bloc97 2023 (NTK-aware scaled RoPE); Peng 2023 (YaRN), arXiv:2309.00071;
     Llama 3, 2024, arXiv:2407.21783.
@@ -82,10 +86,8 @@ class ExtendContext(ScalingArguments, Pass):
         applied = [self._scale_frequencies(rope, recipe, original, trace) for rope, recipe in ropes.items()]
         applied += [self._lengthen_table(node, trace) for node in tables]
         if not any(applied):
-            reason = (
-                f"%{trace.refusals[0].at}: {trace.refusals[0].reason}" if trace.refusals else "no rotations, no table"
-            )
-            raise WeftError(f"{self.name}: graph {graph.name} has no positions to extend ({reason})")
+            why = f"%{trace.refusals[0].at}: {trace.refusals[0].reason}" if trace.refusals else "no rotations, no table"
+            raise WeftError(f"{self.name}: graph {graph.name} has no positions to extend ({why})")
         if trace.rewrites[self.name]:
             self._update_meta(graph, original)
 
@@ -118,12 +120,12 @@ class ExtendContext(ScalingArguments, Pass):
         return self.scale_recipe(recipe, _SCALING[self.method], self.factor, original)
 
     def _scale_frequencies(self, rope: Node, old: RopeFrequencies, original: int, trace: Trace) -> bool:
-        """Scale the frequencies `old` of the node `rope`; return False if refused, True if they now have the factor."""
+        """Scale the frequencies `old` of the node `rope`; return False after a refusal, else True."""
         if old.scaling != "none":
             if (old.scaling, old.factor) == (_SCALING[self.method], self.factor):
                 return True
-            reason = f"its frequencies are already scaled ({old.scaling}, factor {old.factor:g})"
-            trace.refuse(self.name, rope.output.name, reason)
+            why = f"its frequencies are already scaled ({old.scaling}, factor {old.factor:g})"
+            trace.refuse(self.name, rope.output.name, why)
             return False
         recipe = self._scale_recipe(old, original)
         check_scaling(recipe, self.name)
@@ -132,7 +134,7 @@ class ExtendContext(ScalingArguments, Pass):
         return True
 
     def _lengthen_table(self, node: Node, trace: Trace) -> bool:
-        """Lengthen the table of the position embedding `node`; return False if refused, True if it has the factor."""
+        """Lengthen the table of the position embedding `node`; return False after a refusal, else True."""
         table, offset = _get_table(node), find_first_row(node)
         factors = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
         factor = max(factors, default=1.0)

@@ -1,4 +1,4 @@
-"""Adding rotary positions to attentions without RoPE."""
+"""Add rotary positions to attentions without RoPE."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ...core.trace import Trace
 class InsertRope(ScalingArguments, Pass):
     """Add RoPE to the queries and keys of attentions that have no rotary positions.
 
-    Pair k of every head of q and k is rotated by position · theta^(−2k/rotary_dim) radians, right before the attention:
-    after norms of the heads, with packed projections or not. The first `rotary_dim` features of a head are rotated
-    (None: all of them). `layout` pairs feature k with k + rotary_dim/2 (half; GPT-NeoX, Llama) or neighbours
-    (interleaved; GPT-J). `scaling`, `factor` and `original` (the context before scaling) work as in extend-context.
-    Decoders read the input position_ids, which is added if it is missing; bidirectional attentions count their tokens.
+    Pair k of every head of q and k is rotated by position · theta^(−2k/rotary_dim) radians, right before the attention,
+    after any norms of the heads. The first `rotary_dim` features of a head are rotated (None: all of them). `layout`
+    pairs feature k with k + rotary_dim/2 (half; GPT-NeoX, Llama) or neighbours (interleaved; GPT-J). `scaling`,
+    `factor` and `original` (the context before scaling) work as in extend-context. Causal attentions read the input
+    position_ids, which is added if it is missing; bidirectional attentions without this input count their tokens.
     `layers` selects the layers: all, even, odd, indices ("0-5, 8"), or a pattern ("local*3 + global").
 
-    Condition: the model changes and needs further training. A layer that already has RoPE stays as it is, and so does
-    one whose values are part of its keys (latent attention); it is an error if no layer is left, as in a second run.
+    Condition: the model changes and needs further training. A layer with RoPE does not change, and neither does one
+    whose values are part of its keys (latent attention). It is an error if no layer changes, as in a second run.
 
     Source: Su 2021 (RoFormer), arXiv:2104.09864.
 
@@ -70,7 +70,7 @@ class InsertRope(ScalingArguments, Pass):
             if reason is not None:
                 trace.refuse(self.name, node.output.name, reason)
                 continue
-            recipe = self._build_recipe(graph, node)
+            recipe = self._get_recipe(graph, node)
             options = {"interleaved": self.layout == "interleaved", "amplitude": recipe.attention_factor()}
             with graph.inserting(before=node):
                 at = _find_positions(graph, node, counted_positions)
@@ -91,9 +91,9 @@ class InsertRope(ScalingArguments, Pass):
         for node in after.nodes:
             old = nodes_before.get(node.output.name)
             if node.op is ops.attention and old is not None and not find_ropes(old) and (ropes := find_ropes(node)):
-                amplitude, interleaved = compute_amplitude(self.scaling, self.factor), self.layout == "interleaved"
+                amplitude, pairs = compute_amplitude(self.scaling, self.factor), self.layout == "interleaved"
                 rotate = make_rope_reference(
-                    self._build_recipe(before, old), ropes[0], interleaved=interleaved, amplitude=amplitude
+                    self._get_recipe(before, old), ropes[0], interleaved=pairs, amplitude=amplitude
                 )
                 references[node.output.name] = partial(_attend_rotated, rotate, inputs.get("position_ids"))
         old_inputs = {name: inputs[name] for name in before.inputs}
@@ -113,7 +113,7 @@ class InsertRope(ScalingArguments, Pass):
             return "it already has rotary positions (strip-positions removes them, extend-context changes them)"
         return "its values are part of its keys" if node.operand("v") is None else None
 
-    def _build_recipe(self, graph: Graph, node: Node) -> RopeFrequencies:
+    def _get_recipe(self, graph: Graph, node: Node) -> RopeFrequencies:
         q = node.inputs[0]
         assert q is not None
         head = q.width // node.attrs["heads"]
@@ -127,12 +127,8 @@ class InsertRope(ScalingArguments, Pass):
 
 
 def _find_positions(graph: Graph, node: Node, counted_positions: dict[Any, Value]) -> Value:
-    """Return the positions [batch, seq] of the attention `node`: the input position_ids if it has this shape.
-
-    Otherwise, a causal attention gets a new input position_ids, and a bidirectional one counts its tokens from 0.
-    `counted_positions` caches the counts by shape. Raises a WeftError if position_ids of a causal model has another
-    shape.
-    """
+    """Return the positions [batch, seq] of the attention `node`: the input position_ids, added if `node` is causal.
+    A bidirectional attention without it counts its tokens from 0; `counted_positions` caches the counts by shape."""
     q = node.inputs[0]
     assert q is not None
     shape = q.shape[:2]
@@ -152,7 +148,8 @@ def _find_positions(graph: Graph, node: Node, counted_positions: dict[Any, Value
 def _attend_rotated(
     rotate: Callable[..., Array], at: Array | None, q: Array, k: Array, *operands: Array | None, **attrs: Any
 ) -> Any:
-    """Return the op `attention` on q and k rotated by `rotate` at positions `at` [batch, seq] (None: 0, 1, …)."""
+    """Return the result of the op `attention` on q and k rotated by `rotate` at positions `at` [batch, seq].
+    The positions are 0, 1, … if `at` is None or has another shape than the queries."""
     if at is None or at.shape != q.shape[:2]:
         at = np.arange(q.shape[1])[None]
     heads = attrs["heads"], attrs["kv_heads"]

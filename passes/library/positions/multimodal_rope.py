@@ -26,10 +26,10 @@ class MultimodalRope(Pass):
 
     The pass adds the input rope_positions i64[batch, seq, 3]. Each pair of a head is rotated by the position along one
     axis, times its frequency as before: the first sections[0] pairs by time, the next sections[1] by height, the next
-    sections[2] by width (Qwen2-VL); or `interleaved`: sections[1] of the pairs 1, 4, 7, … by height, sections[2] of
-    2, 5, 8, … by width, and all others by time (Qwen3-VL). A checkpoint's config contains both settings. Tokens of an
-    image have the time of its start, and rows and columns counted from there; text continues after the largest
-    position. Caches keep the order of tokens, by position_ids.
+    sections[2] by width (Qwen2-VL). With `interleaved`, the first sections[1] of the pairs 1, 4, 7, … are rotated by
+    height, the first sections[2] of 2, 5, 8, … by width, and all others by time (Qwen3-VL). Without `sections`, both
+    settings are those of the checkpoint's config. Tokens of an image have the time of its start, and rows and columns
+    counted from there; text continues after the largest position. Caches order tokens by position_ids.
 
     Condition: the three positions of each token equal its position_ids.
 
@@ -67,7 +67,7 @@ class MultimodalRope(Pass):
             axes = [_select_axis(rope_positions, axis) for axis in range(AXES)]
         cache = dict[Value, list[Param]]()
         for node in ropes:
-            _rotate_by_axes(node, axes, _split_frequencies(graph, node, settings, cache))
+            _rotate_by_axes(node, axes, _split_by_axis(graph, node, settings, cache))
             trace.record_rewrite(self.name, node.output.name)
         if not position_ids.uses:
             del graph.inputs["position_ids"]
@@ -87,7 +87,7 @@ class MultimodalRope(Pass):
         if self.sections:
             return self
         if SECTIONS not in graph.meta:
-            raise WeftError(f"{self.name}: give the number of pairs for time, height, width: sections=[16, 24, 24]")
+            raise WeftError(f"{self.name}: give the pairs for time, height and width, such as sections=[16, 24, 24]")
         return replace(self, sections=tuple(graph.meta[SECTIONS]), interleaved=bool(graph.meta.get(INTERLEAVED)))
 
     def assign_axes(self, pairs: int) -> list[int]:
@@ -111,10 +111,9 @@ def _select_axis(positions: Value, axis: int) -> Value:
     return ops.squeeze(column, axes=(2,), name=f"{POSITIONS}_{axis}")
 
 
-def _split_frequencies(
-    graph: Graph, node: Node, settings: MultimodalRope, cache: dict[Value, list[Param]]
-) -> list[Param]:
-    """Return one frequency parameter per axis for the rope `node`, zero at pairs of other axes; `cache` shares them."""
+def _split_by_axis(graph: Graph, node: Node, settings: MultimodalRope, cache: dict[Value, list[Param]]) -> list[Param]:
+    """Return one frequency parameter per axis for the rope `node`, zero at pairs of other axes.
+    `cache` maps frequencies to these parameters, so that ropes share them."""
     all_pairs = node.required_operand("frequencies")
     if not isinstance(all_pairs, Param):
         raise WeftError(f"{settings.name}: %{node.output.name} is rotated by computed frequencies")
@@ -130,7 +129,7 @@ def _split_frequencies(
 
 
 def _rotate_by_axes(node: Node, axes: list[Value], frequencies: list[Param]) -> None:
-    """Replace the rope `node` by one rope per axis, in sequence, with positions `axes` and `frequencies`."""
+    """Replace the rope `node` by one rope per axis, in sequence; rope i reads the positions axes[i], frequencies[i]."""
     graph, amplitude = node.output.graph, node.attrs["amplitude"]
     y = node.required_operand("x")
     with graph.inserting(before=node):

@@ -1,4 +1,4 @@
-"""Moving norms of queries and keys across RoPE."""
+"""Move norms of queries and keys across RoPE."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _NORMS = (ops.rms_norm, ops.layer_norm)
 class NormAcrossRope(Pass):
     """Move the RMSNorm of queries or keys across RoPE: to=behind puts it after the rotation, to=before ahead of it.
 
-    A rotation R preserves lengths, so that R(x / rms(x)) = R x / rms(R x). The norm comes after the rotation if the
-    cache holds keys that are rotated but not normalized, or if a kernel rotates before it normalizes.
+    A rotation R preserves lengths, so that R(x / rms(x)) = R x / rms(R x). A norm after the rotation suits caches of
+    keys that are rotated but not normalized, and kernels that rotate before they normalize.
 
-    Condition: the norm has no weight, or one that is equal within every pair: R diag(g) = diag(g) R. Refused are any
-    other weight, a LayerNorm (rotations do not preserve means), a rotation with an amplitude, which a norm after it
-    would cancel, and values between them that have other readers.
+    Condition: the norm has no weight, or one that is equal within every pair: R diag(g) = diag(g) R. The pass refuses
+    other weights, a LayerNorm (rotations do not preserve means), a rotation with an amplitude other than 1, which a
+    norm after it would cancel, and values between norm and rotation that have other readers.
 
     Source: Su 2021, RoFormer (arXiv 2104.09864): rotations are orthogonal; Henry 2020, Query-Key Normalization
     (arXiv 2010.04245).
@@ -68,7 +68,7 @@ class NormAcrossRope(Pass):
 
 
 def _find_norm_before(rotation: Node) -> list[Node]:
-    """Return the norm whose output `rotation` reads, with the reshapes around it, in order; [] without one."""
+    """Return the nodes (a norm and reshapes) that compute the input of `rotation`, in order; [] without a norm."""
     chain: list[Node] = []
     value = rotation.inputs[0]
     while value is not None and (node := value.producer) is not None and node.op in (ops.reshape, *_NORMS):
@@ -80,7 +80,7 @@ def _find_norm_before(rotation: Node) -> list[Node]:
 
 
 def _find_norm_after(rotation: Node) -> list[Node]:
-    """Return the norm that reads the output of `rotation`, with the reshapes around it, in order; [] without one."""
+    """Return the nodes (a norm and reshapes) that read only the output of `rotation`, in order; [] without a norm."""
     chain: list[Node] = []
     value = rotation.output
     while len(value.uses) == 1 and (node := value.uses[0][0]).op in (ops.reshape, *_NORMS):
@@ -92,14 +92,14 @@ def _find_norm_after(rotation: Node) -> list[Node]:
 
 
 def _check_norm(steps: list[Node], start: Value | None) -> list[Node]:
-    """Return `steps` if they contain a norm and lead from `start` to a value of the same type, else []."""
+    """Return `steps` if they contain a norm and their last output has the type of `start`, their input, else []."""
     same_type = start is not None and bool(steps) and steps[-1].output.type == start.type
     return steps if same_type and any(n.op in _NORMS for n in steps) else []
 
 
 def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
     """Return a reason (str) why the norm in `steps` cannot move across `rotation`; None if it can.
-    `chain` are the nodes of both, in order."""
+    `chain` is `steps` and `rotation` in execution order."""
     (norm,) = (n for n in steps if n.op in _NORMS)
     for node in chain[:-1]:
         if len(node.output.uses) > 1 or node.output.is_output:
@@ -126,10 +126,8 @@ def _is_equal_in_pairs(weight: Recipe, rotation: Node, head_dim: int) -> bool:
         return False
     pairs = frequencies.width
     rotary = np.array(weight.values).reshape(-1, head_dim)[:, : 2 * pairs]
-    pair_features = (
-        rotary.reshape(-1, pairs, 2) if rotation.attrs["interleaved"] else rotary.reshape(-1, 2, pairs).swapaxes(1, 2)
-    )
-    return bool((pair_features[..., 0] == pair_features[..., 1]).all())
+    xy = rotary.reshape(-1, pairs, 2) if rotation.attrs["interleaved"] else rotary.reshape(-1, 2, pairs).swapaxes(1, 2)
+    return bool((xy[..., 0] == xy[..., 1]).all())
 
 
 def _reorder_nodes(old: list[Node], new: list[Node]) -> None:

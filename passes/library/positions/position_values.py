@@ -1,4 +1,4 @@
-"""Detect values computed from positions only: rows of position tables, sinusoids, distance biases."""
+"""Find values computed from positions only: rows of position tables, sinusoids, distance biases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find_position_tables(graph: Graph) -> list[Node]:
 
 
 def find_first_row(node: Node) -> int | None:
-    """Return the row of position 0 in the table of `node`, one of `find_position_tables`; None if it is unknown."""
+    """Return the row of position 0 in the table of the position embedding `node`; None if it cannot be derived."""
     value, offset = node.inputs[0], 0
     while value is not None and (producer := value.producer) is not None and producer.op is not ops.iota:
         if producer.op is ops.affine and producer.attrs["by"] == 1 and float(producer.attrs["plus"]).is_integer():

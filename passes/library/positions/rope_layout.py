@@ -1,4 +1,4 @@
-"""Convert between RoPE layouts: pairs of halves, or interleaved."""
+"""Convert between RoPE layouts: half (feature k pairs with k + pairs) and interleaved (2k with 2k + 1)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RopeLayout(Pass):
     """Convert RoPE to the `layout` half (feature k pairs with k + pairs: Llama, NeoX) or interleaved (2k with 2k + 1).
 
     GPT-J and GGUF use interleaved pairs. A score is a sum over the features of a head, in any order that queries and
-    keys share. So the rows of W_q and W_k (biases, weights of norms between) are permuted to the other layout; features
-    without rotation stay in place. The pass follows features through packed linears, and through the splits and
-    concatenations of latent attention.
+    keys share. So the rows of W_q and W_k, their biases, and the weights of norms after them are permuted to the new
+    layout; features without rotation stay in place. The pass follows features through packed linears, and through the
+    splits and concatenations of latent attention.
 
-    Condition: queries and keys of an attention are rotated alike, come from linears, with only norms, scales, clips,
-    reshapes and splits between, and have no other readers. Refused if only one of q and k is rotated, if rotated keys
-    are also the values, and if there are caches.
+    Condition: the same features of queries and keys are rotated, in the same layout. Both come from linears, with only
+    norms, scales, clips, reshapes and splits between linear and rotation, and have no other readers. The pass refuses
+    attentions with only one of q and k rotated, with rotated keys that are also the values, or with a cache.
 
     Source: Su 2021, RoFormer (arXiv 2104.09864); the half layout: GPT-NeoX (Black 2022, arXiv 2204.06745).
 
@@ -56,7 +56,7 @@ class RopeLayout(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         interleaved = self.layout == "interleaved"
-        inputs_by_attention: dict[Node, list[tuple[Node, Destination]]] = {}
+        ropes_by_attention: dict[Node, list[tuple[Node, Destination]]] = {}
         for node in graph.nodes:
             if node.op is ops.rope:
                 target = trace_destination(node.output, _label_features(node))
@@ -64,20 +64,18 @@ class RopeLayout(Pass):
                     if node.attrs["interleaved"] != interleaved:
                         trace.refuse(self.name, node.output.name, target)
                 else:
-                    inputs_by_attention.setdefault(target.node, []).append((node, target))
-        for attention, rotated_inputs in inputs_by_attention.items():
-            if all(rotation.attrs["interleaved"] == interleaved for rotation, _ in rotated_inputs):
+                    ropes_by_attention.setdefault(target.node, []).append((node, target))
+        for attention, ropes in ropes_by_attention.items():
+            if all(rotation.attrs["interleaved"] == interleaved for rotation, _ in ropes):
                 continue
-            orders = _find_obstacle(attention, rotated_inputs) or _find_orders(
-                [rotation for rotation, _ in rotated_inputs]
-            )
+            orders = _find_obstacle(attention, ropes) or _find_orders([rotation for rotation, _ in ropes])
             if isinstance(orders, str):
                 trace.refuse(self.name, attention.output.name, orders)
                 continue
             trace.record_rewrite(self.name, attention.output.name)
             for node, order in orders.items():
                 _reorder_params(node, order)
-            for rotation, _ in rotated_inputs:
+            for rotation, _ in ropes:
                 rebuild_node(rotation, interleaved=interleaved)
 
 
@@ -95,20 +93,18 @@ def _count_pairs(rotation: Node) -> int:
     return frequencies.width
 
 
-def _find_obstacle(attention: Node, rotated_inputs: list[tuple[Node, Destination]]) -> str | None:
+def _find_obstacle(attention: Node, ropes: list[tuple[Node, Destination]]) -> str | None:
     """Return a reason (str) why the rotated features of queries and keys cannot be reordered; None if they can.
-
-    `rotated_inputs` lists (rope node, destination of its features in `attention`).
-    """
-    if sorted(target.role for _, target in rotated_inputs) != ["k", "q"]:
+    `ropes` lists (rope node, destination of its features in `attention`)."""
+    if sorted(target.role for _, target in ropes) != ["k", "q"]:
         return "it does not have exactly one rotation of queries and one of keys"
-    if len({rotation.attrs["interleaved"] for rotation, _ in rotated_inputs}) > 1:
+    if len({rotation.attrs["interleaved"] for rotation, _ in ropes}) > 1:
         return "its queries and keys are rotated in different layouts"
     if attention.operand("past_k") is not None:
         return "its cache holds rotated keys; run rope-layout before kv-cache"
     if attention.attrs.get("cache_bits") is not None:
         return "its rotated keys are quantized with their own scales; run rope-layout before quantize-cache"
-    rows = np.concatenate([target.labels for _, target in rotated_inputs])
+    rows = np.concatenate([target.labels for _, target in ropes])
     if (rows != rows[0]).any():
         return "its queries and keys rotate different features"
     if attention.operand("v") is None and rows[0, : attention.attrs["value_dim"]].any():
@@ -117,7 +113,7 @@ def _find_obstacle(attention: Node, rotated_inputs: list[tuple[Node, Destination
 
 
 def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
-    """Return the row order for the other layout of each linear and norm before `rotations`; a reason (str) if none."""
+    """Return the row order of the other layout for each linear and vector op before `rotations`, or a reason (str)."""
     rows: dict[Node, Array] = {}
     origins: list[LinearOrigin] = []
     for rotation in rotations:
@@ -144,8 +140,8 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
 
 
 def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | str:
-    """Return the new order of the vectors that are parameters of `step`; a reason (str) if there is none. `labels` are
-    the rows of the linear that the features of `step` come from, `order` is the new order of these rows."""
+    """Return the new order of the elements of vectors that `step` reads; a reason (str) if there is none.
+    labels[i] is the row of the linear that feature i of `step` comes from, `order` the new order of these rows."""
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
         return "has an operand that is not a vector over the features"
     groups = labels.reshape(-1, labels.shape[-1])
@@ -158,7 +154,7 @@ def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | s
 
 
 def _reorder_params(node: Node, order: list[int]) -> None:
-    """Reorder the rows of all parameters of `node` by `order`."""
+    """Take the rows `order` of all parameters of `node`."""
     names = [o.name for o, v in zip(node.op.operands, node.inputs, strict=False) if isinstance(v, Param)]
     old = {name: node.operand(name) for name in names}
     new = {name: derive_param(p, take_rows(p.recipe, order)) for name, p in old.items() if isinstance(p, Param)}

@@ -1,4 +1,4 @@
-"""Removing all position information from a model (NoPE)."""
+"""Remove all position information from a model (NoPE)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StripPositions(Pass):
     position_ids is removed if it has no readers left.
 
     Condition: the model changes and needs further training. A bias that may be a mask (computed by comparisons) stays,
-    and so do positions that enter other than by a sum.
+    and so do positions that ops other than these read.
 
     Source: Haviv 2022, arXiv:2203.16634; Kazemnejad 2023 (NoPE), arXiv:2305.19466.
 
@@ -78,7 +78,7 @@ class StripPositions(Pass):
             _clean_up(graph)
 
     def _drop_summand(self, node: Node, position_values: set[Value], trace: Trace) -> None:
-        """Remove the summand of `node` that is in `position_values`, if exactly one of the two is; else do nothing."""
+        """Remove the summand of `node` that is in `position_values`, if exactly one summand is; else do nothing."""
         (x, y), norms = node.inputs[:2], node.op is ops.add_norm
         assert x is not None and y is not None
         if (x in position_values) == (y in position_values) or not node.output.type.dtype.is_float:
@@ -103,11 +103,7 @@ class StripPositions(Pass):
         for node in before.nodes:
             if node.op in _REFERENCES:
                 references[node.output.name] = _REFERENCES[node.op]
-            elif (
-                node.output in values
-                and node.output.name not in names
-                and not values.issuperset(_list_next_values(node))
-            ):
+            elif node.output in values and node.output.name not in names and not values.issuperset(_get_results(node)):
                 references[node.output.name] = partial(_return_zeros, node.op.reference)
         remaining = {name: inputs[name] for name in after.inputs}
         equivalence.check_close(
@@ -157,7 +153,7 @@ def _clean_up(graph: Graph) -> None:
             graph.meta.pop(key, None)
 
 
-def _list_next_values(node: Node) -> list[Value]:
+def _get_results(node: Node) -> list[Value]:
     """Return the values computed directly from `node`."""
     return [v for user in node.output.users for v in user.outputs]
 

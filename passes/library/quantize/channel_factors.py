@@ -1,7 +1,7 @@
 """Factors of channels that minimize the rounding error of a product.
 
 x Wᵀ = (x / s) (W · s)ᵀ for a factor s of every channel. Values of a group share a scale, so a channel that is much
-larger than its neighbours costs them precision, among activations or among weights. Factors move magnitude between
+larger than its neighbours reduces their precision, among activations or among weights. Factors move magnitude between
 activations and weights. The best factors are found by trials on calibration activations, with both rounded.
 """
 
@@ -25,9 +25,9 @@ OUTPUTS = 1024  # rows of a weight, enough to estimate the sizes of its columns
 
 
 def fit_channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
-    """Return the factors s, powers of two f32 [in], that minimize the error of the products (x / s) (W · s)ᵀ for all
-    `weights` W [out, in], with W · s rounded to `layout` and x / s [n, in] to 8 bits; None for less than 2 % gain.
-    """
+    """Return factors s, powers of two f32 [in], for which (x / s) (W · s)ᵀ has the least error, over all `weights` W.
+    x is [n, in], W [out, in]; W · s is rounded to `layout` and x / s to 8 bits. Candidates are sizes of activations to
+    a power divided by sizes of weights to another (`POWERS`). Return None if none reduces the error by 2 %."""
     inputs = _measure_columns(x.astype(np.float64, copy=False))
     weights = [weight.astype(np.float64) for weight in weights]
     outputs = np.sqrt(np.mean([np.square(_measure_columns(weight)) for weight in weights], 0))
@@ -37,12 +37,10 @@ def fit_channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout)
     def error(factors: Array) -> float:
         rounded = _round_to_8_bits(x / factors, layout.group)
         total = 0.0
-        for weight, exact_product in zip(weights, exact, strict=True):
+        for weight, target in zip(weights, exact, strict=True):
             blocks = round_rows(weight * factors, layout)
             product = rounded @ layout.dequantize(blocks)[:, : weight.shape[1]].T
-            total += float(np.square(product - exact_product).mean()) / max(
-                float(np.square(exact_product).mean()), 1e-30
-            )
+            total += float(np.square(product - target).mean()) / max(float(np.square(target).mean()), 1e-30)
         return total
 
     best: Array | None = None
@@ -57,13 +55,13 @@ def fit_channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout)
 
 
 def _measure_columns(rows: Array) -> Array:
-    """Return the root mean square of every column, [width], at least a small positive value."""
+    """Return the root mean square of every column [width], but at least 2⁻⁸ of the largest, and not 0."""
     sizes = np.sqrt(np.square(rows).mean(0))
     return np.asarray(np.maximum(sizes, max(float(sizes.max()), 1e-30) * 2.0**-FARTHEST))
 
 
 def _round_to_8_bits(x: Array, group: int) -> Array:
-    """Return x [n, width] with every group rounded to −127 … 127 times its scale, as CPU kernels round it."""
+    """Return x [n, width] with every `group` values of a row rounded to −127 … 127 times a scale, as CPU kernels do."""
     groups = split_groups(x, group)
     scales = np.abs(groups).max(-1, keepdims=True) / 127
     scales[scales == 0] = 1

@@ -41,44 +41,47 @@ LEAST_TOKENS = 256  # below which moments of activations are meaningless
 class QuantizeWeights(Pass):
     """Store weight matrices as integers of `bits` bits; every group of `group` values of a row shares a scale.
 
-    A weight is scale · (code − zero point): with `zeros` each group has a zero point of `bits` bits, else, and always
-    for codes of 8 bits, it is 2^{bits−1}. Scales are f16. Graphs stay as they are: the recipe of a parameter describes
-    how its codes are computed; targets read the codes if they have a kernel for them, and dequantized values otherwise.
+    A weight is scale · (code − zero point). With `zeros`, each group has a zero point of `bits` bits; without, and
+    always for codes of 8 bits, the zero point is 2^{bits−1}. Scales are f16. The graph does not change: the recipe of a
+    parameter describes how its codes are computed. Targets read the codes if they have a kernel for them, and
+    dequantized values otherwise.
 
-    `method` selects how codes are computed. rtn: rounding to the nearest, which needs no text and streams. gptq: column
-    by column, each compensating for the errors of the columns before it, for inputs as on a text: `calibration`, a text
-    file or token ids (.npy, .json), or else a mixture of prose, code and languages that comes with weft; `tokens` of it
-    are read. Layers are fitted to the activations that the quantized layers before them give. kquant: rounding to the
-    nearest, with scales and zero points searched by weighted squared errors; it needs no text. hqq: real-valued zero
-    points that minimize a norm of errors which tolerates outliers (Badri and Shaji 2023, HQQ), for linear maps in 4
-    bits whose rows are whole groups; they are stored as a zero point and a code for the remainder, which takes few more
-    bits in wide rows. Other weights are rounded to the nearest. It needs no text.
+    `method` selects how codes are computed:
 
-    Without a method, weights that a file has as integers of at most `bits` bits in groups of `group` or more stay so,
-    and are not rounded twice: q4_0, q4_1, q4_k, q5_0 and q8_0 of GGUF files, codes of 5 bits as codes of 8, and the
-    codes of GPTQ, AWQ and others in a Hugging Face folder. With groups of 16 also q2_k, q3_k and q6_k. The same holds
-    for weights that were in such blocks before they were converted to floats, if they are exactly representable by 4
-    bits in groups of 32, 64 or 128, or by 8 bits in groups of 32 without zero points. A file whose linear maps take
-    less than 6 bits a weight on average, such as a Q4_K_M, loses no more by bits=4: where it has more bits (q5_0, q5_1,
-    q5_k, q6_k, q8_0), weights get codes of 8 bits without zero points, unchanged (q5_0, q8_0) or rounded to the
-    nearest; experts do not. The other weights are fitted by gptq if they get less than 8 bits and the model has a
-    tokenizer, and rounded to the nearest if not.
+    - rtn: rounding to the nearest, block by block.
+    - gptq: rounding column by column, each compensating for the errors of the columns before it, on the inputs that a
+      text gives: `calibration`, a text file or token ids (.npy, .json), or else a mixture of prose, code and languages
+      that comes with weft. `tokens` of it are read. A layer is fitted on the outputs of the quantized layers before it.
+    - kquant: rounding to the nearest, with scales and zero points that minimize weighted squared errors, without text.
+    - hqq: zero points that minimize a norm of errors which tolerates outliers (Badri and Shaji 2023, HQQ), without
+      text, for linear maps in 4 bits whose rows are a multiple of `group`. They are real numbers, stored as a zero
+      point and a code for the remainder. Other weights are rounded to the nearest.
+    - auto: codes as stored in the file, where they fit; gptq for other weights if they get less than 8 bits and the
+      model has a tokenizer; rtn otherwise.
+
+    Codes fit (auto) if they are integers of at most `bits` bits in groups of `group` or more: q4_0, q4_1, q4_k, q5_0
+    and q8_0 of GGUF files (codes of 5 bits become codes of 8), q2_k, q3_k and q6_k with group=16, and the codes of
+    GPTQ, AWQ and others in a Hugging Face folder. They also fit if weights were converted from such blocks to floats,
+    and 4 bits in groups of 32, 64 or 128, or 8 bits in groups of 32 without zero points, represent them exactly. If the
+    linear maps of a file take less than 6 bits per weight on average (as in Q4_K_M), those with more than `bits` bits
+    (q5_0, q5_1, q5_k, q6_k, q8_0) get codes of 8 bits without zero points, unchanged (q5_0, q8_0) or rounded to the
+    nearest; experts do not.
 
     With a `budget` of bits per weight on average, scales and zero points included, `bits` and `group` are chosen for
     every matrix: codes of the bits that `choices` lists, in groups of 32, 64 or 128. The importance of a matrix is
-    measured on the text, as the divergence of the outputs when it alone is rounded; query, key and value of an
-    attention count as one, so that they can still be packed.
+    measured on the text, as the divergence of the outputs if only this matrix is rounded. Query, key and value of an
+    attention get the same layout, so that they can still be packed.
 
     Results of gptq are stored in the folder `resume`, if given: after an interruption the same command continues there.
 
-    Other formats are floats, rounded to the nearest; `bits` does not apply to them. fp8: 8 bits (e4m3) with a scale for
-    each tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two (e8m0). nvfp4: 4 bits (e2m1) in
-    groups of 16 with a scale of 8 bits (e4m3), relative to one f32 scale of the matrix, which matrices that multiply
-    the same value share. Weights that a file has in mxfp4 or nvfp4 stay so in that format.
+    `format` int means integers. Other formats are floats, rounded to the nearest; `bits` does not apply to them. fp8: 8
+    bits (e4m3) with a scale for each tile of 128 · 128. mxfp4: 4 bits (e2m1) in groups of 32 with a power of two
+    (e8m0). nvfp4: 4 bits (e2m1) in groups of 16 with a scale of 8 bits (e4m3), relative to one f32 scale of the matrix,
+    which matrices that multiply the same value share. Weights that a file stores in the chosen 4-bit format keep it.
 
-    Embedding tables and output heads get integers of `head` bits, except that fp8 applies to them also. Routers stay as
-    they are, as do weights whose names, or a part of them between dots, match a pattern of `keep` (``"down,
-    layers.0.*"``), norms, biases and all other parameters that are not matrices of products.
+    Embedding tables and output heads get integers of `head` bits, or fp8 with format=fp8. Unchanged are routers, norms,
+    biases, all other parameters that are not matrices of products, and weights whose names, or a part of them between
+    dots, match a pattern of `keep` (``"down, layers.0.*"``).
 
     Condition: weights are finite, and their sizes are fixed.
 
@@ -116,10 +119,10 @@ class QuantizeWeights(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         self._check_arguments()
-        layouts = self._choose_layouts(graph, trace)
-        if not layouts and not trace.refusals:
+        plan = self._choose_layouts(graph, trace)
+        if not plan and not trace.refusals:
             raise WeftError(f"quantize: graph {graph.name} has no weight matrix that can be quantized")
-        for matrix, (layout, wider) in self._find_stored(layouts).items():
+        for matrix, (layout, wider) in self._find_stored(plan).items():
             if wider is None:
                 read_stored_codes(matrix.param, layout)
                 trace.record_rewrite(self.name, f"{matrix.param.name} as stored, in {layout}")
@@ -128,18 +131,18 @@ class QuantizeWeights(Pass):
                 trace.record_rewrite(
                     self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing"
                 )
-            del layouts[matrix]
+            del plan[matrix]
         is_requested = self.method == "gptq" or self.calibration is not None or self.budget is not None
-        needs_text = is_requested or any(layout.bits < 8 for layout in layouts.values())
-        texts = self._read_texts(graph, trace) if layouts and needs_text else []
-        if self.budget is not None and layouts:
-            layouts = self._fit_budget(self.budget, graph, layouts, texts, trace)
+        needs_text = is_requested or any(layout.bits < 8 for layout in plan.values())
+        texts = self._read_texts(graph, trace) if plan and needs_text else []
+        if self.budget is not None and plan:
+            plan = self._fit_budget(self.budget, graph, plan, texts, trace)
         if texts and self.uses_fitting:
-            for name in fit_gptq(graph, texts, layouts, trace.progress, self.resume):
+            for name in fit_gptq(graph, texts, plan, trace.progress, self.resume):
                 trace.record_rewrite(self.name, name)
             return
-        scales = compute_tensor_scales(matrix for matrix, layout in layouts.items() if layout.tensor_scale)
-        for matrix, layout in layouts.items():
+        scales = compute_tensor_scales(matrix for matrix, layout in plan.items() if layout.tensor_scale)
+        for matrix, layout in plan.items():
             if self.uses_search and (self.method == "kquant" or layout.sums):
                 store_rounded(matrix.param, layout, self.method)
             else:
@@ -150,72 +153,68 @@ class QuantizeWeights(Pass):
         for name, bits in (("bits", self.bits), ("head", self.head)):
             if bits not in INTEGER_BITS:
                 choices = ", ".join(map(str, INTEGER_BITS))
-                raise WeftError(f"quantize: {name}={bits}: there are codes of {choices} bits")
+                raise WeftError(f"quantize: {name}={bits} must be one of {choices} (bits of a code)")
         if self.group < 16 or self.group & (self.group - 1) or self.group > 256:
-            raise WeftError(f"quantize: group={self.group}: kernels take groups of 16, 32, 64, 128 and 256 values")
+            raise WeftError(f"quantize: group={self.group} must be 16, 32, 64, 128 or 256 (values that share a scale)")
         self._parse_choices()
         if self.method == "hqq" and (self.bits != 4 or not self.zeros or self.budget is not None):
             raise WeftError(
                 "quantize: method=hqq fits zero points of codes of 4 bits: it takes no other bits, no zeros=false and "
-                "no budget"
+                "no budget; choose another method for them"
             )
         if self.format != "int" and (self.method not in ("auto", "rtn") or self.budget is not None):
             raise WeftError(
                 f"quantize: format={self.format} is rounded to the nearest: it takes no method and no budget"
             )
         if self.budget is not None and not 0 < self.budget <= 16:
-            raise WeftError(f"quantize: budget={self.budget:g}: it is bits of a weight on average, above 0, at most 16")
+            raise WeftError(f"quantize: budget={self.budget:g} (bits per weight on average) must be in 0 < budget ≤ 16")
         if self.tokens < 1:
             raise WeftError(f"quantize: tokens={self.tokens} must be positive")
         if self.calibration is not None and not self.uses_text:
             raise WeftError(
-                f"quantize: {'method=' + self.method if self.format == 'int' else 'format=' + self.format} looks at no "
+                f"quantize: {'method=' + self.method if self.format == 'int' else 'format=' + self.format} reads no "
                 "text; calibration is for method=gptq or a budget"
             )
 
     @property
     def uses_text(self) -> bool:
-        """True if a calibration text is read."""
+        """Return whether the pass reads a calibration text if the model can tokenize one."""
         return self.format == "int" and (self.uses_fitting or self.budget is not None)
 
     @property
     def uses_search(self) -> bool:
-        """True if scales and zero points are searched without a text, from the weights alone."""
+        """Return whether scales and zero points are searched by the errors of weights, without a text."""
         return self.method in ("kquant", "hqq")
 
     @property
     def uses_fitting(self) -> bool:
-        """True if codes are fitted to a calibration text, if there is one."""
+        """Return whether gptq is applied if the model can tokenize a text."""
         uses_fitting = self.bits < 8 or self.calibration is not None or self.budget is not None
         return self.method == "gptq" or (self.method == "auto" and uses_fitting)
 
     def is_mostly_stored(self, graph: Graph) -> bool:
-        """Return whether most weights of the linear maps of `graph` keep the blocks of their file, or wider ones."""
+        """Return whether most weights of linears and experts keep the blocks of their file, or get wider codes."""
         self._check_arguments()
-        mapped = {
-            m: layout for m, layout in self._choose_layouts(graph, Trace()).items() if m.kind in ("linear", "experts")
-        }
+        plan = self._choose_layouts(graph, Trace())
+        mapped = {matrix: layout for matrix, layout in plan.items() if matrix.kind in ("linear", "experts")}
         stored = sum(matrix.elements for matrix in self._find_stored(mapped))
         return 2 * stored > sum(matrix.elements for matrix in mapped)
 
-    def _find_stored(
-        self, layouts: Mapping[Matrix, BlockLayout]
-    ) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
-        """Return the matrices of `layouts` that keep the blocks of their file: with (layout, None) if unchanged, with
-        (layout, layout of 8 bits) if rounded, because a file of few bits has more bits for them than the plan."""
+    def _find_stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
+        """Return the matrices of `plan` for which the file determines the codes: {matrix: (stored layout, None)} if the
+        stored codes stay, {matrix: (stored layout, layout of 8 bits)} if they have more bits than `plan` and the file
+        takes few bits on average."""
         if self.format in FLOATS4:
-            reader = next((matrix.param.graph.reader for matrix in layouts), EMPTY)
+            reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
             return {
-                m: (layout, None)
-                for m, layout in layouts.items()
-                if find_block_layout(m.param.recipe, reader) == layout
+                m: (layout, None) for m, layout in plan.items() if find_block_layout(m.param.recipe, reader) == layout
             }
         if self.format != "int" or self.method != "auto" or self.calibration is not None or self.budget is not None:
             return {}
-        stored = {matrix: find_stored_layout(matrix.param) for matrix in layouts}
+        stored = {matrix: find_stored_layout(matrix.param) for matrix in plan}
         has_few_bits = self._has_few_bits(stored)
         unrounded: dict[Matrix, tuple[BlockLayout, BlockLayout | None]] = {}
-        for matrix, chosen_layout in layouts.items():
+        for matrix, chosen_layout in plan.items():
             layout = stored[matrix]
             if layout is None:
                 continue
@@ -237,9 +236,9 @@ class QuantizeWeights(Pass):
         return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)
 
     def _choose_layouts(self, graph: Graph, trace: Trace) -> dict[Matrix, BlockLayout]:
-        """Return the layout of each matrix that is quantized."""
+        """Return the layout of each matrix to be quantized; record refusals and kept weights in `trace`."""
         patterns = [p.strip() for p in self.keep.split(",") if p.strip()]
-        layouts: dict[Matrix, BlockLayout] = {}
+        plan: dict[Matrix, BlockLayout] = {}
         for param, matrix in find_matrices(graph).items():
             if isinstance(matrix, str):
                 trace.refuse(self.name, param.name, matrix)
@@ -250,8 +249,8 @@ class QuantizeWeights(Pass):
                     self.name, param.name, f"it is quantized already ({find_block_layout(param.recipe, graph.reader)})"
                 )
             else:
-                layouts[matrix] = self._choose_layout(graph, matrix)
-        return layouts
+                plan[matrix] = self._choose_layout(graph, matrix)
+        return plan
 
     def _choose_layout(self, graph: Graph, matrix: Matrix) -> BlockLayout:
         if self.format == "fp8":
@@ -266,34 +265,33 @@ class QuantizeWeights(Pass):
         return build_integer_layout(bits, self.group, self.zeros and bits < 8)
 
     def _fit_budget(
-        self, budget: float, graph: Graph, layouts: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
+        self, budget: float, graph: Graph, plan: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
     ) -> dict[Matrix, BlockLayout]:
-        """Return `layouts`, except that linear maps and experts get layouts of `budget` bits per weight on average.
-
-        Raises a WeftError if `texts` is empty: the importance of a matrix is measured on them.
-        """
+        """Return `plan` with new layouts of linears and experts, which take `budget` bits per weight on average."""
         if not texts:
             raise WeftError(
                 f"quantize: budget={budget:g} measures on a text which matrices matter, and the model has no tokenizer "
                 "to read one with: give calibration= a .npy or .json file of token ids"
             )
-        mapped = [matrix for matrix in layouts if matrix.kind in ("linear", "experts")]
+        mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
         choices = [build_integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
         chosen = choose_layouts(graph, texts, group_matrices(mapped), choices, budget, trace.progress)
         for line in report_layouts(chosen):
             trace.note(f"quantize: {line}")
-        return {matrix: chosen.get(matrix, layout) for matrix, layout in layouts.items()}
+        return {matrix: chosen.get(matrix, layout) for matrix, layout in plan.items()}
 
     def _parse_choices(self) -> list[int]:
-        """Return the numbers of bits that a budget chooses from, from `choices`."""
+        """Return the numbers of bits in `choices`, sorted; raise a WeftError for a number that is not supported."""
         numbers = self.choices.replace(",", " ").split()
         if not numbers or any(number not in map(str, INTEGER_BITS) for number in numbers):
             possible = ", ".join(map(str, INTEGER_BITS))
-            raise WeftError(f"quantize: choices={self.choices!r}: it lists bits of codes, of {possible}")
+            raise WeftError(
+                f"quantize: choices={self.choices!r}: each number must be one of {possible} (bits of a code)"
+            )
         return sorted({int(number) for number in numbers})
 
     def _read_texts(self, graph: Graph, trace: Trace) -> list[Array]:
-        """Return the calibration sequences for gptq and budgets; [] if none are read."""
+        """Return the calibration sequences (token ids); [] if none are needed, or if auto finds no tokenizer."""
         if not self.uses_text:
             return []
         if has_cache(graph):
@@ -304,8 +302,8 @@ class QuantizeWeights(Pass):
         if self.calibration is None and graph.tokenize is None:
             if self.method == "gptq":
                 raise WeftError(
-                    "quantize: method=gptq looks at a text, and the model has no tokenizer to read one with: give "
-                    "calibration= a .npy or .json file of token ids, or method=rtn"
+                    "quantize: method=gptq reads a text, and the model has no tokenizer for it: give calibration= a "
+                    ".npy or .json file of token ids, or method=rtn"
                 )
             trace.note("quantize: weights are rounded to the nearest: the model has no tokenizer to read a text with")
             return []

@@ -1,4 +1,4 @@
-"""Scaling the input channels of products."""
+"""Scale the input channels of matrix products."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class ScaleChannels(Pass):
     the error of quantization.
 
     W x = (W diag(s)) (diag(s)⁻¹ x), and 1/s goes into the node that computes x: the weight of a norm, or the rows of
-    the `up` of a gated feed-forward. Groups of values share a scale, also among activations if kernels round them to 8
-    bits, and a channel that is larger than its neighbours costs them precision; factors move magnitude to the side that
-    has room for it. Families of factors, sizes of activations to a power divided by sizes of weights to another, are
-    tried on activations of a text, with weights rounded to the nearest of `bits` bits in groups of `group`, and
-    activations to 8 bits. All readers of a value get the same factors. Factors are powers of two, so only the exponents
-    of weights change. The text is `calibration`, as for quantize, or else the one that comes with weft; `tokens` from
-    all over it are read. Without a tokenizer tokens are random, and a warning reports it.
+    the up projection of a gated feed-forward. Values of a group share a scale (activations as well, if kernels round
+    them to 8 bits), so a channel that is larger than its neighbours reduces their precision. Factors move magnitude
+    from weights to activations, or back. Candidates are sizes of activations to a power, divided by sizes of weights to
+    another power. They are compared on activations of a text, with weights rounded to `bits` bits in groups of `group`
+    and activations to 8 bits. All readers of a value get the same factors. Factors are powers of two, so only the
+    exponents of weights change. The text is `calibration`, as for quantize, or the mixture that comes with weft; about
+    `tokens` tokens are sampled evenly from it. If the model has no tokenizer, tokens are random, with a warning.
 
-    Condition: the node that computes the value is linear in a parameter, such as a norm with a weight (before
-    fold-norm-scale), and only linear maps with unshared weights read it; inputs of a tied head or of experts stay
-    unchanged, and so do values for which factors reduce the error by less than 2 %.
+    Condition: the node that computes x is linear in a parameter, such as a norm with a weight (before fold-norm-scale),
+    and only linear maps with unshared weights read x. Inputs of a tied head or of experts are not scaled, and neither
+    are values for which factors reduce the error by less than 2 %.
 
     Source: SmoothQuant (Xiao 2022, 2211.10438); AWQ (Lin 2023, 2306.00978).
 
@@ -105,7 +105,7 @@ class ScaleChannels(Pass):
         trace.progress(len(sites), len(sites))
 
     def _find_sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
-        """Yield the values whose channels can be scaled; refusals go to `trace`."""
+        """Yield the values whose channels can be scaled; record others that matrices read as refusals in `trace`."""
         all_matrices = find_matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
@@ -127,7 +127,7 @@ def _list_weights(value: Value) -> list[Param]:
 
 
 def _sample_rows(weight: Param) -> Array:
-    """Return at most `OUTPUTS` rows of `weight` at even distances; only one block at a time is in memory."""
+    """Return at most `OUTPUTS` evenly spaced rows of `weight`, reading one block at a time into memory."""
     count = int(weight.shape[0])
     indices = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
     parts, start = list[Array](), 0
@@ -143,7 +143,7 @@ def _sample_rows(weight: Param) -> Array:
 
 
 def _list_edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that divide `value` by `factors` and multiply its readers' weights; a reason (str) without."""
+    """Return edits that divide `value` by `factors` and multiply its readers' weight columns, or a reason (str)."""
     reader_edits = list_reader_edits(value, factors)
     if isinstance(reader_edits, str):
         return reader_edits
@@ -155,7 +155,7 @@ def _list_edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> lis
 
 
 def _scale_value(value: Value, factors: Array, order: Mapping[Node, int]) -> None:
-    """Divide `value` by `factors`, and multiply its readers by them; the factors are stored with the weights."""
+    """Apply the edits of `_list_edits` with `factors`, which become a new tensor of the graph's reader."""
     reader = value.graph.reader = SpilledTensors.wrap(value.graph.reader)
     key = reader.unique_key(f"{value.name}.factors")
     reader.put(key, factors)

@@ -1,1 +1,1 @@
-"""Passes that adapt a graph to a target: lengths, dtypes and outputs, the two sides of a model."""
+"""Passes that adapt a graph to a target: lengths, dtypes and outputs; encoder and decoder as graphs of their own."""

@@ -1,4 +1,4 @@
-"""Weights that products read as the blocks of codes in which they are stored."""
+"""Mark weights that matrix products read as stored blocks of codes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...core.trace import Trace
 class KeepBlocks(Pass):
     """Mark weights whose products targets compute from the stored blocks of codes, not from dequantized values.
 
-    `which` selects all weights, those of the output head (one row per token id), or those that the pass quantize
-    rounded. The last are blocks anyway: sums with them are then computed in f32, without rounding activations to 8
-    bits. In products of many tokens with blocks of FP8, activations are rounded to `activations`, if given. A target
-    that cannot read the blocks of a weight reads its dequantized values.
+    `which` selects weights that quantize has not rounded (all; head: those with one row per token id), or those
+    that it has (quantized). The last are blocks anyway: products with them are then computed in f32, without rounding
+    activations to 8 bits. With activations=fp8, products of many tokens with FP8 blocks round activations to FP8. A
+    target that cannot read the blocks of a weight reads its dequantized values.
 
     Condition: none; the weights keep their values.
 

@@ -1,4 +1,4 @@
-"""Ops that a target cannot lower, expanded into simpler ops."""
+"""Expand ops that a target cannot lower into simpler ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...edits.legalization import ACCEPTS, legalize
 class Legalize(Pass):
     """Replace ops by their bodies until the `target` has a lowering for every op, in its `form` of the graph.
 
-    Forms are those that `weft targets NAME` lists; "" is the whole model. The trace lists why lowerings refuse ops.
+    `weft targets NAME` lists the forms; "" is the whole model. The trace lists why lowerings refuse ops.
 
     Condition: none; an op that has no lowering and no body is an error.
 

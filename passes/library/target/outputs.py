@@ -1,4 +1,4 @@
-"""Outputs of a graph as a target returns them."""
+"""Drop outputs that a target does not return, and convert bf16 outputs to f32."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def list_losses(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class DropOutputs(Pass):
-    """Remove the outputs `names`, such as the loss that routers add, and the nodes that only they need.
+    """Remove the outputs `names`, such as the loss of routers, and the nodes that no other output depends on.
 
-    Condition: the program does not read them; a loss is for training.
+    Condition: the program that runs the model does not read these outputs; a loss is for training.
 
     Source: Shazeer 2017, arXiv:1701.06538, section 4, whose loss balances experts in training.
 

@@ -1,4 +1,4 @@
-"""RoPE frequencies that depend on the length of sequences."""
+"""Fix RoPE frequencies that depend on the length of sequences."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class RopeLength(Pass):
     """Set RoPE frequencies that depend on the length of sequences to those for sequences of up to `length` tokens.
 
     Frequencies of dynamic RoPE are θ_i = b(length)^(−2i/d); LongRoPE has one list of factors for sequences within the
-    original context, and one for longer sequences. Frequencies of other kinds stay as they are.
+    original context, and one for longer sequences. Frequencies that do not depend on the length stay as they are.
 
-    Condition: all sequences are computed with these frequencies, also shorter ones.
+    Condition: the model uses these frequencies for all sequences, also for shorter ones.
 
     Source: Ding 2024 (LongRoPE), arXiv:2402.13753; "Dynamically scaled RoPE", Reddit r/LocalLLaMA 2023 (emozilla).
 

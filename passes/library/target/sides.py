@@ -1,4 +1,8 @@
-"""The two sides of an encoder-decoder: nodes that depend on the source alone run once, the others for every token."""
+"""Cut an encoder-decoder into two graphs: an encoder, which runs once, and a decoder, which runs for every token.
+
+The source is the sequence that the encoder reads; nodes that depend on its inputs alone belong to the encoder. A cut at
+"keys" passes keys and values of cross-attentions to the decoder, a cut at "states" the encoder's last hidden state.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ At = Literal["keys", "states"]
 
 @dataclass(frozen=True)
 class _Side(Pass):
-    """The base of passes that cut a graph where other nodes read values of the source only, and keep one side."""
+    """The base of encoder-side and decoder-side: it cuts the graph and keeps the part `kind` (encoder or decoder)."""
 
     effect = "changing"
     purpose = "Targets"
@@ -37,9 +41,8 @@ class _Side(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         Dce().run(graph, Trace())
-        encoder_outputs = _find_encoder_outputs(
-            graph, self.at
-        )  # first: a loss that both sides add to would cross as well
+        # First: a loss to which both encoder and decoder add would be a crossing value as well.
+        encoder_outputs = _find_encoder_outputs(graph, self.at)
         is_encoder, crossing = self.kind == ENCODER, _find_crossing_values(graph, self.at)
         for name in [n for n in graph.outputs if is_encoder or graph.outputs[n] in encoder_outputs.values()]:
             del graph.outputs[name]
@@ -60,7 +63,7 @@ class _Side(Pass):
             trace.record_rewrite(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """This side and the other one, run one after another, compute the outputs of the graph."""
+        """Encoder and decoder, run one after another, compute the outputs of the graph."""
         sides = {ENCODER: before.clone(), DECODER: before.clone()}
         for cut in (EncoderSide(self.at), DecoderSide(self.at)):
             cut.run(sides[cut.kind], Trace())
@@ -75,13 +78,14 @@ class _Side(Pass):
 
 @dataclass(frozen=True)
 class EncoderSide(_Side):
-    """Keep the encoder of an encoder-decoder: the nodes that depend on the source only.
+    """Keep the encoder of an encoder-decoder: the nodes that depend on the source inputs only.
 
-    Its outputs are the values of these nodes that other nodes read. Keys and values of the i-th cross-attention are
-    named cross.{i}.key and cross.{i}.value; other values keep their names. decoder-side takes these as inputs: encoder
-    and decoder, run in this order, compute the outputs of the original graph. With at=states, its only output is
-    last_hidden_state, the last value on all paths from the source, and it is a complete model: its inputs are named as
-    in any other encoder, and names of its parts lose the prefix of their side. A loss of both sides is split in two.
+    With at=keys, the outputs are the values of these nodes that other nodes read. Keys and values of the i-th
+    cross-attention are named cross.{i}.key and cross.{i}.value; other values keep their names. The graph of
+    decoder-side has them as inputs: encoder and decoder, run in this order, compute the outputs of the original graph.
+    With at=states, the output is last_hidden_state, the last value on all paths from the source to the decoder. Inputs
+    are then named as in any other encoder, and names of parameters and scopes lose the prefix "encoder.". If encoder
+    and decoder both add to a loss, its encoder part is a second output.
 
     Condition: the decoder runs after it.
 
@@ -106,10 +110,10 @@ class EncoderSide(_Side):
 
 @dataclass(frozen=True)
 class DecoderSide(_Side):
-    """Keep the decoder of an encoder-decoder: the nodes that depend on more than the source.
+    """Keep the decoder of an encoder-decoder: the nodes that depend on inputs other than the source.
 
-    Its inputs are the outputs of encoder-side, under the same names, and the source inputs that its nodes read, such as
-    the padding mask. With at=states, it takes the encoder's last_hidden_state as encoder_hidden_states.
+    Its inputs are those of the target sequence, the outputs of encoder-side, and the source inputs that its nodes read,
+    such as the padding mask. With at=states, the encoder's last_hidden_state is its input encoder_hidden_states.
 
     Condition: the encoder has run before it.
 
@@ -133,7 +137,7 @@ class DecoderSide(_Side):
 
 
 def join_encoder_decoder(encoder: Graph, decoder: Graph, at: At) -> Package:
-    """Return the package of both sides, which were cut with the same `at`; it connects outputs to inputs."""
+    """Return the package of both graphs, cut with the same `at`; it connects encoder outputs to decoder inputs."""
     return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
 
 
@@ -155,7 +159,7 @@ def _find_source_values(graph: Graph) -> set[Value]:
 
 
 def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
-    """Return the values, by name, that depend on the source only and that nodes with other inputs read.
+    """Return the values that the decoder reads from the encoder, by the names that they get as inputs of the decoder.
 
     Raises:
         WeftError: if there are none, or if `at` is "states" and no single value determines all of them.
@@ -183,7 +187,7 @@ def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
 
 
 def _find_memory(graph: Graph) -> Value | None:
-    """Return the last value on all paths from source tokens to nodes that also depend on other inputs; None without."""
+    """Return the last value on all paths from the source tokens to the decoder's nodes; None if there is none."""
     if (ids := graph.inputs.get(IDS)) is None:
         return None
     paths: nx.DiGraph = nx.DiGraph()
@@ -201,11 +205,9 @@ def _find_memory(graph: Graph) -> Value | None:
 
 
 def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
-    """Return the outputs of the encoder that are outputs of `graph`.
-
-    At `states`, that is the loss. If both sides add to it, return the encoder's part, and remove that part from `graph`
-    in place.
-    """
+    """Return the outputs of `graph`, by name, that the encoder computes.
+    If `at` is "states", only aux_loss is considered. If encoder and decoder both add to it, return the encoder's
+    summand, and remove it from the sum in `graph`."""
     source_values = _find_source_values(graph)
     if at == "keys":
         return {name: v for name, v in graph.outputs.items() if v in source_values}
@@ -228,9 +230,7 @@ def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
 
 def _remove_prefix(graph: Graph, kind: str) -> None:
     """Name the inputs of an encoder as in any other model, and remove the prefix `kind` from all other names.
-
-    No prefix of parameters and scopes is removed if two names would become equal.
-    """
+    Parameters and scopes keep the prefix if two names would become equal without it."""
     if kind == DECODER and MASK in graph.inputs:  # moved after the states that it masks
         graph.inputs[MASK] = graph.inputs.pop(MASK)
     scoped = [*graph.params, *(node.scope for node in graph.nodes)]

@@ -1,4 +1,4 @@
-"""Codes of weights for which a target has no kernel."""
+"""Widen codes of weights for which a target has no kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WidenCodes(Pass):
     Codes are doubled, the scales of their blocks halved: 0, ½, 1, 1½, 2, 3, 4, 6 become 0, 1, 2, 3, 4, 6, 8, 12.
     ONNX Runtime has no CPU kernel that reads FLOAT4E2M1.
 
-    Condition: the checkpoint is available, as recipes alone do not determine its dtypes.
+    Condition: the checkpoint can be read, because recipes do not contain the dtypes of its tensors.
 
     Source: OCP Microscaling Formats (MX) v1.0, 2023, section 5.3.3, FP4 E2M1.
 

@@ -192,8 +192,8 @@ def test_a_norm_between_would_be_lost() -> None:
     ("edit", "reason"),
     [
         ("heads", "it has 3 KV heads, not one latent"),
-        ("bare", "its result is not read by W_UV, head by head, alone"),
-        ("q", "its queries do not come from W_UKᵀ, head by head"),
+        ("bare", "its result has other readers than one head_linear with W_UV"),
+        ("q", "its queries do not come from a head_linear with W_UKᵀ"),
         ("cached", "it has a cache of the latent; run mla-expand before kv-cache"),
     ],
 )

@@ -165,7 +165,7 @@ def test_it_is_what_one_writes_by_hand(kind: str) -> None:
 
 SLOPES = {
     "symmetric": "its bias by |i − j| is not a product",
-    "softcap": "its soft cap bends scores before the bias",
+    "softcap": "its soft cap applies to the scores before the bias",
     "sinks": "its sinks are not shifted",
     "no scale": "its scale is 0",
     "computed": "its slopes are computed",

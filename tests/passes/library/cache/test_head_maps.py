@@ -14,7 +14,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes.edits.edit import rebuild_node
-from weft.passes.library.cache.cache_scales import Granularity, compute_rounding_error, fit_scale
+from weft.passes.library.cache.cache_scales import Granularity, fit_scale, get_remainder
 from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balance_moments, build_rotation
 
 from ....e2e.random_models import strong
@@ -76,7 +76,7 @@ def test_what_first_tokens_store_is_a_code() -> None:
     weight = np.ones((500, 2, 1))
     weight[::100] = 1000
     scale = fit_scale(x, 4, "channel", weight, first).reshape(2, 4)
-    left = compute_rounding_error(first, scale, 4)
+    left = get_remainder(first, scale, 4)
     codes = (first - left) / scale
     np.testing.assert_allclose(codes, np.rint(codes), atol=1e-5)
     assert (np.abs(left) <= scale / 2 + 1e-6).all()

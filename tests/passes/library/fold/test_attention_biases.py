@@ -140,13 +140,13 @@ def test_a_bias_of_keys_that_is_felt(kind: str) -> None:
 
 
 V_REASONS = {
-    "sinks": "its sinks take a part of every row",
+    "sinks": "its sinks take a part of the attention",
     "clip": "clip (%clip_2) is between the bias and the values",
-    "causal mask": "rows of padding may see no key",
-    "mask and window": "rows of padding may see no key",
-    "across, window": "rows may be further from all keys than it sees",
-    "bias": "its bias %bias may hide all keys of a row",
-    "written bias": "its bias %bias may hide all keys of a row",
+    "causal mask": "queries of padding may see no key",
+    "mask and window": "queries of padding may see no key",
+    "across, window": "queries and keys differ in number",
+    "bias": "its bias %bias may mask all keys of a query",
+    "written bias": "its bias %bias may mask all keys of a query",
 }
 
 
