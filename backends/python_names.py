@@ -43,12 +43,12 @@ class PythonNames(Pass):
         from .runtime.torch.open_torch import import_torch
 
         import_torch()
-        from .torch.lower.identifiers import name_for_python  # needs torch for the attributes of nn.Module
+        from .torch.lower.identifiers import rename_for_python  # needs torch for the attributes of nn.Module
 
         if wrong := next((pair for pair in self.usual if "=" not in pair), None):
             raise WeftError(f'{self.name}: usual="{wrong}" is not of the form "old=new"')
         usual = dict(pair.split("=", 1) for pair in self.usual)
-        for old in name_for_python(graph, self.avoid, usual):
+        for old in rename_for_python(graph, self.avoid, usual):
             trace.record_rewrite(self.name, old)
         if not trace.rewrites:
             trace.note(f"{self.name}: all names are already valid in Python")

@@ -38,14 +38,14 @@ def lower(graph: Graph) -> LoweredGraph:
 def step_of(graph: Graph) -> DecodeStep | None:
     """The decode step of `graph` in PyTorch, if there is one."""
     made = step_forms(graph)
-    return export.step_of(made, lowering.lower(made[MODEL]))
+    return export.lower_step_of(made, lowering.lower(made[MODEL]))
 
 
 def write_step(graph: Graph, float8_caches: bool = False) -> tuple[str, list[str]]:
     """The text of the decode step of `graph`, and the files of its kernels."""
     made = step_forms(graph)
     lowered = lowering.lower(made[MODEL], float8_caches)
-    return source.write_step(lowered, export.step_of(made, lowered))
+    return source.write_step(lowered, export.lower_step_of(made, lowered))
 
 
 def build_module(graph: Graph, **place: Any) -> nn.Module:
@@ -65,4 +65,4 @@ def explain(
     report = Report()
     made = forms(graph, "torch", report=report)
     lowered = lowering.lower(made[MODEL])
-    return explaining.explain(graph, export.step_of(made, lowered), report, dtype, capability)
+    return explaining.explain_step(graph, export.lower_step_of(made, lowered), report, dtype, capability)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.backends.torch.ops.custom_recurrences import function_text
+from weft.backends.torch.ops.custom_recurrences import write_function
 from weft.ir import ops
 
 from .house import ADDITIONS, CATALOGUES, PLACES, House, page
@@ -97,7 +97,7 @@ def test_a_compilation_goes_from_stage_to_stage(walks: dict[str, Walk], target: 
 def test_climbs_are_seen() -> None:
     """The step of a recurrence is legalized where it is written as a function."""
     graph = ops.scan.cases[0].attrs["step"].graph
-    found = walk(lambda: function_text(graph, [*graph.outputs], "One token of"))
+    found = walk(lambda: write_function(graph, [*graph.outputs], "One token of"))
     assert ("backends/torch/ops/custom_recurrences.py", "passes/edits/legalization.py") in found.climbs
 
 

@@ -64,7 +64,7 @@ def choose_torch_place(device: str, target: Backend) -> Place:
     Raises WeftError if PyTorch or the device is missing."""
     torch = import_torch()
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    from ..torch.package.module import checked_device
+    from ..torch.package.module import parse_device
 
-    checked_device(chosen)
+    parse_device(chosen)
     return Place(target.name, chosen, "bf16" if chosen == "cuda" else None)

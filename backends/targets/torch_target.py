@@ -74,30 +74,30 @@ class TorchBackend(Backend):
         from ..runtime.torch.open_torch import import_torch
 
         import_torch()
-        from ..torch.lower.lower import refusals
+        from ..torch.lower.lower import list_refusals
 
-        return refusals(node, self.kernels)
+        return list_refusals(node, self.kernels)
 
     def takes(self, graph: Graph, form: str) -> Accepts:
         from ..runtime.torch.open_torch import import_torch
 
         import_torch()
-        from ..torch.decode.lower_step import takes as step_takes
-        from ..torch.lower.lower import takes
+        from ..torch.decode.lower_step import make_refusal_check as step_takes
+        from ..torch.lower.lower import make_refusal_check
 
         if form == STEP:
             return step_takes(graph)
         super().takes(graph, form)  # raises for other forms
-        return takes(graph, self.kernels)
+        return make_refusal_check(graph, self.kernels)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..runtime.torch.open_torch import import_torch
 
         import_torch()
-        from ..torch.decode.lower_step import refusal
+        from ..torch.decode.lower_step import find_refusal
 
         forms = {MODEL: Form(self.model_pipeline(PythonNames()))}
-        if refusal(graph) is None:
+        if find_refusal(graph) is None:
             quiet = (DropDropout(),) if has_dropout(graph) else ()  # steps do not train
             phases = Phase(FUSE_DECODE.name, (*quiet, *FUSE_DECODE.passes)), Phase(STEP, (Legalize(self.name, STEP),))
             forms[STEP] = Form(Pipeline(phases), of=MODEL)

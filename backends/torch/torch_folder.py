@@ -20,14 +20,14 @@ from ..safetensors import write_shards
 from ..weights import summarize_weights
 from .ops import float8_caches
 from .package import source_folder as export
-from .package.explain import explain, explain_cpu
+from .package.explain import explain_cpu, explain_step
 from .program import block_params as blocks
-from .program.stateful_nodes import cached_nodes, check_writes
+from .program.stateful_nodes import check_cache_writes, find_cached_nodes
 from .program.statements import TORCH_NAMES
-from .program.token_positions import rolling_capacity
+from .program.token_positions import find_rolling_capacity
 
-WIDENS = "on a CPU PyTorch widens weights of FP8 and FP4 again for every token: that saves memory and costs time"
-NARROW = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
+WIDENING_NOTE = "on a CPU PyTorch widens weights of FP8 and FP4 again for every token: that saves memory and costs time"
+BF16_NOTE = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 
 
 class TorchFolder:
@@ -43,25 +43,27 @@ class TorchFolder:
         graph, self._dtype = forms[""], dtype
         if has_cache(graph):
             raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and passes that need it")
-        check_writes(graph)
+        check_cache_writes(graph)
         settings = {name: getattr(options, name) for name in options.list_all()}
         float8 = settings[CACHE_DTYPE] == "fp8"
-        self._built = export.build(forms, float8)
-        self._weights = export.weights(self._built, dtypes.parse(dtype))
-        self.tensors = export.stored_tensors(self._built, self._weights)
-        self.trace: list[str] = blocks.list_widened(graph)
-        stored = blocks.summary(self._built.source.weights.values())
-        self.idle = {KEEP_BLOCKS: reason} if settings[KEEP_BLOCKS] and (reason := blocks.widens_all(graph)) else {}
+        self._built = export.generate_model(forms, float8)
+        self._weights = export.list_weights(self._built, dtypes.parse(dtype))
+        self.tensors = export.describe_tensors(self._built, self._weights)
+        self.trace: list[str] = blocks.describe_widened_weights(graph)
+        stored = blocks.count_block_weights(self._built.source.weights.values())
+        self.idle = (
+            {KEEP_BLOCKS: reason} if settings[KEEP_BLOCKS] and (reason := blocks.explain_no_blocks(graph)) else {}
+        )
         limits = float8_caches.describe_limits(graph) if float8 else []
-        if float8 and not any(map(float8_caches.can_be_float8, float8_caches.attentions(graph))):
+        if float8 and not any(map(float8_caches.can_be_float8, float8_caches.find_kv_attentions(graph))):
             self.idle[CACHE_DTYPE] = next(iter(limits), "no attention keeps keys and values")
         notes += limits
         if settings[ACTIVATIONS] and not any(_float_bits(name) == 8 for name in stored):
             self.idle[ACTIVATIONS] = "no weights are FP8 blocks (--keep-blocks all keeps those of a checkpoint)"
         if any(map(_float_bits, stored)):
-            notes.append(WIDENS)
+            notes.append(WIDENING_NOTE)
         elif stored and dtypes.parse(dtype) != dtypes.bf16:
-            notes.append(NARROW)
+            notes.append(BF16_NOTE)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts = {
             "outputs": list(graph.outputs),
@@ -77,7 +79,7 @@ class TorchFolder:
         import torch
 
         kind = getattr(torch, TORCH_NAMES[self._dtype])
-        return [*map(str, explain(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
+        return [*map(str, explain_step(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write the code and the weights into `folder`; `step` is called with the number of bytes just written."""
@@ -92,13 +94,13 @@ def _float_bits(name: str) -> int:
 
 def _describe_states(graph: Graph) -> dict[str, Any]:
     """Return the records of the model's caches and states for the manifest."""
-    cached = cached_nodes(graph)
-    return make_manifest_records(graph, name_states(_states(node) for node in graph.nodes if node in cached))
+    cached = find_cached_nodes(graph)
+    return make_manifest_records(graph, name_states(_list_states(node) for node in graph.nodes if node in cached))
 
 
-def _states(node: Node) -> tuple[StateSpec, ...]:
+def _list_states(node: Node) -> tuple[StateSpec, ...]:
     """Return the caches or states of `node`; a windowed attention has a rolling cache unless it must keep all keys."""
-    room = rolling_capacity(node)
+    room = find_rolling_capacity(node)
     if room is None:
         return find_caches(node) or find_states(node)
     return tuple(replace(s, growth=Growth.WINDOW, type=s.type.with_axis(2, room[0])) for s in find_caches(node))

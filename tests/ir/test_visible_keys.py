@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.shared.cached_keys import Mask
-from weft.backends.torch.ops.masks import seen_keys
+from weft.backends.torch.ops.masks import write_visibility
 from weft.ir import TensorType, dtypes, interpret, ops
 from weft.ir.graph import Graph
 from weft.ir.schema.visible_keys import PATTERNS, VisibleKeys
@@ -51,7 +51,7 @@ def test_all_forms_agree(rule: VisibleKeys) -> None:
     np.testing.assert_array_equal(rule.mask(at[:, None], at[None]), want)
     graph = attention(rule)
     (node,) = graph.nodes
-    text = seen_keys(node)
+    text = write_visibility(node)
     q, k = torch.arange(TOKENS)[:, None], torch.arange(TOKENS)[None]
     found = eval(text.format("q", "k"), {"q": q, "k": k}) if text else torch.ones(TOKENS, TOKENS, dtype=torch.bool)
     np.testing.assert_array_equal(found.numpy(), want)

@@ -102,14 +102,14 @@ def _open_model(facts: FolderFacts, device: str, threads: int | None, all_on_dev
     if threads is not None:
         check_count("threads", threads)
         torch.set_num_threads(threads)
-    from ...torch.package.shipped.load import Failure, check_device, load_model, stepper
+    from ...torch.package.shipped.load import Failure, check_device, load_model, make_stepper
 
     place = _resolve_device(device) if all_on_device else "cpu"
     with import_from(facts.folder), use_huge_pages() if place == "cpu" else nullcontext():
         try:
             check_device(_resolve_device(device))
             model = load_model(facts.folder, place)
-            return model, stepper(model, facts.folder) if all_on_device else None
+            return model, make_stepper(model, facts.folder) if all_on_device else None
         except Failure as failure:
             raise WeftError(str(failure)) from failure
         except Exception as error:  # raised by code in the folder, which anyone may have written

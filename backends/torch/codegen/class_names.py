@@ -26,7 +26,7 @@ KINDS = {  # ops that replace attention, and feed-forwards
 }
 
 
-def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
+def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
     """Map the key of each method to the name of its class; none is in `taken`, and `top`'s is `whole`.
 
     Equal names are distinguished by encoder or decoder, then by the ops of each class, then by numbers.
@@ -38,7 +38,7 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
         places.setdefault(method.key, []).append(method.path)
         if method.key not in titles:
             inner = within[method.path] = [n for n in nodes if f"{n.scope}.".startswith(f"{method.path}.")]
-            title = whole if method is top else _title(method.path, inner)
+            title = whole if method is top else _choose_title(method.path, inner)
             group = any(titles[m.key] == title for m in method.modules.values())
             titles[method.key] = f"{title}Group" if group else title
     groups: dict[str, list[Hashable]] = {}
@@ -47,44 +47,44 @@ def class_names(top: Method, whole: str, nodes: Iterable[Node], taken: set[str])
     names: dict[Hashable, str] = {}
     for title, keys in groups.items():
         for key, name in zip(keys, _distinguish(title, [places[k] for k in keys], within), strict=True):
-            names[key] = whole if key == top.key else _fresh(name, taken.union({whole}, names.values()))
+            names[key] = whole if key == top.key else _make_unique(name, taken.union({whole}, names.values()))
     return names
 
 
-def own_nodes(method: Method) -> list[Node]:
+def list_own_nodes(method: Method) -> list[Node]:
     """Return the nodes that the statements of a method compute, without inner methods and hoisted statements."""
     statements = (i for i in method.items if isinstance(i, Statement) and not i.early)
     return list(dict.fromkeys(i.node for i in statements if i.node is not None))
 
 
-def calls(method: Method) -> list[ModuleCall]:
+def list_calls(method: Method) -> list[ModuleCall]:
     """Return the calls of inner methods in order, with loops unrolled."""
     return [
         c for i in method.items for c in ([i] if isinstance(i, ModuleCall) else i.calls if isinstance(i, Loop) else [])
     ]
 
 
-def _kinds(nodes: Iterable[Node]) -> list[str]:
+def _list_kinds(nodes: Iterable[Node]) -> list[str]:
     """Return the class names of attentions, recurrences and feed-forwards among `nodes`, in order, without duplicates.
 
     The shared expert of a mixture of experts is left out.
     """
-    kinds = [kind for node in nodes if (kind := _kind(node))]
+    kinds = [kind for node in nodes if (kind := _choose_kind(node))]
     if "MoE" in kinds:
         kinds = [k for k in kinds if k != "FeedForward"]  # the shared expert
     return list(dict.fromkeys(kinds))
 
 
-def _kind(node: Node) -> str:
+def _choose_kind(node: Node) -> str:
     if node.op is ops.attention:
         special = "Latent" if node.attrs.get("value_dim") else "Window" if node.attrs["window"] else ""
         return f"{special}Attention"
     return KINDS.get(node.op.name, "")
 
 
-def _title(path: str, nodes: list[Node]) -> str:
+def _choose_title(path: str, nodes: list[Node]) -> str:
     """Return the preferred class name of the module at `path`, which computes `nodes`; others may get it too."""
-    last, kinds = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _kinds(nodes)
+    last, kinds = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _list_kinds(nodes)
     if last == "attn" and kinds:
         return kinds[0]
     if last == "ffn" and "MoE" in kinds:
@@ -105,14 +105,14 @@ def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, l
         names = [f"{''.join(s).capitalize()}{title}" for s in sides]
     for name in sorted({n for n in names if names.count(n) > 1}):
         alike = [i for i, n in enumerate(names) if n == name]
-        for i, word in zip(alike, _words([within[places[i][0]] for i in alike]), strict=True):
+        for i, word in zip(alike, _choose_words([within[places[i][0]] for i in alike]), strict=True):
             names[i] = name if word == title else f"{word}{name}"
     return names
 
 
-def _words(classes: Sequence[list[Node]]) -> list[str]:
+def _choose_words(classes: Sequence[list[Node]]) -> list[str]:
     """Return a word for each class that names an op which the others lack; "" without one."""
-    kinds = [_kinds(nodes) for nodes in classes]
+    kinds = [_list_kinds(nodes) for nodes in classes]
     union = set().union(*kinds)
     if len({tuple(k) for k in kinds}) == 1:
         rotated = [any(n.op is ops.rope for n in nodes) for nodes in classes]
@@ -127,6 +127,6 @@ def _words(classes: Sequence[list[Node]]) -> list[str]:
     return words
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def _make_unique(name: str, taken: set[str]) -> str:
     numbered = (f"{name}{n}" for n in itertools.count(2))
     return next(new for new in itertools.chain([name], numbered) if new not in taken)

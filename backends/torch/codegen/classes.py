@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from weft.ir.graph import Node
 
-from ..program.snippets import IMPORTS, library
+from ..program.snippets import IMPORTS, read_library
 from ..program.statements import TOP, ParamRef, Program, Var
-from .class_names import class_names, own_nodes
-from .docstrings import class_doc
-from .method_writer import Writer
+from .class_names import list_own_nodes, name_classes
+from .docstrings import write_class_doc
+from .method_writer import MethodWriter
 from .structure import Method
-from .value_names import Named
+from .value_names import NamedOperand
 
 
 @dataclass(frozen=True)
-class Class:
+class ClassSource:
     """Template data of a class.
 
     `cache` is the expression that constructs its cache ("" for none), and `cache_type` its annotation.
@@ -51,69 +51,69 @@ class ClassWriter(ABC):
     """Writes the classes of a program into `classes` (by name); the class of the whole model is called `top`."""
 
     top = "Model"
-    body: type[Writer] = Writer
+    body: type[MethodWriter] = MethodWriter
 
     def __init__(self, program: Program) -> None:
         self.inputs, self.nodes, self.functions = program.inputs, program.nodes, program.functions
-        self.makers = {v: s for s in program.statements for v in s.results}
+        self.producers = {v: s for s in program.statements for v in s.results}
         self.names: dict[Hashable, str] = {}
-        self.classes: dict[str, Class] = {}
+        self.classes: dict[str, ClassSource] = {}
 
     # -- to override
 
     @abstractmethod
-    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+    def write_init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         """Return the lines of ``__init__`` of a class; `inner` maps paths of inner methods to class names."""
 
     @abstractmethod
-    def top_parameters(self, method: Method) -> list[Named]:
+    def list_top_parameters(self, method: Method) -> list[NamedOperand]:
         """Return the parameters of the forward of the whole model, in order."""
 
     @abstractmethod
-    def state(self, method: Method) -> str:
+    def write_cache_parameter(self, method: Method) -> str:
         """Return the source of the cache parameter of an inner method that has states."""
 
-    def parameter(self, o: Named, name: str, top: bool) -> str:
+    def write_parameter(self, o: NamedOperand, name: str, top: bool) -> str:
         """Return the source of a parameter: `name` and its annotation. `top`: of the whole model's forward."""
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
-    def keeps(self, method: Method) -> tuple[str, str]:
+    def write_cache(self, method: Method) -> tuple[str, str]:
         """Return the expression that constructs a class's cache, and its type; ("", "") without a cache."""
         return "", ""
 
-    def described_nodes(self, method: Method) -> list[Node]:
+    def list_described_nodes(self, method: Method) -> list[Node]:
         """Return the nodes that the docstring of the class describes: those whose statements are in `method` itself."""
-        return own_nodes(method)
+        return list_own_nodes(method)
 
     # -- writing
 
     def write(self, method: Method) -> str:
         """Return the name of the class of `method`; a new one is added to `classes` after those of inner methods."""
         if not self.names:
-            self.names = class_names(method, self.top, self.nodes, {*library(), *IMPORTS, *keyword.kwlist})
+            self.names = name_classes(method, self.top, self.nodes, {*read_library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]
         if name in self.classes:
             return name
         inner = {path: self.write(m) for path, m in method.modules.items()}
         top = method.path == TOP
-        inputs = self.top_parameters(method) if top else method.inputs
+        inputs = self.list_top_parameters(method) if top else method.inputs
         hidden = None if top else next((v for v in inputs if isinstance(v, Var) and self._is_hidden(v)), None)
         names, lines = self.body(method, inputs, hidden, top).write(self.functions)
-        parameters = ["self", *(self.parameter(o, n, top) for o, n in zip(inputs, names, strict=True))]
+        parameters = ["self", *(self.write_parameter(o, n, top) for o, n in zip(inputs, names, strict=True))]
         if method.slots and not top:
-            parameters.append(self.state(method))
+            parameters.append(self.write_cache_parameter(method))
         types = [o.type if isinstance(o, Var) else "Tensor" for o in method.outputs]
         returns = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
         constants = top and any(isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.holds.values())
-        doc = class_doc(method, inner, self.described_nodes(method))
-        init, cache = self.init(method, inner), self.keeps(method)
-        self.classes[name] = Class(name, doc, init, parameters, lines, returns, *cache, constants)
+        doc = write_class_doc(method, inner, self.list_described_nodes(method))
+        init, cache = self.write_init(method, inner), self.write_cache(method)
+        self.classes[name] = ClassSource(name, doc, init, parameters, lines, returns, *cache, constants)
         return name
 
     def _is_hidden(self, v: Var) -> bool:
         """Return whether `v` is a float tensor that layers compute and pass on: the hidden state, called `stream`."""
-        if v not in self.makers or v.type != "Tensor":
+        if v not in self.producers or v.type != "Tensor":
             return False
-        maker = self.makers[v]
+        maker = self.producers[v]
         floats = maker.node is None or maker.node.output.type.dtype.is_float
         return floats and not maker.early and (maker.scope != TOP or maker.node is not None)

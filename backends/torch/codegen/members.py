@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..program.statements import ParamRef, Submodule, relative
-from .method_writer import attribute, periodic
-from .structure import Loop, Method, ModuleCall, reads
+from ..program.statements import ParamRef, Submodule, make_relative
+from .method_writer import write_attribute, write_periodic_list
+from .structure import Loop, Method, ModuleCall, iterate_operands
 
 
 class Constructor:
@@ -26,7 +26,7 @@ class Constructor:
         """Return the expression that constructs a ModuleList of the classes `names`; `place` is its path."""
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}() for _ in range({len(names)}))"
-        return f"nn.ModuleList(kind() for kind in {periodic([*names])})"
+        return f"nn.ModuleList(kind() for kind in {write_periodic_list([*names])})"
 
     # -- writing
 
@@ -36,15 +36,17 @@ class Constructor:
         `inner` maps paths of modules to class names; `tables` are paths of weights to construct as ``nn.Embedding``.
         """
         tree: dict[str, Any] = {}
-        entries: dict[str, str | Submodule | ParamRef] = {relative(p, method.path): name for p, name in inner.items()}
+        entries: dict[str, str | Submodule | ParamRef] = {
+            make_relative(p, method.path): name for p, name in inner.items()
+        }
         for path, member in method.holds.items():
-            local = relative(path, method.path)
+            local = make_relative(path, method.path)
             home = local.removesuffix(".weight")
             if path in tables and isinstance(member, ParamRef) and home not in (local, *entries):
                 local = home
                 member = Submodule(local, f"nn.Embedding({', '.join(map(str, member.shape))})", ("weight",))
             entries[local] = member
-        order = _order(method)
+        order = _rank_members(method)
         for path, entry in sorted(entries.items(), key=lambda e: order.get(e[0], len(order))):
             *outer, last = path.split(".")
             node = tree
@@ -66,12 +68,12 @@ class Constructor:
         `tree` maps each name to a class name, a module of torch, a tensor, or a dictionary of inner members.
         """
         for name, entry in tree.items():
-            place, local = attribute(base, name), f"{path}.{name}" if path else name
+            place, local = write_attribute(base, name), f"{path}.{name}" if path else name
             if isinstance(entry, ParamRef):
                 if entry.constant:
-                    self.lines.append(f'{base}.register_buffer("{name}", {_empty(entry)})')
+                    self.lines.append(f'{base}.register_buffer("{name}", {_write_empty(entry)})')
                 else:
-                    self.lines.append(f"{place} = {_parameter(entry)}")
+                    self.lines.append(f"{place} = {_write_parameter(entry)}")
             elif isinstance(entry, Submodule):
                 self.lines.append(f"{place} = {entry.init}")
             elif isinstance(entry, str):
@@ -96,7 +98,7 @@ class Constructor:
         items = [entries.get(str(i)) for i in range(count)]
         params = [i for i in items if isinstance(i, ParamRef)]
         if len(params) == count:
-            self.lines.append(f"{place} = nn.ParameterList([{', '.join(map(_parameter, params))}])")
+            self.lines.append(f"{place} = nn.ParameterList([{', '.join(map(_write_parameter, params))}])")
         elif any(isinstance(i, Submodule) for i in items):
             kinds = [self._construct_entry(f"{path}.{n}", i) for n, i in enumerate(items)]
             self.lines.append(f"{place} = nn.ModuleList([{', '.join(kinds)}])")
@@ -109,26 +111,28 @@ class Constructor:
                 self._assign_members(f"{place}[{i}]", f"{path}.{i}", item)
 
 
-def constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
+def write_constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
     """Return the lines of ``__init__`` of the class of `method`, ``pass`` without members; see `Constructor.write`."""
     return Constructor().write(method, inner, tables) or ["pass"]
 
 
-def _order(method: Method) -> dict[str, int]:
+def _rank_members(method: Method) -> dict[str, int]:
     """Map the relative path of each member to its rank in order of first use."""
     order: dict[str, int] = {}
     for item in method.items:
         calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, ModuleCall) else []
-        paths = [c.path for c in calls] or [o.path for o in reads(item) if isinstance(o, (Submodule, ParamRef))]
+        paths = [c.path for c in calls] or [
+            o.path for o in iterate_operands(item) if isinstance(o, (Submodule, ParamRef))
+        ]
         for p in paths:
-            order.setdefault(relative(p, method.path), len(order))
+            order.setdefault(make_relative(p, method.path), len(order))
     return order
 
 
-def _parameter(param: ParamRef) -> str:
-    return f"nn.Parameter({_empty(param)})"
+def _write_parameter(param: ParamRef) -> str:
+    return f"nn.Parameter({_write_empty(param)})"
 
 
-def _empty(param: ParamRef) -> str:
+def _write_empty(param: ParamRef) -> str:
     shape = ", ".join(map(str, param.shape)) or "()"
     return f"torch.empty({shape}{f', dtype={param.dtype}' if param.dtype else ''})"

@@ -6,15 +6,15 @@ import ast
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
-from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, inside, relative
-from .structure import Item, Loop, Method, ModuleCall, reads
-from .value_names import Named, SourceLine, ValueNames
+from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, is_inside, make_relative
+from .structure import Item, Loop, Method, ModuleCall, iterate_operands
+from .value_names import NamedOperand, SourceLine, ValueNames
 
 WIDTH = 92  # the longest line that inlining may create
 COMMENTED = 108  # the longest line together with its comment
 
 
-class Writer:
+class MethodWriter:
     """Writes the forward of one method.
 
     trains: activations may be checkpointed, and the cache may be None. stream: name of the hidden state (`hidden`).
@@ -24,7 +24,7 @@ class Writer:
     trains = True
     stream = "x"
 
-    def __init__(self, method: Method, given: list[Named], hidden: Var | None, top: bool) -> None:
+    def __init__(self, method: Method, given: list[NamedOperand], hidden: Var | None, top: bool) -> None:
         self.method, self.given, self.hidden, self.top = method, given, hidden, top
         self.tokens: dict[Operand, str] = {}
         self.lines: list[SourceLine] = []
@@ -35,31 +35,33 @@ class Writer:
 
     def token(self, o: Operand) -> str:
         """Return the source of a member, or the placeholder of another operand, which stays until names are chosen."""
-        if isinstance(o, Submodule) or (isinstance(o, ParamRef) and inside(o.path, self.method.path)):
+        if isinstance(o, Submodule) or (isinstance(o, ParamRef) and is_inside(o.path, self.method.path)):
             return self.member(o.path)
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def member(self, path: str) -> str:
         """Return the source that accesses the member at `path`, such as ``self.layers[0].norm``."""
-        return attribute("self", relative(path, self.method.path))
+        return write_attribute("self", make_relative(path, self.method.path))
 
     # -- lines
 
     def write(self, taken: Collection[str] = ()) -> tuple[list[str], list[str]]:
         """Return the names of the parameters, and the lines of the body; no variable gets a name in `taken`."""
         for item in self.method.items:
-            for o in set(reads(item)):
+            for o in set(iterate_operands(item)):
                 # Twice for a loop: an expression with one use moves to its reader, and every round would compute it.
-                self.uses[o] = self.uses.get(o, 0) + (2 if isinstance(item, Loop) else list(reads(item)).count(o))
+                self.uses[o] = self.uses.get(o, 0) + (
+                    2 if isinstance(item, Loop) else list(iterate_operands(item)).count(o)
+                )
         for o in self.method.outputs:
             self.uses[o] = self.uses.get(o, 0) + 1
         self._name_states()
         for item in self.method.items:
             self._add(item)
         outputs = ", ".join(self.token(o) for o in self.method.outputs)
-        self.lines.append(SourceLine([], self._inline(_expression(self.result(outputs)), 7)[0]))
+        self.lines.append(SourceLine([], self._inline(_parse_expression(self.result(outputs)), 7)[0]))
         names = ValueNames(self.lines, self.tokens, taken, self.stream)
-        return [names.give(o, self._preferred_name(o)) for o in self.given], names.text()
+        return [names.name_parameter(o, self._preferred_name(o)) for o in self.given], names.text()
 
     # -- to override
 
@@ -71,15 +73,15 @@ class Writer:
         """Return the source that accesses the cache of a statement."""
         return self.states[item]
 
-    def state_arguments(self, item: ModuleCall) -> list[str]:
+    def list_state_arguments(self, item: ModuleCall) -> list[str]:
         """Return the arguments of a call that follow its inputs: its cache if it has states, else none."""
         return [self.states[item]] if item.slots else []
 
-    def answer(self, item: ModuleCall, text: str) -> str:
+    def write_results(self, item: ModuleCall, text: str) -> str:
         """Return the expression of the results of a call, whose source is `text`."""
         return text
 
-    def loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
+    def list_loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
         """Return the arguments of each call of a loop that follow its inputs.
 
         Iterables of the loop are appended to `sources` as pairs (loop variable, expression).
@@ -91,22 +93,22 @@ class Writer:
         sources.append(("state", self.states[loop] + f" or [None] * {count}" * self.trains))
         return ["state"]
 
-    def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
+    def list_varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
         """Append ("args", iterable) to `sources` for inputs that differ between the calls of a loop; return ["*args"].
 
         `rests` has the source of a tuple of these inputs for each call.
         """
-        sources.append(("args", periodic(rests)))
+        sources.append(("args", write_periodic_list(rests)))
         return ["*args"]
 
-    def checkpoint_line(self, loop: Loop) -> str:
+    def write_checkpoint_line(self, loop: Loop) -> str:
         """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" if the writer does
         not train."""
         return _checkpoint_line("state" if loop.slots else "") if self.trains else ""
 
     # -- writing
 
-    def _preferred_name(self, o: Named) -> str:
+    def _preferred_name(self, o: NamedOperand) -> str:
         """Return the preferred name of a parameter: `stream` for the hidden state, else its own name or path."""
         return self.stream if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
@@ -118,8 +120,8 @@ class Writer:
             return
         used: list[str] = []
         for item in stateful:
-            slots = [o.name for o in reads(item) if isinstance(o, CacheSlot)]
-            stem = slots[0] if slots else _words(_first(item).path)[-1]
+            slots = [o.name for o in iterate_operands(item) if isinstance(o, CacheSlot)]
+            stem = slots[0] if slots else _split_path(_first_call(item).path)[-1]
             name = f"{stem}_cache" if stem != "cache" else "kv_cache"
             used.append(name if name not in used else f"{name}_{len(used) + 1}")
             name = used[-1]
@@ -133,13 +135,13 @@ class Writer:
             self._add_loop(item)
             return
         if isinstance(item, ModuleCall):
-            arguments = [*(self.token(o) for o in item.inputs), *self.state_arguments(item)]
-            text = self.answer(item, f"{self.member(item.path)}({', '.join(arguments)})")
+            arguments = [*(self.token(o) for o in item.inputs), *self.list_state_arguments(item)]
+            text = self.write_results(item, f"{self.member(item.path)}({', '.join(arguments)})")
             guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
             if guard is not None:
                 nothing = "None" if len(item.results) == 1 else f"({', '.join(['None'] * len(item.results))})"
                 text = f"{nothing} if {self.token(guard)} is None else {text}"
-            replaces = next((o for o in item.inputs if _alike(o, item.results)), None)
+            replaces = next((o for o in item.inputs if _has_shape_of_all(o, item.results)), None)
             self._append(item.results, text, "", replaces)
             return
         if not item.text:  # it only makes its operands available in the scope
@@ -154,7 +156,7 @@ class Writer:
 
     def _append(self, results: tuple[Var, ...], text: str, comment: str, replaces: Operand | None) -> None:
         names = 5 if replaces is not None else sum(len(v.name) + 2 for v in results) + 3
-        tree, inlined = self._inline(_expression(text), names, comment)
+        tree, inlined = self._inline(_parse_expression(text), names, comment)
         for line in inlined:
             if replaces in line.targets:  # the inlined line's operand is replaced instead; it has the same layout
                 replaces, comment = line.replaces, comment or line.comment
@@ -202,24 +204,24 @@ class Writer:
             [self.token(results[chain[c][i]]) if i in chain[c] else self.token(o) for i, o in enumerate(c.inputs)]
             for c in calls
         ]
-        shared, rests = _common(argument_lists)
+        shared, rests = _split_common(argument_lists)
         same = all(c.path == first.path for c in calls)
         sources: list[tuple[str, str]] = []  # loop variable, iterable
         if same:
             callee = self.member(first.path)
         else:
             callee = "layer"
-            _, cut = layers(self.method, calls)
+            _, cut = find_layer_slice(self.method, calls)
             sources.append(("layer", self.member(first.path.rpartition(".")[0]) + cut))
         arguments = list(shared)
         if rests:
-            arguments += self.varying_arguments(loop, rests, sources)
-        arguments += self.loop_arguments(loop, sources)
+            arguments += self.list_varying_arguments(loop, rests, sources)
+        arguments += self.list_loop_arguments(loop, sources)
         variables, iterables = zip(*(sources or [("_", f"range({len(calls)})")]), strict=True)
         over = iterables[0] if len(iterables) == 1 else f"zip({', '.join(iterables)})"
         targets = ", ".join(self.token(v) for v in results)
-        again = self.checkpoint_line(loop) if callee == "layer" else ""
-        call = self.answer(first, f"{'run' if again else callee}({', '.join(arguments)})")
+        again = self.write_checkpoint_line(loop) if callee == "layer" else ""
+        call = self.write_results(first, f"{'run' if again else callee}({', '.join(arguments)})")
         body = f"{targets} = {call}"
         if again:
             body = f"{again}\n    {body}"
@@ -228,7 +230,7 @@ class Writer:
         self.lines.append(SourceLine([*results], ast.parse(text).body[0], loop=pairs))
 
 
-def _expression(text: str) -> ast.expr:
+def _parse_expression(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
@@ -249,7 +251,7 @@ def _checkpoint_line(state: str) -> str:
     return f"run = partial(checkpoint, layer, use_reentrant=False) if {condition} else layer"
 
 
-def _common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
+def _split_common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
     """Return the leading arguments that all calls share, and for each call a tuple of its other arguments.
 
     The second list is empty if all arguments are shared.
@@ -263,7 +265,7 @@ def _common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
     return shared, [] if set(rests) == {"()"} else rests
 
 
-def periodic(texts: list[str]) -> str:
+def write_periodic_list(texts: list[str]) -> str:
     """Return the source of a list of `texts`, with repetitions as products, such as ``[A, B] * 6``."""
     n = len(texts)
     for size in range(1, n // 2 + 1):
@@ -277,33 +279,33 @@ def periodic(texts: list[str]) -> str:
     return f"[{', '.join(texts)}]"
 
 
-def _first(item: Item) -> ModuleCall:
+def _first_call(item: Item) -> ModuleCall:
     call = item.calls[0] if isinstance(item, Loop) else item
     assert isinstance(call, ModuleCall)
     return call
 
 
-def _words(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     return [p for p in path.split(".") if not p.isdigit()] or ["layers"]
 
 
-def _alike(o: Operand, results: Iterable[Var]) -> bool:
+def _has_shape_of_all(o: Operand, results: Iterable[Var]) -> bool:
     """Return whether all `results` have the shape of `o`, so that they may reuse its name; False for unknown shapes."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 
-def layers(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
+def find_layer_slice(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
     """Return the path of the ModuleList whose modules `calls` run in order, and their slice ("" for all)."""
-    container = relative(calls[0].path, method.path).rpartition(".")[0]
+    container = make_relative(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
-    paths = (relative(p, method.path) for p in (*method.modules, *method.holds))
-    parts = (relative(p, container).partition(".")[0] for p in paths if inside(p, container))
+    paths = (make_relative(p, method.path) for p in (*method.modules, *method.holds))
+    parts = (make_relative(p, container).partition(".")[0] for p in paths if is_inside(p, container))
     count = 1 + max(int(part) for part in parts if part.isdigit())
     complete = (numbers[0], numbers[-1]) == (0, count - 1)
     return container, "" if complete else f"[{numbers[0]}:{numbers[-1] + 1}]"
 
 
-def attribute(base: str, path: str) -> str:
+def write_attribute(base: str, path: str) -> str:
     """Return the source that accesses `path` from `base`; parts that are digits become indices."""
     for part in path.split(".") if path else []:
         base += f"[{part}]" if part.isdigit() else f".{part}"

@@ -17,14 +17,14 @@ from typing import Any
 import jinja2
 
 from ..lower.lower import LoweredGraph
-from ..program.snippets import imports, kernels, names, used_snippets
-from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, relative
+from ..program.snippets import find_names, list_kernel_modules, select_snippets, write_imports
+from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, make_relative
 from .classes import ClassWriter
-from .docstrings import model_doc
-from .members import constructor
-from .method_writer import attribute, layers
-from .structure import Item, Loop, Method, ModuleCall, structure
-from .value_names import Named
+from .docstrings import write_model_doc
+from .members import write_constructor
+from .method_writer import find_layer_slice, write_attribute
+from .structure import Item, Loop, Method, ModuleCall, group_statements
+from .value_names import NamedOperand
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,20 @@ class GeneratedSource:
 def write_source(lowered: LoweredGraph, package: str = "kernels") -> GeneratedSource:
     """Return the source, weights and kernels of a model; the source imports its kernels from `package`."""
     program = lowered.program
-    top = structure(program)
+    top = group_statements(program)
     writer = ModelWriter(program)
     writer.write(top)
     classes, functions = list(writer.classes.values()), list(program.functions.values())
     # Rendered once without imports and snippets, to find the ones that the classes use.
-    used = names(ast.parse(template("model.py.j2").render(about=[], imports=[], parts=functions, classes=classes)))
-    parts = used_snippets(used)
+    used = find_names(
+        ast.parse(load_template("model.py.j2").render(about=[], imports=[], parts=functions, classes=classes))
+    )
+    parts = select_snippets(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
-    files = kernels(used)
-    text = template("model.py.j2").render(
-        about=model_doc(lowered.graph, program, bool(files)),
-        imports=imports(used, package),
+    files = list_kernel_modules(used)
+    text = load_template("model.py.j2").render(
+        about=write_model_doc(lowered.graph, program, bool(files)),
+        imports=write_imports(used, package),
         parts=[*(p.source for p in parts), *functions],
         classes=classes,
     )
@@ -73,7 +75,7 @@ def format_source(text: str) -> str:
 
 
 @functools.cache
-def template(name: str) -> jinja2.Template:
+def load_template(name: str) -> jinja2.Template:
     """Return a template of the folder `templates` by file name."""
     folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(
@@ -92,48 +94,48 @@ class ModelWriter(ClassWriter):
             o.path for o in rows if isinstance(o, ParamRef) and not o.constant and o.path.endswith(".weight")
         }
 
-    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        return constructor(method, inner, self.tables)
+    def write_init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return write_constructor(method, inner, self.tables)
 
-    def top_parameters(self, method: Method) -> list[Named]:
+    def list_top_parameters(self, method: Method) -> list[NamedOperand]:
         inputs = [v for v in self.inputs if v in method.inputs or not v.default]
         return [*(v for v in inputs if not v.default), *(v for v in inputs if v.default)]
 
-    def state(self, method: Method) -> str:
-        return f"cache: {_cache_type(method)} | None = None"
+    def write_cache_parameter(self, method: Method) -> str:
+        return f"cache: {_write_cache_type(method)} | None = None"
 
-    def parameter(self, o: Named, name: str, top: bool) -> str:
+    def write_parameter(self, o: NamedOperand, name: str, top: bool) -> str:
         if isinstance(o, ParamRef):
             return f"{name}: Tensor"
-        maybe = o.type == "Tensor" and o in self.makers and self.makers[o].text.startswith("None if ")
+        maybe = o.type == "Tensor" and o in self.producers and self.producers[o].text.startswith("None if ")
         kind = "Tensor" if o.skips and not top else o.type
         return f"{name}: {kind}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default and top else "")
 
-    def keeps(self, method: Method) -> tuple[str, str]:
+    def write_cache(self, method: Method) -> tuple[str, str]:
         if not method.slots:
             return "", ""
-        cache = _new_cache(method)
+        cache = _write_new_cache(method)
         if method.path != TOP:
-            return cache, _cache_type(method)
+            return cache, _write_cache_type(method)
         single = len(method.stateful) == 1
         listed = cache if single and isinstance(method.stateful[0], Loop) else f"[{cache if single else cache[1:-1]}]"
         return f"Cache({listed}, length)", "Cache"
 
 
-def _cache_type(method: Method) -> str:
-    kinds = [_kind(item) for item in method.stateful]
+def _write_cache_type(method: Method) -> str:
+    kinds = [_write_item_type(item) for item in method.stateful]
     return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
 
 
-def _kind(item: Item) -> str:
+def _write_item_type(item: Item) -> str:
     if isinstance(item, Loop):
-        return f"list[{_cache_type(item.calls[0].callee)}]"
+        return f"list[{_write_cache_type(item.calls[0].callee)}]"
     if isinstance(item, ModuleCall):
-        return _cache_type(item.callee)
+        return _write_cache_type(item.callee)
     return next(o.type for o in item.operands if isinstance(o, CacheSlot))
 
 
-def _new_cache(method: Method) -> str:
+def _write_new_cache(method: Method) -> str:
     texts = []
     for item in method.stateful:
         if isinstance(item, Statement):
@@ -141,15 +143,15 @@ def _new_cache(method: Method) -> str:
             texts.append(slot.init.format(like=_find_weight(method)))
             continue
         calls = item.calls if isinstance(item, Loop) else [item]
-        paths = [attribute("self", relative(c.path, method.path)) for c in calls]
+        paths = [write_attribute("self", make_relative(c.path, method.path)) for c in calls]
         arguments = f"batch, length, {_find_weight(method)}" if _needs_like(calls[0].callee) else "batch, length"
         if isinstance(item, ModuleCall):
             texts.append(f"{paths[0]}.new_cache({arguments})")
         elif len({*paths}) == 1:
             texts.append(f"[{paths[0]}.new_cache({arguments}) for _ in range({len(calls)})]")
         else:
-            container, cut = layers(method, calls)
-            texts.append(f"[layer.new_cache({arguments}) for layer in {attribute('self', container)}{cut}]")
+            container, cut = find_layer_slice(method, calls)
+            texts.append(f"[layer.new_cache({arguments}) for layer in {write_attribute('self', container)}{cut}]")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 
@@ -158,9 +160,9 @@ def _find_weight(method: Method) -> str:
     for path, member in method.holds.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
         if isinstance(member, Submodule) and "codes" not in member.holds:
-            return attribute("self", relative(path, method.path)) + ".weight"
+            return write_attribute("self", make_relative(path, method.path)) + ".weight"
         if isinstance(member, ParamRef) and not member.constant:
-            return attribute("self", relative(path, method.path))
+            return write_attribute("self", make_relative(path, method.path))
     return "next(self.parameters())" if method.path == TOP or _has_parameters(method) else "like"
 
 
@@ -175,4 +177,4 @@ def _has_parameters(method: Method) -> bool:
 
 def _needs_like(method: Method) -> bool:
     """Return whether `new_cache` of a module has the parameter `like` (a weight of another module)."""
-    return "like" in re.findall(r"\w+", _new_cache(method))
+    return "like" in re.findall(r"\w+", _write_new_cache(method))

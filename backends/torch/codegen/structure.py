@@ -13,7 +13,18 @@ from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
-from ..program.statements import TOP, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var, inside, relative
+from ..program.statements import (
+    TOP,
+    CacheSlot,
+    Operand,
+    ParamRef,
+    Program,
+    Statement,
+    Submodule,
+    Var,
+    is_inside,
+    make_relative,
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -84,7 +95,7 @@ def has_state(item: Item) -> bool:
     return item.slots > 0
 
 
-def structure(program: Program, borrows: bool = False) -> Method:
+def group_statements(program: Program, borrows: bool = False) -> Method:
     """Group the statements of `program` into methods, and return the method of the whole model.
 
     A weight belongs to the innermost module in its path; with `borrows`, to each class that reads it.
@@ -100,16 +111,16 @@ def structure(program: Program, borrows: bool = False) -> Method:
     leaves = {f"{path}.{name}" for path, o in members.items() if isinstance(o, Submodule) for name in o.holds}
     members = {path: o for path, o in members.items() if path not in leaves}
     builder = _StructureBuilder(program, members, borrows)
-    return builder.method(TOP, program.statements, list(program.outputs.values()))
+    return builder.build_method(TOP, program.statements, list(program.outputs.values()))
 
 
 class _StructureBuilder:
     def __init__(self, program: Program, members: dict[str, Submodule | ParamRef], borrows: bool) -> None:
         self.members = members
         self.borrows = borrows
-        owners = {p for path in members for p in _ancestors(path)}
+        owners = {p for path in members for p in _iterate_ancestors(path)}
         scopes = {s.scope for s in program.statements}
-        used = {p for s in scopes for p in (*_ancestors(s), s)}
+        used = {p for s in scopes for p in (*_iterate_ancestors(s), s)}
         # A ModuleList has no forward: its statements stay with the scope around it.
         self.modules = {p for p in used & owners if not p or not _is_list(p, used | owners)}
         self.uses: dict[Var, set[Statement | None]] = {}
@@ -121,9 +132,9 @@ class _StructureBuilder:
             if isinstance(output, Var):
                 self.uses.setdefault(output, set()).add(None)
 
-    def method(self, path: str, statements: Sequence[Statement], outputs: list[Operand]) -> Method:
+    def build_method(self, path: str, statements: Sequence[Statement], outputs: list[Operand]) -> Method:
         """Return the method of the module at `path`, which runs `statements` and returns `outputs`."""
-        groups = self._groups(path, statements)
+        groups = self._group(path, statements)
         order = _sort_groups(groups)
         items: list[Item] = []
         modules: dict[str, Method] = {}
@@ -131,50 +142,52 @@ class _StructureBuilder:
             if child is None:
                 items.append(members[0])
                 continue
-            call = self._call(child, members)
+            call = self._build_call(child, members)
             # Shared layers are several calls of one module, so they need one method.
             callee = modules.setdefault(child, call.callee)
             call.callee = callee
             items.append(call)
         method = Method(path, _roll_loops(items), outputs=outputs, modules=modules)
-        method.holds = self._holds(method)
-        method.inputs = _inputs(method)
-        method.key = _key(method)
+        method.holds = self._find_members(method)
+        method.inputs = _find_inputs(method)
+        method.key = _make_key(method)
         return method
 
-    def _holds(self, method: Method) -> dict[str, Submodule | ParamRef]:
+    def _find_members(self, method: Method) -> dict[str, Submodule | ParamRef]:
         if self.borrows:
-            operands = (o for item in method.items for o in reads(item))
+            operands = (o for item in method.items for o in iterate_operands(item))
             members = (o for o in (*operands, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
-            return {o.path: o for o in members if inside(o.path, method.path)}
+            return {o.path: o for o in members if is_inside(o.path, method.path)}
         inner = method.modules
         return {
-            p: h for p, h in self.members.items() if inside(p, method.path) and not any(inside(p, m) for m in inner)
+            p: h
+            for p, h in self.members.items()
+            if is_inside(p, method.path) and not any(is_inside(p, m) for m in inner)
         }
 
-    def _call(self, path: str, members: list[Statement]) -> ModuleCall:
+    def _build_call(self, path: str, members: list[Statement]) -> ModuleCall:
         results = [v for s in members for v in s.results]
         mine = set(members)
         outputs: list[Operand] = [v for v in results if not self.uses.get(v, set()) <= mine]
-        outputs.sort(key=lambda v: isinstance(v, Var) and self._only_handed(v, mine))
-        callee = self.method(path, members, outputs)
+        outputs.sort(key=lambda v: isinstance(v, Var) and self._is_only_forwarded(v, mine))
+        callee = self.build_method(path, members, outputs)
         return ModuleCall(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
-    def _only_handed(self, v: Var, mine: set[Statement]) -> bool:
+    def _is_only_forwarded(self, v: Var, mine: set[Statement]) -> bool:
         """Return whether statements outside of `mine` only return `v`, without computing with it; it is then last."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
-    def _groups(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
+    def _group(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
         """Return pairs (inner module or None, statements) in order of appearance.
 
         Statements of inner modules that depend on each other in a cycle stay in `path`: each is a group with None.
         """
-        inner = {p for p in self.modules if p != path and inside(p, path)}
+        inner = {p for p in self.modules if p != path and is_inside(p, path)}
         flat: set[str] = set()  # inner modules that cannot be one call
         while True:
-            direct = {p for p in inner - flat if not any(inside(p, q) for q in inner - flat)}
+            direct = {p for p in inner - flat if not any(is_inside(p, q) for q in inner - flat)}
             groups = list(_group_by_module(statements, direct))
-            bad = _cyclic(groups)
+            bad = _find_cyclic(groups)
             if not bad:
                 return groups
             # Modules that depend on each other cannot each be one call: their statements go to this method instead.
@@ -187,7 +200,7 @@ def _group_by_module(
     members: dict[str, list[Statement]] = {}
     order: list[tuple[str | None, list[Statement]]] = []
     for s in statements:
-        owner = next((p for p in (s.scope, *reversed(list(_ancestors(s.scope)))) if p in modules), None)
+        owner = next((p for p in (s.scope, *reversed(list(_iterate_ancestors(s.scope)))) if p in modules), None)
         if owner is None:
             order.append((None, [s]))
         elif owner in members:
@@ -199,10 +212,10 @@ def _group_by_module(
         if owner is None:
             yield owner, group
         else:
-            yield from ((owner, run) for run in _runs(group))
+            yield from ((owner, run) for run in _split_repeats(group))
 
 
-def _runs(statements: list[Statement]) -> list[list[Statement]]:
+def _split_repeats(statements: list[Statement]) -> list[list[Statement]]:
     """Return `statements` as equal consecutive runs over the same weights; as one run if they do not repeat."""
     keys = [(s.text, s.scope, tuple(o for o in s.operands if isinstance(o, (Submodule, ParamRef)))) for s in statements]
     n = len(keys)
@@ -215,7 +228,7 @@ def _runs(statements: list[Statement]) -> list[list[Statement]]:
     return [statements]
 
 
-def _dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) -> nx.DiGraph:
+def _build_dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) -> nx.DiGraph:
     maker = {v: i for i, (_, members) in enumerate(groups) for s in members for v in s.results}
     graph: nx.DiGraph = nx.DiGraph()
     graph.add_nodes_from(range(len(groups)))
@@ -227,9 +240,9 @@ def _dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) -> nx.Di
     return graph
 
 
-def _cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
+def _find_cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
     """Return the inner modules on a cycle of dependencies between `groups`."""
-    graph = _dependencies(groups)
+    graph = _build_dependencies(groups)
     cycles = [c for c in nx.strongly_connected_components(graph) if len(c) > 1]
     return {name for c in cycles for i in c if (name := groups[i][0]) is not None}
 
@@ -237,11 +250,11 @@ def _cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
 def _sort_groups(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple[str | None, list[Statement]]]:
     early = [name is None and members[0].early for name, members in groups]
     # The order of the graph as far as dependencies allow, with statements that layers share first.
-    order = nx.lexicographical_topological_sort(_dependencies(groups), key=lambda i: (not early[i], i))
+    order = nx.lexicographical_topological_sort(_build_dependencies(groups), key=lambda i: (not early[i], i))
     return [groups[i] for i in order]
 
 
-def _ancestors(path: str) -> Iterator[str]:
+def _iterate_ancestors(path: str) -> Iterator[str]:
     """Yield the scopes around `path`, outermost ("") first; `path` is not included."""
     parts = path.split(".") if path else []
     for i in range(len(parts)):
@@ -253,13 +266,13 @@ def _is_list(path: str, paths: set[str]) -> bool:
     return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
 
 
-def _inputs(method: Method) -> list[Var | ParamRef]:
+def _find_inputs(method: Method) -> list[Var | ParamRef]:
     results = {v for i in method.items for v in i.results}
     inputs: dict[Var | ParamRef, None] = {}
     for item in method.items:
-        for o in reads(item):
+        for o in iterate_operands(item):
             if (isinstance(o, Var) and o not in results) or (
-                isinstance(o, ParamRef) and not inside(o.path, method.path)
+                isinstance(o, ParamRef) and not is_inside(o.path, method.path)
             ):
                 inputs[o] = None
     for o in method.outputs:
@@ -268,7 +281,7 @@ def _inputs(method: Method) -> list[Var | ParamRef]:
     return list(inputs)
 
 
-def reads(item: Item) -> Iterator[Operand]:
+def iterate_operands(item: Item) -> Iterator[Operand]:
     """Yield the operands of an item in order; results that one call of a loop passes to the next are left out."""
     if isinstance(item, Loop):
         results: set[Var] = set()
@@ -286,24 +299,24 @@ def _roll_loops(items: list[Item]) -> list[Item]:
     """
     users: dict[Var, int] = {}
     for item in items:
-        for o in {*reads(item)}:
+        for o in {*iterate_operands(item)}:
             if isinstance(o, Var):
                 users[o] = users.get(o, 0) + 1
     rolled: list[Item] = []
-    for run in _call_runs(items):
-        if len(run) < 2 or (loop := _loop(run, users)) is None:
+    for run in _split_call_runs(items):
+        if len(run) < 2 or (loop := _make_loop(run, users)) is None:
             rolled += run
         else:
             rolled.append(loop)
     return rolled
 
 
-def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
+def _split_call_runs(items: list[Item]) -> Iterator[list[Item]]:
     """Yield consecutive runs of `items`: calls of successive modules or of one module, or one item."""
     run: list[Item] = []
     for item in items:
         if run and not (
-            isinstance(item, ModuleCall) and isinstance(run[-1], ModuleCall) and _follows(run[-1].path, item.path)
+            isinstance(item, ModuleCall) and isinstance(run[-1], ModuleCall) and _is_next_call(run[-1].path, item.path)
         ):
             yield run
             run = []
@@ -312,7 +325,7 @@ def _call_runs(items: list[Item]) -> Iterator[list[Item]]:
         yield run
 
 
-def _follows(path: str, after: str) -> bool:
+def _is_next_call(path: str, after: str) -> bool:
     (stem, _, number), (stem_after, _, number_after) = path.rpartition("."), after.rpartition(".")
     if path == after:
         return True
@@ -320,7 +333,7 @@ def _follows(path: str, after: str) -> bool:
     return stem == stem_after and numbered and int(number_after) == int(number) + 1
 
 
-def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
+def _make_loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
     calls = [c for c in run if isinstance(c, ModuleCall)]
     same = len({c.path for c in calls}) == 1
     if not same and len({c.path for c in calls}) != len(calls):
@@ -342,16 +355,16 @@ def _loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
     return Loop(calls, chained) if chained and len({*chained}) == len(chained) else None
 
 
-def _key(method: Method) -> Hashable:
+def _make_key(method: Method) -> Hashable:
     """Return a hash that is equal for methods that can share a class."""
     number: dict[Operand, int] = {v: i for i, v in enumerate(method.inputs)}
 
     def ref(o: Operand) -> Hashable:
         if isinstance(o, Submodule):
-            return relative(o.path, method.path), o.init
-        if isinstance(o, ParamRef) and inside(o.path, method.path):
+            return make_relative(o.path, method.path), o.init
+        if isinstance(o, ParamRef) and is_inside(o.path, method.path):
             # Relative, so that layers that differ in their number only have one class.
-            return replace(o, path=relative(o.path, method.path))
+            return replace(o, path=make_relative(o.path, method.path))
         return o if isinstance(o, CacheSlot) else number[o]
 
     def key(item: Item) -> Hashable:
@@ -360,11 +373,11 @@ def _key(method: Method) -> Hashable:
         if isinstance(item, Statement):
             identity: Hashable = (item.text, item.comment, item.replaces, tuple(ref(o) for o in item.operands))
         else:
-            identity = (relative(item.path, method.path), item.callee.key, tuple(ref(o) for o in item.inputs))
+            identity = (make_relative(item.path, method.path), item.callee.key, tuple(ref(o) for o in item.inputs))
         for v in item.results:
             number[v] = len(number)
         return identity
 
     steps = tuple(key(item) for item in method.items)
-    holds = tuple(replace(h, path=relative(p, method.path)) for p, h in method.holds.items())
+    holds = tuple(replace(h, path=make_relative(p, method.path)) for p, h in method.holds.items())
     return hash((steps, holds, tuple(ref(o) for o in method.outputs)))

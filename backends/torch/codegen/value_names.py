@@ -8,10 +8,10 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..program.snippets import RESERVED, library
+from ..program.snippets import RESERVED, read_library
 from ..program.statements import Operand, ParamRef, Var
 
-Named = Var | ParamRef
+NamedOperand = Var | ParamRef
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class SourceLine:
     replaces: the operand whose name the target may reuse.
     """
 
-    targets: list[Named]
+    targets: list[NamedOperand]
     tree: ast.AST
     comment: str = ""
     replaces: Operand | None = None
@@ -39,7 +39,7 @@ class ValueNames:
         self, lines: Sequence[SourceLine], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"
     ) -> None:
         self.stream = stream
-        self.lines, self.tokens, self.taken = lines, dict(tokens), {*RESERVED, *library(), *taken}
+        self.lines, self.tokens, self.taken = lines, dict(tokens), {*RESERVED, *read_library(), *taken}
         for target in (t for line in lines for t in line.targets):
             self.token(target)
         self.wanted = self._prefer_stream()
@@ -70,7 +70,7 @@ class ValueNames:
             last.update(dict.fromkeys(read, i))
         return last
 
-    def give(self, o: Named, name: str) -> str:
+    def name_parameter(self, o: NamedOperand, name: str) -> str:
         """Choose and return the name of a parameter of the method: `name`, numbered if it is taken."""
         token = self.token(o)
         if name == "cache":
@@ -88,7 +88,7 @@ class ValueNames:
             tree = _Rename(self.names).visit(line.tree)
             text = unparse(tree)
             if line.targets and not line.loop:
-                text = _assignment(", ".join(self.names[self.token(t)] for t in line.targets), tree)
+                text = _write_assignment(", ".join(self.names[self.token(t)] for t in line.targets), tree)
             elif not line.targets and i == len(self.lines) - 1:
                 text = f"return {', '.join(map(unparse, tree.elts)) if isinstance(tree, ast.Tuple) else text}"
             *first, end = text.splitlines()
@@ -139,7 +139,7 @@ class ValueNames:
         return unread and name not in self.taken
 
 
-def _assignment(targets: str, tree: ast.AST) -> str:
+def _write_assignment(targets: str, tree: ast.AST) -> str:
     """Return the source of ``targets = tree``; an `if` if one branch of a conditional is `targets`."""
     if isinstance(tree, ast.IfExp):
         body, orelse = (unparse(t).strip("()") for t in (tree.body, tree.orelse))

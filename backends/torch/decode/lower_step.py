@@ -11,11 +11,18 @@ from weft.ir.op import OPS
 from weft.passes.analysis.states import find_specs
 from weft.passes.edits.legalization import Accepts
 
-from ..codegen.structure import Loop, Method, ModuleCall, structure
-from ..lower.lower import LoweredGraph, emit, find_last_mixing, live_statements, refusals, select_last_rows
-from ..program.stateful_nodes import cached_nodes
+from ..codegen.structure import Loop, Method, ModuleCall, group_statements
+from ..lower.lower import (
+    LoweredGraph,
+    emit_nodes,
+    find_last_mixing,
+    list_refusals,
+    select_last_rows,
+    select_live_statements,
+)
+from ..program.stateful_nodes import find_cached_nodes
 from ..program.statements import TOP, Program
-from ..program.token_positions import rolling_capacity
+from ..program.token_positions import find_rolling_capacity
 from . import step_constants as tables
 from .step_emitter import Implementation, StepEmitter
 from .step_registry import STEPS
@@ -41,11 +48,11 @@ class DecodeStep:
     kernels: Mapping[str, str]
 
 
-def refusal(graph: Graph) -> str | None:
+def find_refusal(graph: Graph) -> str | None:
     """Return None, or the reason (str) why the model of `graph` has no decode step."""
     if graph.meta.get("kind") != "decoder":
         return "the model is not a decoder"
-    if not cached_nodes(graph):
+    if not find_cached_nodes(graph):
         return "the model keeps nothing from call to call"
     if "logits" not in graph.outputs:
         return f"its outputs are {', '.join(graph.outputs)}, not logits"
@@ -55,44 +62,44 @@ def refusal(graph: Graph) -> str | None:
 
 def explain_refusal(graph: Graph) -> str:
     """Return the reason why the model of `graph` has no decode step, if `lower_step` returned None for it."""
-    return refusal(graph) or "its states would not be those of the model"
+    return find_refusal(graph) or "its states would not be those of the model"
 
 
 def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
     """Return the decode step of `model`, given its fused `graph`; None if the step's caches would be structured
     otherwise than the model's."""
     head = find_last_mixing(graph)
-    several = head is not None and reads_prompts(model.graph)
+    several = head is not None and can_read_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
 
     def pick(node: Node) -> None:
         if several and head is not None and head[0] in node.outputs:
             select_last_rows(emitter, *head)
 
-    emit(emitter, graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()}, pick)
+    emit_nodes(emitter, graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()}, pick)
     program = emitter.program
     program.nodes = list(model.graph.nodes)
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
-    program.statements = emitter.with_count(live_statements(program))
-    tables.hold_tables(program, emitter.most_tickets)
+    program.statements = emitter.add_cache_advance(select_live_statements(program))
+    tables.move_tables(program, emitter.most_tickets)
     readers = (s for s in program.statements if emitter.start in s.operands)
     any_length = all(
         s.text.startswith("decode_attention(") for s in readers
     )  # it reads `start` only for several tokens
-    method = structure(program, borrows=True)
-    if _nesting(method) != _nesting(structure(model.program)):
+    method = group_statements(program, borrows=True)
+    if _nest_states(method) != _nest_states(group_statements(model.program)):
         return None
     return DecodeStep(graph, program, method, emitter.choices, any_length, several, emitter.kernels)
 
 
-def _nesting(method: Method) -> object:
+def _nest_states(method: Method) -> object:
     """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) instead of each cache."""
     nested: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):
-            nested.append(tuple(_nesting(call.callee) for call in item.calls))
+            nested.append(tuple(_nest_states(call.callee) for call in item.calls))
         elif isinstance(item, ModuleCall):
-            nested.append(_nesting(item.callee))
+            nested.append(_nest_states(item.callee))
         else:
             assert item.node is not None
             nested.append((item.node.scope, *(spec.part for spec in find_specs(item.node))))
@@ -100,14 +107,14 @@ def _nesting(method: Method) -> object:
     return nested[0] if single else tuple(nested)
 
 
-def takes(graph: Graph) -> Accepts:
+def make_refusal_check(graph: Graph) -> Accepts:
     """Return a function from a node of the fused `graph` to None if a lowering accepts it in a decode step, else to a
     list of the reasons for refusing it."""
     probe = StepEmitter(graph, {})
 
     def refuse(node: Node) -> list[str] | None:
         if node.op.name not in STEPS:
-            return refusals(node)
+            return list_refusals(node)
         probe.enter(node)
         reason = STEPS[node.op.name].when(probe, node)
         return None if reason is None else [reason]
@@ -115,9 +122,11 @@ def takes(graph: Graph) -> Accepts:
     return refuse
 
 
-def reads_prompts(graph: Graph) -> bool:
+def can_read_prompts(graph: Graph) -> bool:
     """Return whether decode steps of `graph` can take several tokens per batch row: its only states are KV caches that
     do not roll, and it has no mixtures of experts."""
-    cached = cached_nodes(graph)
-    plain = all(n.op is ops.attention and n.operand("v") is not None and rolling_capacity(n) is None for n in cached)
+    cached = find_cached_nodes(graph)
+    plain = all(
+        n.op is ops.attention and n.operand("v") is not None and find_rolling_capacity(n) is None for n in cached
+    )
     return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var
-from .step_members import access_path
+from .step_members import write_access_path
 
 DEVICE = "next(module.parameters())"
 TICKETS = Submodule("tickets", "Tickets")
 
 
-def hold_tables(program: Program, tickets: int) -> None:
+def move_tables(program: Program, tickets: int) -> None:
     """Move statements of the top scope that read only constants and the device into attributes of the step, in place.
 
     The ticket counters, `tickets` per batch row, also become an attribute.
@@ -24,7 +24,7 @@ def hold_tables(program: Program, tickets: int) -> None:
             readers.setdefault(o, set()).add(s.scope)
     remaining = []
     for s in program.statements:
-        text = _module_expression(s, tokens, tables)
+        text = _write_module_expression(s, tokens, tables)
         if text is None or len(s.results) != 1 or s.results[0] in program.outputs.values():
             remaining.append(s)
             continue
@@ -38,7 +38,7 @@ def hold_tables(program: Program, tickets: int) -> None:
     program.statements = [replace(s, operands=tuple(tables.get(o, o) for o in s.operands)) for s in remaining]
 
 
-def _module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodule]) -> str | None:
+def _write_module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodule]) -> str | None:
     """Return `s` as an expression that reads only the model's ``module``; None if `s` reads anything else."""
     if s.scope != TOP or not s.early or not s.operands:
         return None
@@ -47,7 +47,7 @@ def _module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodul
         if o in tables:
             texts.append(tables[o].init.format())
         elif isinstance(o, ParamRef) and o.constant:
-            texts.append(access_path(o.path))
+            texts.append(write_access_path(o.path))
         elif o is tokens and s.text.count(f"{{{i}}}") == s.text.count(f"{{{i}}}.device"):
             texts.append(DEVICE)
         else:

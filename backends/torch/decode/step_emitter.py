@@ -18,12 +18,12 @@ from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.states import find_cache_owner, find_caches
 
 from ..program.block_params import find_layout
-from ..program.emitter import Emitter, local_name
-from ..program.stateful_nodes import cached_nodes, counts_keys
+from ..program.emitter import Emitter, choose_local_name
+from ..program.stateful_nodes import find_cached_nodes, find_key_bias_nodes
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
-from ..program.token_positions import query_positions
+from ..program.token_positions import emit_query_positions
 from .step_constants import TICKETS
-from .step_members import access
+from .step_members import write_access
 
 Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights of this dtype, or None
 
@@ -55,10 +55,10 @@ class StepEmitter(Emitter):
     def __init__(
         self, graph: Graph, functions: Mapping[str, str], reads_prompts: bool = False, float8_caches: bool = False
     ) -> None:
-        cached = cached_nodes(graph)
-        super().__init__(graph, cached, counts_keys(graph, cached), float8_caches=float8_caches)
+        cached = find_cached_nodes(graph)
+        super().__init__(graph, cached, find_key_bias_nodes(graph, cached), float8_caches=float8_caches)
         self.program.functions, self.reads_prompts = dict(functions), reads_prompts
-        self._keepers = [
+        self._cache_owners = [
             *dict.fromkeys(find_cache_owner(n) if find_caches(n) else n for n in graph.nodes if n in cached)
         ]
         self.choices: list[Implementation] = []
@@ -68,45 +68,45 @@ class StepEmitter(Emitter):
         self._norms: dict[tuple[str, str], list[float]] = {}  # ε of norms without weights, by scope and kind
         self._begin()
 
-    def give(self, name: str, default: str, type: str) -> Var:
+    def declare_input(self, name: str, default: str, type: str) -> Var:
         if name == "last":
-            return super().give(name, default, type)
-        return super().give(name, "", type.removesuffix(" | None"))
+            return super().declare_input(name, default, type)
+        return super().declare_input(name, "", type.removesuffix(" | None"))
 
-    def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
-        leaf = super().leaf(init, **weights)
+    def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
+        leaf = super().make_submodule(init, **weights)
         return None if leaf is None else Submodule(f"{leaf.path}.module", "{0}", leaf.holds)
 
     def _begin(self) -> None:
         """Declare the inputs, which are never optional: positions, and the cache, which counts the tokens."""
-        positions = self.give("position_ids", "", "Tensor")
+        positions = self.declare_input("position_ids", "", "Tensor")
         self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
-        self.start = self.emit(*self._counting(), name="start")
+        self.start = self.emit(*self._write_advance(), name="start")
         self.start.type = "int"
 
-    def with_count(self, statements: list[Statement]) -> list[Statement]:
+    def add_cache_advance(self, statements: list[Statement]) -> list[Statement]:
         """Return `statements`; if none of them advances the cache, insert a statement before them that does."""
         if any(self.start in s.results for s in statements):
             return statements
-        text, *operands = self._counting()
+        text, *operands = self._write_advance()
         return [Statement(text, tuple(operands), (), TOP), *statements]
 
-    def _counting(self) -> tuple[str, *tuple[Var, ...]]:
+    def _write_advance(self) -> tuple[str, *tuple[Var, ...]]:
         """Return an expression (text, *operands) that advances the cache by the new tokens, to its old length."""
-        cache = self.give("cache", "", "Cache")
+        cache = self.declare_input("cache", "", "Cache")
         if not self.reads_prompts:
             return "{0}.advance(1)", cache
-        return "{0}.advance({1}.shape[1])", cache, self.give("input_ids", "", "Tensor")
+        return "{0}.advance({1}.shape[1])", cache, self.declare_input("input_ids", "", "Tensor")
 
     @property
     def positions(self) -> Operand:
         """Return the positions of the new tokens, [batch, seq]."""
-        return query_positions(self)
+        return emit_query_positions(self)
 
-    def tickets(self, each: int) -> Var:
+    def emit_tickets(self, each: int) -> Var:
         """Return the ticket counters through which blocks of a kernel synchronize, at least `each` per batch row."""
         self.most_tickets = max(self.most_tickets, each)
-        tokens = self.give("input_ids", "", "Tensor")
+        tokens = self.declare_input("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
 
     def record_kernel(self, kernel: str, *refusals: Refusal) -> None:
@@ -123,13 +123,13 @@ class StepEmitter(Emitter):
         assert self.node is not None
         self.choices.append(Implementation(self.node, reason=reason))
 
-    def placeholders(self, node: Node) -> tuple[Var, ...]:
+    def make_placeholders(self, node: Node) -> tuple[Var, ...]:
         """Return variables for the outputs of `node`, whose call becomes an argument in the statement of its reader."""
-        return tuple(Var(local_name(value)) for value in node.outputs)
+        return tuple(Var(choose_local_name(value)) for value in node.outputs)
 
     # -- weights of kernels
 
-    def weight(self, value: Value | None) -> Operand | None:
+    def weight_operand(self, value: Value | None) -> Operand | None:
         """Return the weight `value` as an operand: a parameter, the parameters of an `ops.pack` as one tensor, or the
         codes of quantized blocks.
 
@@ -143,7 +143,7 @@ class StepEmitter(Emitter):
             return self.pack_params([w for w in pack.inputs if isinstance(w, Param)])
         if isinstance(find_layout(value), BlockLayout):
             stem = value.name.removesuffix(".weight")
-            return Submodule(f"{stem}_blocks", f"{{0}}{access(stem.rpartition('.')[2])}.blocks()")
+            return Submodule(f"{stem}_blocks", f"{{0}}{write_access(stem.rpartition('.')[2])}.blocks()")
         self.program.weights[value.name] = value
         return ParamRef(value.name, tuple(value.type.concrete({})))
 
@@ -152,7 +152,7 @@ class StepEmitter(Emitter):
         neither weights nor biases, or quantized blocks among them differ in layout."""
         params = list(dict.fromkeys(params))
         if len(params) == 1:
-            return self.weight(params[0])
+            return self.weight_operand(params[0])
         places = [p.name.split(".") for p in params]
         if len({(*p[:-2], p[-1]) for p in places}) != 1 or any(len(p) < 2 for p in places):
             return None
@@ -166,23 +166,23 @@ class StepEmitter(Emitter):
         if blocks and len(layouts) > 1:
             return None
         function = "pack_bias" if kind == "bias" else "pack_blocks" if blocks else "pack"
-        init = f"{function}({', '.join('{0}' + access(m) for m in modules)})"
+        init = f"{function}({', '.join('{0}' + write_access(m) for m in modules)})"
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
-    def norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
+    def make_norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
         """Return a norm as kernels take it, with the parameters `gain` (weight) and `shift` (bias)."""
         assert all(w is None or isinstance(w, Param) for w in (gain, shift))
         paths = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
         named = ((prefix, g.rpartition(".")[2]) for prefix, g in zip(("", "shift="), paths, strict=True) if g)
-        arguments = [f'"{kind}"', *(f"{prefix}{{0}}{access(last)}" for prefix, last in named)]
+        arguments = [f'"{kind}"', *(f"{prefix}{{0}}{write_access(last)}" for prefix, last in named)]
         return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={eps!r})")
 
-    def norm_of(self, node: Node) -> Submodule | None:
+    def find_norm(self, node: Node) -> Submodule | None:
         """Return the norm that a fused `node` applies to its first operand, or None."""
         a, names = node.attrs, {o.name for o in node.op.operands}
         shift = node.operand("norm_bias") if "norm_bias" in names else None
-        return None if a["kind"] == "none" else self.norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
+        return None if a["kind"] == "none" else self.make_norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
 
     def _find_plain_norm(self, kind: str, eps: float) -> str:
         """Return the path of a norm without weights: one for each scope (the current node's), kind and ε."""
@@ -196,16 +196,16 @@ class StepEmitter(Emitter):
     # -- scopes of statements
 
     def enter_scope_of(self, *operands: Operand | None) -> None:
-        """Set the scope of the next statements to `scope_around(*operands)`."""
-        self.scope = self.scope_around(*operands)
+        """Set the scope of the next statements to `find_scope(*operands)`."""
+        self.scope = self.find_scope(*operands)
 
-    def scope_around_all(self, node: Node, *names: str) -> str:
+    def find_node_scope(self, node: Node, *names: str) -> str:
         """Return the innermost scope that contains `node`, its operands called `names` and the weights of its norm."""
         operands = {o.name for o in node.op.operands}
         values = (node.operand(name) for name in (*names, "norm_weight", "norm_bias") if name in operands)
         outer, self.scope = self.scope, node.scope
         try:
-            return self.scope_around(*map(self.weight, values))
+            return self.find_scope(*map(self.weight_operand, values))
         finally:
             self.scope = outer
 
@@ -213,7 +213,7 @@ class StepEmitter(Emitter):
         """Return whether the statement that updates the state of `node` can move out to `scope`, which contains it,
         without changing the nesting of the cache."""
         inner = f"{scope}." if scope else ""
-        within = [n for n in self._keepers if n.scope == scope or n.scope.startswith(inner)]
+        within = [n for n in self._cache_owners if n.scope == scope or n.scope.startswith(inner)]
         counts = Counter((n.scope, n.op) for n in within)
         runs = math.gcd(*counts.values())  # how often a module with shared weights runs
         if counts[node.scope, node.op] != runs:
@@ -223,7 +223,7 @@ class StepEmitter(Emitter):
         moved: dict[tuple[str, Op], tuple[str, ...]] = {**places, (node.scope, node.op): ()}
         return _nest_states([(places[key], key) for key in keys]) == _nest_states([(moved[key], key) for key in keys])
 
-    def scope_around(self, *operands: Operand | None) -> str:
+    def find_scope(self, *operands: Operand | None) -> str:
         """Return the innermost scope that contains the current scope and all weights among `operands`."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _skip_list(_common_scope(self.scope, *paths), paths) if self.scope else self.scope

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..codegen.method_writer import periodic
+from ..codegen.method_writer import write_periodic_list
 from ..codegen.structure import Method
-from ..program.statements import ParamRef, Submodule, relative
+from ..program.statements import ParamRef, Submodule, make_relative
 
 
 def name_attributes(method: Method) -> dict[str, str]:
@@ -18,7 +18,7 @@ def name_attributes(method: Method) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for path in sorted([*method.modules, *method.holds], key=lambda p: p in method.holds and not p.endswith(".module")):
-        local = relative(path, method.path)
+        local = make_relative(path, method.path)
         stem, _, number = local.rpartition(".")
         if path in method.modules and number.isdigit():
             names[path.rpartition(".")[0]] = stem.replace(".", "_")
@@ -29,42 +29,42 @@ def name_attributes(method: Method) -> dict[str, str]:
     return names
 
 
-def constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
+def write_constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
     """Return the lines of ``__init__`` that set the attributes of the class of `method`; `inner` maps the paths of its
     submodules to their class names."""
     names = name_attributes(method)
     lines = [
-        f"self.{names[p]} = {_member_expression(source, relative(p, method.path))}"
+        f"self.{names[p]} = {_write_member(source, make_relative(p, method.path))}"
         for p, source in method.holds.items()
     ]
     lists: dict[str, list[str]] = {}
     for path, name in inner.items():
-        local = relative(path, method.path)
+        local = make_relative(path, method.path)
         stem, _, number = local.rpartition(".")
         if number.isdigit():
             lists.setdefault(stem, []).append(name)
         else:
-            lines.append(f"self.{names[path]} = {name}({access_path(local)})")
+            lines.append(f"self.{names[path]} = {name}({write_access_path(local)})")
     for stem, kinds in lists.items():
         if len({*kinds}) == 1:
-            modules = f"[{kinds[0]}(layer) for layer in {access_path(stem)}]"
+            modules = f"[{kinds[0]}(layer) for layer in {write_access_path(stem)}]"
         else:
-            modules = f"[kind(layer) for kind, layer in zip({periodic(kinds)}, {access_path(stem)})]"
+            modules = f"[kind(layer) for kind, layer in zip({write_periodic_list(kinds)}, {write_access_path(stem)})]"
         lines.append(f"self.{stem.replace('.', '_')} = {modules}")
     return lines or ["pass"]
 
 
-def _member_expression(source: Submodule | ParamRef, path: str) -> str:
+def _write_member(source: Submodule | ParamRef, path: str) -> str:
     """Return the expression that computes the member `source` at `path` from the argument ``module``."""
     outer = path.rpartition(".")[0]
-    return access_path(path) if isinstance(source, ParamRef) else source.init.format(access_path(outer))
+    return write_access_path(path) if isinstance(source, ParamRef) else source.init.format(write_access_path(outer))
 
 
-def access(name: str) -> str:
+def write_access(name: str) -> str:
     """Return the text that accesses the member `name`: ``.name``, or ``[3]`` if `name` is a number."""
     return f"[{name}]" if name.isdigit() else f".{name}"
 
 
-def access_path(path: str) -> str:
+def write_access_path(path: str) -> str:
     """Return the expression that accesses the dotted `path` in ``module``, such as ``module.layers[0].norm``."""
-    return "module" + "".join(access(part) for part in path.split(".") if part)
+    return "module" + "".join(write_access(part) for part in path.split(".") if part)

@@ -27,7 +27,7 @@ class StepLowering:
 STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.torch.decode.ops", "see `weft ops`")
 
 
-def lowers(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
+def step_lowering(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
     """Register the decorated function as the lowering of `ops` in a decode step, if `when` returns no reason.
 
     The function emits statements for a node and returns operands for its outputs, or None to fall back to the lowering

@@ -8,17 +8,17 @@ from typing import Any
 
 from weft.ir.graph import Node
 
-from ..codegen.class_names import calls
+from ..codegen.class_names import list_calls
 from ..codegen.classes import ClassWriter
-from ..codegen.method_writer import Writer
-from ..codegen.model_source import format_source, template
+from ..codegen.method_writer import MethodWriter
+from ..codegen.model_source import format_source, load_template
 from ..codegen.structure import Method
-from ..codegen.value_names import Named
+from ..codegen.value_names import NamedOperand
 from ..lower.lower import LoweredGraph
-from ..program.snippets import bound_names, imports, library, names, used_snippets
-from ..program.statements import ParamRef, Var, inside
+from ..program.snippets import find_bound_names, find_names, read_library, select_snippets, write_imports
+from ..program.statements import ParamRef, Var, is_inside
 from .lower_step import DecodeStep
-from .step_members import constructor, name_attributes
+from .step_members import name_attributes, write_constructor
 
 LAUNCHERS = (  # of kernels, each in a file of its name
     *("conv_step", "decode_attention", "embed_tokens", "latent_decode", "latent_qk", "linear_by_head"),
@@ -33,7 +33,7 @@ IN_KERNELS = {  # names that generated kernels use
     **dict.fromkeys(("jit", "start_next", "tl", "wait_for_previous"), "shared.launch"),
     **{"activate": "shared.activation", "softplus": "shared.recurrence"},
 }
-OWN = {
+STEP_SNIPPETS = {
     "linear_step",
     "pack",
     "pack_bias",
@@ -43,7 +43,7 @@ OWN = {
     "update_cache_float8",
     "update_latent_cache",
 }  # snippets of steps only, not of models
-STEP = ("input_ids", "position_ids", "cache")  # arguments of every step
+STEP_ARGUMENTS = ("input_ids", "position_ids", "cache")  # arguments of every step
 
 
 def write_step(
@@ -64,14 +64,16 @@ def write_step(
     fields: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
     fields |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
     # Rendered once without imports and snippets, to find those that the classes use.
-    used = names(ast.parse(template("decode.py.j2").render(**fields, imports=[], kernels=[], shared=[], parts=[])))
+    used = find_names(
+        ast.parse(load_template("decode.py.j2").render(**fields, imports=[], kernels=[], shared=[], parts=[]))
+    )
     new = step.program.functions.keys() - lowered.program.functions.keys()
     functions = {name: text for name, text in step.program.functions.items() if name in used & new}
-    used |= names(ast.parse("\n".join(functions.values())))
+    used |= find_names(ast.parse("\n".join(functions.values())))
     generated = ast.parse("\n".join(step.kernels.values())).body
-    in_kernels = {name for kernel in generated for name in names(kernel) - bound_names(kernel)}
-    snippets = used_snippets(used & OWN)
-    in_model = {*library(), *lowered.program.functions} - OWN
+    in_kernels = {name for kernel in generated for name in find_names(kernel) - find_bound_names(kernel)}
+    snippets = select_snippets(used & STEP_SNIPPETS)
+    in_model = {*read_library(), *lowered.program.functions} - STEP_SNIPPETS
     shared = sorted(used & in_model)
     used = used.union(*(p.uses for p in snippets))
     if not used.intersection(LAUNCHERS):
@@ -80,9 +82,9 @@ def write_step(
     files |= {name: file for name, file in IN_KERNELS.items() if name in in_kernels}
     imported = {file: [name for name, home in files.items() if home == file] for file in files.values()}
     lines = [f"from {package}.{file} import {', '.join(some)}" for file, some in imported.items()]
-    text = template("decode.py.j2").render(
+    text = load_template("decode.py.j2").render(
         **fields,
-        imports=imports(used),
+        imports=write_imports(used),
         kernels=sorted(lines),
         shared=shared,
         parts=[*(p.source for p in snippets), *functions.values(), *step.kernels.values()],
@@ -90,7 +92,7 @@ def write_step(
     return format_source(text), sorted({*files.values()})
 
 
-class _Body(Writer):
+class _StepMethodWriter(MethodWriter):
     trains = False
 
     def __init__(self, method: Method, given: list[Var | ParamRef], hidden: Var | None, top: bool) -> None:
@@ -103,26 +105,26 @@ class _Body(Writer):
 
 class _StepWriter(ClassWriter):
     top = "Step"
-    body = _Body
+    body = _StepMethodWriter
 
-    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        return constructor(method, inner)
+    def write_init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+        return write_constructor(method, inner)
 
-    def described_nodes(self, method: Method) -> list[Node]:
+    def list_described_nodes(self, method: Method) -> list[Node]:
         """Return the model's nodes in the scope of the class of `method`, except those of classes that it calls."""
-        parts = [call.path for call in calls(method)]
-        scopes = {n.scope for n in self.nodes if inside(f"{n.scope}.", method.path)}
-        scopes -= {s for s in scopes for part in parts if inside(f"{s}.", part)}
+        parts = [call.path for call in list_calls(method)]
+        scopes = {n.scope for n in self.nodes if is_inside(f"{n.scope}.", method.path)}
+        scopes -= {s for s in scopes for part in parts if is_inside(f"{s}.", part)}
         return [n for n in self.nodes if n.scope in scopes]
 
-    def top_parameters(self, method: Method) -> list[Named]:
+    def list_top_parameters(self, method: Method) -> list[NamedOperand]:
         inputs = {v.name: v for v in self.inputs}
-        extra = [v for v in self.inputs if v in method.inputs and v.name not in STEP]
-        return [*(inputs.get(name, Var(name)) for name in STEP), *extra]
+        extra = [v for v in self.inputs if v in method.inputs and v.name not in STEP_ARGUMENTS]
+        return [*(inputs.get(name, Var(name)) for name in STEP_ARGUMENTS), *extra]
 
-    def parameter(self, o: Named, name: str, top: bool) -> str:
-        text = super().parameter(o, name, top)
+    def write_parameter(self, o: NamedOperand, name: str, top: bool) -> str:
+        text = super().write_parameter(o, name, top)
         return f"{text} = {o.default}" if top and isinstance(o, Var) and o.default else text
 
-    def state(self, method: Method) -> str:
+    def write_cache_parameter(self, method: Method) -> str:
         return "cache: Any"

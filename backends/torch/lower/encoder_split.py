@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..program.statements import TOP, Program, Statement, Var, inside
+from ..program.statements import TOP, Program, Statement, Var, is_inside
 
 
 def move_into_encoder(program: Program, statements: list[Statement]) -> list[Statement]:
@@ -17,7 +17,7 @@ def move_into_encoder(program: Program, statements: list[Statement]) -> list[Sta
     if len(scopes) != 1:
         return statements
     (encoder,) = scopes
-    within = {s for s in statements if s.scope == encoder or inside(s.scope, encoder)}
+    within = {s for s in statements if s.scope == encoder or is_inside(s.scope, encoder)}
     for s in statements:
         if (s.scope == TOP or s in within) and not skipped.isdisjoint(s.operands):
             skipped.update(s.results)

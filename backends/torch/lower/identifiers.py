@@ -16,30 +16,30 @@ from torch import nn
 from weft.ir.graph import Graph
 from weft.passes.edits.edit import rename_all
 
-from ..program.snippets import RESERVED, library
+from ..program.snippets import RESERVED, read_library
 
-SPARSE = 1000  # longest list of modules with gaps, which are filled with empty modules
-OWN = {*dir(nn.Module()), "new_cache", "cache"}  # attributes of every generated module
+MAX_SPARSE_LIST = 1000  # longest list of modules with gaps, which are filled with empty modules
+MODULE_ATTRIBUTES = {*dir(nn.Module()), "new_cache", "cache"}  # attributes of every generated module
 
 
-def name_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> list[str]:
+def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> list[str]:
     """Rename scopes, values, parameters, inputs and outputs of `graph` to valid identifiers; return the old names that
     changed.
 
     Parts in `avoid` get an underscore. `usual` maps top-level modules with only a weight and perhaps a bias to new
     names.
     """
-    paths, inputs = _paths(graph, avoid), argument_names(graph)
-    for old, new in _plain_modules(graph, usual or {}).items():
+    paths, inputs = _map_paths(graph, avoid), map_argument_names(graph)
+    for old, new in _select_plain_modules(graph, usual or {}).items():
         paths |= {k: new + v[len(old) :] for k, v in paths.items() if v == old or v.startswith(f"{old}.")}
-    outputs = _distinct([name for name, _ in graph.outputs.items()])
+    outputs = _make_distinct([name for name, _ in graph.outputs.items()])
     changed = {old: None for names in (paths, inputs, outputs) for old, new in names.items() if old != new}
     if changed:
         rename_all(graph, paths, paths, inputs, outputs)
     return list(changed)
 
 
-def _plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
+def _select_plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
     """Return the entries of `usual` whose module has a weight, at most a bias as well, and whose new name is free."""
     params, nodes = [*graph.params], graph.nodes
     used = {
@@ -55,18 +55,18 @@ def _plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def argument_names(graph: Graph) -> dict[str, str]:
+def map_argument_names(graph: Graph) -> dict[str, str]:
     """Map the inputs of `graph` to argument names: `past.0.key` becomes `past_0_key`."""
-    return _distinct([*graph.inputs], avoid={*RESERVED, *library(), "last"})
+    return _make_distinct([*graph.inputs], avoid={*RESERVED, *read_library(), "last"})
 
 
-def parameter_names(graph: Graph) -> dict[str, str]:
+def map_parameter_names(graph: Graph) -> dict[str, str]:
     """Map the names of parameters in generated code to their names in `graph`."""
-    paths = _paths(graph)
+    paths = _map_paths(graph)
     return {paths[name]: name for name in graph.params}
 
 
-def _paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
+def _map_paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
     """Map each dotted name of `graph` to one whose parts are attributes of modules, or indices of a list."""
     values = (v.name for node in graph.nodes for v in node.outputs)
     names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
@@ -78,7 +78,7 @@ def _paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
             tree.setdefault(path, {})[part] = None
             path += f"{part}."
         tree.setdefault(path, {})[last] = None
-    below = {path: _siblings(parts, bool(path), avoid) for path, parts in tree.items()}
+    below = {path: _map_siblings(parts, bool(path), avoid) for path, parts in tree.items()}
     renamed = {name: _rename_parts(name, below) for name in names if name}
     for name in graph.params:
         if f"{name}." in tree:  # a tensor has no children
@@ -97,21 +97,21 @@ def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
     return ".".join(parts)
 
 
-def _siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
+def _map_siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
     """Map the names of siblings to identifiers; all-index names stay if `listed` (in a ModuleList)."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
-    if numbered and max(map(int, parts), default=0) < SPARSE + 4 * len(parts):
+    if numbered and max(map(int, parts), default=0) < MAX_SPARSE_LIST + 4 * len(parts):
         return {part: part for part in parts}
-    return {"": "_", **_distinct(parts, {*OWN, *avoid})}
+    return {"": "_", **_make_distinct(parts, {*MODULE_ATTRIBUTES, *avoid})}
 
 
-def _distinct(names: list[str], avoid: Collection[str] = OWN) -> dict[str, str]:
+def _make_distinct(names: list[str], avoid: Collection[str] = MODULE_ATTRIBUTES) -> dict[str, str]:
     """Map `names` to distinct identifiers, none of them in `avoid`."""
-    used = {name for name in names if _identifier(name, avoid) == name}
+    used = {name for name in names if _make_identifier(name, avoid) == name}
     renamed = {}
     for name in names:
-        new = base = _identifier(name, avoid)
+        new = base = _make_identifier(name, avoid)
         number = 1
         while new != name and new in used:
             number += 1
@@ -121,7 +121,7 @@ def _distinct(names: list[str], avoid: Collection[str] = OWN) -> dict[str, str]:
     return renamed
 
 
-def _identifier(name: str, avoid: Collection[str]) -> str:
+def _make_identifier(name: str, avoid: Collection[str]) -> str:
     new = re.sub(r"[^A-Za-z0-9_]", "_", name)
     new = re.sub(r"^__+", "_", new)  # two underscores would be mangled in a class
     if not new or new[0].isdigit() or not new.strip("_"):

@@ -13,15 +13,15 @@ from weft.passes.edits.legalization import Accepts
 
 from ..program.emitter import Emitter
 from ..program.registry import LOWERINGS
-from ..program.stateful_nodes import cached_nodes, counts_keys, cross_attentions
+from ..program.stateful_nodes import find_cached_nodes, find_cross_attentions, find_key_bias_nodes
 from ..program.statements import Operand, ParamRef, Program, Statement, Submodule
-from ..program.token_positions import begin, end
+from ..program.token_positions import add_cache_advance, begin_forward
 from .encoder_split import move_into_encoder
 
 E = TypeVar("E", bound=Emitter)
 
 
-def refusals(node: Node, kernels: bool = True) -> list[str] | None:
+def list_refusals(node: Node, kernels: bool = True) -> list[str] | None:
     """Return the reasons of all lowerings of the op, if each refuses `node`; None if one accepts it.
 
     Without `kernels`, a lowering that calls them refuses every node.
@@ -50,26 +50,28 @@ def lower(graph: Graph, float8_caches: bool = False) -> LoweredGraph:
     The program of a decoder takes an optional cache of keys, values and states, which later forward passes continue.
     With `float8_caches` keys and values are stored in FP8.
     """
-    cached = cached_nodes(graph)
-    emitter = Emitter(graph, cached, counts_keys(graph, cached), cross_attentions(graph, cached), float8_caches)
-    begin(emitter)
+    cached = find_cached_nodes(graph)
+    emitter = Emitter(
+        graph, cached, find_key_bias_nodes(graph, cached), find_cross_attentions(graph, cached), float8_caches
+    )
+    begin_forward(emitter)
     head = find_last_mixing(graph) if emitter.cached else None
 
     def pick(node: Node) -> None:
         if head is not None and head[0] in node.outputs:
             select_last_rows(emitter, *head)
 
-    emit(emitter, graph, {}, pick)
+    emit_nodes(emitter, graph, {}, pick)
     program = emitter.program
     program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
-    program.statements = move_into_encoder(program, end(emitter, live_statements(program)))
-    read = read_weights(program)
+    program.statements = move_into_encoder(program, add_cache_advance(emitter, select_live_statements(program)))
+    read = find_read_weights(program)
     # Some statements that read a weight turned out to be dead.
     program.weights = {key: p for key, p in program.weights.items() if key in read}
     return LoweredGraph(graph, program, float8_caches)
 
 
-def emit(
+def emit_nodes(
     emitter: E,
     graph: Graph,
     fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
@@ -97,16 +99,16 @@ def emit(
     emitter.leave()
 
 
-def takes(graph: Graph, kernels: bool = True) -> Accepts:
+def make_refusal_check(graph: Graph, kernels: bool = True) -> Accepts:
     """Return a function that maps a node to the reasons why all lowerings refuse it, or to None if one accepts it.
 
     The function raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`:
-    see `refusals`.
+    see `list_refusals`.
     """
-    cached = {node.output.name for node in cached_nodes(graph)}
+    cached = {node.output.name for node in find_cached_nodes(graph)}
 
     def refuse(node: Node) -> list[str] | None:
-        reasons = refusals(node, kernels)
+        reasons = list_refusals(node, kernels)
         if reasons and node.output.name in cached:  # expanded into its body it would lose the state
             raise WeftError(f"target torch cannot keep the state of {node.op.name} (%{node.output.name}): {reasons[0]}")
         return reasons
@@ -114,7 +116,7 @@ def takes(graph: Graph, kernels: bool = True) -> Accepts:
     return refuse
 
 
-def read_weights(program: Program) -> set[str]:
+def find_read_weights(program: Program) -> set[str]:
     """Return the state_dict keys of the weights that statements or outputs read."""
     operands = [o for s in program.statements for o in s.operands] + list(program.outputs.values())
     leaves = {f"{o.path}.{name}" for o in operands if isinstance(o, Submodule) for name in o.holds}
@@ -143,11 +145,11 @@ def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
 def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
     """Replace the operand of `value` by one token of each batch row if input ``last`` [batch] is passed."""
     emitter.scope, operand = scope, emitter[value]
-    last = emitter.give("last", "None", "Tensor | None")
+    last = emitter.declare_input("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)
 
 
-def live_statements(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
+def select_live_statements(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
     """Return the statements that the outputs depend on, in order; operands in `given` count as inputs.
 
     Without `given`, statements without results are also kept.

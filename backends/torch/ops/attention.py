@@ -12,13 +12,13 @@ from weft.passes.analysis.states import find_caches
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Operand, Var
-from ..program.token_positions import query_positions, rolling_capacity, written_positions
+from ..program.token_positions import emit_query_positions, emit_written_positions, find_rolling_capacity
 from . import quantized_caches as cache_codes
 from .calls import FunctionCall
-from .distances import DISTANCE, distance, is_shared
-from .elementwise import number
-from .float8_caches import scales
-from .masks import ARANGE, cached_keys, emit_seen, has_position_mask, is_dense, mask_of, visible_keys
+from .distances import DISTANCE, emit_distance, is_shared
+from .elementwise import format_number
+from .float8_caches import add_scales
+from .masks import ARANGE, emit_cached_positions, emit_key_mask, emit_mask, emit_visibility, has_position_mask, is_dense
 
 _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
@@ -27,19 +27,19 @@ _ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 def _rope(e: Emitter, node: Node) -> None:
     x, positions, frequencies = (node.required_operand(n) for n in ("x", "positions", "frequencies"))
     heads, amplitude = node.attrs["heads"], node.attrs["amplitude"]
-    text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
+    text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {format_number(amplitude)})"
     at, per_position = e[positions], e[frequencies]
     if is_shared(positions) and is_shared(frequencies):
-        cos, sin = e.hoist_many((text, at, per_position), text, at, per_position, names=("cos", "sin"))
+        cos, sin = e.hoist_tuple((text, at, per_position), text, at, per_position, names=("cos", "sin"))
     else:
-        cos, sin = e.many(text, at, per_position, names=("cos", "sin"))
+        cos, sin = e.emit_tuple(text, at, per_position, names=("cos", "sin"))
     function = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
-    split = e.heads(x, e.attr(node, "heads"), role(node.output))
+    split = e.split_heads(x, e.attr(node, "heads"), find_role(node.output))
     rotated = e.emit(f"{function}({{0}}, {{1}}, {{2}})", split, cos, sin, name=split.name, replaces=0)
-    e.set_heads(node.output, heads, rotated)
+    e.record_heads(node.output, heads, rotated)
 
 
-def role(value: Value) -> str:
+def find_role(value: Value) -> str:
     """Return the operand name (q, k or v) of `value` in the attention ops that read it; "" without such readers, or if
     they use different names."""
     roles = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
@@ -50,19 +50,19 @@ def role(value: Value) -> str:
 def _attention(e: Emitter, node: Node) -> None:
     heads, width, kv_heads = node.attrs["heads"], node.required_operand("q").width, e.attr(node, "kv_heads")
     q, k = (
-        e.heads(node.required_operand("q"), e.attr(node, "heads"), "q"),
-        e.heads(node.required_operand("k"), kv_heads, "k"),
+        e.split_heads(node.required_operand("q"), e.attr(node, "heads"), "q"),
+        e.split_heads(node.required_operand("k"), kv_heads, "k"),
     )
     latent = node.attrs["value_dim"]
-    v = None if latent else e.heads(node.required_operand("v"), kv_heads, "v")
-    by_position = node not in e.crosses and has_position_mask(node)
-    mask, causal = (emit_seen(e, node), "") if by_position else mask_of(e, node)
+    v = None if latent else e.split_heads(node.required_operand("v"), kv_heads, "v")
+    by_position = node not in e.cross_attentions and has_position_mask(node)
+    mask, causal = (emit_visibility(e, node), "") if by_position else emit_mask(e, node)
     if node in e.cached:
-        k, v = e.all_keys(node, lambda: _update_cache(e, node, k, v, mask))
+        k, v = e.emit_keys_once(node, lambda: _emit_cache_update(e, node, k, v, mask))
     elif node.attrs["cache_bits"] is not None:
-        k, v = cache_codes.round_keys(e, node, k, v)
-    elif node in e.crosses and v is not None:
-        k, v, mask = _cache_source(e, k, v, mask)
+        k, v = cache_codes.emit_rounded_keys(e, node, k, v)
+    elif node in e.cross_attentions and v is not None:
+        k, v, mask = _emit_cross_cache(e, k, v, mask)
     if v is None:
         v = e.emit(f"{{0}}[..., :{latent}]", k, name="v")
     scale = node.attrs["scale"]
@@ -70,13 +70,13 @@ def _attention(e: Emitter, node: Node) -> None:
     scale = None if scale is None or scale == default else e.attr(node, "scale")
     if by_position:
         assert isinstance(mask, Var)
-        x = _attend_by_position(e, node, (q, k, v), mask, scale)
+        x = _emit_attention_by_position(e, node, (q, k, v), mask, scale)
     else:
-        x = _attend(e, node, (q, k, v), mask, causal, scale)
-    e.set_heads(node.output, heads, x)
+        x = _emit_attention(e, node, (q, k, v), mask, causal, scale)
+    e.record_heads(node.output, heads, x)
 
 
-def _attend(
+def _emit_attention(
     e: Emitter, node: Node, qkv: tuple[Var, Var, Var], mask: Operand | None, causal: str, scale: float | None
 ) -> Var:
     """Emit softmax(scale · q kᵀ + bias) v, masked: by SDPA, or by the snippet `attention` with a softcap or sinks.
@@ -86,30 +86,32 @@ def _attend(
     a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
     if a["softcap"] is not None or sinks is not None:
         scale = scale if scale is not None else 1 / math.sqrt(node.required_operand("q").width // a["heads"])
-        call = FunctionCall("attention").give(*qkv, number(scale)).named(mask=mask, bias=bias, sinks=sinks)
+        call = FunctionCall("attention").add(*qkv, format_number(scale)).add_keywords(mask=mask, bias=bias, sinks=sinks)
         return call.set("softcap", e.attr(node, "softcap")).emit(e, name="x")
-    call = FunctionCall("F.scaled_dot_product_attention").give(*qkv)
+    call = FunctionCall("F.scaled_dot_product_attention").add(*qkv)
     if bias is None:
-        call.named(attn_mask=mask)
+        call.add_keywords(attn_mask=mask)
     else:
         # A bias in another dtype than q's gives garbage (f64 with f32, PyTorch 2.13 on CPUs) or an error (CUDA).
-        scores = call.place(bias if mask is None else _masked_bias(e, bias, mask))
-        call.give(f"attn_mask={scores}.to({call.place(qkv[0])}.dtype)")
+        scores = call.placeholder(bias if mask is None else _emit_masked_bias(e, bias, mask))
+        call.add(f"attn_mask={scores}.to({call.placeholder(qkv[0])}.dtype)")
     if causal:
-        call.give(causal if mask is None else causal.replace("{mask}", call.place(mask)))
+        call.add(causal if mask is None else causal.replace("{mask}", call.placeholder(mask)))
     return call.set("scale", scale).set("enable_gqa", a["heads"] != a["kv_heads"], default=False).emit(e, name="x")
 
 
-def _attend_by_position(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
+def _emit_attention_by_position(
+    e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None
+) -> Var:
     """Emit softmax(scale · q kᵀ) v over the visible keys of `seen`, a `KeyVisibility`, as a call of the snippet
     `attend`, which chooses between a window kernel, flex_attention and masked attention."""
-    a, call = node.attrs, FunctionCall("attend").give(*qkv, seen).set("scale", scale)
+    a, call = node.attrs, FunctionCall("attend").add(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
         call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
-    return call.set("softcap", e.attr(node, "softcap")).named(sinks=node.operand("sinks")).emit(e, name="x")
+    return call.set("softcap", e.attr(node, "softcap")).add_keywords(sinks=node.operand("sinks")).emit(e, name="x")
 
 
-def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
+def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
     """Emit `bias` with −∞ where `mask` is False; if layers share both, only once, in the scope of the bias."""
     text, scores = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
@@ -119,13 +121,13 @@ def _masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
         return e.hoist((text, scores, mask), text, scores, mask, name="bias")
     if not shared or bias.producer is None or bias.producer.scope == e.scope:
         return e.emit(text, scores, mask, name="bias", replaces=0)
-    return e.once((text, scores, mask), bias.producer.scope, text, scores, mask, name="bias")
+    return e.emit_once((text, scores, mask), bias.producer.scope, text, scores, mask, name="bias")
 
 
 # -- caches
 
 
-def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
+def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """Emit the cache write of the new keys and values `k`, `v`; return all keys and values [batch, kv_heads, keys,
     width] that `mask` covers. Without a cache at run time they are `k` and `v`. Values are None if `v` is."""
     kv_heads = find_caches(node)[0].type.shape[1]
@@ -133,16 +135,16 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
     widths = [node.required_operand("k").width // kv_heads]
     if v is not None:
         widths.append(node.required_operand("v").width // kv_heads)
-    length, rest, kind, positions = "length", "", "KVCache" if v is not None else "KeyCache", query_positions(e)
-    if (room := rolling_capacity(node)) is not None:
+    length, rest, kind, positions = "length", "", "KVCache" if v is not None else "KeyCache", emit_query_positions(e)
+    if (room := find_rolling_capacity(node)) is not None:
         slots, keep = room
-        length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", written_positions(e)
+        length, kind, positions = f"min({slots}, length)", f"Rolling{kind}", emit_written_positions(e)
         rest = f", {keep}" if keep else ""
     bits = node.attrs.get("cache_bits")
-    scaled = scales(e, node) if bits is None else tuple(cache_codes.scales(e, node))
+    scaled = add_scales(e, node) if bits is None else tuple(cache_codes.find_scales(e, node))
     like = "{like}" if scaled is None else "{like}.new_empty(0, dtype=torch.uint8)"
     if bits is not None:
-        dtype, codes = cache_codes.storage_of(node)
+        dtype, codes = cache_codes.find_storage(node)
         like, widths = f"{{like}}.new_empty(0, dtype={dtype})", [width // codes for width in widths]
     slot = CacheSlot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {like}{rest})", kind)
     assert mask is not None
@@ -154,7 +156,7 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
         if v is None:
             return e.emit(text, slot, k, positions, mask, *scaled, name="k", replaces=1), None
         text = f"update_quantized({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}}, {bits})"
-        coded = e.many(text, slot, k, v, positions, mask, *scaled, names=("k", "v"))
+        coded = e.emit_tuple(text, slot, k, v, positions, mask, *scaled, names=("k", "v"))
         return coded[0], coded[1]
     if v is None:
         text = f"{{1}} if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}{keys})"
@@ -163,11 +165,11 @@ def _update_cache(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand |
     if scaled is not None:
         update = f"update_float8({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}})"
     text = f"({{1}}, {{2}}) if {{0}} is None else {update}"
-    outputs = e.many(text, slot, k, v, positions, mask, *(scaled or ()), names=("k", "v"))
+    outputs = e.emit_tuple(text, slot, k, v, positions, mask, *(scaled or ()), names=("k", "v"))
     return outputs[0], outputs[1]
 
 
-def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var, Var, Operand | None]:
+def _emit_cross_cache(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var, Var, Operand | None]:
     """Emit keys, values and mask of a cross-attention, which are computed from the encoder's output if it is given, and
     stored in the cache; later calls without an encoder output read them from there."""
     text_k, operands_k = e.inline(k, 2)
@@ -180,7 +182,7 @@ def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var
         tensors, names = f"{tensors}, {{{len(operands)}}}", [*names, "shown"]
         operands.append(mask)
     text = f"cache_source({{0}}, None if {{1}} is None else ({tensors}))"
-    outputs = e.many(text, *operands, names=tuple(names))
+    outputs = e.emit_tuple(text, *operands, names=tuple(names))
     return outputs[0], outputs[1], outputs[2] if mask is not None else None
 
 
@@ -189,44 +191,47 @@ def _cache_source(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var
 )
 def _relative_attention(e: Emitter, node: Node) -> None:
     heads = node.attrs["heads"]
-    q, k, v = (e.heads(node.required_operand(n), heads) for n in ("q", "k", "v"))
+    q, k, v = (e.split_heads(node.required_operand(n), heads) for n in ("q", "k", "v"))
     if node in e.cached:
-        mask, _ = mask_of(e, node)
+        mask, _ = emit_mask(e, node)
         assert mask is not None
-        k, cached_v = _update_cache(e, node, k, v, mask)
+        k, cached_v = _emit_cache_update(e, node, k, v, mask)
         v = cached_v or v
-        distances = distance(e, query_positions(e), cached_keys(e, node))
+        distances = emit_distance(e, emit_query_positions(e), emit_cached_positions(e, node))
     else:
         queries, keys = (e.emit(ARANGE, node.required_operand(n), name="at") for n in ("q", "k"))
         distances = e.emit(DISTANCE, queries, keys, name="distance")
         seen = "{0}[:, None] <= 0" if node.attrs["causal"] else "torch.ones_like({0}[:, None], dtype=torch.bool)"
         mask = e.emit(seen, distances, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
-            mask = e.emit("{0} & {1}", mask, visible_keys(e, key_mask), name="mask", replaces=0)
-    call = FunctionCall("relative_attention").give(
+            mask = e.emit("{0} & {1}", mask, emit_key_mask(e, key_mask), name="mask", replaces=0)
+    call = FunctionCall("relative_attention").add(
         q, k, v, node.required_operand("key_table"), node.operand("value_table")
     )
-    e.set_heads(node.output, heads, call.give(distances, mask).emit(e, name="x"))
+    e.record_heads(node.output, heads, call.add(distances, mask).emit(e, name="x"))
 
 
 @lowering(ops.lightning_index, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
 def _lightning_index(e: Emitter, node: Node) -> Var:
-    q, k = e.heads(node.required_operand("q"), node.attrs["heads"], "q"), e.heads(node.required_operand("k"), 1, "k")
-    mask, _ = mask_of(e, node)
+    q, k = (
+        e.split_heads(node.required_operand("q"), node.attrs["heads"], "q"),
+        e.split_heads(node.required_operand("k"), 1, "k"),
+    )
+    mask, _ = emit_mask(e, node)
     if node in e.cached:
-        k, _ = _update_cache(e, node, k, None, mask)
-    call = FunctionCall("lightning_index").give(q, k, node.required_operand("weights"), str(node.attrs["top_k"]))
-    return call.named(seen=mask).emit(e, name="chosen")
+        k, _ = _emit_cache_update(e, node, k, None, mask)
+    call = FunctionCall("lightning_index").add(q, k, node.required_operand("weights"), str(node.attrs["top_k"]))
+    return call.add_keywords(seen=mask).emit(e, name="chosen")
 
 
 @lowering(ops.block_sparse_attention)
 def _block_sparse_attention(e: Emitter, node: Node) -> None:
     heads, kv_heads, mask = node.attrs["heads"], node.attrs["kv_heads"], node.operand("key_mask")
-    call = FunctionCall("block_sparse_attention").give(e.heads(node.required_operand("q"), heads, "q"))
-    call.give(*(e.heads(node.required_operand(name), kv_heads, name) for name in "kv"))
+    call = FunctionCall("block_sparse_attention").add(e.split_heads(node.required_operand("q"), heads, "q"))
+    call.add(*(e.split_heads(node.required_operand(name), kv_heads, name) for name in "kv"))
     if mask is not None:
-        call.give(visible_keys(e, mask))
+        call.add(emit_key_mask(e, mask))
     for name, attr in node.op.attrs.items():
         if name not in ("heads", "kv_heads"):
             call.set(name, node.attrs[name], attr.default)
-    e.set_heads(node.output, heads, call.emit(e, name="x"))
+    e.record_heads(node.output, heads, call.emit(e, name="x"))

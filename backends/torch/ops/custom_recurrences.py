@@ -20,20 +20,20 @@ from weft.passes.analysis.recurrences.outer import OuterProductState, ParallelFo
 from weft.passes.analysis.states import find_specs
 from weft.passes.library.cleanup.cse import Cse
 
-from ..codegen.method_writer import Writer
+from ..codegen.method_writer import MethodWriter
 from ..codegen.structure import Method
-from ..lower.identifiers import name_for_python
-from ..lower.lower import emit, live_statements, refusals
+from ..lower.identifiers import rename_for_python
+from ..lower.lower import emit_nodes, list_refusals, select_live_statements
 from ..program.emitter import Emitter
 from ..program.registry import lowering
-from ..program.snippets import RESERVED, library
+from ..program.snippets import RESERVED, read_library
 from ..program.statements import TOP, Var
 from .calls import FunctionCall
-from .elementwise import number
-from .recurrent import PAST, carried
+from .elementwise import format_number
+from .recurrent import PAST, emit_recurrence
 
 _GENERATED = re.compile(r"(a|b|c|k|v|w|q\d+|new|last|old|read\d+)_")  # prefixes of generated variables
-LARGEST = 1 << 22  # state elements computed at once: they fit into the caches of a CPU
+MAX_ELEMENTS = 1 << 22  # state elements computed at once: they fit into the caches of a CPU
 
 
 @lowering(ops.scan)
@@ -42,32 +42,37 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     first, second = len(step.tokens), len(step.tokens) + len(step.constants)
     values = [v for v in node.inputs if v is not None]
     call = FunctionCall("scan")
-    tokens, constants = ([call.place(v) for v in part] for part in (values[:first], values[first:second]))
-    starts = [f"({tuple_text([str(n) for n in spec.row_shape])}, {number(spec.initial)})" for spec in find_specs(node)]
-    function = step_function(e, step)
-    call.give(function, tuple_text(starts), tuple_text(tokens), tuple_text(constants) if constants else "()", PAST)
-    if (mask := e.padding()) is not None:
-        call.named(mask=mask)
+    tokens, constants = ([call.placeholder(v) for v in part] for part in (values[:first], values[first:second]))
+    starts = [
+        f"({write_tuple([str(n) for n in spec.row_shape])}, {format_number(spec.initial)})" for spec in find_specs(node)
+    ]
+    function = add_step_function(e, step)
+    call.add(function, write_tuple(starts), write_tuple(tokens), write_tuple(constants) if constants else "()", PAST)
+    if (mask := e.padding_mask()) is not None:
+        call.add_keywords(mask=mask)
     if (form := find_affine_form(step)) is not None:
         chunks = derive_parallel_form(step, form)
         sizes = [spec.row_shape for spec in find_specs(node) if chunks.outer[spec.part] is None]
         elements = sum(math.prod(n for n in row if isinstance(n, int)) for row in sizes)
-        call.arguments += [f"many={_many(e, step, chunks, function)}", f"size={max(16, LARGEST // max(elements, 1))}"]
+        call.arguments += [
+            f"many={_add_chunk_function(e, step, chunks, function)}",
+            f"size={max(16, MAX_ELEMENTS // max(elements, 1))}",
+        ]
     elif (delta := find_delta_form(step)) is not None:
-        call.arguments += [f"many={_many(e, step, delta, function)}", f"size={LARGEST}"]
+        call.arguments += [f"many={_add_chunk_function(e, step, delta, function)}", f"size={MAX_ELEMENTS}"]
     elif (parts := find_linear_parts(step)) is not None:
-        call.arguments += [f"many={_matrices(e, parts, function)}", f"size={LARGEST}"]
-    return carried(e, node, call, len(step.outputs))
+        call.arguments += [f"many={_add_matrix_functions(e, parts, function)}", f"size={MAX_ELEMENTS}"]
+    return emit_recurrence(e, node, call, len(step.outputs))
 
 
-def step_function(e: Emitter, step: Step) -> str:
+def add_step_function(e: Emitter, step: Step) -> str:
     """Add a function that computes one token of `step` to the model, and return its name."""
     outputs = [*(NEXT + name for name in step.states), *step.outputs]
     doc = f"One token of a recurrence: the new {', '.join(step.states)} and the output {', '.join(step.outputs)} of"
-    return e.function("step", function_text(step.graph, outputs, doc))
+    return e.add_function("step", write_function(step.graph, outputs, doc))
 
 
-def tuple_text(texts: Sequence[str]) -> str:
+def write_tuple(texts: Sequence[str]) -> str:
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
@@ -80,28 +85,28 @@ class _FunctionEmitter(Emitter):
     calls_kernels = False
 
 
-class _Function(Writer):
+class _FunctionWriter(MethodWriter):
     """Writes the body of a function without weights or state."""
 
     trains = False
 
 
-def function_text(graph: Graph, outputs: Sequence[str], doc: str) -> str:
+def write_function(graph: Graph, outputs: Sequence[str], doc: str) -> str:
     """Return the source of a Python function called ``{name}`` that maps the inputs of `graph` to a tuple of `outputs`.
 
     Its docstring is `doc`, followed by the names and shapes of the inputs.
     """
     legal = graph.clone()
-    name_for_python(legal)
-    legalize(legal, partial(refusals, kernels=False))
+    rename_for_python(legal)
+    legalize(legal, partial(list_refusals, kernels=False))
     Cse().run(legal, Trace())
     emitter = _FunctionEmitter(legal, set(), set())
     inputs = list(emitter.program.inputs)
-    emit(emitter, legal, {})
+    emit_nodes(emitter, legal, {})
     values = dict(zip(graph.outputs, legal.outputs.values(), strict=True))
     emitter.program.outputs = {name: emitter[values[name]] for name in outputs}
-    method = Method(TOP, [*live_statements(emitter.program)], outputs=[*emitter.program.outputs.values()])
-    names, lines = _Function(method, [*inputs], None, False).write()
+    method = Method(TOP, [*select_live_statements(emitter.program)], outputs=[*emitter.program.outputs.values()])
+    names, lines = _FunctionWriter(method, [*inputs], None, False).write()
     shapes = [f"{n} [{', '.join(map(str, v.shape))}]" for n, v in zip(names, graph.inputs.values(), strict=True)]
     *lines, last = lines
     value = last.removeprefix("return ")
@@ -115,21 +120,21 @@ def _wrap_docstring(doc: str) -> list[str]:
     return textwrap.fill(f'"""{doc}"""', 112, break_long_words=False).splitlines()
 
 
-def _many(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
+def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
     """Add a function to the model that runs `step` on many tokens at once, and return its name.
 
     `form` has the step's three parts: gates of each token, scans or outer products of states, outputs of each token.
     `function` is the name of the function for one token, which the docstring mentions.
     """
-    names = _variables(step)
-    lines = [f"{tuple_text([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _arguments(step)]
-    gates = {name: _local(name) for name in form.gates.outputs}
+    names = _choose_variables(step)
+    lines = [f"{write_tuple([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _list_arguments(step)]
+    gates = {name: _write_variable(name) for name in form.gates.outputs}
     doc = "Return the terms that tokens add to a recurrence that is affine in its state, given"
-    gates_function = e.function("gates", function_text(form.gates, [*form.gates.outputs], doc))
-    lines.append(f"{tuple_text([*gates.values()])[1:-1]} = {_by_token(gates_function, form.gates, step, names)}")
+    gates_function = e.add_function("gates", write_function(form.gates, [*form.gates.outputs], doc))
+    lines.append(f"{write_tuple([*gates.values()])[1:-1]} = {_write_by_token(gates_function, form.gates, step, names)}")
     variables = dict(names)
     for name, outer in form.outer.items():
-        lines += _state(name, names[name], outer, gates)
+        lines += _write_state(name, names[name], outer, gates)
         if outer is None:
             variables |= {f"new_{name}": f"new_{name}", name: f"old_{name}"}
         else:
@@ -140,31 +145,33 @@ def _many(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
     by_input = {v.name: variables[n] for n, v in form.after.inputs.items()}
     if all(v.producer is None for v in form.after.outputs.values()):
         outputs = [by_input[v.name] for v in form.after.outputs.values()]
-        returned = tuple_text(outputs)
+        returned = write_tuple(outputs)
     else:
         doc = f"Return the output {', '.join(step.outputs)} of a token, given the new state or products with it:"
-        after = e.function("outputs", function_text(form.after, [*form.after.outputs], doc))
-        returned = _by_token(after, form.after, step, variables)
-    states = tuple_text([f"last_{name}" for name in step.states])
+        after = e.add_function("outputs", write_function(form.after, [*form.after.outputs], doc))
+        returned = _write_by_token(after, form.after, step, variables)
+    states = write_tuple([f"last_{name}" for name in step.states])
     parameters = "states: Tensors, tokens: Tensors, constants: Tensors, mask: Tensor | None"
     head = f"def {{name}}({parameters}) -> tuple[Tensors, Tensors]:"
     doc = f"Run `{function}` on many tokens at once: the last states, and the outputs of all."
-    return e.function("many_steps", "\n    ".join([head, f'"""{doc}"""', *lines, f"return {states}, {returned}"]))
+    return e.add_function("many_steps", "\n    ".join([head, f'"""{doc}"""', *lines, f"return {states}, {returned}"]))
 
 
-def _matrices(e: Emitter, parts: Mapping[str, LinearPart], function: str) -> str:
+def _add_matrix_functions(e: Emitter, parts: Mapping[str, LinearPart], function: str) -> str:
     """Return a `partial` of `matrix_steps` that runs `function` on many tokens, each of which multiplies its states by
     matrices; `parts` has the linear part of each state's step."""
     doc = "Return the state {} after the linear part of one step of a recurrence, given"
-    factors = [e.function(f"left_of_{n}", function_text(p.graph, ["next"], doc.format(n))) for n, p in parts.items()]
-    axes = tuple_text([f"({part.order}, {part.columns})" for part in parts.values()])
-    return f"partial(matrix_steps, {function}, {tuple_text(factors)}, {axes})"
+    factors = [
+        e.add_function(f"left_of_{n}", write_function(p.graph, ["next"], doc.format(n))) for n, p in parts.items()
+    ]
+    axes = write_tuple([f"({part.order}, {part.columns})" for part in parts.values()])
+    return f"partial(matrix_steps, {function}, {write_tuple(factors)}, {axes})"
 
 
-def _variables(step: Step) -> dict[str, str]:
+def _choose_variables(step: Step) -> dict[str, str]:
     """Return a variable of the function over many tokens for each state, token and constant of `step`, without
     clashes with keywords and other names."""
-    reserved, variables = {"states", "tokens", "constants", "mask", *RESERVED, *library()}, dict[str, str]()
+    reserved, variables = {"states", "tokens", "constants", "mask", *RESERVED, *read_library()}, dict[str, str]()
     for name in (*step.states, *step.tokens, *step.constants):
         wanted = f"{name}_" if keyword.iskeyword(name) or name in reserved or _GENERATED.match(name) else name
         while wanted in variables.values():
@@ -173,26 +180,26 @@ def _variables(step: Step) -> dict[str, str]:
     return variables
 
 
-def _arguments(step: Step) -> list[tuple[str, Sequence[str]]]:
+def _list_arguments(step: Step) -> list[tuple[str, Sequence[str]]]:
     parts = (("states", step.states), ("tokens", step.tokens), ("constants", step.constants))
     return [(kind, part) for kind, part in parts if part]
 
 
-def _local(output: str) -> str:
+def _write_variable(output: str) -> str:
     """Return the variable of a graph's `output`: ``a_s`` for ``a.s``."""
     part, _, name = output.partition(".")
     return f"{part}_{name}"
 
 
-def _by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str]) -> str:
+def _write_by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str]) -> str:
     """Return the text of a `by_token` call that runs `function`, which computes `graph` for one token, on all tokens;
     `names` maps its inputs to variables."""
     by_row = [names[n] for n in graph.inputs if n not in step.constants]
     shared = [names[n] for n in graph.inputs if n in step.constants]
-    return f"by_token({function}, {tuple_text(by_row)}{f', {tuple_text(shared)}' if shared else ''})"
+    return f"by_token({function}, {write_tuple(by_row)}{f', {write_tuple(shared)}' if shared else ''})"
 
 
-def _state(name: str, old: str, outer: OuterProductState | None, gates: Mapping[str, str]) -> list[str]:
+def _write_state(name: str, old: str, outer: OuterProductState | None, gates: Mapping[str, str]) -> list[str]:
     """Return the line that computes the state `name` after all tokens from the variable `old`, and the reads of `outer`
     products by each token, or (`outer` None) the states after each token."""
     a = gates.get(f"a.{name}")
@@ -201,8 +208,8 @@ def _state(name: str, old: str, outer: OuterProductState | None, gates: Mapping[
         b = gates.get(f"b.{name}")
         term = "None" if b is None else f"fill_hidden({b}, mask, 0.0)"
         return [f"new_{name}, last_{name} = affine_states({factor}, {term}, {old})"]
-    queries = tuple_text([gates[f"q{i}.{name}"] for i in range(outer.reads)])
-    reads = tuple_text([f"read{i}_{name}" for i in range(outer.reads)])
+    queries = write_tuple([gates[f"q{i}.{name}"] for i in range(outer.reads)])
+    reads = write_tuple([f"read{i}_{name}" for i in range(outer.reads)])
     k = f"fill_hidden({gates[f'k.{name}']}, mask, 0.0)"
     arguments = f"{queries}, {k}, {gates[f'v.{name}']}, {factor}, {old}, {outer.order}"
     if outer.changes:

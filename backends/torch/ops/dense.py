@@ -9,17 +9,19 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Var
 from .calls import FunctionCall
-from .elementwise import activation, number
+from .elementwise import format_number, write_activation
 
 
 @lowering(ops.linear)
 def _linear(e: Emitter, node: Node) -> Var:
     x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     out, width = e.shape_of(weight)
-    leaf = e.leaf(f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias)
+    leaf = e.make_submodule(
+        f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias
+    )
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf)
-    return FunctionCall("F.linear").give(x, weight, *([] if bias is None else [bias])).emit(e)
+    return FunctionCall("F.linear").add(x, weight, *([] if bias is None else [bias])).emit(e)
 
 
 @lowering(ops.conv1d)
@@ -32,7 +34,7 @@ def _conv1d(e: Emitter, node: Node) -> Var:
     signals = "{0}.mT" if symmetric else f"F.pad({{0}}.mT, ({before}, {after}))"
     out, width, kernel = weight.shape
     init = f"nn.Conv1d({width * groups}, {out}, {kernel}{extra}{', bias=False' * (bias is None)})"
-    leaf = e.leaf(init, weight=weight, bias=bias)
+    leaf = e.make_submodule(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit(f"{{1}}({signals}).mT", x, leaf)
     operands = [weight, *([] if bias is None else [bias])]
@@ -49,7 +51,7 @@ def _matmul(e: Emitter, node: Node) -> Var:
 def _embedding(e: Emitter, node: Node) -> Var:
     ids, table = node.required_operand("ids"), node.required_operand("table")
     rows, width = e.shape_of(table)
-    leaf = e.leaf(f"nn.Embedding({rows}, {width})", weight=table)
+    leaf = e.make_submodule(f"nn.Embedding({rows}, {width})", weight=table)
     name = "x" if ids in e.graph.inputs.values() else ""
     if leaf is not None:
         return e.emit("{1}({0})", ids, leaf, name=name)
@@ -60,20 +62,20 @@ def _embedding(e: Emitter, node: Node) -> Var:
 def _rms_norm(e: Emitter, node: Node) -> Var:
     x, weight, eps = node.required_operand("x"), node.operand("weight"), e.attr(node, "eps")
     width = e.size_of(x)
-    leaf = None if weight is None else e.leaf(f"nn.RMSNorm({width}, eps={eps!r})", weight=weight)
+    leaf = None if weight is None else e.make_submodule(f"nn.RMSNorm({width}, eps={eps!r})", weight=weight)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    return FunctionCall("F.rms_norm").give(x, f"({width},)", weight, repr(eps)).emit(e, replaces=x)
+    return FunctionCall("F.rms_norm").add(x, f"({width},)", weight, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.layer_norm)
 def _layer_norm(e: Emitter, node: Node) -> Var:
     x, weight, bias, eps = node.required_operand("x"), node.operand("weight"), node.operand("bias"), e.attr(node, "eps")
     init = f"nn.LayerNorm({e.size_of(x)}, eps={eps!r}{'' if bias is not None else ', bias=False'})"
-    leaf = None if weight is None else e.leaf(init, weight=weight, bias=bias)
+    leaf = None if weight is None else e.make_submodule(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf, replaces=0)
-    return FunctionCall("F.layer_norm").give(x, f"({e.size_of(x)},)", weight, bias, repr(eps)).emit(e, replaces=x)
+    return FunctionCall("F.layer_norm").add(x, f"({e.size_of(x)},)", weight, bias, repr(eps)).emit(e, replaces=x)
 
 
 @lowering(ops.glu)
@@ -82,10 +84,10 @@ def _glu(e: Emitter, node: Node) -> Var:
     limit, shift = e.attr(node, "limit"), node.attrs["shift"]
     a, b = e[gate], e[up]
     if limit is not None:
-        a = e.emit(f"{{0}}.clamp(max={number(limit)})", a, name="gate", replaces=0)
-        b = e.emit(f"{{0}}.clamp(-{number(limit)}, {number(limit)})", b, name="up", replaces=0)
-    factor = "{1}" if shift == 0 else f"({{1}} + {number(shift)})"
-    return e.emit(f"({activation(node.attrs['activation'])}) * {factor}", a, b)
+        a = e.emit(f"{{0}}.clamp(max={format_number(limit)})", a, name="gate", replaces=0)
+        b = e.emit(f"{{0}}.clamp(-{format_number(limit)}, {format_number(limit)})", b, name="up", replaces=0)
+    factor = "{1}" if shift == 0 else f"({{1}} + {format_number(shift)})"
+    return e.emit(f"({write_activation(node.attrs['activation'])}) * {factor}", a, b)
 
 
 @lowering(ops.head_linear)

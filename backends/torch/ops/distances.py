@@ -8,7 +8,7 @@ from weft.ir.graph import Node, Param, Value
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
-from .masks import cached_keys
+from .masks import emit_cached_positions
 
 DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, keys] of the positions i and j
 
@@ -18,26 +18,26 @@ def is_shared(value: Value) -> bool:
     return value.producer is None or not value.producer.scope
 
 
-def distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
+def emit_distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
     """Emit the distances j − i [batch or 1, seq, keys] of positions `queries` i and `keys` j, once for all layers."""
     return e.hoist(("distance", queries, keys), DISTANCE, queries, keys, name="distance")
 
 
-def _distance(e: Emitter, node: Node) -> tuple[Var, bool]:
+def _emit_bias_distance(e: Emitter, node: Node) -> tuple[Var, bool]:
     """Return the distances that the bias `node` is computed from, and whether layers share them."""
     queries, keys = node.required_operand("queries"), node.required_operand("keys")
     at: Operand = e[keys]
-    if node in e.counts_keys and keys is e.graph.inputs.get("position_ids"):
-        at = cached_keys(e, node.output.uses[0][0])  # all readers have the same: see `rolling_capacity`
+    if node in e.bias_nodes and keys is e.graph.inputs.get("position_ids"):
+        at = emit_cached_positions(e, node.output.uses[0][0])  # all readers have the same: see `rolling_capacity`
     if is_shared(queries) and (is_shared(keys) or at is not e[keys]):
-        return distance(e, e[queries], at), True
+        return emit_distance(e, e[queries], at), True
     return e.emit(DISTANCE, queries, at, name="distance"), False
 
 
 @lowering(ops.alibi)
 def _alibi(e: Emitter, node: Node) -> Var:
     slopes = node.required_operand("slopes")
-    distances, shared = _distance(e, node)
+    distances, shared = _emit_bias_distance(e, node)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if shared and isinstance(slopes, Param):
         return e.hoist((text, e[slopes], distances), text, slopes, distances, name="bias")
@@ -46,7 +46,7 @@ def _alibi(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.relative_position_bias)
 def _relative_position_bias(e: Emitter, node: Node) -> Var:
-    distances, _ = _distance(e, node)
+    distances, _ = _emit_bias_distance(e, node)
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     return e.emit(
         f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})", node.required_operand("table"), distances, name="bias"

@@ -25,8 +25,8 @@ TEXTS = {
     **{"neg": "-{0}", "logical_not": "~{0}", "where": "torch.where({0}, {1}, {2})"},
     **{"relu": "F.relu({0})", "relu2": "F.relu({0}).square()", "softplus": "F.softplus({0})"},
 }
-SHORT = 8  # most characters of a number that is written in full
-ACTIVATIONS = {  # of glu and moe, see `activation`
+MAX_LITERAL = 8  # most characters of a number that is written in full
+ACTIVATIONS = {  # of glu and moe, see `write_activation`
     "elu": "F.elu({0})",
     "identity": "{0}",
     **{name: TEXTS[name] for name in ("sigmoid", "relu", "relu2", "tanh")},
@@ -40,8 +40,8 @@ ACTIVATIONS = {  # of glu and moe, see `activation`
 @lowering(*(getattr(ops, name) for name in TEXTS))
 def _elementwise(e: Emitter, node: Node) -> Var:
     values = [v for v in node.inputs if v is not None]
-    text, values = _with_numbers(TEXTS[node.op.name], values, node)
-    text = in_model_dtype(text, values)
+    text, values = _inline_fills(TEXTS[node.op.name], values, node)
+    text = cast_to_model_dtype(text, values)
     shape = (
         node.output.shape if len(values) > 1 else None
     )  # a unary function's result is not x: it gets a name of its own
@@ -49,13 +49,13 @@ def _elementwise(e: Emitter, node: Node) -> Var:
     return e.emit(text, *values, replaces=replaces)
 
 
-def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list[Value]]:
+def _inline_fills(text: str, values: list[Value], node: Node) -> tuple[str, list[Value]]:
     """Return `text` with literals instead of the `values` that are constant fills, and the remaining values; unchanged
     where torch needs a tensor."""
     # torch.maximum and torch.minimum take tensors only, not Python numbers.
     if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
         return text, values
-    numbers = {i: n for i, v in enumerate(values) if (n := _filling(v)) is not None}
+    numbers = {i: n for i, v in enumerate(values) if (n := _find_fill(v)) is not None}
     operands = [v for i, v in enumerate(values) if i not in numbers]
     if (
         not numbers
@@ -70,43 +70,48 @@ def _with_numbers(text: str, values: list[Value], node: Node) -> tuple[str, list
     return text.format(*(numbers[i] if i in numbers else f"{{{next(places)}}}" for i in range(len(values)))), operands
 
 
-def in_model_dtype(text: str, values: list[Value]) -> str:
+def cast_to_model_dtype(text: str, values: list[Value]) -> str:
     """Return `text` with its second operand cast to the dtype of the first, if the second is looked up in a constant
     table and the first is a float tensor of the model's dtype."""
-    cast = len(values) == 2 and _of_table(values[1]) and not _of_table(values[0]) and values[0].type.dtype.is_float
+    cast = (
+        len(values) == 2
+        and _is_table_lookup(values[1])
+        and not _is_table_lookup(values[0])
+        and values[0].type.dtype.is_float
+    )
     return text.replace("{1}", "{1}.to({0}.dtype)") if cast else text
 
 
-def _of_table(value: Value) -> bool:
+def _is_table_lookup(value: Value) -> bool:
     """Return whether `value` is an embedding in a constant table, which keeps its dtype when the model is cast."""
     producer = value.producer
     table = producer.operand("table") if producer is not None and producer.op is ops.embedding else None
     return isinstance(table, Param) and table.recipe.is_constant
 
 
-def _filling(value: Value) -> str | None:
+def _find_fill(value: Value) -> str | None:
     """Return the number that fills `value` as a literal, if it is a constant fill (`affine` with by=0); else None."""
     producer = value.producer
     if producer is None or producer.op is not ops.affine or producer.attrs["by"] != 0:
         return None
-    return number(producer.attrs["plus"], value)
+    return format_number(producer.attrs["plus"], value)
 
 
 @lowering(ops.swish)
 def _swish(e: Emitter, node: Node) -> Var:
     beta = node.attrs["beta"]
-    text = "F.silu({0})" if beta == 1 else f"{{0}} * ({number(beta)} * {{0}}).sigmoid()"
+    text = "F.silu({0})" if beta == 1 else f"{{0}} * ({format_number(beta)} * {{0}}).sigmoid()"
     return e.emit(text, node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.gelu)
 def _gelu(e: Emitter, node: Node) -> Var:
-    return e.emit(activation(find_activation_name(node) or ""), node.required_operand("x"), replaces=0)
+    return e.emit(write_activation(find_activation_name(node) or ""), node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.elu)
 def _elu(e: Emitter, node: Node) -> Var:
-    return e.emit(f"F.elu({{0}}, {number(node.attrs['alpha'])})", node.required_operand("x"), replaces=0)
+    return e.emit(f"F.elu({{0}}, {format_number(node.attrs['alpha'])})", node.required_operand("x"), replaces=0)
 
 
 @lowering(ops.dropout)
@@ -118,24 +123,24 @@ def _dropout(e: Emitter, node: Node) -> Var:
 def _affine(e: Emitter, node: Node) -> Var:
     x, by, plus = node.required_operand("x"), node.attrs["by"], node.attrs["plus"]
     if by == 0:
-        return e.emit(f"torch.full_like({{0}}, {number(plus, node.output)})", x)
-    text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_times(e.attr(node, 'by'), node.output)}"
-    offset = number(abs(plus), node.output)
+        return e.emit(f"torch.full_like({{0}}, {format_number(plus, node.output)})", x)
+    text = "{0}" if by == 1 else "-{0}" if by == -1 else f"{{0}} {_write_factor(e.attr(node, 'by'), node.output)}"
+    offset = format_number(abs(plus), node.output)
     text += f" - {offset}" if plus < 0 else f" + {offset}" if plus != 0 else ""
     return e.emit(text, x, replaces=0)
 
 
-def _times(by: Any, like: Value) -> str:
+def _write_factor(by: Any, like: Value) -> str:
     """Return operator and operand that multiply by `by`: ``* 0.5``, or ``/ n`` if `by` is 1/n with long decimals."""
-    long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > SHORT
+    long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > MAX_LITERAL
     if long and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
-        return f"/ {number(float(round(1 / by)))}"
-    return f"* {number(by, like)}"
+        return f"/ {format_number(float(round(1 / by)))}"
+    return f"* {format_number(by, like)}"
 
 
 @lowering(ops.clip)
 def _clip(e: Emitter, node: Node) -> Var:
-    bounds = [f"{n}={number(b, node.output)}" for n in ("low", "high") if (b := node.attrs[n]) is not None]
+    bounds = [f"{n}={format_number(b, node.output)}" for n in ("low", "high") if (b := node.attrs[n]) is not None]
     text = ", ".join(bounds).replace("low", "min").replace("high", "max")
     return e.emit(f"{{0}}.clamp({text})", node.required_operand("x"), replaces=0)
 
@@ -185,14 +190,14 @@ def _is_finite(x: Value) -> bool:
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
 
 
-def activation(name: str) -> str:
+def write_activation(name: str) -> str:
     """Return the expression that applies the activation called `name` to the placeholder ``{0}``."""
     if name.startswith("swish("):
         return f"{{0}} * ({name[6:-1]} * {{0}}).sigmoid()"
     return ACTIVATIONS[name]
 
 
-def number(x: float, like: Value | None = None) -> str:
+def format_number(x: float, like: Value | None = None) -> str:
     """Return `x` as a Python literal: an int if `like` is an integer tensor; ``n**0.5`` or ``n**-0.5`` if that is exact
     and the decimals of `x` are long. If `x` is a named size, return its name.
     """
@@ -201,7 +206,7 @@ def number(x: float, like: Value | None = None) -> str:
     text = {"inf": "math.inf", "-inf": "-math.inf", "nan": "math.nan"}.get(repr(x), repr(x))
     if type(x) not in (int, float):  # a named size
         return text
-    if len(text) <= SHORT or not 1e-4 < x < 1e4:
+    if len(text) <= MAX_LITERAL or not 1e-4 < x < 1e4:
         return text
     roots = ((round(x ** (1 / p)), p) for p in (0.5, -0.5))
     return next((f"{n}**{p}" for n, p in roots if n > 1 and math.isqrt(n) ** 2 != n and n**p == x), text)

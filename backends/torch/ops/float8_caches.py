@@ -10,26 +10,31 @@ from weft.ir.types import TensorType, dtypes
 from weft.passes.analysis.projections import Branch, find_branch, slice_rows
 
 from ..program.emitter import Emitter
-from ..program.stateful_nodes import cached_nodes
+from ..program.stateful_nodes import find_cached_nodes
 from ..program.statements import ParamRef
 
 NORMS = (ops.rms_norm, ops.layer_norm)
 
 
-def scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
+def add_scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     """Return the scales f32 [kv_heads] of the keys and of the values that attention `node` caches, and add them to the
     weights of the program; None if the cache is not in FP8."""
-    refs = scale_refs(e, node)
+    refs = make_scale_refs(e, node)
     for role, ref in zip("kv", refs or (), strict=False):
-        e.program.weights[ref.path] = Param(e.graph, ref.path, TensorType(dtypes.f32, ref.shape), recipe(node, role)[0])
+        e.program.weights[ref.path] = Param(
+            e.graph, ref.path, TensorType(dtypes.f32, ref.shape), make_scale_recipe(node, role)[0]
+        )
     return refs
 
 
-def scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
+def make_scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     """Return references to the scales f32 [kv_heads] of attention `node`; None if its cache is not in FP8."""
     if not (e.float8_caches and can_be_float8(node)):
         return None
-    k, v = (ParamRef(_name(node, role), (_heads(node),), constant=True, dtype="torch.float32") for role in "kv")
+    k, v = (
+        ParamRef(_choose_scale_path(node, role), (_count_heads(node),), constant=True, dtype="torch.float32")
+        for role in "kv"
+    )
     return k, v
 
 
@@ -38,41 +43,41 @@ def can_be_float8(node: Node) -> bool:
     return node.operand("v") is not None and node.attrs.get("cache_bits") is None
 
 
-def recipe(node: Node, role: str) -> tuple[Recipe, str]:
+def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:
     """Return the recipe of the scales of keys (`role` k) or values (v), and the reason why they are 1 ("": none)."""
-    heads, branch = _heads(node), find_branch(node, role)
+    heads, branch = _count_heads(node), find_branch(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
     width = node.required_operand(role).width // heads
     if branch.norm is not None:  # of each head: it bounds the keys by itself
-        norm_weight = _recipe_of(branch.norm, "weight")
+        norm_weight = _find_recipe(branch.norm, "weight")
         if not norm_weight:
             return Full(1.0, (heads,)), ""
         column = Reshape(norm_weight[0], (branch.norm.required_operand("weight").width, 1))
-        return HeadScales(column, heads, width, (), _recipe_of(branch.norm, "bias")), ""
+        return HeadScales(column, heads, width, (), _find_recipe(branch.norm, "bias")), ""
     x = branch.linear.required_operand("x").producer
     if x is None or x.op not in NORMS:
         return Full(1.0, (heads,)), f"{role} is a linear map without a norm before it"
     weight, *biases = (_slice_rows(branch, packed) for packed in (branch.weight, branch.bias) if packed is not None)
-    return HeadScales(weight, heads, width, _recipe_of(x, "weight"), tuple(biases)), ""
+    return HeadScales(weight, heads, width, _find_recipe(x, "weight"), tuple(biases)), ""
 
 
 def describe_limits(graph: Graph) -> list[str]:
     """Return a note for each cache of `graph` that cannot be in FP8, and for each whose scales are 1 for a reason."""
     notes = []
-    for node in attentions(graph):
+    for node in find_kv_attentions(graph):
         where = f"%{node.output.name}"
         if not can_be_float8(node):
             notes.append(f"{where} keeps its latents as they are: their scales would be those of no head")
             continue
-        reasons = {role: recipe(node, role)[1] for role in "kv"}
+        reasons = {role: make_scale_recipe(node, role)[1] for role in "kv"}
         notes += [f"{where} keeps {role} with a scale of 1: {why}" for role, why in reasons.items() if why]
     return notes
 
 
-def attentions(graph: Graph) -> list[Node]:
+def find_kv_attentions(graph: Graph) -> list[Node]:
     """Return the nodes of `graph` that cache keys and have an operand v: attentions with a KV cache."""
-    return [n for n in graph.nodes if n in cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
+    return [n for n in graph.nodes if n in find_cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 
 def _slice_rows(branch: Branch, packed: Param) -> Recipe:
@@ -80,19 +85,19 @@ def _slice_rows(branch: Branch, packed: Param) -> Recipe:
     return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.is_packed else packed.recipe
 
 
-def _recipe_of(node: Node, operand: str) -> tuple[Recipe, ...]:
+def _find_recipe(node: Node, operand: str) -> tuple[Recipe, ...]:
     """Return the recipe of the parameter `operand` of a norm, as a tuple of one; () if it has none."""
     param = node.operand(operand) if operand in {o.name for o in node.op.operands} else None
     return (param.recipe,) if isinstance(param, Param) else ()
 
 
-def _heads(node: Node) -> int:
+def _count_heads(node: Node) -> int:
     return int(node.attrs.get("kv_heads") or node.attrs["heads"])
 
 
-def _name(node: Node, role: str) -> str:
+def _choose_scale_path(node: Node, role: str) -> str:
     """Return the path of the scale of keys or values (`role`) in the scope of `node`, numbered if that is taken."""
-    cached = cached_nodes(node.graph)
+    cached = find_cached_nodes(node.graph)
     alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1
     name = f"{role}_scale" + (f"_{number}" if number > 1 else "")

@@ -14,18 +14,18 @@ from weft.ir.schema.visible_keys import VisibleKeys
 from ..program.emitter import Emitter
 from ..program.statements import Operand, Var
 from ..program.token_positions import (
-    first_position,
-    key_positions,
-    query_positions,
-    rolling_capacity,
-    rolling_positions,
+    emit_first_position,
+    emit_key_positions,
+    emit_query_positions,
+    emit_rolling_positions,
+    find_rolling_capacity,
 )
 from .elementwise import TEXTS
 
 ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
-def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
+def emit_mask(e: Emitter, node: Node) -> tuple[Operand | None, str]:
     """Emit and return the attention mask (None: no mask), and the text of the is_causal argument of SDPA ("": none).
 
     Plain causal attention with a cache needs no mask for the first tokens of a sequence: keys and queries are the same.
@@ -37,29 +37,29 @@ def mask_of(e: Emitter, node: Node) -> tuple[Operand | None, str]:
     dense = dense and node.operand("bias") is None and node.operand("sinks") is None and window is None
     if node in e.cached:
         assert e.start is not None
-        queries, seen = query_positions(e), seen_keys(node)
+        queries, seen = emit_query_positions(e), write_visibility(node)
         if not dense:
-            return _emit_mask(e, node, queries, cached_keys(e, node)), ""
-        if causal and _is_flash(node) and (first := first_position(e)) is not None:
-            operands = [queries, cached_keys(e, node), e.start, first]
+            return _emit_position_mask(e, node, queries, emit_cached_positions(e, node)), ""
+        if causal and _has_flash_kernel(node) and (first := emit_first_position(e)) is not None:
+            operands = [queries, emit_cached_positions(e, node), e.start, first]
             text = "None if {2} == 0 else earlier_keys({0}, {1}, {3})"
             return e.hoist((text, *operands), text, *operands, name="mask"), "is_causal={mask} is None"
-        return _emit_mask(
-            e, node, queries, cached_keys(e, node), f"None if {{2}} == 0 else {seen}"
+        return _emit_position_mask(
+            e, node, queries, emit_cached_positions(e, node), f"None if {{2}} == 0 else {seen}"
         ), "is_causal={mask} is None"
     if causal and dense and key_mask is None:
         return None, "is_causal=True"
     mask: Operand | None = None
     if causal or window is not None or not plain:
         at = e.emit(ARANGE, node.required_operand("q"), name="queries")
-        mask = _emit_mask(e, node, at, e.emit(ARANGE, node.required_operand("k"), name="keys"))
+        mask = _emit_position_mask(e, node, at, e.emit(ARANGE, node.required_operand("k"), name="keys"))
     if key_mask is not None:
-        visible = visible_keys(e, key_mask)
+        visible = emit_key_mask(e, key_mask)
         mask = visible if mask is None else e.emit("{0} & {1}", mask, visible, name="mask")
     return mask, ""
 
 
-def _is_flash(node: Node) -> bool:
+def _has_flash_kernel(node: Node) -> bool:
     """Return whether flash attention supports the heads of `node`: keys and values have the same width."""
     keys, values = node.operand("k"), node.operand("v")
     return keys is not None and values is not None and keys.width == values.width and not node.attrs.get("value_dim")
@@ -76,18 +76,18 @@ def has_position_mask(node: Node) -> bool:
     a = node.attrs
     special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
     alone = node.operand("bias") is None and node.operand("key_mask") is None
-    return alone and bool(seen_keys(node)) and (special or not is_dense(node))
+    return alone and bool(write_visibility(node)) and (special or not is_dense(node))
 
 
-def emit_seen(e: Emitter, node: Node) -> Var:
+def emit_visibility(e: Emitter, node: Node) -> Var:
     """Emit the `KeyVisibility` (visible keys by position) of an attention with `has_position_mask`; attentions with a
     cache share equal ones."""
-    rule = f"lambda q, k: {seen_keys(node, e).format('q', 'k')}"
+    rule = f"lambda q, k: {write_visibility(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
     if node in e.cached:
-        first = first_position(e) if kernel else None
-        operands = [query_positions(e), cached_keys(e, node), *([] if first is None else [first])]
+        first = emit_first_position(e) if kernel else None
+        operands = [emit_query_positions(e), emit_cached_positions(e, node), *([] if first is None else [first])]
         text = f"KeyVisibility({{0}}, {{1}}, {rule}{', {2}' if first is not None else ''})"
         seen = e.hoist((text, *operands), text, *operands, name=name)
     else:
@@ -97,13 +97,13 @@ def emit_seen(e: Emitter, node: Node) -> Var:
     return seen
 
 
-def cached_keys(e: Emitter, node: Node) -> Var:
+def emit_cached_positions(e: Emitter, node: Node) -> Var:
     """Emit the positions [batch or 1, keys] of the keys that a cached attention reads."""
-    room = rolling_capacity(node)
-    return key_positions(e) if room is None else rolling_positions(e, *room)
+    room = find_rolling_capacity(node)
+    return emit_key_positions(e) if room is None else emit_rolling_positions(e, *room)
 
 
-def visible_keys(e: Emitter, key_mask: Value) -> Var:
+def emit_key_mask(e: Emitter, key_mask: Value) -> Var:
     """Emit `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; None at run time if the mask is an optional input
     that is not given."""
     mask = e[key_mask]
@@ -113,7 +113,7 @@ def visible_keys(e: Emitter, key_mask: Value) -> Var:
         optional.type = "Tensor | None"
         return optional
     if key_mask.producer is not None:  # next to its producer: an encoder, which later calls may skip
-        return e.once(("shown", mask), key_mask.producer.scope, text, mask, name="shown")
+        return e.emit_once(("shown", mask), key_mask.producer.scope, text, mask, name="shown")
     return e.hoist(("shown", mask), text, mask, name="shown")
 
 
@@ -136,7 +136,7 @@ class _Text(Operators["_Text"]):
         return self._apply("equal", self, other)
 
 
-def seen_keys(node: Node, e: Emitter | None = None) -> str:
+def write_visibility(node: Node, e: Emitter | None = None) -> str:
     """Return the expression that is True where the attention `node` lets the query at position ``{0}`` attend to the
     key at position ``{1}``; "" if all keys are visible.
 
@@ -147,11 +147,11 @@ def seen_keys(node: Node, e: Emitter | None = None) -> str:
     return functools.reduce(operator.and_, conditions).text if conditions else ""
 
 
-def _emit_mask(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:
-    """Emit the mask [batch or 1, 1, seq, keys] computed by `text` (by default `seen_keys`) from the positions `queries`
-    and `keys`; attentions with a cache share equal masks."""
+def _emit_position_mask(e: Emitter, node: Node, queries: Operand, keys: Operand, text: str = "") -> Var:
+    """Emit and return the mask [batch or 1, 1, seq, keys] that the expression `text` computes from positions `queries`
+    and `keys`; `text` defaults to `write_visibility`. Attentions with a cache share equal masks."""
     q, k = "{0}[:, None, :, None]", "{0}[:, None, None, :]"
-    text = text or seen_keys(node, e)
+    text = text or write_visibility(node, e)
     near = node.attrs.get("window") is not None or node.attrs.get("pattern", "dense") != "dense"
     name = "near" if near else "mask"
     if node not in e.cached:

@@ -9,9 +9,9 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
 from .calls import FunctionCall
-from .elementwise import activation, number
+from .elementwise import format_number, write_activation
 
-READY = {  # routers that are one snippet: (scoring, renormalize, with bias, score of groups)
+ROUTER_SNIPPETS = {  # routers that are one snippet: (scoring, renormalize, with bias, score of groups)
     ("softmax", True, False, ""): "route_softmax({0}, {k})",
     ("softmax", False, False, ""): "route_switch({0}, {k})",
     ("sigmoid", False, False, ""): "route_sigmoid({0}, {k})",
@@ -24,10 +24,10 @@ READY = {  # routers that are one snippet: (scoring, renormalize, with bias, sco
 def _route(e: Emitter, node: Node) -> Var:
     a, operands = node.attrs, [v for v in node.inputs if v is not None]
     kind = a["scoring"], a["renormalize"], len(operands) == 2, a["group_score"] if a["groups"] > 1 else ""
-    times = "" if a["scale"] == 1 else f" * {number(e.attr(node, 'scale'))}"
+    times = "" if a["scale"] == 1 else f" * {format_number(e.attr(node, 'scale'))}"
     named = {name: e.attr(node, name) for name in a}
-    if kind in READY:
-        text = READY[kind].format("{0}", "{1}", **named)
+    if kind in ROUTER_SNIPPETS:
+        text = ROUTER_SNIPPETS[kind].format("{0}", "{1}", **named)
         return e.emit(text + times, *operands)
     scores = e.emit(
         "wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), operands[0], name="scores"
@@ -46,25 +46,25 @@ def _route(e: Emitter, node: Node) -> Var:
 def _moe(e: Emitter, node: Node) -> Var:
     names = [n for stack in ("gate", "up", "down") for n in (stack, f"{stack}_bias") if node.operand(n) is not None]
     active = node.attrs["active"] or node.required_operand("up").shape[0]
-    expert = e.function("expert", _expert(node, names))
+    expert = e.add_function("expert", _write_expert(node, names))
     x = node.required_operand("x")
-    call = FunctionCall("moe").give(
+    call = FunctionCall("moe").add(
         x, node.required_operand("combine"), str(active), expert, *map(node.required_operand, names)
     )
-    e.scope = _home(node, names)
+    e.scope = _find_expert_scope(node, names)
     return call.emit(e, replaces=x)
 
 
-def _home(node: Node, names: list[str]) -> str:
+def _find_expert_scope(node: Node, names: list[str]) -> str:
     """Return the scope that runs the experts: the module in the node's scope with all weights `names`, or the scope."""
     homes = {node.required_operand(n).name.rpartition(".")[0] for n in names}
     (home, *rest) = homes
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
 
-def _expert(node: Node, names: list[str]) -> str:
+def _write_expert(node: Node, names: list[str]) -> str:
     """Return the source of a Python function ``{name}`` that computes one expert's MLP with the weights `names`."""
-    limit, shift, act = node.attrs["limit"], node.attrs["shift"], activation(node.attrs["activation"])
+    limit, shift, act = node.attrs["limit"], node.attrs["shift"], write_activation(node.attrs["activation"])
 
     def product(x: str, stack: str) -> str:
         bias = f", {stack}_bias" if f"{stack}_bias" in names else ""
@@ -76,11 +76,14 @@ def _expert(node: Node, names: list[str]) -> str:
         activated = act.format("up")
     else:
         if limit is not None:
-            gate, up = f"{gate}.clamp(max={number(limit)})", f"{up}.clamp({number(-limit)}, {number(limit)})"
+            gate, up = (
+                f"{gate}.clamp(max={format_number(limit)})",
+                f"{up}.clamp({format_number(-limit)}, {format_number(limit)})",
+            )
         if act.count("{0}") > 1:
             lines.append(f"gate = {gate}")
             gate = "gate"
-        up = up if shift == 0 else f"({up} + {number(shift)})"
+        up = up if shift == 0 else f"({up} + {format_number(shift)})"
         activated = f"{act.format(gate)} * {up}"
     lines.append(f"return {product(activated, 'down')}")
     doc = '"""Return the output of one expert for x [tokens, dim]; `linear` multiplies by its part of the weights."""'
@@ -89,26 +92,30 @@ def _expert(node: Node, names: list[str]) -> str:
     return "\n    ".join([head, doc, *lines])
 
 
-def _capacity(e: Emitter, node: Node, part: str) -> Var:
+def _emit_capacity(e: Emitter, node: Node, part: str) -> Var:
     """Emit a call of the snippet `part` (limit_capacity or expert_choice) with the capacity of an expert in tokens;
     with the attribute `batched`, tokens of all batch rows compete."""
     x, capacity, factor = node.required_operand(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:
         rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
-    limit = capacity if capacity is not None else f"expert_capacity({{0}}.shape[-2], {e.size_of(x)}, {number(factor)})"
+    limit = (
+        capacity
+        if capacity is not None
+        else f"expert_capacity({{0}}.shape[-2], {e.size_of(x)}, {format_number(factor)})"
+    )
     activated = e.emit(f"{part}({{0}}, {limit})", rows)
     return activated if rows is e[x] else e.emit("{0}.view_as({1})", activated, x, replaces=0)
 
 
 @lowering(ops.limit_capacity)
 def _limit_capacity(e: Emitter, node: Node) -> Var:
-    return _capacity(e, node, "limit_capacity")
+    return _emit_capacity(e, node, "limit_capacity")
 
 
 @lowering(ops.expert_choice)
 def _expert_choice(e: Emitter, node: Node) -> Var:
-    return _capacity(e, node, "expert_choice")
+    return _emit_capacity(e, node, "expert_choice")
 
 
 @lowering(ops.load_balance_loss)

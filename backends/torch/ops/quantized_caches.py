@@ -8,12 +8,12 @@ from ..program.emitter import Emitter
 from ..program.statements import Operand, ParamRef, Var
 
 
-def storage_of(node: Node) -> tuple[str, int]:
+def find_storage(node: Node) -> tuple[str, int]:
     """Return the dtype of the cache of `node`, such as "torch.int8", and the number of codes per element, 1 or 2."""
     return ("torch.int8", 1) if node.attrs["cache_bits"] == 8 else ("torch.uint8", 2)
 
 
-def scales(e: Emitter, node: Node) -> list[Operand]:
+def find_scales(e: Emitter, node: Node) -> list[Operand]:
     """Return the operands k_scale and v_scale of `node`, without those that it lacks."""
     operands: list[Operand] = []
     for name in ("k_scale", "v_scale"):
@@ -27,11 +27,11 @@ def scales(e: Emitter, node: Node) -> list[Operand]:
     return operands
 
 
-def round_keys(e: Emitter, node: Node, k: Var, v: Var | None) -> tuple[Var, Var | None]:
+def emit_rounded_keys(e: Emitter, node: Node, k: Var, v: Var | None) -> tuple[Var, Var | None]:
     """Emit `k` and `v` of an attention without a cache, rounded as in a cache: quantized and dequantized."""
-    bits, factors = node.attrs["cache_bits"], scales(e, node)
+    bits, factors = node.attrs["cache_bits"], find_scales(e, node)
     if v is None:
         return e.emit(f"update_quantized_keys(None, {{0}}, None, None, {{1}}, {bits})", k, *factors, name="k"), None
     text = f"update_quantized(None, {{0}}, {{1}}, None, None, {{2}}, {{3}}, {bits})"
-    outputs = e.many(text, k, v, *factors, names=("k", "v"))
+    outputs = e.emit_tuple(text, k, v, *factors, names=("k", "v"))
     return outputs[0], outputs[1]

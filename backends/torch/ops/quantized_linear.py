@@ -9,7 +9,7 @@ from weft.ir.recipes.blocks.parts import choose_kernel_bits
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
-from ..program.block_params import block_params, embeds, find_layout, find_plain_vector
+from ..program.block_params import find_layout, find_plain_vector, is_embedding_table, make_block_params
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import TORCH_NAMES, ParamRef, Submodule, Var
@@ -25,8 +25,8 @@ def _refuse_blocks(node: Node) -> str | None:
 def _block_linear(e: Emitter, node: Node) -> Var:
     x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     assert isinstance(weight, Param)
-    leaf, with_bias = block_module(e, weight, bias)
-    text = "{1}.linear({0})" if embeds(weight) else "{1}({0})"
+    leaf, with_bias = make_block_module(e, weight, bias)
+    text = "{1}.linear({0})" if is_embedding_table(weight) else "{1}({0})"
     return e.emit(text, x, leaf) if with_bias or bias is None else e.emit(f"{text} + {{2}}", x, leaf, bias)
 
 
@@ -34,7 +34,7 @@ def _block_linear(e: Emitter, node: Node) -> Var:
 def _block_embedding(e: Emitter, node: Node) -> Var:
     ids, table = node.required_operand("ids"), node.required_operand("table")
     assert isinstance(table, Param)
-    leaf, _ = block_module(e, table, None)
+    leaf, _ = make_block_module(e, table, None)
     like = find_plain_vector(e.graph)
     assert like is not None
     e.program.weights[like.name] = like
@@ -42,12 +42,12 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
     return e.emit("{1}({0}).to({2})", ids, leaf, ParamRef(like.name, tuple(like.type.concrete({}))), name=name)
 
 
-def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
+def make_block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
     """Return the module with `weight`, which stays in blocks, and whether the module also has the `bias`."""
     layout = find_layout(weight)
     assert isinstance(layout, BlockLayout)
     if weight not in e.blocks:
-        e.blocks[weight] = block_params(weight, layout)
+        e.blocks[weight] = make_block_params(weight, layout)
     parts = e.blocks[weight]
     out, width = weight.type.concrete({})
     options = f"bits={choose_kernel_bits(layout)}, group={layout.group}{', offsets=True' * ('offsets' in parts)}"
@@ -58,12 +58,12 @@ def block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodu
         options += f", scales=torch.{'float8_e8m0fnu' if layout.scale == dtypes.u8 else 'float8_e4m3fn'}"
     elif layout.scale_dtype != dtypes.f16:
         options += f", scales=torch.{TORCH_NAMES[layout.scale_dtype.name]}"
-    if embeds(weight):
-        leaf = e.leaf(f"QuantizedEmbedding({out}, {width}, {options})", **parts)
+    if is_embedding_table(weight):
+        leaf = e.make_submodule(f"QuantizedEmbedding({out}, {width}, {options})", **parts)
         assert leaf is not None
         return leaf, False
     init = f"QuantizedLinear({width}, {out}, {options}"
-    with_bias = e.leaf(f"{init}, bias=True)", **parts, bias=bias) if bias is not None else None
-    leaf = with_bias or e.leaf(f"{init})", **parts)
+    with_bias = e.make_submodule(f"{init}, bias=True)", **parts, bias=bias) if bias is not None else None
+    leaf = with_bias or e.make_submodule(f"{init})", **parts)
     assert leaf is not None
     return leaf, with_bias is not None

@@ -14,12 +14,12 @@ from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import CacheSlot, Var
 from .calls import FunctionCall
-from .elementwise import activation, number
+from .elementwise import format_number, write_activation
 
 PAST = "{past}"  # the placeholder of the previous state in a call
 
 
-def carried(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple[Var, ...]:
+def emit_recurrence(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple[Var, ...]:
     """Emit the recurrence `node` and return its outputs. `call` returns (result, new state); the result is a tuple if
     `count`, the number of outputs without states, is above 1.
 
@@ -30,19 +30,19 @@ def carried(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple
         return str(call).replace(PAST, past)
 
     parts = find_states(node)
-    states_in = [call.place(v) for spec in parts if (v := node.operand(spec.past_operand)) is not None]
+    states_in = [call.placeholder(v) for spec in parts if (v := node.operand(spec.past_operand)) is not None]
     names = [v.name.rpartition(".")[2] for v in node.outputs]
 
     def unpack(made: Var, names: Sequence[str]) -> tuple[Var, ...]:
-        return e.many("{0}", made, names=tuple(names)) if len(names) > 1 else (made,)
+        return e.emit_tuple("{0}", made, names=tuple(names)) if len(names) > 1 else (made,)
 
     if states_in:
         past = states_in[0] if len(states_in) == 1 else f"({', '.join(states_in)})"
-        y, present = e.many(text(past), *call.operands, names=(names[0], "present"))
+        y, present = e.emit_tuple(text(past), *call.operands, names=(names[0], "present"))
         return *unpack(y, names[:count]), *unpack(present, names[count:])
     if node not in e.cached:
         return unpack(e.emit(f"{text('None')}[0]", *call.operands), names)
-    return unpack(e.keep_state(node, CacheSlot(*_describe_slot(parts)), len(parts), text, call.operands), names)
+    return unpack(e.emit_with_state(node, CacheSlot(*_describe_slot(parts)), len(parts), text, call.operands), names)
 
 
 def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
@@ -50,11 +50,11 @@ def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
     tensors = []
     for spec in parts:
         sizes, dtype = ", ".join(map(str, ("batch", *spec.row_shape))), ", dtype=torch.float32" * spec.kind.accumulates
-        filled = f"full(({sizes}), {number(spec.initial)}" if spec.initial else f"zeros({sizes}"
+        filled = f"full(({sizes}), {format_number(spec.initial)}" if spec.initial else f"zeros({sizes}"
         tensors.append(f"{{like}}.new_{filled}{dtype})")
     if not any(spec.initial for spec in parts):
         return parts[0].part, f"RecurrentState({', '.join(tensors)})", "RecurrentState"
-    starts = f"({', '.join(number(spec.initial) for spec in parts)},)"
+    starts = f"({', '.join(format_number(spec.initial) for spec in parts)},)"
     return parts[0].part, f"FilledState({', '.join(tensors)}, starts={starts})", "RecurrentState"
 
 
@@ -66,50 +66,52 @@ def _causal_conv(e: Emitter, node: Node) -> tuple[Var, ...]:
     taps = e.emit("{0}.to({1}.dtype)", weight, x, name="taps") if fixed else weight
     operands, act = [x, taps, *([] if bias is None else [bias])], node.attrs["activation"]
     if node not in e.cached and node.operand("past") is None:
-        outputs: tuple[Var, ...] = (FunctionCall("causal_conv").give(*operands).emit(e, replaces=x),)
+        outputs: tuple[Var, ...] = (FunctionCall("causal_conv").add(*operands).emit(e, replaces=x),)
     else:
-        outputs = carried(e, node, FunctionCall("causal_conv_from").give(PAST, *operands))
-    return outputs if act == "identity" else (e.emit(activation(act), outputs[0], replaces=0), *outputs[1:])
+        outputs = emit_recurrence(e, node, FunctionCall("causal_conv_from").add(PAST, *operands))
+    return outputs if act == "identity" else (e.emit(write_activation(act), outputs[0], replaces=0), *outputs[1:])
 
 
 @lowering(ops.selective_scan, ops.ssd, kernels=True)
 def _state_space_kernel(e: Emitter, node: Node) -> tuple[Var, ...]:
-    return _scan_states(e, node, "run_mamba2" if node.op is ops.ssd else "run_mamba")
+    return _emit_state_space(e, node, "run_mamba2" if node.op is ops.ssd else "run_mamba")
 
 
 @lowering(ops.selective_scan, ops.ssd)
 def _state_space(e: Emitter, node: Node) -> tuple[Var, ...]:
-    return _scan_states(e, node, node.op.name)
+    return _emit_state_space(e, node, node.op.name)
 
 
-def _scan_states(e: Emitter, node: Node, function: str) -> tuple[Var, ...]:
+def _emit_state_space(e: Emitter, node: Node, function: str) -> tuple[Var, ...]:
     operands = [node.operand(o.name) for o in node.op.operands[:6]]
     call = FunctionCall(function)
-    call.give(operands[0], e.zero_padding(node.required_operand("delta")), *operands[2:], PAST)
+    call.add(operands[0], e.zero_padding(node.required_operand("delta")), *operands[2:], PAST)
     if node.op is ops.ssd:
         call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups"))
-    return carried(e, node, call)
+    return emit_recurrence(e, node, call)
 
 
 @lowering(ops.gated_linear_attention, ops.gated_delta_rule)
 def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
     changes, decay = node.op is ops.gated_delta_rule, node.operand("decay")
     q, k, v = (node.required_operand(name) for name in "qkv")
-    call = FunctionCall("linear_recurrence").give(q, e.zero_padding(k), e.zero_padding(v) if changes else v)
+    call = FunctionCall("linear_recurrence").add(q, e.zero_padding(k), e.zero_padding(v) if changes else v)
     beta = e.zero_padding(node.required_operand("beta")) if changes else None
-    call.named(gates=None if decay is None else e.zero_padding(decay), beta=beta).arguments.append(f"past={PAST}")
-    return carried(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
+    call.add_keywords(gates=None if decay is None else e.zero_padding(decay), beta=beta).arguments.append(
+        f"past={PAST}"
+    )
+    return emit_recurrence(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
 
 
 @lowering(ops.linear_attention)
 def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
-    operands, heads = (*features(e, node), node.required_operand("v")), e.attr(node, "heads")
+    operands, heads = (*emit_features(e, node), node.required_operand("v")), e.attr(node, "heads")
     if not node.attrs["causal"]:
-        return (FunctionCall("linear_attention").give(*operands, str(heads)).emit(e),)
-    return carried(e, node, FunctionCall("causal_linear_attention").give(*operands, PAST).set("heads", heads))
+        return (FunctionCall("linear_attention").add(*operands, str(heads)).emit(e),)
+    return emit_recurrence(e, node, FunctionCall("causal_linear_attention").add(*operands, PAST).set("heads", heads))
 
 
-def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
+def emit_features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
     """Emit (q, k, rotated q, rotated k): the features elu(x) + 1 of queries and keys, 0 for masked keys, and the same
     rotated by position (RoPE).
 
@@ -127,7 +129,7 @@ def features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
         return q, keys, q, keys
     text = "rotary({0}, {1})"
     at = e[positions], e[frequencies]
-    cos, sin = e.hoist_many((text, *at), text, *at, names=("cos", "sin"))
+    cos, sin = e.hoist_tuple((text, *at), text, *at, names=("cos", "sin"))
     function = "rotate_pairs" if node.attrs["interleaved"] else "rotate"
     text = f"{function}({{0}}.unflatten(-1, ({heads}, -1)).transpose(1, 2), {{1}}, {{2}}).transpose(1, 2).flatten(2)"
     rotated_q, rotated_k = (e.emit(text, x, cos, sin, name=f"turned_{n}") for n, x in (("q", q), ("k", keys)))

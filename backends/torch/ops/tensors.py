@@ -6,12 +6,12 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import EMBEDDED
 
-from ..program.emitter import Emitter, local_name
+from ..program.emitter import Emitter, choose_local_name
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
-from ..program.token_positions import key_positions
+from ..program.token_positions import emit_key_positions
 from .calls import FunctionCall
-from .elementwise import number
+from .elementwise import format_number
 
 
 @lowering(ops.reshape)
@@ -22,14 +22,14 @@ def _reshape(e: Emitter, node: Node) -> Var:
         return e.emit("{0}", x, replaces=0)
     if previous is not None and previous.shape == to:  # undoes the reshape before
         return e.emit("{0}", previous)
-    if len(to) == 4 and to[:2] == shape[:-1] and (heads := e.known_heads(x, to[2])) is not None:
+    if len(to) == 4 and to[:2] == shape[:-1] and (heads := e.find_heads(x, to[2])) is not None:
         return e.emit("{0}.transpose(1, 2)", heads, name=heads.name, comment=f"[{', '.join(map(str, to))}]")
     comment = f"[{', '.join(map(str, to))}]"
     if len(to) == len(shape) + 1 and to[: len(shape) - 1] == shape[:-1] and isinstance(shape[-1], int):
         return e.emit(f"{{0}}.unflatten(-1, (-1, {e.size_of(node.output)}))", x, replaces=0, comment=comment)
     if len(to) == len(shape) - 1 and to[:-1] == shape[:-2] and isinstance(to[-1], int):
         return e.emit(f"{{0}}.flatten({len(to) - 1})", x, replaces=0, comment=comment)
-    text, sizes = e.shape(e.shape_of(node.output), x, first=1)
+    text, sizes = e.write_shape(e.shape_of(node.output), x, first=1)
     return e.emit(f"{{0}}.reshape({text})", x, *sizes, comment=comment)
 
 
@@ -45,7 +45,7 @@ def _transpose(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.unsqueeze)
 def _unsqueeze(e: Emitter, node: Node) -> Var:
-    if tuple(node.attrs["axes"]) == (2,) and (heads := e.known_heads(node.required_operand("x"), 1)) is not None:
+    if tuple(node.attrs["axes"]) == (2,) and (heads := e.find_heads(node.required_operand("x"), 1)) is not None:
         return e.emit("{0}.transpose(1, 2)", heads, name=heads.name)
     places = ["None" if i in node.attrs["axes"] else ":" for i in range(len(node.output.shape))]
     while places and places[-1] == ":":
@@ -68,7 +68,7 @@ def _squeeze(e: Emitter, node: Node) -> Var:
 @lowering(ops.expand)
 def _expand(e: Emitter, node: Node) -> Var:
     x = node.required_operand("x")
-    if _broadcasts(e, node.output):
+    if _needs_no_expand(e, node.output):
         return e.emit("{0}", x, replaces=0)
     shape = (None,) * (len(node.output.shape) - len(x.shape)) + x.shape
     texts, sizes = [], list[Operand]()
@@ -77,20 +77,20 @@ def _expand(e: Emitter, node: Node) -> Var:
         if have == want and have is not None:
             texts.append("-1")
         else:
-            text, used = e.shape((want,), *tokens, first=1 + len(sizes))
+            text, used = e.write_shape((want,), *tokens, first=1 + len(sizes))
             texts.append(text)
             sizes += used
     return e.emit(f"{{0}}.expand({', '.join(texts)})", x, *sizes, replaces=0)
 
 
-def _broadcasts(e: Emitter, value: Value) -> bool:
+def _needs_no_expand(e: Emitter, value: Value) -> bool:
     """Return whether `value`, the result of an expand, is only added to a value of the same shape that is not expanded
     itself: then broadcasting makes the expand unnecessary."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]
     if reader.op in (ops.embedding, ops.affine, ops.cast) and index == 0:
-        return _broadcasts(e, reader.output)
+        return _needs_no_expand(e, reader.output)
     operands = [v for v in reader.inputs if v is not None and v is not value]
     return reader.op is ops.add and any(v.shape == value.shape and not _is_expanded(v) for v in operands)
 
@@ -107,14 +107,16 @@ def _is_expanded(value: Value | None) -> bool:
 @lowering(ops.concat)
 def _concat(e: Emitter, node: Node) -> Var:
     places = ", ".join(f"{{{i}}}" for i in range(len(node.inputs)))
-    return e.emit(f"torch.cat(({places}{',' if len(node.inputs) == 1 else ''}), {node.attrs['axis']})", *_all(node))
+    return e.emit(
+        f"torch.cat(({places}{',' if len(node.inputs) == 1 else ''}), {node.attrs['axis']})", *_list_operands(node)
+    )
 
 
 @lowering(ops.split)
 def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
-    names, axis = tuple(map(local_name, node.outputs)), node.attrs["axis"]
+    names, axis = tuple(map(choose_local_name, node.outputs)), node.attrs["axis"]
     text = f"{{0}}.split(({', '.join(str(e.size_of(v, axis)) for v in node.outputs)}), {axis})"
-    return e.many(text, node.required_operand("x"), names=names, shapes=tuple(v.shape for v in node.outputs))
+    return e.emit_tuple(text, node.required_operand("x"), names=names, shapes=tuple(v.shape for v in node.outputs))
 
 
 @lowering(ops.slice_)
@@ -124,13 +126,13 @@ def _slice(e: Emitter, node: Node) -> Var:
         (node.attrs[k] for k in ("axis", "start", "stop", "step")),
     )
     axis %= len(x.shape)
-    begin, first = e.shape((start,), x, first=1)
-    end, last = e.shape((stop,), x, first=1 + len(first))
+    begin, first = e.write_shape((start,), x, first=1)
+    end, last = e.write_shape((stop,), x, first=1 + len(first))
     to_end = stop == x.shape[axis]
     cut = f"{'' if start == 0 else begin}:{'' if to_end else end}" + (f":{step}" if step != 1 else "")
     used = [*([] if start == 0 else first), *([] if to_end else last)]
     if start == 0 and last and not to_end:  # `stop` is the only size: its placeholder is 1
-        cut = f":{e.shape((stop,), x, first=1)[0]}" + (f":{step}" if step != 1 else "")
+        cut = f":{e.write_shape((stop,), x, first=1)[0]}" + (f":{step}" if step != 1 else "")
     return e.emit(f"{{0}}[{', '.join([':'] * axis + [cut])}]", x, *used)
 
 
@@ -139,14 +141,14 @@ def _pad(e: Emitter, node: Node) -> Var:
     x, axis = node.required_operand("x"), node.attrs["axis"] % len(node.required_operand("x").shape)
     before, after = node.attrs["before"], node.attrs["after"]
     zeros = "0, 0, " * (len(x.shape) - 1 - axis)
-    return e.emit(f"F.pad({{0}}, ({zeros}{before}, {after}), value={number(node.attrs['value'])})", x)
+    return e.emit(f"F.pad({{0}}, ({zeros}{before}, {after}), value={format_number(node.attrs['value'])})", x)
 
 
 @lowering(ops.iota)
 def _iota(e: Emitter, node: Node) -> Var:
     x = node.required_operand("x")
-    if node in e.counts_keys:
-        return e.emit("{0}[0]", key_positions(e))
+    if node in e.bias_nodes:
+        return e.emit("{0}[0]", emit_key_positions(e))
     return e.emit(f"torch.arange({{0}}.shape[{node.attrs['axis']}], device={{0}}.device)", x)
 
 
@@ -158,35 +160,35 @@ def _one_hot(e: Emitter, node: Node) -> Var:
 @lowering(ops.gather)
 def _gather(e: Emitter, node: Node) -> Var:
     axis = node.attrs["axis"] % len(node.required_operand("x").shape)
-    return e.emit(f"{{0}}[{', '.join([':'] * axis + ['{1}'])}]", *_all(node))
+    return e.emit(f"{{0}}[{', '.join([':'] * axis + ['{1}'])}]", *_list_operands(node))
 
 
 @lowering(ops.gather_rows)
 def _gather_rows(e: Emitter, node: Node) -> Var:
-    return e.emit("gather_rows({0}, {1})", *_all(node))
+    return e.emit("gather_rows({0}, {1})", *_list_operands(node))
 
 
 @lowering(ops.scatter_rows)
 def _scatter_rows(e: Emitter, node: Node) -> Var:
-    return e.emit(f"scatter_rows({{0}}, {{1}}, {{2}}, {node.attrs['axis']})", *_all(node))
+    return e.emit(f"scatter_rows({{0}}, {{1}}, {{2}}, {node.attrs['axis']})", *_list_operands(node))
 
 
 @lowering(ops.top_k)
 def _top_k(e: Emitter, node: Node) -> tuple[Var, ...]:
     names = tuple(v.name.rpartition(".")[2] for v in node.outputs)
-    return e.many(f"top_k({{0}}, {node.attrs['k']})", node.required_operand("x"), names=names)
+    return e.emit_tuple(f"top_k({{0}}, {node.attrs['k']})", node.required_operand("x"), names=names)
 
 
 @lowering(ops.choose_tokens, kernels=True)
 def _choose_tokens(e: Emitter, node: Node) -> Var:
-    call = FunctionCall("choose_tokens").give(node.required_operand("logits"))
+    call = FunctionCall("choose_tokens").add(node.required_operand("logits"))
     if node.attrs["temperature"] > 0:
-        uniforms = call.place(node.required_operand("uniforms"))
-        call.give(f"{uniforms}.double()", f"torch.zeros_like({uniforms}, dtype=torch.int64)")
+        uniforms = call.placeholder(node.required_operand("uniforms"))
+        call.add(f"{uniforms}.double()", f"torch.zeros_like({uniforms}, dtype=torch.int64)")
         for name, attr in node.op.attrs.items():
             call.set(name, node.attrs[name], attr.default)
     return call.emit(e, "[:, None]", name="tokens")
 
 
-def _all(node: Node) -> list[Value]:
+def _list_operands(node: Node) -> list[Value]:
     return [v for v in node.inputs if v is not None]

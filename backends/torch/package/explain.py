@@ -40,7 +40,7 @@ class Explanation:
         return f"{self.node} ({self.op}{times}): {self.kernel or 'torch'}{why}"
 
 
-def explain(
+def explain_step(
     graph: Graph,
     step: DecodeStep | None,
     report: Report,

@@ -29,7 +29,7 @@ from ..decode.step_source import write_step
 from ..lower.lower import lower
 from ..program.statements import TORCH_NAMES
 from .shipped.load import Failure, check_device
-from .source_folder import step_of
+from .source_folder import lower_step_of
 
 
 def build_module(
@@ -49,12 +49,12 @@ def build_module(
     Raises:
         WeftError: if a weight cannot be read, or the device does not exist.
     """
-    place = checked_device(device)
+    place = parse_device(device)
     source = write_source(lower(forms[MODEL], float8_caches), kernels.__name__)
-    # On meta tensors: no memory for weights that `load` replaces.
+    # On meta tensors: no memory for weights that `assign_weights` replaces.
     with torch.device("meta"):
         module: nn.Module = run_source(source.text).Model()
-    load(module, state_dict(source, forms[MODEL].reader, dtype, place))
+    assign_weights(module, evaluate_weights(source, forms[MODEL].reader, dtype, place))
     return module
 
 
@@ -70,7 +70,7 @@ def build_step(
         WeftError: if the model has no decode step, or no kernel computes a part of it.
     """
     lowered = lower(forms[MODEL], float8_caches)
-    step = step_of(forms, lowered)
+    step = lower_step_of(forms, lowered)
     text, _ = write_step(lowered, step, type(module).__module__, kernels.__name__)
     if not text:
         reason = "no kernel computes a part of it" if step is not None else explain_refusal(forms[MODEL])
@@ -79,14 +79,14 @@ def build_step(
     return run
 
 
-def state_dict(
+def evaluate_weights(
     source: GeneratedSource, reader: TensorReader, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """Return the weights of a generated source by state_dict key, on `device`; see `tensor` for their dtypes."""
-    return {key: tensor(param, reader, dtype).to(device) for key, param in source.weights.items()}
+    """Return the weights of `source` by state_dict key, on `device`; `evaluate_param` describes their dtypes."""
+    return {key: evaluate_param(param, reader, dtype).to(device) for key, param in source.weights.items()}
 
 
-def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
+def evaluate_param(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
     """Return a parameter as a CPU tensor in `dtype`; constants are f32, integers and block scales keep theirs."""
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream_rows(param.recipe, reader)]
@@ -102,7 +102,7 @@ def tensor(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tens
     return stored
 
 
-def load(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+def assign_weights(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """Replace the weights of `module` by `tensors` (by state_dict key), without copies; dtypes may differ.
 
     Raises:
@@ -157,7 +157,7 @@ def _rebuild(text: str, name: str) -> Any:
     return kind.__new__(kind)
 
 
-def checked_device(device: torch.device | str) -> torch.device:
+def parse_device(device: torch.device | str) -> torch.device:
     """Return `device` as a `torch.device`, after a check that this PyTorch can use it.
 
     Raises:

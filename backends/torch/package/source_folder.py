@@ -20,7 +20,7 @@ from ..codegen.model_source import GeneratedSource, write_source
 from ..decode.lower_step import DecodeStep, lower_step
 from ..decode.step_source import write_step
 from ..lower.lower import LoweredGraph, lower
-from ..program.constants import stored_dtype
+from ..program.constants import find_stored_dtype
 
 STEP_FORM = "step"  # the form of the decode step
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
@@ -51,7 +51,7 @@ class GeneratedModel:
     kernels: list[str] = field(default_factory=list)
 
 
-def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> GeneratedModel:
+def generate_model(forms: Mapping[str, Graph], float8_caches: bool = False) -> GeneratedModel:
     """Generate the model of `forms` (graphs by name), and its decode step if `forms` has one and the model takes a
     cache.
 
@@ -61,33 +61,35 @@ def build(forms: Mapping[str, Graph], float8_caches: bool = False) -> GeneratedM
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
     if "def new_cache" not in source.text:
         return GeneratedModel(kind, lowered, source, kernels=source.kernels)
-    step = step_of(forms, lowered)
+    step = lower_step_of(forms, lowered)
     text, kernels = write_step(lowered, step)
     return GeneratedModel(
         kind, lowered, source, True, step, text if kernels else "", sorted({*source.kernels, *kernels})
     )
 
 
-def step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeStep | None:
+def lower_step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeStep | None:
     """Return the decode step of the model `lowered`; None if `forms` has no step."""
     return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 
-def weights(built: GeneratedModel, dtype: DType) -> dict[str, Tensor]:
+def list_weights(built: GeneratedModel, dtype: DType) -> dict[str, Tensor]:
     """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file.
 
-    Trained weights are stored as `dtype`, all other tensors in their `stored_dtype`.
+    Trained weights are stored as `dtype`, all other tensors in their `find_stored_dtype`.
     """
     reader = built.lowered.graph.reader
     tensors = {
-        key: Tensor(param.type.concrete({}), stored_dtype(param, dtype), partial(stream_rows, param.recipe, reader))
+        key: Tensor(
+            param.type.concrete({}), find_stored_dtype(param, dtype), partial(stream_rows, param.recipe, reader)
+        )
         for key, param in built.source.weights.items()
     }
     return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))
 
 
-def stored_tensors(built: GeneratedModel, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
-    """Return the recipe, dtype and shape of each of `tensors`, the result of `weights`."""
+def describe_tensors(built: GeneratedModel, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+    """Return the recipe, dtype and shape of each of `tensors`, the result of `list_weights`."""
     params = built.source.weights
     return {key: StoredTensor(params[key].recipe, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
 
@@ -99,12 +101,12 @@ def write_code(built: GeneratedModel, folder: Path) -> None:
         (folder / name).write_bytes((_SHIPPED / name).read_bytes())
     if built.step_text:
         (folder / STEP).write_text(built.step_text, encoding="utf-8")
-    for name in kernel_files(built.kernels) if built.kernels else ():
+    for name in list_kernel_files(built.kernels) if built.kernels else ():
         (folder / KERNELS / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / KERNELS / name).write_bytes((_KERNELS / name).read_bytes())
 
 
-def kernel_files(kernels: Iterable[str]) -> list[str]:
+def list_kernel_files(kernels: Iterable[str]) -> list[str]:
     """Return the paths of `kernels` (module names such as ``shared.launch``) and of all files they import, sorted."""
     needed, queue = {"__init__"}, list(kernels)
     while queue:
@@ -114,32 +116,34 @@ def kernel_files(kernels: Iterable[str]) -> list[str]:
         package = name.rpartition(".")[0]
         needed |= {name, f"{package}.__init__"} if package else {name}
         queue += _find_imports(name)
-    return sorted(map(_path, needed))
+    return sorted(map(_make_file_path, needed))
 
 
 @functools.cache
 def _find_imports(name: str) -> tuple[str, ...]:
     """Return the kernel modules that the module `name` imports; cached, because files do not change."""
     package, imported = name.rpartition(".")[0], list[str]()
-    for node in ast.walk(ast.parse((_KERNELS / _path(name)).read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse((_KERNELS / _make_file_path(name)).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = package if node.level == 1 else ""  # kernels are one folder deep at most
             modules = (
-                [node.module or ""] if _is_file(base, node.module) else [_join(node.module, a.name) for a in node.names]
+                [node.module or ""]
+                if _is_file(base, node.module)
+                else [_join_names(node.module, a.name) for a in node.names]
             )
-            imported += [_join(base, module) for module in modules]
+            imported += [_join_names(base, module) for module in modules]
     return tuple(imported)
 
 
-def _join(*parts: str | None) -> str:
+def _join_names(*parts: str | None) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _path(module: str) -> str:
+def _make_file_path(module: str) -> str:
     return f"{module.replace('.', '/')}.py"
 
 
 def _is_file(package: str, module: str | None) -> bool:
     """Return whether `module` is a file of `package` (``from .a import f``), not the package itself (``from . import
     a``)."""
-    return module is not None and (_KERNELS / _path(_join(package, module))).is_file()
+    return module is not None and (_KERNELS / _make_file_path(_join_names(package, module))).is_file()

@@ -21,7 +21,7 @@ from ...block_weights import NOT_ASKED, find_stored_layout, is_quantized
 from ..kernels.shared.quantized_gemv import TILE, words_per_row
 
 # Ops that multiply by a weight, also in a decode step.
-MULTIPLIED = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.linear_residual, ops.pack)
+PRODUCT_OPS = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.linear_residual, ops.pack)
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
@@ -29,7 +29,7 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
     layout = find_stored_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
-    linears = [node for node in weight.users if node.op in MULTIPLIED]
+    linears = [node for node in weight.users if node.op in PRODUCT_OPS]
     if not linears:
         return NOT_ASKED
     home = weight.name.removesuffix(".weight")
@@ -43,7 +43,7 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
         return f"its rows of {weight.width} values end within a group of {layout.group}"
     if layout.group % TILE and not layout.small_floats:
         return f"groups of {layout.group} codes are not multiples of {TILE}, which kernels multiply at a time"
-    if embeds(weight) and find_plain_vector(weight.graph) is None:
+    if is_embedding_table(weight) and find_plain_vector(weight.graph) is None:
         return "no other weight has the dtype of the model"
     return layout
 
@@ -55,7 +55,7 @@ def find_plain_vector(graph: Graph) -> Param | None:
     return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
-def block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
+def make_block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
     """Return the stored tensors of a weight in blocks by attribute of its module: `codes`, `scales`, and for some
     layouts `tensor_scales` or `offsets`."""
     out, width = weight.type.concrete({})
@@ -83,7 +83,7 @@ def count_parameters(param: Param) -> int:
     return math.prod(param.type.concrete({})) if param.type.dtype.is_float and not recipe.has(Stored) else 0
 
 
-def summary(weights: Iterable[Param]) -> dict[str, int]:
+def count_block_weights(weights: Iterable[Param]) -> dict[str, int]:
     """Count the weights in blocks among the tensors `weights`: return their number by name of the layout."""
     counts: dict[str, int] = {}
     for param in weights:
@@ -93,20 +93,18 @@ def summary(weights: Iterable[Param]) -> dict[str, int]:
     return counts
 
 
-def list_widened(graph: Graph) -> list[str]:
+def describe_widened_weights(graph: Graph) -> list[str]:
     """Return a note, with the reason, for each linear weight that was to stay in blocks but is dequantized."""
     weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
     reasons = ((w.name, find_layout(w)) for w in weights)
     return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
 
 
-def widens_all(graph: Graph) -> str:
+def explain_no_blocks(graph: Graph) -> str:
     """Return the reason why no weight stays in blocks in spite of --keep-blocks; "" if at least one does."""
     if any(isinstance(find_layout(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
         return ""
-    return (
-        f"no weights keep their blocks: {next(iter(list_widened(graph)), 'no linear map has blocks of a checkpoint')}"
-    )
+    return f"no weights keep their blocks: {next(iter(describe_widened_weights(graph)), 'no linear map has blocks of a checkpoint')}"
 
 
 def _can_use_module(node: Node, weight: Param, home: str) -> bool:
@@ -114,9 +112,9 @@ def _can_use_module(node: Node, weight: Param, home: str) -> bool:
     within = not node.scope or home.startswith(f"{node.scope}.")
     if node.op in (ops.pack, ops.embedding):  # any operand may be the weight
         return within and weight in node.inputs
-    return within and node.op in (*MULTIPLIED, ops.embed_tokens) and node.operand("weight") is weight
+    return within and node.op in (*PRODUCT_OPS, ops.embed_tokens) and node.operand("weight") is weight
 
 
-def embeds(weight: Param) -> bool:
+def is_embedding_table(weight: Param) -> bool:
     """Return whether `weight` is also an embedding table."""
     return any(node.op in (ops.embedding, ops.embed_tokens) for node in weight.users)

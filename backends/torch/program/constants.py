@@ -10,7 +10,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 
-def formula(recipe: Recipe) -> str | None:
+def write_formula(recipe: Recipe) -> str | None:
     """Return a Python expression that computes `recipe` on the device of operand ``{0}``.
 
     None for other recipes than ALiBi slopes and RoPE frequencies, and for RoPE scalings without a function.
@@ -21,9 +21,9 @@ def formula(recipe: Recipe) -> str | None:
         return None
     r = recipe
     if r.scaling in ("none", "linear", "ntk", "dynamic"):
-        theta = _number(r.base(r.dim, r.theta))
+        theta = _format_number(r.base(r.dim, r.theta))
         return f"rope_frequencies({r.dim}, {theta}, {{0}}.device)" + (
-            f" / {_number(r.factor)}" if r.scaling == "linear" else ""
+            f" / {_format_number(r.factor)}" if r.scaling == "linear" else ""
         )
     if r.scaling == "llama3":
         settings = (r.factor, r.low_freq, r.high_freq, r.original)
@@ -31,12 +31,12 @@ def formula(recipe: Recipe) -> str | None:
         settings = (r.factor, r.beta_fast, r.beta_slow, r.original)
     else:
         return None
-    arguments = ", ".join(map(_number, settings))
-    theta = _number(r.theta)
+    arguments = ", ".join(map(_format_number, settings))
+    theta = _format_number(r.theta)
     return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {arguments})"
 
 
-def stored_dtype(param: Param, dtype: DType) -> DType:
+def find_stored_dtype(param: Param, dtype: DType) -> DType:
     """Return the dtype of a parameter in a model of `dtype`: integers and block data keep their dtype, constant tables
     are f32, and all other parameters have `dtype`."""
     kind = param.type.dtype
@@ -45,5 +45,5 @@ def stored_dtype(param: Param, dtype: DType) -> DType:
     return dtypes.f32 if param.recipe.is_constant else dtype
 
 
-def _number(x: float) -> str:
+def _format_number(x: float) -> str:
     return str(int(x)) if float(x).is_integer() and abs(x) < 1e15 else repr(x)

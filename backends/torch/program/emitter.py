@@ -15,7 +15,7 @@ from weft.ir.types import Shape
 from weft.ir.types.sizes import Poly, Size, SizeCall, sym
 from weft.passes.analysis.states import find_cache_owner
 
-from .constants import formula
+from .constants import write_formula
 from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, Program, Statement, Submodule, Var
 
 
@@ -33,29 +33,29 @@ class Emitter:
         self,
         graph: Graph,
         cached: set[Node],
-        keys: set[Node],
-        crosses: set[Node] | None = None,
+        bias_nodes: set[Node],
+        cross_attentions: set[Node] | None = None,
         float8_caches: bool = False,
     ) -> None:
         self.graph = graph
         self.cached = cached
-        self.crosses = crosses or set()
-        self.counts_keys = keys
+        self.cross_attentions = cross_attentions or set()
+        self.bias_nodes = bias_nodes
         self.float8_caches = float8_caches
         self.program = Program(graph.name, cached=bool(cached), nodes=list(graph.nodes))
-        self._made: dict[Value, Operand] = {}
+        self._operands: dict[Value, Operand] = {}
         self._heads: dict[Value, tuple[int, Var]] = {}  # [batch, heads, seq, width] of [batch, seq, heads·width]
-        self._leaves: dict[str, tuple[Submodule, tuple[Param, ...]]] = {}
+        self._submodules: dict[str, tuple[Submodule, tuple[Param, ...]]] = {}
         self._hoisted: dict[Hashable, tuple[Var, ...]] = {}
-        self._keys: dict[Node, tuple[Var, Var | None]] = {}
+        self._shared_keys: dict[Node, tuple[Var, Var | None]] = {}
         self.blocks: dict[Param, dict[str, Param]] = {}  # the stored tensors of weights in blocks
-        self._parts: Counter[str] | None = None  # the number of parameters and inner scopes below a path
+        self._name_counts: Counter[str] | None = None  # the number of parameters and inner scopes below a path
         self.scope = TOP
         self.node: Node | None = None
         self.start: Var | None = None  # the length of the cache before the call
         for name, value in graph.inputs.items():
             self.program.inputs.append(var := Var(name, value.type.shape))
-            self._made[value] = var
+            self._operands[value] = var
 
     def enter(self, node: Node) -> None:
         """Attribute the statements that follow to `node` and its scope."""
@@ -66,19 +66,19 @@ class Emitter:
         self.node, self.scope = None, TOP
 
     def __getitem__(self, value: Value) -> Operand:
-        if value not in self._made:
+        if value not in self._operands:
             if isinstance(value, Param):
-                self._made[value] = self.hold(value)
+                self._operands[value] = self.resolve_param(value)
             else:
                 by_head = self._heads[value][1]
-                name = "x" if by_head.name == "x" else local_name(value)
-                self._made[value] = self.emit("{0}.transpose(1, 2).flatten(2)", by_head, name=name)
-        return self._made[value]
+                name = "x" if by_head.name == "x" else choose_local_name(value)
+                self._operands[value] = self.emit("{0}.transpose(1, 2).flatten(2)", by_head, name=name)
+        return self._operands[value]
 
     def __setitem__(self, value: Value, operand: Operand) -> None:
-        self._made[value] = operand
+        self._operands[value] = operand
 
-    def give(self, name: str, default: str, type: str) -> Var:
+    def declare_input(self, name: str, default: str, type: str) -> Var:
         """Return the input of the model called `name`; if there is none, add it with this default and type."""
         for var in self.program.inputs:
             if var.name == name:
@@ -92,11 +92,11 @@ class Emitter:
         """Return `value` [batch, seq, width] unchanged; emitters for padded inputs override it."""
         return value
 
-    def padding(self) -> Var | None:
+    def padding_mask(self) -> Var | None:
         """Return the mask [batch, seq] of tokens that are not padding, which states skip; None for unpadded inputs."""
         return None
 
-    def keep_state(
+    def emit_with_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
         """Emit the recurrence `node` with its state (`parts` tensors) stored in `slot`, and return its result.
@@ -106,19 +106,19 @@ class Emitter:
         place = f"{{{len(operands)}}}"
         return self.emit(f"store_state({place}, {text(f'previous_state({place})')})", *operands, slot)
 
-    def all_keys(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
+    def emit_keys_once(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
         """Return all keys and values that `node` attends to. `make` emits them once per shared cache."""
         first = find_cache_owner(node)
-        if first not in self._keys:
-            self._keys[first] = make()
-        return self._keys[first]
+        if first not in self._shared_keys:
+            self._shared_keys[first] = make()
+        return self._shared_keys[first]
 
     # -- heads
 
-    def heads(self, value: Value, heads: Any, name: str = "") -> Var:
+    def split_heads(self, value: Value, heads: Any, name: str = "") -> Var:
         """Return `value` [batch, seq, heads·width] as [batch, heads, seq, width]; `name` defaults to its name."""
         count, width = int(heads), self.size_of(value) // heads
-        if (by_head := self.known_heads(value, count)) is not None:
+        if (by_head := self.find_heads(value, count)) is not None:
             return by_head
         comment = f"[{', '.join(map(str, (*value.shape[:1], count, *value.shape[1:-1], width)))}]"
         split = value.producer
@@ -127,14 +127,14 @@ class Emitter:
             text, x = "{0}.transpose(1, 2)", source
         else:
             text, x = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)", value
-        return self.emit(text, x, name=name or local_name(value), replaces=None if name else 0, comment=comment)
+        return self.emit(text, x, name=name or choose_local_name(value), replaces=None if name else 0, comment=comment)
 
-    def known_heads(self, value: Value, count: int) -> Var | None:
+    def find_heads(self, value: Value, count: int) -> Var | None:
         """Return `value` as [batch, count, seq, width] if it was computed in that layout, else None."""
         heads, by_head = self._heads.get(value, (0, None))
         return by_head if heads == count else None
 
-    def set_heads(self, value: Value, count: int, by_head: Var) -> None:
+    def record_heads(self, value: Value, count: int, by_head: Var) -> None:
         """Record that `by_head` [batch, count, seq, width] is `value` [batch, seq, count·width] in another layout."""
         self._heads[value] = count, by_head
 
@@ -154,9 +154,9 @@ class Emitter:
         `text` is an expression with placeholders ``{0}``, ``{1}`` … for `operands`; the other arguments are fields of
         `Statement` and `Var`.
         """
-        return self.many(text, *operands, names=(name,), shapes=(shape,), replaces=replaces, comment=comment)[0]
+        return self.emit_tuple(text, *operands, names=(name,), shapes=(shape,), replaces=replaces, comment=comment)[0]
 
-    def many(
+    def emit_tuple(
         self,
         text: str,
         *operands: Value | Operand,
@@ -167,7 +167,7 @@ class Emitter:
     ) -> tuple[Var, ...]:
         """Append a statement whose result is a tuple, and return its values, one for each of `names`."""
         resolved = tuple(self[o] if isinstance(o, Value) else o for o in operands)
-        default = local_name(self.node.output) if self.node is not None else "value"
+        default = choose_local_name(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
         results = tuple(Var(n or default, s) for n, s in zip(names, shapes, strict=True))
         comment = comment if self.has_comments else ""
@@ -178,22 +178,22 @@ class Emitter:
 
     def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str) -> Var:
         """Emit a statement in the model's forward, before the layers, once for each `key`; return its result."""
-        return self.hoist_many(key, text, *operands, names=(name,))[0]
+        return self.hoist_tuple(key, text, *operands, names=(name,))[0]
 
-    def hoist_many(
+    def hoist_tuple(
         self, key: Hashable, text: str, *operands: Value | Operand, names: tuple[str, ...]
     ) -> tuple[Var, ...]:
         """Emit a statement with several results before the layers, once for each `key`; return its results."""
         if key not in self._hoisted:
             outer, self.scope = self.scope, TOP
             try:
-                self._hoisted[key] = self.many(text, *operands, names=names)
+                self._hoisted[key] = self.emit_tuple(text, *operands, names=names)
                 self.program.statements[-1].early = True
             finally:
                 self.scope = outer
         return self._hoisted[key]
 
-    def once(self, key: Hashable, scope: str, text: str, *operands: Value | Operand, name: str) -> Var:
+    def emit_once(self, key: Hashable, scope: str, text: str, *operands: Value | Operand, name: str) -> Var:
         """Emit a statement in `scope` instead of the current one, once for each `key`; return its result."""
         if key not in self._hoisted:
             outer, self.scope, self.node = (self.scope, self.node), scope, None
@@ -204,7 +204,7 @@ class Emitter:
         return self._hoisted[key][0]
 
     def is_hoisted(self, var: Var) -> bool:
-        """Return whether `var` is a result of `hoist` or `hoist_many`."""
+        """Return whether `var` is a result of `hoist` or `hoist_tuple`."""
         return any(s.early and var in s.results for s in self.program.statements)
 
     def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
@@ -225,7 +225,7 @@ class Emitter:
         folded = s.text.format(*texts)
         return folded if len(s.results) == 1 else f"({folded})[{s.results.index(var)}]", operands
 
-    def function(self, stem: str, text: str) -> str:
+    def add_function(self, stem: str, text: str) -> str:
         """Add a function to the source of this model and return its name: `stem`, numbered if it is taken.
 
         `text` is its source, with ``{name}`` for the name; equal functions are added once.
@@ -238,7 +238,7 @@ class Emitter:
 
     # -- weights
 
-    def leaf(self, init: str, **weights: Value | None) -> Submodule | None:
+    def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         """Return a module, constructed by `init`, whose parameters are `weights` (by attribute; None is skipped).
 
         None if their names are not those of one module in this scope, if the module has other members, or if an earlier
@@ -252,35 +252,37 @@ class Emitter:
         (path,) = paths
         if not path or any(w.name != f"{path}.{name}" for name, w in present.items()):
             return None
-        if not self._inside(path) or self._holds_more(path, params):
+        if not self._inside(path) or self._has_other_members(path, params):
             return None
         leaf = Submodule(path, init, tuple(present))
-        if path not in self._leaves:
+        if path not in self._submodules:
             # An earlier statement reads the tensor without a module, so this one must also: one owner per tensor.
-            if any(p in self._made for p in params):
+            if any(p in self._operands for p in params):
                 return None
-            self._leaves[path] = leaf, params
+            self._submodules[path] = leaf, params
             for p in params:
-                self._made[p] = ParamRef(p.name, self.shape_of(p))
+                self._operands[p] = ParamRef(p.name, self.shape_of(p))
                 self.program.weights[p.name] = p
-        return leaf if self._leaves[path] == (leaf, params) else None
+        return leaf if self._submodules[path] == (leaf, params) else None
 
-    def _holds_more(self, path: str, params: tuple[Param, ...]) -> bool:
+    def _has_other_members(self, path: str, params: tuple[Param, ...]) -> bool:
         """Return whether the graph has more names below `path` than `params`, so it is not one module of torch."""
-        if self._parts is None:
+        if self._name_counts is None:
             scopes = {node.scope for node in self.graph.nodes}
-            self._parts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _outer(name))
-        return self._parts[path] > len(params)  # a weight in blocks has several tensors
+            self._name_counts = Counter(
+                outer for name in (*scopes, *self.graph.params) for outer in _list_prefixes(name)
+            )
+        return self._name_counts[path] > len(params)  # a weight in blocks has several tensors
 
     def _inside(self, path: str) -> bool:
         """Return whether `path` is strictly below the current scope."""
         return not self.scope or path.startswith(f"{self.scope}.")
 
-    def hold(self, param: Param) -> Operand:
-        """Return the operand of a parameter: a hoisted `formula` if there is one, else a tensor of a module."""
-        if (text := formula(param.recipe)) is not None:
+    def resolve_param(self, param: Param) -> Operand:
+        """Return the operand of a parameter: a hoisted `write_formula` if there is one, else a tensor of a module."""
+        if (text := write_formula(param.recipe)) is not None:
             return self.hoist(
-                param.recipe, text, self._inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
+                param.recipe, text, self._sort_inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
             )
         self.program.weights[param.name] = param
         dtype = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
@@ -300,7 +302,7 @@ class Emitter:
         """Return an attribute of `node`: a number, or an object that prints as a name in the generated code."""
         return node.attrs[name]
 
-    def size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
+    def write_size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
         """Return an expression for `size` with placeholders from ``{0}`` on, and its operands.
 
         A symbolic size is read from the first value of `near` that has it, else computed from the graph inputs.
@@ -311,55 +313,55 @@ class Emitter:
             if size in v.shape and isinstance(v.shape, tuple) and not isinstance(self[v], ParamRef):
                 return f"{{0}}.shape[{v.shape.index(size)}]", [self[v]]
         operands: list[Operand] = []
-        terms = [self._term(mono, factor, operands) for mono, factor in size.terms]
+        terms = [self._write_term(mono, factor, operands) for mono, factor in size.terms]
         return "(" + " + ".join(terms) + ")" if len(terms) > 1 else terms[0], operands
 
-    def _term(self, mono: tuple[tuple[str | SizeCall, int], ...], factor: int, operands: list[Operand]) -> str:
+    def _write_term(self, mono: tuple[tuple[str | SizeCall, int], ...], factor: int, operands: list[Operand]) -> str:
         parts = [str(factor)] if factor != 1 or not mono else []
         for atom, power in mono:
             if isinstance(atom, SizeCall):
                 args = []
                 for arg in atom.args:
-                    text, used = self.size(arg)
-                    args.append(_renumber(text, len(operands)))
+                    text, used = self.write_size(arg)
+                    args.append(_shift_placeholders(text, len(operands)))
                     operands.extend(used)
                 base = f"({' // '.join(args)})" if atom.fn == "floordiv" else f"{atom.fn}({', '.join(args)})"
             else:
                 base = f"{{{len(operands)}}}"
-                operands.append(self._named_size(atom))
+                operands.append(self._emit_size(atom))
             parts += [base] * power
         return " * ".join(parts)
 
-    def _inputs(self) -> list[Value]:
+    def _sort_inputs(self) -> list[Value]:
         """Return the inputs of the graph, required ones first."""
         return sorted(
-            self.graph.inputs.values(), key=lambda v: isinstance(m := self._made.get(v), Var) and bool(m.default)
+            self.graph.inputs.values(), key=lambda v: isinstance(m := self._operands.get(v), Var) and bool(m.default)
         )
 
-    def _named_size(self, name: str) -> Var:
-        for value in self._inputs():
+    def _emit_size(self, name: str) -> Var:
+        for value in self._sort_inputs():
             if sym(name) in value.shape:
                 axis = value.shape.index(sym(name))
                 return self.hoist(("size", name), f"{{0}}.shape[{axis}]", value, name=name)
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs")
 
-    def shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
+    def write_shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
         """Return `shape` as comma-separated expressions, and operands; see `size`. Placeholders start at `first`."""
         texts, operands = [], list[Operand]()
         for s in shape:
-            text, used = self.size(s, *near)
-            texts.append(_renumber(text, first + len(operands)))
+            text, used = self.write_size(s, *near)
+            texts.append(_shift_placeholders(text, first + len(operands)))
             operands += used
         return ", ".join(texts), operands
 
 
-def _outer(name: str) -> list[str]:
+def _list_prefixes(name: str) -> list[str]:
     """Return all dotted prefixes of `name`, shortest first; the last is `name` itself."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
-def local_name(value: Value) -> str:
+def choose_local_name(value: Value) -> str:
     """Return a variable name for `value`: the last part of its name.
 
     If that part is only the name of the op, return the operand name that the first reader gives it.
@@ -371,7 +373,7 @@ def local_name(value: Value) -> str:
         return name
     reader, index = value.uses[0]
     if reader.op in MOVES:
-        return local_name(reader.output)
+        return choose_local_name(reader.output)
     operands = reader.op.operands
     wanted = operands[min(index, len(operands) - 1)].name
     if len(operands) > 1 and wanted not in ("x", "xs", "y"):
@@ -379,6 +381,6 @@ def local_name(value: Value) -> str:
     return "y" if value.type.dtype.is_float else name
 
 
-def _renumber(text: str, by: int) -> str:
+def _shift_placeholders(text: str, by: int) -> str:
     """Return `text` with `by` added to the index of each placeholder."""
     return re.sub(r"\{(\d+)\}", lambda m: f"{{{int(m[1]) + by}}}", text)

@@ -66,7 +66,7 @@ class Snippet:
 
 
 @functools.cache
-def library(package: str = parts.__name__) -> dict[str, Snippet]:
+def read_library(package: str = parts.__name__) -> dict[str, Snippet]:
     """Return the snippets of a package by name, in the order of its files. The files are parsed, not imported."""
     snippets = {}
     (folder,) = importlib.import_module(package).__path__
@@ -79,11 +79,11 @@ def library(package: str = parts.__name__) -> dict[str, Snippet]:
                 name = target.id if isinstance(target, ast.Name) else getattr(node, "name", "")
                 first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
                 source = "\n".join(lines[first - 1 : node.end_lineno])
-                snippets[name] = Snippet(name, source, names(node) - bound_names(node))
+                snippets[name] = Snippet(name, source, find_names(node) - find_bound_names(node))
     return snippets
 
 
-def names(tree: ast.AST) -> frozenset[str]:
+def find_names(tree: ast.AST) -> frozenset[str]:
     """Return all variable names in `tree`, and all strings that are identifiers, because annotations may be strings."""
     read = set()
     for n in ast.walk(tree):
@@ -94,18 +94,18 @@ def names(tree: ast.AST) -> frozenset[str]:
     return frozenset(read)
 
 
-def bound_names(tree: ast.AST) -> frozenset[str]:
+def find_bound_names(tree: ast.AST) -> frozenset[str]:
     """Return the names of arguments and assigned variables in `tree`."""
     arguments = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     variables = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return frozenset(arguments | variables)
 
 
-def used_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
+def select_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
     """Return the snippets named in `wanted` and all snippets that they use, in the order of the library `known`
     (default:
     `library()`). Names that are not snippets are ignored."""
-    snippets = library() if known is None else known
+    snippets = read_library() if known is None else known
     needed: set[str] = set()
     queue = [n for n in wanted if n in snippets]
     while queue:
@@ -116,7 +116,7 @@ def used_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = N
     return [part for name, part in snippets.items() if name in needed]
 
 
-def imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = IMPORTS) -> list[str]:
+def write_imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = IMPORTS) -> list[str]:
     """Return the import lines for the names `used`, standard library first; names without an entry in `table` are
     ignored.
 
@@ -138,6 +138,6 @@ def imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = I
     return [*standard, *([""] if standard and external else []), *external]
 
 
-def kernels(used: Iterable[str]) -> list[str]:
+def list_kernel_modules(used: Iterable[str]) -> list[str]:
     """Return the sorted module names of the kernels among the names `used`, such as ``shared.quantized_gemv``."""
     return sorted({KERNELS[n] for n in used if n in KERNELS})

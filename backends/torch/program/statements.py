@@ -103,10 +103,10 @@ class Program:
     nodes: list[Node] = field(default_factory=list)  # all nodes of the graph
 
 
-def inside(path: str, scope: str) -> bool:
+def is_inside(path: str, scope: str) -> bool:
     """Return whether `path` is strictly below `scope`; every path is below ""."""
     return not scope or path.startswith(f"{scope}.")
 
 
-def relative(path: str, scope: str) -> str:
+def make_relative(path: str, scope: str) -> str:
     return path[len(scope) + 1 :] if scope else path

@@ -7,22 +7,22 @@ from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import find_tokens
 
 from .emitter import Emitter
-from .stateful_nodes import encoder_inputs
+from .stateful_nodes import find_encoder_inputs
 from .statements import Operand, Statement, Var
 
 ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 
-def begin(e: Emitter) -> None:
+def begin_forward(e: Emitter) -> None:
     """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing without tokens."""
     tokens = find_tokens(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
         return
     if e.cached:
-        cache = e.give("cache", "None", "Cache | None")
+        cache = e.declare_input("cache", "None", "Cache | None")
         e.start = e.emit("0 if {0} is None else {0}.advance({1}.shape[1])", cache, tokens, name="start")
-    for value in encoder_inputs(e.graph, e.crosses):
+    for value in find_encoder_inputs(e.graph, e.cross_attentions):
         operand = e[value]
         assert isinstance(operand, Var)
         operand.type, operand.default, operand.skips = "Tensor | None", "None", True
@@ -30,43 +30,43 @@ def begin(e: Emitter) -> None:
         operand = e[positions]
         assert isinstance(operand, Var)
         operand.type, operand.default = "Tensor | None", "None"
-        text, operands = _fill_positions(e, operand)
+        text, operands = _write_default_positions(e, operand)
         e[positions] = e.emit(text, *operands, name="position_ids", replaces=0)
 
 
-def end(e: Emitter, statements: list[Statement]) -> list[Statement]:
+def add_cache_advance(e: Emitter, statements: list[Statement]) -> list[Statement]:
     """Return `statements`, preceded by the advance of the cache if they lack it; unchanged without a cache."""
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
-    cache, tokens = e.give("cache", "None", "Cache | None"), find_tokens(e.graph)
+    cache, tokens = e.declare_input("cache", "None", "Cache | None"), find_tokens(e.graph)
     assert tokens is not None
     text = "if {0} is not None: {0}.advance({1}.shape[1])"
     return [Statement(text, (cache, e[tokens]), (), ""), *statements]
 
 
-def query_positions(e: Emitter) -> Operand:
+def emit_query_positions(e: Emitter) -> Operand:
     """Return the positions of the new tokens, [batch or 1, seq]."""
     if (positions := e.graph.inputs.get("position_ids")) is not None:
         return e[positions]
-    first_position(e)  # before `position_ids` is reassigned: it reads the argument
-    positions_in = e.give("position_ids", "None", "Tensor | None")
-    text, operands = _fill_positions(e, positions_in)
+    emit_first_position(e)  # before `position_ids` is reassigned: it reads the argument
+    positions_in = e.declare_input("position_ids", "None", "Tensor | None")
+    text, operands = _write_default_positions(e, positions_in)
     return e.hoist("position_ids", text, *operands, name="position_ids")
 
 
-def first_position(e: Emitter) -> Var | None:
+def emit_first_position(e: Emitter) -> Var | None:
     """Emit and return the position of the first new token, None at run time if `position_ids` is passed.
 
     Return None (and emit nothing) without a cache, or if `position_ids` is a required input.
     """
-    positions = e.give("position_ids", "None", "Tensor | None")
+    positions = e.declare_input("position_ids", "None", "Tensor | None")
     if e.start is None or not positions.default:
         return None
     return e.hoist("first", "{0} if {1} is None else None", e.start, positions, name="first")
 
 
-def rolling_capacity(node: Node) -> tuple[int, int] | None:
+def find_rolling_capacity(node: Node) -> tuple[int, int] | None:
     """Return the capacity of a windowed attention's rolling cache, and the number of first keys (sinks) that it keeps.
 
     None if the cache must keep all keys: without a window, or with a bias that is not computed from distances or that
@@ -76,10 +76,10 @@ def rolling_capacity(node: Node) -> tuple[int, int] | None:
     if window is None:
         return None
     bias = node.operand("bias")
-    return (window + keep, keep) if bias is None or _is_of_distances(bias, window, keep) else None
+    return (window + keep, keep) if bias is None or _depends_on_distances(bias, window, keep) else None
 
 
-def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
+def _depends_on_distances(bias: Value, window: int, keep: int) -> bool:
     """Return whether `bias` is computed from distances to `position_ids`, and all its readers are causal with this
     window."""
     maker = bias.producer
@@ -89,30 +89,30 @@ def _is_of_distances(bias: Value, window: int, keep: int) -> bool:
     return keys is not None and keys.producer is None and keys.name == "position_ids" and same
 
 
-def rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
+def emit_rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
     """Emit the visible positions of a rolling cache, [batch or 1, keys]; `keep` of its `slots` keep the first keys."""
-    positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
+    positions, cache = emit_query_positions(e), e.declare_input("cache", "None", "Cache | None")
     assert e.start is not None
     text = f"rolling_positions({{0}}, {{1}}, {{2}}, {slots}{f', {keep}' if keep else ''})"
     return e.hoist(("keys", slots, keep), text, positions, e.start, cache, name="near_positions")
 
 
-def written_positions(e: Emitter) -> Operand:
+def emit_written_positions(e: Emitter) -> Operand:
     """Emit the positions at which a rolling cache stores the new tokens; tokens after index ``last`` are padding."""
-    positions, last = query_positions(e), e.give("last", "None", "Tensor | None")
+    positions, last = emit_query_positions(e), e.declare_input("last", "None", "Tensor | None")
     text = "{0} if {1} is None else mask_padding({0}, {1})"
     return e.hoist("written", text, positions, last, name="kept_positions")
 
 
-def key_positions(e: Emitter) -> Var:
+def emit_key_positions(e: Emitter) -> Var:
     """Emit the positions of the visible keys, [batch or 1, keys]: of the new tokens in an empty cache, else of all."""
-    positions, cache = query_positions(e), e.give("cache", "None", "Cache | None")
+    positions, cache = emit_query_positions(e), e.declare_input("cache", "None", "Cache | None")
     assert e.start is not None
     text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"
     return e.hoist("keys", text, positions, e.start, cache, name="key_positions")
 
 
-def _fill_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
+def _write_default_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
     """Return the expression and operands of `positions`; at run time None means the positions that follow the cache."""
     tokens = find_tokens(e.graph)
     assert tokens is not None

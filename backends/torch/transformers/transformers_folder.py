@@ -21,8 +21,8 @@ from ...block_weights import is_quantized
 from ...safetensors import Tensor, write_shards
 from ...target import MODEL
 from ...weights import StoredTensor, summarize_weights
-from ..program.constants import stored_dtype
-from ..program.stateful_nodes import check_writes
+from ..program.constants import find_stored_dtype
+from ..program.stateful_nodes import check_cache_writes
 from .embedding import write_embedding, write_json
 from .engines.plans import plans
 from .engines.refusals import explain_engines, refusals
@@ -68,7 +68,7 @@ class TransformersFolder:
                 "target transformers stores weights as floats: leave out --weights and the pass quantize, or write "
                 "codes that transformers reads with `weft export --weights codes`"
             )
-        check_writes(graph)
+        check_cache_writes(graph)
         if "input_ids" not in graph.inputs:
             raise WeftError(
                 f"target transformers writes models of token ids, and {graph.name} reads {', '.join(graph.inputs)}: "
@@ -140,7 +140,7 @@ class TransformersFolder:
     def _tensors(self) -> dict[str, Tensor]:
         params, reader, kind = self._params(), self._graph.reader, dtypes.parse(self._dtype)
         tensors = {
-            key: Tensor(tuple(p.type.concrete({})), stored_dtype(p, kind), partial(stream_rows, p.recipe, reader))
+            key: Tensor(tuple(p.type.concrete({})), find_stored_dtype(p, kind), partial(stream_rows, p.recipe, reader))
             for key, p in params.items()
         }
         self.tensors = {key: StoredTensor(params[key].recipe, t.dtype, t.shape) for key, t in tensors.items()}

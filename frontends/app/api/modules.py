@@ -79,10 +79,10 @@ def state_dict(
     """
     kind = _dtype(dtype)
     from weft.backends.torch.lower.lower import lower
-    from weft.backends.torch.package.module import tensor
+    from weft.backends.torch.package.module import evaluate_param
 
     graph = _forms(source, seed, passes, keep_blocks)[MODEL]
-    return {key: tensor(param, graph.reader, kind) for key, param in lower(graph).program.weights.items()}
+    return {key: evaluate_param(param, graph.reader, kind) for key, param in lower(graph).program.weights.items()}
 
 
 def _dtype(dtype: str | Dtype | None) -> Dtype:
@@ -98,7 +98,7 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
 
 def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
     """Return the graphs that target torch builds a module from, by form, with the parameter names of `source`."""
-    from weft.backends.torch.program.block_params import widens_all
+    from weft.backends.torch.program.block_params import explain_no_blocks
 
     target = TARGETS["torch"]
     options = target.choose({"keep_blocks": keep_blocks})
@@ -107,7 +107,7 @@ def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
     verify(model.graph, recipes=True)
     passes = ", ".join(filter(None, (pipeline_text(passes), *options.passes().values())))
     graph = run_passes(model.graph, target.pipeline(model.graph, "f32", passes, trains=True))
-    if keep_blocks and (reason := widens_all(graph)):
+    if keep_blocks and (reason := explain_no_blocks(graph)):
         raise make_no_effect_error(f"keep_blocks={keep_blocks!r}", reason)
     return module_forms(graph)
 
@@ -168,10 +168,10 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
 
 def _keys(forms: Mapping[str, Graph]) -> dict[str, str]:
     """Return the state_dict key of each parameter of a module built from `forms`, by parameter name."""
-    from weft.backends.torch.lower.identifiers import parameter_names
+    from weft.backends.torch.lower.identifiers import map_parameter_names
     from weft.backends.torch.lower.lower import lower
 
-    names = parameter_names(forms[""])
+    names = map_parameter_names(forms[""])
     return {names[param.name]: key for key, param in lower(forms[MODEL]).program.weights.items()}
 
 

@@ -33,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setitem(sys.modules, "torch", None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: pytorch == "cuda" and gpu)
         if pytorch == "cuda" and gpu:
-            monkeypatch.setattr(module, "checked_device", torch.device)
+            monkeypatch.setattr(module, "parse_device", torch.device)
         for where in (place, session):
             monkeypatch.setattr(where, "find_gpu_problem", lambda: None if gpu else "the NVIDIA driver sees no GPU")
         if ort == "cuda" and gpu:

@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from weft.backends.runtime.core.sampler import Sampler, Sampling
-from weft.backends.torch.package.shipped.sampling import filtered
+from weft.backends.torch.package.shipped.sampling import filter_logits
 from weft.ir.errors import WeftError
 
 CASES: list[dict[str, Any]] = [
@@ -104,7 +104,7 @@ def test_the_limit_of_low_temperatures_is_greedy(
         draw = Sampler(Sampling(temperature=temperature, seed=1, **filters), [1, 2])
         assert {draw(logits) for _ in range(8)} == {7}
         options = {k: v for k, v in filters.items() if k != "repetition_penalty"}
-        p = filtered(torch.from_numpy(logits)[None], temperature, **options).softmax(-1)
+        p = filter_logits(torch.from_numpy(logits)[None], temperature, **options).softmax(-1)
         assert p.argmax() == 7 and p[0, 7] == 1
 
 
@@ -114,7 +114,7 @@ def test_the_limit_of_high_temperatures_is_uniform(temperature: float, rng: np.r
     logits[:3] = -np.inf
     ids, scores = Sampler(Sampling(temperature=temperature), []).filter_candidates(logits)
     assert ids.size == 50 and np.ptp(scores[3:]) < 1e-20 and np.isneginf(scores[:3]).all()
-    p = filtered(torch.from_numpy(logits)[None], temperature).softmax(-1)[0]
+    p = filter_logits(torch.from_numpy(logits)[None], temperature).softmax(-1)[0]
     np.testing.assert_allclose(p, [0.0] * 3 + [1 / 47] * 47, rtol=1e-6)
 
 
@@ -130,7 +130,7 @@ def test_the_smallest_nucleus_is_the_likeliest_token(top_p: float) -> None:
     for logits in (np.zeros(7, np.float32), np.arange(7, dtype=np.float32)):
         ids, _ = Sampler(Sampling(temperature=1, top_p=top_p), []).filter_candidates(logits)
         assert ids.size >= 1 and logits[ids].max() == logits.max()
-        p = filtered(torch.from_numpy(logits)[None], top_p=top_p).softmax(-1)
+        p = filter_logits(torch.from_numpy(logits)[None], top_p=top_p).softmax(-1)
         assert p.isfinite().all() and p.argmax() == p[0].nonzero()[-1]
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.backends.runtime.torch.open_torch import import_from
-from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.lower.identifiers import map_parameter_names
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
@@ -57,7 +57,7 @@ def rounded(graph: Graph, module: nn.Module) -> Graph:
     """`graph` with the weights that `module` has, rounded as they are there."""
     copy, weights = graph.clone(), module.state_dict()
     reader = MemoryReader({})
-    for key, name in parameter_names(graph).items():
+    for key, name in map_parameter_names(graph).items():
         if key in weights:
             param, tensor = copy.params[name], weights[key]
             reader.arrays[key] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()

@@ -11,7 +11,7 @@ import torch
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, Mamba2, MoE, RMSNorm, RoPE
-from weft.backends.torch.lower.identifiers import argument_names, name_for_python
+from weft.backends.torch.lower.identifiers import map_argument_names, rename_for_python
 from weft.ir import interpret, parse, verify
 from weft.ir.graph import Graph
 
@@ -92,7 +92,7 @@ def check(graph: Graph) -> None:
     ids = np.arange(5)[None]
     want, *_ = interpret(graph, dict.fromkeys(graph.inputs, ids)).values()
     module = weft.torch(graph)
-    got = module(**{name: torch.from_numpy(ids) for name in argument_names(graph).values()})
+    got = module(**{name: torch.from_numpy(ids) for name in map_argument_names(graph).values()})
     got = got[0] if isinstance(got, tuple) else got
     np.testing.assert_allclose(got.detach().numpy(), want, rtol=0, atol=1e-5)
     back = weft.with_weights(graph, module.state_dict())
@@ -103,7 +103,7 @@ def check(graph: Graph) -> None:
 def test_ordinary_names_stay_as_they_are() -> None:
     graph = graph_of("dense")
     before = str(graph)
-    assert name_for_python(graph) == [] and str(graph) == before
+    assert rename_for_python(graph) == [] and str(graph) == before
 
 
 def test_siblings_stay_apart() -> None:
@@ -115,7 +115,7 @@ def test_siblings_stay_apart() -> None:
       output def_ = %in
     }"""
     graph = parse(text)
-    assert name_for_python(graph)
+    assert rename_for_python(graph)
     assert list(graph.inputs) == ["a_b_2", "a_b"]
     assert [v.name for v in graph.inputs.values()] == ["class_", "in_"]
     assert [name for name, _ in graph.outputs.items()] == ["def__2", "def_"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft import MLA, Attention, LayerNorm, Mamba, RMSNorm, RoPE, module, named
-from weft.backends.torch.decode.lower_step import refusal
+from weft.backends.torch.decode.lower_step import find_refusal
 from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
 from weft.passes.analysis.states import find_states
@@ -46,7 +46,7 @@ def reason(name: str) -> str | None:
     """Say why the model has no decode step to compare with a full pass."""
     graph = graph_of(name)
     compete = COMPETES.intersection(n.op.name for n in graph.nodes)
-    return f"tokens compete: {', '.join(compete)}" if compete else refusal(graph)
+    return f"tokens compete: {', '.join(compete)}" if compete else find_refusal(graph)
 
 
 def stepped(graph: Graph, module: Any, ids: Tensor) -> tuple[Tensor, tuple[int, ...]]:

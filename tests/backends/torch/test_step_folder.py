@@ -33,7 +33,7 @@ class Model(nn.Module):
 
 
 class OnAGPU(Model):
-    """The same as `stepper` sees it where there is a GPU."""
+    """The same as `make_stepper` sees it where there is a GPU."""
 
     def parameters(self, recurse: bool = True) -> Iterator[Any]:
         yield SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))
@@ -48,12 +48,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def computes(model: nn.Module, folder: Path, texts: int = 1) -> Any:
-    return load.stepper(model, folder)(torch.zeros(texts, 1), torch.zeros(texts, 1), None)
+    return load.make_stepper(model, folder)(torch.zeros(texts, 1), torch.zeros(texts, 1), None)
 
 
 def test_kernels_are_for_few_texts(folder: Path) -> None:
-    assert computes(Model(), folder, load.FEW) == "decode.py"
-    assert computes(Model(), folder, load.FEW + 1) == "model.py"
+    assert computes(Model(), folder, load.MAX_CPU_BATCH) == "decode.py"
+    assert computes(Model(), folder, load.MAX_CPU_BATCH + 1) == "model.py"
 
 
 def test_memory_is_not_filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared.norm import Norm
 from weft.backends.torch.kernels.shared.tickets import Tickets
 from weft.backends.torch.lib import positions
-from weft.backends.torch.lower.lower import emit
+from weft.backends.torch.lower.lower import emit_nodes
 from weft.backends.torch.program.statements import CacheSlot, ParamRef, Submodule
 from weft.ir import Graph, TensorType, Value, interpret, ops
 from weft.ir.op import OPS, Case, Op, Trait
@@ -122,7 +122,7 @@ class Step:
         self.e = StepEmitter(self.graph, {})
         for node in self.graph.nodes:
             assert node.op.name not in STEPS or STEPS[node.op.name].when(self.e, node) is None
-        emit(self.e, self.graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()})
+        emit_nodes(self.e, self.graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()})
         self.tickets = Tickets(4096)
         self.caches = {node: self._cache(node) for node in self.graph.nodes}
 

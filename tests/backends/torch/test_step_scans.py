@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.backends.torch.decode.ops.scan_kernel import TEXTS, NoKernel, scan_kernel
+from weft.backends.torch.decode.ops.scan_kernel import TEXTS, NoKernel, write_scan_kernel
 from weft.backends.torch.kernels.shared import launch
 from weft.backends.torch.kernels.shared.recurrence import step_in_place
 from weft.frontends.dsl import building, scan
@@ -191,13 +191,13 @@ def test_products_with_columns_and_rows() -> None:
 )
 def test_steps_without_a_kernel_say_why(step: Any, why: str) -> None:
     with pytest.raises(NoKernel, match=why):
-        scan_kernel(own(step, (3, 5), x=(3, 5)))
+        write_scan_kernel(own(step, (3, 5), x=(3, 5)))
 
 
 def test_an_axis_of_queries_is_none_of_a_state() -> None:
     step = own(lambda h, q: (h * 0.5, q @ h), (2, 5, 6), q=(2, 4, 5))
     with pytest.raises(NoKernel, match="q has an axis that no state has"):
-        scan_kernel(step)
+        write_scan_kernel(step)
 
 
 def test_tokens_of_all_texts_and_states_with_gaps() -> None:

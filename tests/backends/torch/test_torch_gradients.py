@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.lower.identifiers import map_parameter_names
 from weft.frontends.formats.hf.folder import load_folder
 from weft.ir.recipes import Add, Concat, Permute, Reshape, Slice, Source
 from weft.ir.recipes.recipe import Recipe
@@ -69,7 +69,7 @@ def check(folder: Path, model: nn.Module, inputs: dict[str, Tensor], logits: Ten
     loss(logits, ids).backward()
     ours, total = {key: t.clone().requires_grad_() for key, t in weights.items()}, torch.zeros(())
     held = dict(module.named_parameters())
-    for key, name in parameter_names(graph).items():
+    for key, name in map_parameter_names(graph).items():
         if (p := held.get(key)) is not None and p.grad is not None:
             total = total + (made(graph.params[name].recipe, ours).reshape(p.shape) * p.grad).sum()
     total.backward()

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from weft.backends.torch import kernels
-from weft.backends.torch.codegen.method_writer import periodic
+from weft.backends.torch.codegen.method_writer import write_periodic_list
 from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.codegen.value_names import unparse
-from weft.backends.torch.package.module import load, run_source, state_dict
+from weft.backends.torch.package.module import assign_weights, evaluate_weights, run_source
 from weft.ir.graph import Graph
 
 from ...lowered import lower
@@ -56,7 +56,7 @@ def test_comments_tell_the_shape_of_what_they_stand_beside(name: str) -> None:
     made = run_source(checked(source.text))
     with torch.device("meta"):
         module = made.Model()
-    load(module, state_dict(source, graph.reader, torch.float32))
+    assign_weights(module, evaluate_weights(source, graph.reader, torch.float32))
     with torch.inference_mode():
         call(module, tensors(feeds_of(name), torch.float32))
     assert made.SEEN
@@ -137,8 +137,8 @@ def test_numbers_that_are_roots_or_shares_are_written_as_such() -> None:
     ],
 )
 def test_lists_are_written_short(texts: str, wanted: str) -> None:
-    assert periodic([*texts]) == wanted
-    assert eval(periodic([*texts]), {c: c for c in texts}) == [*texts]
+    assert write_periodic_list([*texts]) == wanted
+    assert eval(write_periodic_list([*texts]), {c: c for c in texts}) == [*texts]
 
 
 @pytest.mark.parametrize("text", ["768 ** -0.5", "x ** -y", "-x ** 2", "2 ** (-0.5 * x)"])

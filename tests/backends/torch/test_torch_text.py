@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.backends.torch.codegen.model_source import write_source
-from weft.backends.torch.program.snippets import bound_names, names
+from weft.backends.torch.program.snippets import find_bound_names, find_names
 from weft.passes.analysis.states import find_states
 from weft.passes.core.equivalence import EquivalenceCheck
 
@@ -79,7 +79,7 @@ def test_only_torch_is_imported_and_everything_defined_is_used(folder: Path) -> 
         allowed = {"__future__", "collections", "functools", "kernels", "math", "torch", "typing"}
         assert roots <= allowed, f"{path}: {roots}"
         defined = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))} - {"Model"}
-        read = set().union(*(names(n) - bound_names(n) for n in tree.body))
+        read = set().union(*(find_names(n) - find_bound_names(n) for n in tree.body))
         assert defined <= read, f"{path}: {sorted(defined - read)}"
 
 
@@ -121,7 +121,7 @@ def test_modules_compile_as_one_graph(name: str) -> None:
 @pytest.mark.parametrize("name", EXPORTED)
 def test_modules_export_for_any_length(name: str) -> None:
     """The full pass, exported from one length, runs at others: a token, and around the chunks of recurrences."""
-    module, inputs = module_of(name), EquivalenceCheck(0).inputs
+    module, inputs = module_of(name), EquivalenceCheck(0).make_inputs
     recurrent = any(find_states(n) for n in graph_of(name).nodes)
     given = {k: v for k, v in tensors(feeds_of(name)).items() if accepts(module, k)}
     axes = {"encoder_input_ids": "source", "encoder_attention_mask": "source"}

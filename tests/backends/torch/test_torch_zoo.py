@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.backends.torch.program.stateful_nodes import cached_nodes
+from weft.backends.torch.program.stateful_nodes import find_cached_nodes
 from weft.ir import Graph, Node, interpret, ops
 from weft.passes.analysis.states import SOURCE, find_states
 from weft.passes.core.equivalence import EquivalenceCheck
@@ -69,8 +69,8 @@ def check_double(graph: Graph, module: nn.Module) -> None:
 def test_calls_that_share_a_cache(name: str) -> None:
     """Chunks and single tokens give what one pass gives; an encoded text is given once."""
     graph, module = graph_of(name), module_of(name)
-    assert accepts(module, "cache") == bool(cached_nodes(graph))
-    if not cached_nodes(graph) or COMPETES.intersection(n.op.name for n in graph.nodes):
+    assert accepts(module, "cache") == bool(find_cached_nodes(graph))
+    if not find_cached_nodes(graph) or COMPETES.intersection(n.op.name for n in graph.nodes):
         return  # there is nothing to go on from, or tokens of a call compete
     given = tensors(feeds_of(name))
     tokens = {k: v for k, v in given.items() if v.dim() > 1 and v.shape[1] == SEQ and k not in SOURCE}
@@ -94,7 +94,7 @@ def new_cache(module: Any, batch: int, length: int) -> Any:
 @pytest.mark.parametrize("name", each(2, NAMES))
 def test_last_picks_one_token_of_each_row(name: str) -> None:
     graph, module = graph_of(name), module_of(name)
-    assert accepts(module, "last") == bool(cached_nodes(graph))
+    assert accepts(module, "last") == bool(find_cached_nodes(graph))
     given, want = tensors(feeds_of(name)), next(iter(wanted(name).values()))
     if accepts(module, "last"):
         last = np.arange(len(want)) * 3 % SEQ
@@ -107,7 +107,7 @@ def test_rows_of_different_lengths(name: str) -> None:
     """Rows with padding behind them go on where their own texts end. Where a recurrence has carried the padding along,
     only rows without any do; where tokens of a call compete, padding takes part."""
     graph, module, more = graph_of(name), module_of(name), 2
-    if not cached_nodes(graph):
+    if not find_cached_nodes(graph):
         assert not accepts(module, "cache") and not hasattr(module, "new_cache")
         return
     given = {

@@ -11,7 +11,7 @@ import torch
 
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE, WeftError
-from weft.backends.torch.lower.identifiers import parameter_names
+from weft.backends.torch.lower.identifiers import map_parameter_names
 from weft.frontends.app.api.modules import with_weights
 from weft.ir import interpret
 
@@ -131,7 +131,7 @@ def test_weights_of_every_module_go_back(name: str) -> None:
     moved = {key: tensor + 1 for key, tensor in state.items()}
     trained = with_weights(graph, moved)
     assert trained.params.keys() == graph.params.keys()
-    for key, name in parameter_names(graph).items():
+    for key, name in map_parameter_names(graph).items():
         param, recipe = graph.params[name], trained.params[name].recipe
         if key in moved and not param.recipe.is_constant:
             assert np.array_equal(recipe.evaluate(trained.reader), moved[key])

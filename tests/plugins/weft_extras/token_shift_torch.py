@@ -1,7 +1,7 @@
 """A lowering of token_shift to PyTorch, which keeps its state."""
 
 from weft.backends.torch.ops.calls import FunctionCall
-from weft.backends.torch.ops.recurrent import PAST, carried
+from weft.backends.torch.ops.recurrent import PAST, emit_recurrence
 from weft.backends.torch.program.emitter import Emitter
 from weft.backends.torch.program.registry import lowering
 from weft.backends.torch.program.statements import Var
@@ -18,5 +18,5 @@ def shifted(x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
 
 @lowering(token_shift)
 def _token_shift(e: Emitter, node: Node) -> tuple[Var, ...]:
-    function = e.function("shifted", SHIFTED)
-    return carried(e, node, FunctionCall(function).give(node.required_operand("x"), PAST))
+    function = e.add_function("shifted", SHIFTED)
+    return emit_recurrence(e, node, FunctionCall(function).add(node.required_operand("x"), PAST))

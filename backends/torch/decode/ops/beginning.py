@@ -10,11 +10,11 @@ from weft.ir.types.block_layouts import BlockLayout
 
 from ...kernels import embed_tokens
 from ...ops.calls import FunctionCall
-from ...ops.elementwise import number
+from ...ops.elementwise import format_number
 from ...program.block_params import find_layout
 from ...program.statements import TOP, Var
 from ..step_emitter import StepEmitter
-from ..step_registry import lowers
+from ..step_registry import step_lowering
 
 
 def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
@@ -22,27 +22,27 @@ def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
     return "its table stays in blocks" if any(isinstance(find_layout(t), BlockLayout) for t in tables) else None
 
 
-@lowers(ops.embed_tokens, when=_refuse_blocks)
-def embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+@step_lowering(ops.embed_tokens, when=_refuse_blocks)
+def emit_embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     """Emit the embeddings [batch, seq, dim], and cos and sin [batch·seq, pairs] of each table of rotary frequencies."""
     a = node.attrs
-    call = FunctionCall("embed_tokens").give(node.required_operand("ids"), node.required_operand("weight"), e.positions)
+    call = FunctionCall("embed_tokens").add(node.required_operand("ids"), node.required_operand("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
         assert frequencies is not None
-        call.give(f"({call.place(frequencies)}, {amplitude})")
-    call.set("scale", float(a["scale"]), default=1.0).named(table=node.operand("table"))
+        call.add(f"({call.placeholder(frequencies)}, {amplitude})")
+    call.set("scale", float(a["scale"]), default=1.0).add_keywords(table=node.operand("table"))
     call.set("offset", a["offset"], default=0)
     e.scope = TOP
     e.record_kernel("embed_tokens", lambda dtype: embed_tokens.refusal(torch.empty(1, 1, dtype=dtype, device="meta")))
     names = ("x", *("cos" if i % 2 == 0 else "sin" for i in range(2 * len(a["amplitudes"]))))
-    return e.many(f"{call}{'' if a['amplitudes'] else '[0]'}", *call.operands, names=names)
+    return e.emit_tuple(f"{call}{'' if a['amplitudes'] else '[0]'}", *call.operands, names=names)
 
 
-@lowers(ops.rotary_angles)
-def angles(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+@step_lowering(ops.rotary_angles)
+def emit_angles(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     """Emit cos and sin [batch·seq, pairs] of the rotary angles."""
     amplitude = node.attrs["amplitude"]
-    text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {number(amplitude)})"
+    text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {format_number(amplitude)})"
     text = f"(table.flatten(0, 2) for table in {text})"
     operands = e[node.required_operand("positions")], e[node.required_operand("frequencies")]
-    return e.hoist_many((text, *operands), text, *operands, names=("cos", "sin"))
+    return e.hoist_tuple((text, *operands), text, *operands, names=("cos", "sin"))

@@ -19,11 +19,11 @@ from weft.ir.op import Op
 from weft.passes.analysis.feed_forward import find_activation_name
 
 from ...kernels.shared.operands import power_of_2
-from .scan_parts import Axis, StepAxes, reduced_dims, regroups
-from .step_linear import kernel_activation
+from .scan_parts import Axis, StepAxes, find_reduced_dims, is_regrouping
+from .step_linear import find_kernel_activation
 
-MOST = 4096  # elements of a state in a block
-ROWS, FEW_ROWS = 128, 32  # most rows of a block, without and with a reduction
+MAX_ELEMENTS = 4096  # elements of a state in a block
+MAX_ROWS, MAX_REDUCED_ROWS = 128, 32  # most rows of a block, without and with a reduction
 _SIGNS = {
     **{"add": "+", "sub": "-", "mul": "*", "div": "/", "equal": "==", "less": "<", "less_equal": "<="},
     **{"logical_and": "&", "logical_or": "|"},
@@ -44,7 +44,7 @@ REDUCED = {  # reductions of a tile: the value of masked elements, and the funct
 }
 MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze, ops.transpose, ops.expand)  # ops that leave a tile as it is
 # Names that no variable of a kernel may have: its functions and indices.
-TAKEN = {
+RESERVED = {
     *("tl", "start_next", "wait_for_previous", "activate", "softplus", "float", "row", "there", "known", "p", "n"),
     *("BLOCK", "PDL"),
 }
@@ -77,29 +77,29 @@ class _View:
     strides: tuple[int, ...]
 
 
-def scan_kernel(step: Step) -> ScanKernel:
+def write_scan_kernel(step: Step) -> ScanKernel:
     """Return the kernel that computes one token of `step`.
 
     Raises:
         NoKernel: if an op is neither elementwise nor a reduction over one axis of the states, if the states differ in
             shape, or if a value has an axis that the states lack.
     """
-    return _Writer(step).kernel()
+    return _Writer(step).write()
 
 
-def _row(value: Value) -> tuple[int, ...]:
+def _find_row_shape(value: Value) -> tuple[int, ...]:
     """Return the shape of `value` with 1 for the batch."""
     if any(not isinstance(n, int) and n != BATCH for n in value.shape):
         raise NoKernel(f"{value.name} mixes batch rows")
     return tuple(n if isinstance(n, int) else 1 for n in value.shape)
 
 
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+def _compute_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor in elements; 0 for sizes of 1."""
     return tuple(0 if n == 1 else math.prod(shape[d + 1 :]) for d, n in enumerate(shape))
 
 
-def _number(x: float) -> str:
+def _format_number(x: float) -> str:
     return repr(float(x)) if math.isfinite(x) else f'float("{x!r}")'
 
 
@@ -110,30 +110,30 @@ class _Writer:
         self.step, self.graph, self.axes = step, step.graph, StepAxes(step)
         self.loads: list[str] = []
         self.lines: list[str] = []
-        self.names = {*TAKEN}
+        self.names = {*RESERVED}
         self.variables: dict[Value, str] = {}
         self.loaded: dict[str, str] = {}  # the variable loaded from an address
-        self.pointers = {name: self.fresh(f"{name}_ptr") for name in step.graph.inputs}
-        self.rows = {name: self.fresh(f"{name}_row") for name in step.tokens}
+        self.pointers = {name: self.new_name(f"{name}_ptr") for name in step.graph.inputs}
+        self.rows = {name: self.new_name(f"{name}_row") for name in step.tokens}
         self._find_axes()
 
     def _find_axes(self) -> None:
         """Set `inner` and `length`, the axis of the states that is reduced (or None) and its size, and `across` and
         `count`, the sizes of the other axes and their product."""
         states = [self.graph.inputs[name] for name in self.step.states]
-        axes, shape = self.axes.of(states[0]), _row(states[0])
-        if any(self.axes.of(state) != axes for state in states):
+        axes, shape = self.axes.axes_of(states[0]), _find_row_shape(states[0])
+        if any(self.axes.axes_of(state) != axes for state in states):
             raise NoKernel("its states differ in shape")
         sizes = {axis: n for axis, n in zip(axes, shape, strict=True) if axis not in (None, axes[0])}
         if len(sizes) != sum(n > 1 for n in shape):
             raise NoKernel("two axes of its states meet")
         reduced = {axis for node in self.graph.nodes for axis in self._reduced_axes(node)}
         if len(reduced) > 1 or not reduced <= sizes.keys():
-            raise NoKernel(f"its op {self._reducing()} does not run over one axis of its states")
+            raise NoKernel(f"its op {self._list_reductions()} does not run over one axis of its states")
         self.batch, self.inner = axes[0], next(iter(reduced), None)
         self.length = sizes.pop(self.inner) if self.inner is not None else 1
-        if self.length > MOST:
-            raise NoKernel(f"its op {self._reducing()} has more than {MOST} terms")
+        if self.length > MAX_ELEMENTS:
+            raise NoKernel(f"its op {self._list_reductions()} has more than {MAX_ELEMENTS} terms")
         self.across = {axis: n for axis, n in sizes.items() if axis is not None}
         self.count = math.prod(sizes.values())
 
@@ -143,14 +143,14 @@ class _Writer:
             return []
         x = node.inputs[0]
         assert x is not None
-        dims = [len(x.shape) - 1] if node.op is ops.matmul else sorted(reduced_dims(node))
-        return [axis for d in dims if (axis := self.axes.of(x)[d]) is not None]
+        dims = [len(x.shape) - 1] if node.op is ops.matmul else sorted(find_reduced_dims(node))
+        return [axis for d in dims if (axis := self.axes.axes_of(x)[d]) is not None]
 
-    def _reducing(self) -> str:
+    def _list_reductions(self) -> str:
         """Return the names of the step's ops that reduce an axis, separated by commas, for messages."""
         return ", ".join(dict.fromkeys(node.op.name for node in self.graph.nodes if self._reduced_axes(node)))
 
-    def fresh(self, name: str) -> str:
+    def new_name(self, name: str) -> str:
         """Return a new variable name: `name`, with underscores appended until it is not in use."""
         name = f"v_{name}" if name[0].isdigit() else name
         while keyword.iskeyword(name) or name in self.names:
@@ -158,18 +158,18 @@ class _Writer:
         self.names.add(name)
         return name
 
-    def kernel(self) -> ScanKernel:
+    def write(self) -> ScanKernel:
         step, stores = self.step, list[str]()
         if integers := next((v for v in self.graph.inputs.values() if not v.type.dtype.is_float), None):
             raise NoKernel(f"{integers.name} is not a floating-point tensor")
         for name in step.states:
             address, mask = self._address(self.graph.inputs[name])
             stores.append(self._store(self.pointers[name], address, self[step.new_state(name)], mask))
-        results = {name: self.fresh(f"{name}_ptr") for name in step.outputs}
+        results = {name: self.new_name(f"{name}_ptr") for name in step.outputs}
         for name, pointer in results.items():
             value = _undo_reshapes(self.graph.outputs[name])
             y = self[value]
-            if not self.across.keys() <= {*self.axes.of(value)}:
+            if not self.across.keys() <= {*self.axes.axes_of(value)}:
                 raise NoKernel(f"its output {name} lacks an axis of its states")
             address, mask = self._address(value)
             stores.append(self._store(pointer, address, y, mask))
@@ -185,8 +185,8 @@ class _Writer:
             barrier,
             *stores,
         ]
-        most = ROWS if self.inner is None else max(1, min(FEW_ROWS, MOST // self.length))
-        shapes = tuple(_row(self.graph.outputs[name])[1:] for name in step.outputs)
+        most = MAX_ROWS if self.inner is None else max(1, min(MAX_REDUCED_ROWS, MAX_ELEMENTS // self.length))
+        shapes = tuple(_find_row_shape(self.graph.outputs[name])[1:] for name in step.outputs)
         return ScanKernel("\n    ".join(lines), self.count, min(most, power_of_2(self.count)), shapes)
 
     def _indices(self) -> list[str]:
@@ -204,25 +204,25 @@ class _Writer:
         """Return `value` as a strided view of an input, through ops that only move elements; None if it is not one."""
         node = value.producer
         if node is None:
-            return _View(value.name, _strides(_row(value)))
+            return _View(value.name, _compute_strides(_find_row_shape(value)))
         x = node.inputs[0] if node.op in MOVES else None
         view = None if x is None else self._view(x)
         if x is None or view is None:
             return None
-        strides, new = view.strides, _row(value)
+        strides, new = view.strides, _find_row_shape(value)
         if node.op is ops.transpose:
             return _View(view.name, tuple(strides[a] for a in node.attrs["axes"]))
         if node.op is ops.expand:
             return _View(view.name, (0,) * (len(new) - len(strides)) + strides)
-        if regroups(node):
-            return _View(view.name, _strides(new)) if strides == _strides(_row(x)) else None
+        if is_regrouping(node):
+            return _View(view.name, _compute_strides(new)) if strides == _compute_strides(_find_row_shape(x)) else None
         varying = iter([s for s, n in zip(strides, x.shape, strict=True) if n != 1])
         return _View(view.name, tuple(0 if n == 1 else next(varying) for n in value.shape))
 
     def _address(self, value: Value) -> tuple[str, str]:
         """Return the texts of offset and mask of `value`, stored as a contiguous tensor."""
-        shape = _row(value)
-        address, mask = self._offset(value, _View("", _strides(shape)), math.prod(shape))
+        shape = _find_row_shape(value)
+        address, mask = self._offset(value, _View("", _compute_strides(shape)), math.prod(shape))
         if self.across:
             return address, mask
         return f"{address} + p", " & ".join(
@@ -233,7 +233,7 @@ class _Writer:
         """Return the texts of the offset of `value`, a view of an input, from the input's pointer, and of its mask.
         Batch rows are `size` elements apart, or for 0 the row stride of the input, if that is a token."""
         across, inner = dict[Axis, int](), 0
-        for axis, stride in zip(self.axes.of(value), view.strides, strict=True):
+        for axis, stride in zip(self.axes.axes_of(value), view.strides, strict=True):
             if axis in self.across:
                 across[axis] = across.get(axis, 0) + stride
             elif axis is not None and axis == self.inner:
@@ -280,11 +280,11 @@ class _Writer:
         """Return the variable with `value`, and add a line that loads it, if it is a view of an input; else None."""
         if (view := self._view(value)) is None:
             return None
-        size = math.prod(_row(self.graph.inputs[view.name])) if view.name in self.step.states else 0
+        size = math.prod(_find_row_shape(self.graph.inputs[view.name])) if view.name in self.step.states else 0
         address, mask = self._offset(value, view, size)
         place = f"{self.pointers[view.name]} + {address}" if address else self.pointers[view.name]
         if place not in self.loaded:
-            name = self.loaded[place] = self.fresh(view.name)
+            name = self.loaded[place] = self.new_name(view.name)
             masked = f", mask={mask}, other=0.0" if mask else ""
             self.loads.append(f"{name} = tl.load({place}{masked}).to(tl.float32)")
         return self.loaded[place]
@@ -296,12 +296,12 @@ class _Writer:
         moves, operands = node.op in MOVES, [v for v in node.inputs if v is not None]
         # Checked before operands are computed, so that the reason names this op, not one that it reads.
         supported = moves or self._expression(node, [""] * len(operands)) is not None
-        if not supported or regroups(node) or len(node.outputs) > 1:
+        if not supported or is_regrouping(node) or len(node.outputs) > 1:
             raise NoKernel(f"no kernel has its op {node.op.name}")
         texts = [self[v] for v in operands]
         if moves:
             return texts[0]
-        name = self.fresh(value.name)
+        name = self.new_name(value.name)
         self.lines.append(f"{name} = {self._expression(node, texts)}")
         return name
 
@@ -316,16 +316,16 @@ class _Writer:
         if op in REDUCED:
             return self._reduce(op, x) if self._reduced_axes(node) else x
         if op is ops.affine:
-            start = f"tl.zeros_like({x})" if a["by"] == 0 else x if a["by"] == 1 else f"{x} * {_number(a['by'])}"
-            return f"{start} + {_number(a['plus'])}" if a["plus"] != 0 else start
+            start = f"tl.zeros_like({x})" if a["by"] == 0 else x if a["by"] == 1 else f"{x} * {_format_number(a['by'])}"
+            return f"{start} + {_format_number(a['plus'])}" if a["plus"] != 0 else start
         if op is ops.clip:
-            text = x if a["low"] is None else f"tl.maximum({x}, {_number(a['low'])})"
-            return text if a["high"] is None else f"tl.minimum({text}, {_number(a['high'])})"
+            text = x if a["low"] is None else f"tl.maximum({x}, {_format_number(a['low'])})"
+            return text if a["high"] is None else f"tl.minimum({text}, {_format_number(a['high'])})"
         if op is ops.cast and a["to"].is_float:  # as in torch, where a step computes in f32
             return f"{x}.to(tl.float32)"
-        if (name := kernel_activation(find_activation_name(node))) is not None:
+        if (name := find_kernel_activation(find_activation_name(node))) is not None:
             return f'activate({x}, "{name}")'
-        return f"{x} * tl.sigmoid({x} * {_number(a['beta'])})" if op is ops.swish else None
+        return f"{x} * tl.sigmoid({x} * {_format_number(a['beta'])})" if op is ops.swish else None
 
     def _reduce(self, op: Op, text: str) -> str:
         filling, function = REDUCED[op]

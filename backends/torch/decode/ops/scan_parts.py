@@ -34,12 +34,12 @@ def split_products(step: Step) -> tuple[Graph, Step] | None:
         copies[value] = after.add_input(name, value.type)
     for name in constants:
         copies[inputs[name]] = after.add_input(name, inputs[name].type)
-    _copy(after, rest, copies)
+    _copy_nodes(after, rest, copies)
     for name, value in step.graph.outputs.items():
         after.add_output(name, copies[value])
     needed = {v for node in first for v in node.inputs if v is not None}
     sources = {value: before.add_input(name, value.type) for name, value in inputs.items() if value in needed}
-    _copy(before, first, sources)
+    _copy_nodes(before, first, sources)
     for name, value in named.items():
         before.add_output(name, sources[value])
     return before, Step(after, step.initial, [*tokens, *named])
@@ -52,7 +52,7 @@ def _follow_moves(value: Value) -> Value:
     return value
 
 
-def _copy(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value]) -> None:
+def _copy_nodes(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value]) -> None:
     """Add copies of `nodes` to `graph`. `copies` maps values to their copies; results are added to it."""
     for node in nodes:
         operands = [None if v is None else copies[v] for v in node.inputs]
@@ -67,12 +67,12 @@ class StepAxes:
     def __init__(self, step: Step) -> None:
         self._joined: dict[Axis, Axis] = {}
         for node in step.graph.nodes:
-            self._join_all(_pairs(node))
+            self._join_all(_pair_dims(node))
         for name in step.states:
             old, new = step.graph.inputs[name], step.new_state(name)
             self._join_all(((old, d), (new, d)) for d in range(len(old.shape)))
 
-    def of(self, value: Value) -> tuple[Axis | None, ...]:
+    def axes_of(self, value: Value) -> tuple[Axis | None, ...]:
         """Return the axis of each dimension of `value`; None for a dimension of size 1."""
         return tuple(None if n == 1 else self._root((value, d)) for d, n in enumerate(value.shape))
 
@@ -87,13 +87,13 @@ class StepAxes:
                 self._joined[self._root(a)] = self._root(b)
 
 
-def reduced_dims(node: Node) -> set[int]:
+def find_reduced_dims(node: Node) -> set[int]:
     """Return the dimensions of the operand x, counted from 0, that the reduction `node` reduces."""
     rank = len(node.required_operand("x").shape)
     return {a % rank for a in node.attrs["axes"]}
 
 
-def regroups(node: Node) -> bool:
+def is_regrouping(node: Node) -> bool:
     """Return whether `node` is a reshape that merges or splits dimensions, not only adds or drops sizes of 1."""
     if node.op is not ops.reshape:
         return False
@@ -101,10 +101,10 @@ def regroups(node: Node) -> bool:
     return before != after
 
 
-def _pairs(node: Node) -> Iterable[tuple[Axis, Axis]]:
+def _pair_dims(node: Node) -> Iterable[tuple[Axis, Axis]]:
     """Return pairs of dimensions of the operands and the result of `node` that run over the same axis; none if it has
     several outputs or regroups dimensions."""
-    if len(node.outputs) != 1 or regroups(node):
+    if len(node.outputs) != 1 or is_regrouping(node):
         return []
     out, values = node.output, [v for v in node.inputs if v is not None]
     if node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
@@ -113,18 +113,18 @@ def _pairs(node: Node) -> Iterable[tuple[Axis, Axis]]:
     if node.op is ops.transpose:
         return [((values[0], a), (out, d)) for d, a in enumerate(node.attrs["axes"])]
     if node.op in REDUCTIONS:
-        remaining = [d for d in range(len(values[0].shape)) if d not in reduced_dims(node)]
+        remaining = [d for d in range(len(values[0].shape)) if d not in find_reduced_dims(node)]
         return [((values[0], d), (out, d if node.attrs["keepdims"] else i)) for i, d in enumerate(remaining)]
     if node.op is ops.matmul:
         x, y = values
         rows, inner, columns = (len(v.shape) - d for v, d in ((x, 2), (x, 1), (y, 1)))
         last = len(out.shape) - 1
         joined = [((x, rows), (out, last - 1)), ((y, columns), (out, last)), ((x, inner), (y, columns - 1))]
-        return [*joined, *(pair for v in values for pair in _broadcast(v, out) if pair[1][1] < last - 1)]
-    return [pair for v in values for pair in _broadcast(v, out)]
+        return [*joined, *(pair for v in values for pair in _pair_broadcast_dims(v, out) if pair[1][1] < last - 1)]
+    return [pair for v in values for pair in _pair_broadcast_dims(v, out)]
 
 
-def _broadcast(value: Value, out: Value) -> list[tuple[Axis, Axis]]:
+def _pair_broadcast_dims(value: Value, out: Value) -> list[tuple[Axis, Axis]]:
     """Return the pairs of dimensions of an operand and the result `out` of an elementwise op, aligned at the last."""
     first = len(out.shape) - len(value.shape)
     return [((value, d), (out, d + first)) for d in range(len(value.shape))] if first >= 0 else []

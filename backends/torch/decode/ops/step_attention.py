@@ -12,67 +12,65 @@ from weft.passes.analysis.tokens.scores import explain_unsupported_scores
 from ...kernels import decode_attention, latent_decode, latent_qk
 from ...kernels.shared.launch import DTYPES
 from ...ops.calls import FunctionCall
-from ...ops.float8_caches import scale_refs
+from ...ops.float8_caches import make_scale_refs
 from ...program.statements import CacheSlot, Operand, Var
-from ...program.token_positions import rolling_capacity
+from ...program.token_positions import find_rolling_capacity
 from ..step_emitter import Refusal, StepEmitter
-from ..step_registry import lowers
-from .step_linear import few_rows
+from ..step_registry import step_lowering
+from .step_linear import refuse_gemv
 
 CACHE = CacheSlot("cache", "", "")
-SKIPPING = {"chunked": "chunk", "dilated": "dilation"}  # patterns of kernels: their argument for the stride
+STRIDE_ARGUMENTS = {"chunked": "chunk", "dilated": "dilation"}  # patterns of kernels: their argument for the stride
 
 
 def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
     """Return None, or the reason (str) why the kernel of the projection `node` cannot write to the cache."""
     together = find_cache_sharers(next(iter(node.outputs[0].users)))
-    if why := next((why for n in together if (why := _refusal(n)) is not None), None):
+    if why := next((why for n in together if (why := _refuse_scores(n)) is not None), None):
         return f"an attention to its keys has no kernel: {why}"
     if node.op is ops.latent_qk:
-        return None if e.scope_around_all(node, "weight") == node.scope else "its weights stand apart"
-    scope = e.scope_around_all(node, "weight", "bias", "q_norm", "k_norm")
+        return None if e.find_node_scope(node, "weight") == node.scope else "its weights stand apart"
+    scope = e.find_node_scope(node, "weight", "bias", "q_norm", "k_norm")
     if scope != node.scope and not e.can_move_state(together[0], scope):
         return "its weights stand apart, and its cache cannot move to them"
-    packed = e.weight(node.operand("weight")) is not None
+    packed = e.weight_operand(node.operand("weight")) is not None
     return None if packed else "its weights cannot lie side by side"
 
 
-@lowers(ops.norm_qkv, ops.latent_qk, when=_refuse_projection)
-def projections(e: StepEmitter, node: Node) -> tuple[Var, ...]:
+@step_lowering(ops.norm_qkv, ops.latent_qk, when=_refuse_projection)
+def defer_projection(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     """Return placeholders for the outputs of the projection; the attention that reads them emits the kernel call."""
-    return e.placeholders(node)
+    return e.make_placeholders(node)
 
 
-@lowers(ops.lightning_index)
-def index(e: StepEmitter, node: Node) -> None:
+@step_lowering(ops.lightning_index)
+def refuse_index(e: StepEmitter, node: Node) -> None:
     """Fall back to the lowering of the model."""
     e.record_fallback("no kernel chooses keys")
 
 
-@lowers(ops.attention, ops.relative_attention)
-def attention(e: StepEmitter, node: Node) -> Var | None:
+@step_lowering(ops.attention, ops.relative_attention)
+def emit_attention(e: StepEmitter, node: Node) -> Var | None:
     """Emit attention of the new token to its cache, and return the result; None without a cache or a kernel."""
     if node not in e.cached:
         return None
     together, latent = find_cache_sharers(node), node.op is ops.attention and node.operand("v") is None
-    if reason := next((why for n in together if (why := _refusal(n)) is not None), None):
+    if reason := next((why for n in together if (why := _refuse_scores(n)) is not None), None):
         e.record_fallback(reason)
         return None
-    slopes, projection = _slopes(node), node.required_operand("q").producer
+    slopes, projection = _find_slopes(node), node.required_operand("q").producer
     if latent and slopes is not None:
         return None
     if together[0] is not node:
-        return _attend_shared(e, node, slopes, together[0])
+        return _emit_shared(e, node, slopes, together[0])
     if latent:
-        return _attend_latent(
-            e, node, projection if projection is not None and projection.op is ops.latent_qk else None
-        )
+        return _emit_latent(e, node, projection if projection is not None and projection.op is ops.latent_qk else None)
     if projection is not None and projection.op is ops.norm_qkv:
-        return _attend_projected(e, node, projection, slopes)
-    return _attend_separate(e, node, slopes)
+        return _emit_projected(e, node, projection, slopes)
+    return _emit_separate(e, node, slopes)
 
 
-def _refusal(node: Node) -> str | None:
+def _refuse_scores(node: Node) -> str | None:
     """Return None, or the reason (str) why no kernel computes the scores of the attention `node`."""
     a = node.attrs
     if node.op is ops.relative_attention:
@@ -84,70 +82,76 @@ def _refusal(node: Node) -> str | None:
     return explain_unsupported_scores(node.operand("bias"), a["pattern"], a["keep_first"], node.operand("v") is None)
 
 
-def _slopes(node: Node) -> Value | None:
-    """Return the ALiBi slopes [heads] of an attention that `_refusal` accepts; None without ALiBi."""
+def _find_slopes(node: Node) -> Value | None:
+    """Return the ALiBi slopes [heads] of an attention that `_refuse_scores` accepts; None without ALiBi."""
     bias = node.operand("bias")
     return None if bias is None or bias.producer is None else bias.producer.inputs[0]
 
 
-def _attend_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
+def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
     """Emit `decode_attention` of a call of `norm_qkv`, which also writes keys and values to the cache."""
-    weight, bias, norm = (e.weight(qkv.operand("weight")), e.weight(qkv.operand("bias")), e.norm_of(qkv))
+    weight, bias, norm = (
+        e.weight_operand(qkv.operand("weight")),
+        e.weight_operand(qkv.operand("bias")),
+        e.find_norm(qkv),
+    )
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
-    q_norm, k_norm = (e.norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
-    scope = e.scope_around(weight, norm, bias, q_norm, k_norm)
-    inner = FunctionCall("norm_qkv").give(qkv.required_operand("x"), weight)
-    cache, positions = inner.place(_cache(e, node, scope)), inner.place(e.positions)
-    inner.give(f"{cache}.k", f"{cache}.v", positions).named(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
-    inner.named(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
+    q_norm, k_norm = (e.make_norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))
+    scope = e.find_scope(weight, norm, bias, q_norm, k_norm)
+    inner = FunctionCall("norm_qkv").add(qkv.required_operand("x"), weight)
+    cache, positions = inner.placeholder(_find_cache_operand(e, node, scope)), inner.placeholder(e.positions)
+    inner.add(f"{cache}.k", f"{cache}.v", positions).add_keywords(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
+    inner.add_keywords(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
     inner.set("interleaved", qkv.attrs["interleaved"], default=False)
     _add_rolling(inner, node)
-    of_heads = _scales(e, node)
-    inner.named(**of_heads)
+    of_heads = _make_scale_arguments(e, node)
+    inner.add_keywords(**of_heads)
     if q_norm is not None:
-        inner.named(tickets=e.tickets(node.attrs["heads"] + node.attrs["kv_heads"]))
-    call = FunctionCall("decode_attention", inner.operands).give(str(inner), f"{cache}.k", f"{cache}.v", positions)
-    call.named(**of_heads)
+        inner.add_keywords(tickets=e.emit_tickets(node.attrs["heads"] + node.attrs["kv_heads"]))
+    call = FunctionCall("decode_attention", inner.operands).add(str(inner), f"{cache}.k", f"{cache}.v", positions)
+    call.add_keywords(**of_heads)
     _add_scoring(e, call, node, slopes)
     e.scope = scope
-    e.record_kernel_for(qkv, "norm_qkv", _heads_refusal(node), few_rows)
-    e.record_kernel("decode_attention", _attention_refusal(node))
+    e.record_kernel_for(qkv, "norm_qkv", _make_width_refusal(node), refuse_gemv)
+    e.record_kernel("decode_attention", _make_attention_refusal(node))
     return call.emit(e, ".flatten(2)", name="attended")
 
 
-def _attend_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
+def _emit_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
     """Emit `decode_attention` of queries, keys and values that earlier statements compute, and their cache write."""
     call, a = FunctionCall("decode_attention"), node.attrs
-    q, k, v = (call.place(e.heads(node.required_operand(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv")
-    cache, positions = call.place(_cache(e, node)), call.place(e.positions)
-    of_heads = _scales(e, node)
-    scales = ", ".join(call.place(scale) for scale in of_heads.values())
+    q, k, v = (
+        call.placeholder(e.split_heads(node.required_operand(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv"
+    )
+    cache, positions = call.placeholder(_find_cache_operand(e, node)), call.placeholder(e.positions)
+    of_heads = _make_scale_arguments(e, node)
+    scales = ", ".join(call.placeholder(scale) for scale in of_heads.values())
     arguments = f"{cache}, {k}, {v}, {positions}"
     update = f"update_cache_float8({arguments}, {scales})" if scales else f"update_cache({arguments})"
-    call.give(f"{q}.transpose(1, 2)", f"*{update}", positions).named(**of_heads)
+    call.add(f"{q}.transpose(1, 2)", f"*{update}", positions).add_keywords(**of_heads)
     _add_scoring(e, call, node, slopes)
-    e.record_kernel("decode_attention", _attention_refusal(node))
+    e.record_kernel("decode_attention", _make_attention_refusal(node))
     return call.emit(e, ".flatten(2)", name="attended")
 
 
-def _attend_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
+def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
     """Emit attention to the cache of the attention `writer`, which has stored the token's keys and values."""
     a, cache = node.attrs, e.shared_caches[writer]
-    latent, q = node.operand("v") is None, e.heads(node.required_operand("q"), a["heads"])
+    latent, q = node.operand("v") is None, e.split_heads(node.required_operand("q"), a["heads"])
     call = FunctionCall("latent_decode" if latent else "decode_attention")
     if latent:
-        call.give(f"{call.place(q)}[:, :, 0]", f"{call.place(cache)}.k", e.positions, str(a["value_dim"]))
-        e.record_kernel("latent_decode", _latent_refusal(node))
+        call.add(f"{call.placeholder(q)}[:, :, 0]", f"{call.placeholder(cache)}.k", e.positions, str(a["value_dim"]))
+        e.record_kernel("latent_decode", _make_latent_refusal(node))
     else:
-        slot = call.place(cache)
-        call.give(f"{call.place(q)}.transpose(1, 2)", f"{slot}.k", f"{slot}.v", e.positions)
-        call.named(**_scales(e, node))
-        e.record_kernel("decode_attention", _attention_refusal(node))
+        slot = call.placeholder(cache)
+        call.add(f"{call.placeholder(q)}.transpose(1, 2)", f"{slot}.k", f"{slot}.v", e.positions)
+        call.add_keywords(**_make_scale_arguments(e, node))
+        e.record_kernel("decode_attention", _make_attention_refusal(node))
     _add_scoring(e, call, node, slopes)
     return call.emit(e, ".flatten(1)[:, None]" if latent else ".flatten(2)", name="attended")
 
 
-def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
+def _find_cache_operand(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
     """Return the cache of `node` as an operand; if several attentions read it, as a variable emitted in `scope`."""
     if len(find_cache_sharers(node)) == 1:
         return CACHE
@@ -158,44 +162,49 @@ def _cache(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
     return e.shared_caches[node]
 
 
-def _attend_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
+def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
     """Emit `latent_decode`: attention whose values are part of its keys. `absorbed` is the `ops.latent_qk` node that
     computes the queries, or None."""
     call = FunctionCall("latent_decode")
-    slot = _cache(e, node)
-    cache, positions = call.place(slot), call.place(e.positions)
+    slot = _find_cache_operand(e, node)
+    cache, positions = call.placeholder(slot), call.placeholder(e.positions)
     if absorbed is not None:
-        call.give(str(_call_latent_qk(e, node, absorbed, call, slot)), f"{cache}.k")
+        call.add(str(_make_latent_qk_call(e, node, absorbed, call, slot)), f"{cache}.k")
     else:
-        q = call.place(e.heads(node.required_operand("q"), node.attrs["heads"]))
-        k = call.place(e.heads(node.required_operand("k"), 1))
-        call.give(f"{q}[:, :, 0]", f"update_latent_cache({cache}, {k}, {positions})")
-    call.give(positions, str(node.attrs["value_dim"]))
+        q = call.placeholder(e.split_heads(node.required_operand("q"), node.attrs["heads"]))
+        k = call.placeholder(e.split_heads(node.required_operand("k"), 1))
+        call.add(f"{q}[:, :, 0]", f"update_latent_cache({cache}, {k}, {positions})")
+    call.add(positions, str(node.attrs["value_dim"]))
     _add_scoring(e, call, node, None)
-    e.record_kernel("latent_decode", _latent_refusal(node))
+    e.record_kernel("latent_decode", _make_latent_refusal(node))
     return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 
-def _call_latent_qk(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
+def _make_latent_qk_call(
+    e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand
+) -> FunctionCall:
     """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates the `cache`."""
     call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required_operand("weight")
-    call.give(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.weight(weight))
-    call.give(
-        f"{call.place(cache)}.k", e.positions, absorbed.required_operand("cosines"), absorbed.required_operand("sines")
+    call.add(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.weight_operand(weight))
+    call.add(
+        f"{call.placeholder(cache)}.k",
+        e.positions,
+        absorbed.required_operand("cosines"),
+        absorbed.required_operand("sines"),
     )
-    call.named(norm=e.norm_of(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
+    call.add_keywords(norm=e.find_norm(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
     _add_rolling(call, node)
     (rows, rank), heads = weight.type.concrete({}), node.attrs["heads"]
     rope = absorbed.required_operand("latent").width - rank
     e.record_kernel_for(
-        absorbed, "latent_qk", lambda dtype: few_rows(dtype) or latent_qk.refusal(rank, rows // heads, rope, dtype)
+        absorbed, "latent_qk", lambda dtype: refuse_gemv(dtype) or latent_qk.refusal(rank, rows // heads, rope, dtype)
     )
     return call
 
 
-def _scales(e: StepEmitter, node: Node) -> dict[str, Operand]:
+def _make_scale_arguments(e: StepEmitter, node: Node) -> dict[str, Operand]:
     """Return the keyword arguments k_scale and v_scale of a cache in FP8; {} for other caches."""
-    return dict(zip(("k_scale", "v_scale"), scale_refs(e, node) or (), strict=False))
+    return dict(zip(("k_scale", "v_scale"), make_scale_refs(e, node) or (), strict=False))
 
 
 def _add_scoring(e: StepEmitter, call: FunctionCall, node: Node, slopes: Value | None) -> None:
@@ -203,32 +212,32 @@ def _add_scoring(e: StepEmitter, call: FunctionCall, node: Node, slopes: Value |
     keep_first, rolling, chunk or dilation, and tickets."""
     a = node.attrs
     if e.reads_prompts:
-        call.named(start=e.start)
+        call.add_keywords(start=e.start)
     call.set("scale", a["scale"]).set("softcap", a["softcap"])
-    call.named(sinks=node.operand("sinks"), slopes=slopes)
+    call.add_keywords(sinks=node.operand("sinks"), slopes=slopes)
     if a["window"] is not None:
         call.set("window", a["window"])
         if not _add_rolling(call, node):
             call.set("keep_first", a["keep_first"], default=0)
-    if (name := SKIPPING.get(a["pattern"])) is not None:
+    if (name := STRIDE_ARGUMENTS.get(a["pattern"])) is not None:
         call.set(name, a["stride"])
-    call.named(tickets=e.tickets(a["heads"]))
+    call.add_keywords(tickets=e.emit_tickets(a["heads"]))
 
 
 def _add_rolling(call: FunctionCall, node: Node) -> bool:
     """Return whether the cache of `node` rolls; if so, add the keyword arguments rolling and keep_first to `call`."""
-    room = rolling_capacity(node)
+    room = find_rolling_capacity(node)
     if room is not None:
         call.set("rolling", True).set("keep_first", room[1], default=0)
     return room is not None
 
 
-def _latent_refusal(node: Node) -> Refusal:
+def _make_latent_refusal(node: Node) -> Refusal:
     rank, width = node.attrs["value_dim"], node.required_operand("k").width
     return lambda dtype: latent_decode.refusal(rank, width - rank, dtype)
 
 
-def _attention_refusal(node: Node) -> Refusal:
+def _make_attention_refusal(node: Node) -> Refusal:
     a = node.attrs
     width, value_width = (
         node.required_operand("k").width // a["kv_heads"],
@@ -237,7 +246,7 @@ def _attention_refusal(node: Node) -> Refusal:
     return lambda dtype: decode_attention.refusal(width, value_width, dtype)
 
 
-def _heads_refusal(node: Node) -> Refusal:
+def _make_width_refusal(node: Node) -> Refusal:
     width = node.required_operand("v").width // node.attrs["kv_heads"]
 
     def refuse(dtype: torch.dtype) -> str | None:

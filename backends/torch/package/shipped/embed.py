@@ -45,7 +45,7 @@ def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str |
     return vector / vector.norm().clamp(min=1e-12) if normalize else vector
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="what to embed")
@@ -83,4 +83,4 @@ def run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main("embed.py", lambda: run(arguments()))
+    main("embed.py", lambda: run(parse_arguments()))

@@ -54,7 +54,7 @@ def generate(
             logits = step(token[:, None], ids.new_full((1, 1), position), cache)
 
 
-def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
+def print_tokens(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
     """Print the text of `tokens` in complete characters, up to the first in `stop`; return the number before it."""
     known, printed = list[int](), 0
     for token in tokens:
@@ -69,7 +69,7 @@ def say(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str
     return len(known)
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to answer for an encoder-decoder")
@@ -119,10 +119,12 @@ def run(args: argparse.Namespace) -> None:
         read if answers else None,
         {position: token for position, token in ends.items() if token is not None},
     )
-    count = say(tokens, {*facts["eos_token_ids"]}, tokenizer.decode if tokenizer else lambda ids: f"{ids}"[1:-1])
+    count = print_tokens(
+        tokens, {*facts["eos_token_ids"]}, tokenizer.decode if tokenizer else lambda ids: f"{ids}"[1:-1]
+    )
     seconds = time.perf_counter() - start
     print(f"{len(prompt)} tokens read and {count} written in {seconds:.2f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    main("generate.py", lambda: run(arguments()))
+    main("generate.py", lambda: run(parse_arguments()))

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 FOLDER = Path(__file__).resolve().parent
-OLDEST = (2, 11)  # weft's own requirement
-FEW = 8  # the largest batch for which decode.py is faster on a CPU
+OLDEST_TORCH = (2, 11)  # weft's own requirement
+MAX_CPU_BATCH = 8  # the largest batch for which decode.py is faster on a CPU
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _FACTS = {"kind": str, "vocab": int, "max_length": int}  # the facts of weft.json that scripts need
 _KINDS = {  # of safetensors
@@ -56,7 +56,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     check_torch()
     check_device(device)
     with torch.device("meta"), _SkipInitialization():
-        model: nn.Module = _imported("model", folder).Model()
+        model: nn.Module = _import_module("model", folder).Model()
     tensors, own = read_weights(folder), model.state_dict()
     if missing := own.keys() - tensors.keys():
         raise Failure(f"{folder}: the weights hold no {min(missing)} ({len(missing)} of {len(own)} are missing)")
@@ -93,7 +93,7 @@ class Stepper:
         return batch <= self.most and getattr(self.few, "any_length", False)
 
 
-def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
+def make_stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
     """Return the decode step of `model`: decode.py of `folder` if it exists and is faster here, else `model` itself."""
     takes = inspect.signature(model.forward).parameters
 
@@ -101,13 +101,13 @@ def stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
         at = {"position_ids": positions} if "position_ids" in takes else {}
         return model(input_ids=ids, **at, cache=cache)
 
-    if not (folder / "decode.py").is_file() or not _is_of_use(model, folder):
+    if not (folder / "decode.py").is_file() or not _is_decode_faster(model, folder):
         return Stepper(whole)
-    most = sys.maxsize if next(model.parameters()).is_cuda else FEW
-    return Stepper(whole, _imported("decode", folder).Step(model), most)
+    most = sys.maxsize if next(model.parameters()).is_cuda else MAX_CPU_BATCH
+    return Stepper(whole, _import_module("decode", folder).Step(model), most)
 
 
-def _is_of_use(model: nn.Module, folder: Path) -> bool:
+def _is_decode_faster(model: nn.Module, folder: Path) -> bool:
     """Return whether decode.py is faster: kernels run on the model's GPU, or the CPU has memory for packed weights."""
     weights = list(model.parameters())
     if any(hasattr(w, "device_mesh") for w in weights):  # DTensors: this process holds only a part
@@ -115,7 +115,7 @@ def _is_of_use(model: nn.Module, folder: Path) -> bool:
     if not weights[0].is_cuda:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return sum(w.nbytes for w in weights) <= memory // 4
-    reason = _imported("kernels.shared.launch", folder).refusal(weights[0])
+    reason = _import_module("kernels.shared.launch", folder).refusal(weights[0])
     if reason is not None:
         warnings.warn(f"{folder}: model.py computes the steps, not the kernels of decode.py: {reason}", stacklevel=3)
     return reason is None
@@ -125,7 +125,7 @@ def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
     """Return the facts of weft.json in `folder`. Raises Failure if it cannot be read."""
     path = folder / "weft.json"
     try:
-        facts = _object(path.read_bytes())
+        facts = _parse_object(path.read_bytes())
         if lost := _FACTS.keys() - facts.keys():
             raise ValueError(f"it does not tell the {min(lost)}")
         for key, kind in _FACTS.items():
@@ -151,7 +151,7 @@ def read_tokenizer(folder: Path = FOLDER) -> Any:
     return tokenizer
 
 
-def parsed_ids(text: str) -> list[int]:
+def parse_ids(text: str) -> list[int]:
     """Return the token ids in `text`, such as 1,15,7. Raises ArgumentTypeError for anything else."""
     try:
         return [int(part) for part in text.split(",")]
@@ -182,10 +182,10 @@ def main(name: str, run: Callable[[], None]) -> None:
 
 
 def check_torch() -> None:
-    """Raise Failure if this PyTorch is older than `OLDEST`."""
+    """Raise Failure if this PyTorch is older than `OLDEST_TORCH`."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < OLDEST:
-        raise Failure(f"PyTorch {torch.__version__} is too old: install {OLDEST[0]}.{OLDEST[1]} or newer")
+    if version < OLDEST_TORCH:
+        raise Failure(f"PyTorch {torch.__version__} is too old: install {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} or newer")
 
 
 def check_device(device: str, remedy: str = "use --device cpu") -> None:
@@ -203,7 +203,7 @@ def check_device(device: str, remedy: str = "use --device cpu") -> None:
         raise Failure(f"device {device} cannot be used: {str(e).splitlines()[0]}") from e
 
 
-def _imported(name: str, folder: Path) -> Any:
+def _import_module(name: str, folder: Path) -> Any:
     """Import and return the module `name` of `folder`. Raises Failure if one of its files is missing."""
     try:
         return importlib.import_module(name)
@@ -226,10 +226,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             with path.open("rb") as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             start = 8 + int.from_bytes(data[:8], "little")
-            header = _object(data[8:start])
+            header = _parse_object(data[8:start])
             header.pop("__metadata__", None)
             for key, entry in header.items():
-                tensors[key] = _tensor(data, start, entry["data_offsets"], entry["dtype"], entry["shape"])
+                tensors[key] = _map_tensor(data, start, entry["data_offsets"], entry["dtype"], entry["shape"])
             end = 0
             for first, last in sorted(entry["data_offsets"] for entry in header.values()):
                 if first != end:
@@ -242,7 +242,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _parse_object(text: bytes) -> dict[str, Any]:
     """Return the JSON object in `text`. Raises ValueError for other JSON, or if a key occurs twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def _object(text: bytes) -> dict[str, Any]:
     return unique_pairs
 
 
-def _tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:
+def _map_tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:
     """Return the tensor in the bytes `between` two offsets from `start`. Raises ValueError if their size is wrong."""
     (first, last), dtype, count = between, _KINDS[kind], math.prod(shape)
     if min((first, *shape)) < 0 or last - first != count * dtype.itemsize or start + last > len(data):

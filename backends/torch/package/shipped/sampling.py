@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-FAR = 1e30  # larger scores are shifted to a maximum of 0: division by a low temperature would overflow
+MAX_SCORE = 1e30  # larger scores are shifted to a maximum of 0: division by a low temperature would overflow
 
 
-def filtered(
+def filter_logits(
     logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
     """Return scores [batch, vocab]: `logits` divided by `temperature`, −∞ for tokens that must not be drawn.
@@ -22,7 +22,7 @@ def filtered(
     """
     scores, divisor = logits.float(), min(max(temperature, TINY), HUGE)
     largest = scores.amax(-1, keepdim=True)
-    shift = torch.where((largest / divisor).abs() < FAR, 0.0, largest)
+    shift = torch.where((largest / divisor).abs() < MAX_SCORE, 0.0, largest)
     scores = (scores - shift) / divisor
     if 0 < top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -math.inf)
@@ -37,11 +37,11 @@ def filtered(
     return scores
 
 
-def draw(
+def draw_tokens(
     logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None = None
 ) -> Tensor:
     """Return the next token of each batch row, [batch], drawn by logits [batch, vocab]; temperature 0 is greedy."""
     if temperature == 0:
         return logits.argmax(-1)
-    p = filtered(logits, temperature, top_k, top_p).softmax(-1)
+    p = filter_logits(logits, temperature, top_k, top_p).softmax(-1)
     return torch.multinomial(p, 1, generator=generator)[:, 0]

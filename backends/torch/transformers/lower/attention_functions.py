@@ -9,7 +9,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import find_cache_owner
 
-from ...ops.elementwise import number
+from ...ops.elementwise import format_number
 from ...ops.masks import is_dense
 from ...program.statements import Operand, Statement, Submodule, Var
 from .model_emitter import CACHE, INDEX, AttentionFacts, ShellEmitter, first_operand, lowers, nearest_param
@@ -24,17 +24,20 @@ def _attention(e: ShellEmitter, node: Node) -> Operand | None:
         return None  # tokens in groups with masks of their own: SDPA, as in the target torch
     a, width = node.attrs, e.size_of(node.required_operand("q"))
     heads, kv_heads = e.attr(node, "heads"), e.attr(node, "kv_heads")
-    q, k = e.heads(node.required_operand("q"), heads, "q"), e.heads(node.required_operand("k"), kv_heads, "k")
+    q, k = (
+        e.split_heads(node.required_operand("q"), heads, "q"),
+        e.split_heads(node.required_operand("k"), kv_heads, "k"),
+    )
     # Keys that are also values are passed as both: caches of engines have one width.
-    v = k if a["value_dim"] else e.heads(node.required_operand("v"), kv_heads, "v")
+    v = k if a["value_dim"] else e.split_heads(node.required_operand("v"), kv_heads, "v")
     mask = mask_of(e, node)
-    scale = number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
+    scale = format_number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
     attending = AttentionFacts(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
     keywords = _score_keywords(e, node, attending, operands)
     if _is_only_attention(node) and not e.apart:
         return _inline(e, node, attending, operands, keywords)
-    if node in e.crosses:
+    if node in e.cross_attentions:
         operands[1:3] = _cache_source(e, k, v)
     place = next(
         n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node)
@@ -90,7 +93,7 @@ def _score_keywords(
     keywords = []
     if node.attrs["softcap"] is not None:
         attending.features.add("softcap")
-        keywords.append(f"softcap={number(e.attr(node, 'softcap'))}")
+        keywords.append(f"softcap={format_number(e.attr(node, 'softcap'))}")
     for name, operand in (("s_aux", "sinks"), ("position_bias", "bias")):
         if (value := node.operand(operand)) is not None:
             attending.features.add(name)
@@ -110,9 +113,9 @@ def _inline(
     if node in e.cached:
         assert isinstance(k, Var) and isinstance(v, Var)
         new = k, v
-        k, cached_v = e.all_keys(node, lambda: update_cache(e, *new))
+        k, cached_v = e.emit_keys_once(node, lambda: update_cache(e, *new))
         v = cached_v or v
-    elif node in e.crosses:
+    elif node in e.cross_attentions:
         k, v = _cache_source(e, k, v)
     eager = "eager_scored_attention" if attending.features - {"sliding_window"} else "eager_attention"
     attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
@@ -121,7 +124,7 @@ def _inline(
     arguments = "".join(f", {text}" for text in keywords)
     text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
     text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", arguments)
-    x, _ = e.many(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
+    x, _ = e.emit_tuple(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
     _record(e, attending)
     hidden, latent = _find_hidden(node), e.attr(node, "value_dim")
     if latent:
@@ -132,9 +135,9 @@ def _inline(
 
 def update_cache(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
     """Emit the cache update, and return all keys and values; paged caches (continuous batching) read `kwargs`."""
-    own = ".self_attention_cache" if e.crosses else ""
+    own = ".self_attention_cache" if e.cross_attentions else ""
     text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
-    outputs = e.many(text, CACHE, INDEX, k, v, names=("k", "v"))
+    outputs = e.emit_tuple(text, CACHE, INDEX, k, v, names=("k", "v"))
     return outputs[0], outputs[1]
 
 
@@ -146,7 +149,7 @@ def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tu
     text_k, operands_k = e.inline(k, 2)
     text_v, operands_v = e.inline(v, 2 + len(operands_k))
     text = f"update_cross_cache({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
-    outputs = e.many(text, CACHE, INDEX, *operands_k, *operands_v, names=("k", "v"))
+    outputs = e.emit_tuple(text, CACHE, INDEX, *operands_k, *operands_v, names=("k", "v"))
     e.crossed.add(e.program.statements[-1])
     return outputs
 

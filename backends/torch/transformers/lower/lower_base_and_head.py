@@ -12,8 +12,8 @@ from weft.ir.op import Trait
 from weft.passes.library.target.sides import DECODER, ENCODER
 
 from ....target import MODEL
-from ...codegen.structure import structure
-from ...lower.lower import emit, live_statements, read_weights
+from ...codegen.structure import group_statements
+from ...lower.lower import emit_nodes, find_read_weights, select_live_statements
 from ...program.statements import Operand, Program, Statement, Var
 from ..config_fields.fields import Fields
 from ..config_fields.size_names import SizeNames
@@ -84,7 +84,7 @@ def _lower_side(
     hidden, head = _head(graph)
     e = ShellEmitter(graph, SizeNames(graph, fields), fields, head, side, apart)
     e.program.functions |= functions
-    emit(e, graph, OVERRIDES)
+    emit_nodes(e, graph, OVERRIDES)
     outputs = {name: e[value] for name, value in graph.outputs.items()}
     states, masks = e[hidden], finish_masks(e)
     if not isinstance(states, Var):
@@ -99,9 +99,9 @@ def _lower_side(
         above = Program(graph.name, [states], {"logits": outputs["logits"]}, _downstream(base.statements, states))
         base.statements = [s for s in base.statements if s not in above.statements]
         base.outputs = {"last_hidden_state": states, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
-        above.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(above)}
-    base.statements = live_statements(base)
-    base.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(base)}
+        above.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(above)}
+    base.statements = select_live_statements(base)
+    base.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(base)}
     for program in filter(None, (base, above)):
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
     return LoweredModel(model, graph, side, base, above, states, fields, e, masks)
@@ -127,14 +127,14 @@ def _with_task(
         var.name = name
     scores = {name: o for name, o in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
     above = Program(graph.name, [], scores, e.program.statements)
-    above.statements = live_statements(above, cut)
+    above.statements = select_live_statements(above, cut)
     read = {o for s in above.statements for o in s.operands}
     above.inputs = [var for var in cut if var in read]
     remaining = {name: o for name, o in outputs.items() if name not in scores}
     base = Program(graph.name, e.program.inputs, remaining, e.program.statements, functions=functions)
-    base.statements = live_statements(base)
+    base.statements = select_live_statements(base)
     for program in (base, above):
-        program.weights = {k: p for k, p in e.program.weights.items() if k in read_weights(program)}
+        program.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(program)}
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
     return LoweredModel(whole, graph, side, base, above, hidden, fields, e, masks)
 
@@ -142,7 +142,7 @@ def _with_task(
 def _unlike(lowered: LoweredModel) -> bool:
     """Return whether attentions of one class differ in attributes of their modules, so that each needs a module."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
-    for method in structure(lowered.base).walk():
+    for method in group_statements(lowered.base).walk():
         for item in method.items:
             facts = lowered.emitter.attending.get(item) if isinstance(item, Statement) else None
             if facts is not None and attributes.setdefault(method.key, facts.module_facts) != facts.module_facts:

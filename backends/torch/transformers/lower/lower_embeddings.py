@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir import ops
 from weft.ir.graph import Node, Param
 
-from ...ops.elementwise import number
+from ...ops.elementwise import format_number
 from ...program.statements import TOP, Operand, Submodule, Var
 from .model_emitter import HEAD, ShellEmitter, lowers
 
@@ -32,8 +32,8 @@ def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
     scaling = _scaling(e, node)
     init = f"nn.Embedding({rows}, {width})"
     if scaling is not None:
-        init = f"ScaledEmbedding({rows}, {width}, {number(e.attr(scaling, 'by'))})"
-    leaf = e.leaf(init, weight=table)
+        init = f"ScaledEmbedding({rows}, {width}, {format_number(e.attr(scaling, 'by'))})"
+    leaf = e.make_submodule(init, weight=table)
     e.scaling = scaling if leaf else None
     e.embedding = table.name.removesuffix(".weight")
     e.embed("{2}({1})" if leaf else "F.embedding({1}, {2})", leaf or e[table])

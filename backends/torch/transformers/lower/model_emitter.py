@@ -14,9 +14,9 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes.analysis.states import find_caches
 from weft.passes.library.target.sides import ENCODER, HIDDEN, MASK
 
-from ...program.constants import formula
+from ...program.constants import write_formula
 from ...program.emitter import Emitter
-from ...program.stateful_nodes import cached_nodes
+from ...program.stateful_nodes import find_cached_nodes
 from ...program.statements import TOP, CacheSlot, Operand, Statement, Var
 from ..config_fields.fields import Fields
 from ..config_fields.size_names import DIVIDED, SizeNames, after_head, attention_of, kind_of
@@ -87,10 +87,10 @@ class ShellEmitter(Emitter):
     def __init__(
         self, graph: Graph, names: SizeNames, fields: Fields, head: Node | None, side: str = "", apart: bool = False
     ) -> None:
-        super().__init__(graph, cached_nodes(graph), set(), cross_attentions(graph))
+        super().__init__(graph, find_cached_nodes(graph), set(), cross_attentions(graph))
         self.names, self.fields, self.head, self.side, self.apart = names, fields, head, side, apart
         self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
-        self.shared = repeats(graph, self.cached | self.crosses)  # then calls pass the number of their cache
+        self.shared = repeats(graph, self.cached | self.cross_attentions)  # then calls pass the number of their cache
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
         without = {"token_type_ids", HIDDEN, MASK} - graph.inputs.keys() | (
             set() if self.decodes else {"past_key_values", "use_cache"}
@@ -99,7 +99,7 @@ class ShellEmitter(Emitter):
         self.given = {name: Var(name, type=kind, default="None") for name, kind in arguments.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
         self.past = Var("past_key_values", type="Cache | None")
-        self.own_past = Var("own_past", type="Cache | None") if self.crosses else self.past
+        self.own_past = Var("own_past", type="Cache | None") if self.cross_attentions else self.past
         self.attention_mask = self.given["attention_mask"]
         self.embedding = ""  # the path of the module that embeds tokens
         self.scaling: Node | None = None  # the node that this module computes also
@@ -113,16 +113,16 @@ class ShellEmitter(Emitter):
         self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():
             if name == "input_ids":
-                self._made[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
+                self._operands[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
             elif name == "position_ids":
-                self._made[value] = self.positions
+                self._operands[value] = self.positions
             elif name in (HIDDEN, MASK):
-                self._made[value] = self.given[name]
+                self._operands[value] = self.given[name]
             elif name == "token_type_ids":
-                self._made[value] = made = Var(name, value.shape)
+                self._operands[value] = made = Var(name, value.shape)
                 self._first(f"{NOTHING} if {{0}} is None else {{0}}", (self.given[name], self.embeds), made, 0)
             elif name == "attention_mask":
-                self._made[value] = self._whole_mask(value)
+                self._operands[value] = self._whole_mask(value)
         self.program.inputs = [*self.given.values()]
         self._begin()
 
@@ -140,10 +140,10 @@ class ShellEmitter(Emitter):
             self._first(text, (arguments["position_ids"], self.embeds), self.positions, 0)
             return
         cache = "DynamicCache(config=self.config)"
-        cache = f"EncoderDecoderCache({cache}, DynamicCache())" if self.crosses else cache
+        cache = f"EncoderDecoderCache({cache}, DynamicCache())" if self.cross_attentions else cache
         text = f"{cache} if {{0}} and {{1}} is None else {{1}}"
         self._first(text, (arguments["use_cache"], arguments["past_key_values"]), self.past, 1)
-        if self.crosses:
+        if self.cross_attentions:
             self._first("self_attention_cache({0})", (self.past,), self.own_past)
         past = Var("past", type="int")
         counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # paged caches do not count tokens
@@ -187,10 +187,10 @@ class ShellEmitter(Emitter):
 
     def zero_padding(self, value: Value | Operand) -> Operand:
         """Emit and return `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
-        mask = self.padding()
+        mask = self.padding_mask()
         return self.emit("mask_hidden({0}, {1})", value, mask, replaces=0)
 
-    def padding(self) -> Var:
+    def padding_mask(self) -> Var:
         """Return the padding mask [batch, seq] of all recurrences; the first use emits it."""
         key = RECURRENT, ""
         if key not in self.masks:
@@ -201,7 +201,7 @@ class ShellEmitter(Emitter):
             self.masks[key] = SharedMask(RECURRENT, "", statement)
         return self.masks[key].statement.results[0]
 
-    def keep_state(
+    def emit_with_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
         """Emit a recurrence that stores its states in the cache of its layer, and return its result."""
@@ -222,24 +222,24 @@ class ShellEmitter(Emitter):
 
     def own(self, cache: str) -> str:
         """Return the source of the self-attention part of `cache`, which is `cache` itself without cross-attention."""
-        return f"self_attention_cache({cache})" if self.crosses else cache
+        return f"self_attention_cache({cache})" if self.cross_attentions else cache
 
-    def hold(self, param: Param) -> Operand:
+    def resolve_param(self, param: Param) -> Operand:
         """Return the operand of a parameter; rotary frequencies are hoisted expressions of config fields."""
         recipe = param.recipe
-        if not isinstance(recipe, RopeFrequencies) or formula(recipe) is None:
-            return super().hold(param)
+        if not isinstance(recipe, RopeFrequencies) or write_formula(recipe) is None:
+            return super().resolve_param(param)
         return self.hoist(recipe, self._frequencies(recipe), self.embeds, name="frequencies")
 
     def _frequencies(self, recipe: RopeFrequencies) -> str:
-        """Return the expression of `formula`, with config fields for theta and the rotated width."""
+        """Return the expression of `write_formula`, with config fields for theta and the rotated width."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.name("rotary_dim", recipe.dim)
         rotated = None if self.node is None else attention_of(self.node.output)
         kind = "" if rotated is None else kind_of(rotated[0])
         theta = self.fields.name("rope_theta", _plain(recipe.theta), kind)
-        text = formula(recipe) or ""
+        text = write_formula(recipe) or ""
         start = f"rope_frequencies({recipe.dim}, {_plain(recipe.theta)}, "
         named = f"rope_frequencies(config.{width}, config.{theta}, "
         if start not in text:  # a scaled base

@@ -16,10 +16,10 @@ from .shared_masks import mask_of
 
 @lowers(ops.relative_attention)
 def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
-    if node in e.crosses:
+    if node in e.cross_attentions:
         raise WeftError(f"target transformers has no relative attention to a source: %{node.output.name}")
     heads = e.attr(node, "heads")
-    q, k, v = (e.heads(node.required_operand(n), heads, n) for n in ("q", "k", "v"))
+    q, k, v = (e.split_heads(node.required_operand(n), heads, n) for n in ("q", "k", "v"))
     mask, distance = mask_of(e, node), distances(e)
     seen = e.hoist(
         ("visible", mask),
@@ -30,7 +30,7 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
     )
     if node in e.cached:
         k, v = update_cache(e, k, v)
-    call = FunctionCall("relative_attention").give(
+    call = FunctionCall("relative_attention").add(
         q, k, v, node.required_operand("key_table"), node.operand("value_table"), distance, seen
     )
     return e.emit(f"{call}.transpose(1, 2).flatten(2)", *call.operands, name="x")

@@ -6,7 +6,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Node
 from weft.passes.library.target.sides import HIDDEN, MASK
 
-from ...ops.masks import seen_keys
+from ...ops.masks import write_visibility
 from ...program.statements import Operand, Statement, Var
 from .model_emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, SharedMask, ShellEmitter
 
@@ -17,7 +17,7 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
     Raises:
         WeftError: if a cross-attention has a window or pattern.
     """
-    if node in e.crosses:
+    if node in e.cross_attentions:
         return _source_mask(e, node)
     kind, condition = kind_of(e, node)
     key = kind, condition
@@ -59,7 +59,7 @@ def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
         ):
             return CHUNKED, ""
     word = "window" if a["pattern"] == "dense" else a["pattern"]
-    condition = seen_keys(node, e).format("q", "k")
+    condition = write_visibility(node, e).format("q", "k")
     used = {mask.kind for mask in e.masks.values() if mask.condition != condition}
     name = next(n for n in (f"{word}_keys", *(f"{word}_keys_{i}" for i in range(2, 999))) if n not in used)
     return name, condition

@@ -7,7 +7,7 @@ from weft.ir.graph import Node, Param
 from weft.ir.recipes import Concat, Recipe, Slice, Source
 from weft.ir.types import TensorType
 
-from ...ops.elementwise import activation, number
+from ...ops.elementwise import format_number, write_activation
 from ...program.statements import Operand, Submodule, Var
 from .lower_embeddings import MODULES
 from .model_emitter import ShellEmitter, lowers
@@ -19,12 +19,12 @@ def _moe(e: ShellEmitter, node: Node) -> Operand:
     active = e.attr(node, "active") or e.size_of(up, 0)
     home = home_of(node)
     names = _hold(e, node, home)
-    e.experts[home] = kind = e.function("Experts", _class(e, node))
+    e.experts[home] = kind = e.add_function("Experts", _class(e, node))
     leaf = Submodule(home, f"{kind}(config)", tuple(names))
     flat: list[Operand] = [e[x], e[combine]]
     if len(x.shape) == 3:
         flat = [e.emit("{0}.flatten(0, 1)", o, name=n) for o, n in zip(flat, ("tokens", "combine"), strict=True)]
-    weights, index = e.many(
+    weights, index = e.emit_tuple(
         "{0}.topk({1})".replace("{1}", str(active)), flat[1], names=("top_k_weights", "top_k_index")
     )
     y: Var = e.emit("{3}({0}, {1}, {2})", flat[0], index, weights, leaf, name="x")
@@ -133,12 +133,12 @@ def _class(e: ShellEmitter, node: Node) -> str:
 
 def _gate(e: ShellEmitter, node: Node, gated: bool) -> list[str]:
     """Return the lines of a method that computes the gate or activation, for those without a module in torch."""
-    limit, shift, act = e.attr(node, "limit"), node.attrs["shift"], activation(node.attrs["activation"])
+    limit, shift, act = e.attr(node, "limit"), node.attrs["shift"], write_activation(node.attrs["activation"])
     if not gated:
         return ["", "    def act_fn(self, x: Tensor) -> Tensor:", f"        return {act.format('x')}"]
     lines = ["", "    def _apply_gate(self, gate_up: Tensor) -> Tensor:", "        gate, up = gate_up.chunk(2, -1)"]
     if limit is not None:
         most = str(limit).replace("config.", "self.config.")
         lines.append(f"        gate, up = gate.clamp(max={most}), up.clamp(-{most}, {most})")
-    up = "up" if shift == 0 else f"(up + {number(shift)})"
+    up = "up" if shift == 0 else f"(up + {format_number(shift)})"
     return [*lines, f"        return {act.format('gate')} * {up}"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from weft.passes.library.target.sides import DECODER, LOSS
 
-from ...codegen.classes import Class
-from ...codegen.structure import Method, structure
+from ...codegen.classes import ClassSource
+from ...codegen.structure import Method, group_statements
 from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import FULL
 from .initial import experts_lines, initial_lines
@@ -79,7 +79,7 @@ class BaseModel:
         return {k: m for k, m in self.writer.methods.items() if m is not self.method and k not in self.writer.reused}
 
     @property
-    def classes(self) -> list[Class]:
+    def classes(self) -> list[ClassSource]:
         return [c for k, c in self.writer.classes.items() if k in self.inner]
 
     @property
@@ -88,7 +88,7 @@ class BaseModel:
         return {name: OUTPUTS[name] for name in self.lowered.base.outputs if name in OUTPUTS}
 
     @property
-    def own(self) -> Class:
+    def own(self) -> ClassSource:
         """Return the class of the base model itself."""
         return self.writer.classes[self.name]
 
@@ -100,7 +100,7 @@ def base_model(lowered: LoweredModel, name: str, config: str, usual: float, othe
     reused.
     """
     e, program = lowered.emitter, lowered.base
-    top, title = structure(program), f"{name}{TITLES[lowered.side]}"
+    top, title = group_statements(program), f"{name}{TITLES[lowered.side]}"
     if not e.shared:
         loop_single_layers(top, program)
     stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
@@ -123,7 +123,7 @@ def base_model(lowered: LoweredModel, name: str, config: str, usual: float, othe
 
 def plain_output(lowered: LoweredModel) -> str:
     """Return the class of transformers for the outputs of a base model."""
-    if lowered.emitter.crosses:
+    if lowered.emitter.cross_attentions:
         return "BaseModelOutputWithPastAndCrossAttentions"
     if "pooler_output" in lowered.base.outputs:
         return "BaseModelOutputWithPooling"
@@ -155,7 +155,7 @@ def own_facts(base: BaseModel) -> list[str]:
     for name, method in base.writer.methods.items():
         for statement, facts in attends(method, base.lowered.emitter) if method is not base.method else ():
             if len(statement.results) == 2 and statement.results[1] in method.outputs:
-                kind = "cross_attentions" if facts.node in base.lowered.emitter.crosses else "attentions"
+                kind = "cross_attentions" if facts.node in base.lowered.emitter.cross_attentions else "attentions"
                 attending.setdefault(kind, {})[name] = method.outputs.index(statement.results[1])
     recorded += [f'"{kind}": {_recorders(places, True)}' for kind, places in attending.items()]
     return [f"_can_record_outputs = {{{', '.join(recorded)}}}"] if recorded else []

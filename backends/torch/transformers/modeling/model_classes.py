@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from weft.passes.library.target.sides import ENCODER, LOSS
 
-from ...codegen.classes import Class, ClassWriter
+from ...codegen.classes import ClassSource, ClassWriter
 from ...codegen.members import Constructor
-from ...codegen.method_writer import Writer
+from ...codegen.method_writer import MethodWriter
 from ...codegen.structure import Loop, Method, ModuleCall
-from ...codegen.value_names import Named, SourceLine
-from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative
+from ...codegen.value_names import NamedOperand, SourceLine
+from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, make_relative
 from ..lower.model_emitter import INDEX, ShellEmitter
 from .initial import RANGE, initial_lines
 from .stack import CacheNumbers, Stack, attends, cache_numbers
@@ -23,7 +23,7 @@ from .stack import CacheNumbers, Stack, attends, cache_numbers
 PAST = "past_key_values"
 
 
-class ShellBody(Writer):
+class ShellBody(MethodWriter):
     """Writes the forward of one method, which passes the cache and keyword arguments to inner modules."""
 
     trains = False
@@ -58,7 +58,7 @@ class ShellBody(Writer):
             return str(offset)
         return f"{first} + {offset}" if offset else first
 
-    def state_arguments(self, item: ModuleCall) -> list[str]:
+    def list_state_arguments(self, item: ModuleCall) -> list[str]:
         if not self.writer.takes(item.callee):
             return []
         past = self.token(self.writer.emitter.past) if self.top else PAST
@@ -75,8 +75,8 @@ class ShellBody(Writer):
             arguments.append(f"layer_idx={self._cache_number(self.writer.offsets(self.method)[item])}")
         return [*arguments, "**kwargs"]
 
-    def loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
-        first, arguments = loop.calls[0], self.state_arguments(loop.calls[0])
+    def list_loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
+        first, arguments = loop.calls[0], self.list_state_arguments(loop.calls[0])
         if any(self.writer.emitter.positions in call.inputs for call in loop.calls):  # some layers have it as an input
             arguments = [a for a in arguments if not a.startswith("position_ids=")]
         if not self.writer.takes_number(first.callee):
@@ -90,7 +90,7 @@ class ShellBody(Writer):
             sources.append(("layer_idx", f"({', '.join(map(self._cache_number, starts))})"))
         return ["layer_idx=layer_idx" if a.startswith("layer_idx=") else a for a in arguments]
 
-    def varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
+    def list_varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
         kinds = [self.writer.names[c.callee.key] for c in loop.calls]
         table = dict(zip(kinds, rests, strict=True))
         if (
@@ -98,7 +98,7 @@ class ShellBody(Writer):
             or not self.writer.is_stack(loop)
             or any(table[k] != r for k, r in zip(kinds, rests, strict=True))
         ):
-            return super().varying_arguments(loop, rests, sources)
+            return super().list_varying_arguments(loop, rests, sources)
         entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
         self.lines.append(SourceLine([], ast.parse(f"args = {{{entries}}}").body[0]))
         sources.append(("kind", f"self.config.{self.writer.kinds}"))
@@ -113,7 +113,7 @@ class WrittenClass:
     drawn: lines that initialize its weights.
     """
 
-    written: Class
+    written: ClassSource
     indexed: bool
     takes: bool
     drawn: list[str]
@@ -123,7 +123,7 @@ class ShellWriter(ClassWriter):
     """Writes the classes of a base model for transformers; its own class is called `top` and returns the class
     `returned`."""
 
-    body: type[Writer]
+    body: type[MethodWriter]
 
     def __init__(
         self, program: Program, e: ShellEmitter, top: str, config: str, returned: str, stack: Stack | None
@@ -226,7 +226,7 @@ class ShellWriter(ClassWriter):
     def _is_hidden(self, v: Var) -> bool:
         return v.name == "hidden_states" or super()._is_hidden(v)
 
-    def init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
+    def write_init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         lines = _ShellConstructor(self, method).write(method, inner, set())
         attentions = attends(method, self.emitter)
         inline = [facts for statement, facts in attentions if "self.scaling" in statement.text]
@@ -243,14 +243,14 @@ class ShellWriter(ClassWriter):
             lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
         return lines
 
-    def top_parameters(self, method: Method) -> list[Named]:
+    def list_top_parameters(self, method: Method) -> list[NamedOperand]:
         return [*self.inputs]
 
-    def state(self, method: Method) -> str:
+    def write_cache_parameter(self, method: Method) -> str:
         number = "layer_idx: int, " if self.takes_number(method) else ""
         return f"{number}{PAST}: Cache | None"
 
-    def parameter(self, o: Named, name: str, top: bool) -> str:
+    def write_parameter(self, o: NamedOperand, name: str, top: bool) -> str:
         if isinstance(o, ParamRef):
             return f"{name}: Tensor"
         return f"{name}: {o.type}" + (f" = {o.default}" if o.default and top else "")
@@ -263,7 +263,7 @@ class _ShellConstructor(Constructor):
         self.offsets: dict[str, int] = {}
         for item, offset in writer.offsets(method).items():
             if isinstance(item, ModuleCall):
-                self.offsets.setdefault(relative(item.path, method.path), offset)
+                self.offsets.setdefault(make_relative(item.path, method.path), offset)
 
     def construct(self, place: str, name: str) -> str:
         method = self.writer.methods.get(name)

@@ -30,7 +30,7 @@ from triton.compiler import ASTSource
 from variants.form import Variant  # beside this script
 
 from weft.backends.torch import kernels
-from weft.backends.torch.package.source_folder import kernel_files
+from weft.backends.torch.package.source_folder import list_kernel_files
 
 TARGET = GPUTarget("cuda", 90, 32)
 HERE = Path(__file__).parent
@@ -154,7 +154,7 @@ def fingerprint(variant: Variant, version: str = triton.__version__) -> str:
 @cache
 def files_of(module: str) -> list[str]:
     """The kernel file of a module and all that it imports."""
-    return kernel_files([module])
+    return list_kernel_files([module])
 
 
 @cache

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.backends.torch.program.stateful_nodes import find_choosing
+from weft.backends.torch.program.stateful_nodes import find_subset_node
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph
 
@@ -35,7 +35,7 @@ RANDOM = 200 if ALL else 30
 def kinds() -> dict[str, str]:
     """The kinds of graphs of the zoo by name, without those that the target refuses (chosen tokens or keys)."""
     graphs = {n: ZOO[n]() for n in TRIED if n.startswith(KINDS)}
-    refused = {n for n, graph in graphs.items() if find_choosing(graph) or "lightning_index" in ops_of(graph)}
+    refused = {n for n, graph in graphs.items() if find_subset_node(graph) or "lightning_index" in ops_of(graph)}
     return {n: graph.meta["kind"] for n, graph in graphs.items() if n not in refused}
 
 
