@@ -104,7 +104,8 @@ def explain_no_blocks(graph: Graph) -> str:
     """Return the reason why no weight stays in blocks in spite of --keep-blocks; "" if at least one does."""
     if any(isinstance(find_layout(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
         return ""
-    return f"no weights keep their blocks: {next(iter(describe_widened_weights(graph)), 'no linear map has blocks of a checkpoint')}"
+    reasons = [*describe_widened_weights(graph), "no linear map has blocks of a checkpoint"]
+    return f"no weights keep their blocks: {reasons[0]}"
 
 
 def _can_use_module(node: Node, weight: Param, home: str) -> bool:
