@@ -56,25 +56,23 @@ def find_sites(
     """Return the sites that `find` returns for the norms of `graph`; reasons (str) become refusals of pass `name`.
     Unless `untie`, a site with changes(site) is refused if a weight of its readers also has readers outside the
     sites, since changing this weight would copy it. Sites with equal keys may share weights, as in shared layers."""
-    by_norm: dict[Node, Site] = {}
+    sites: dict[Node, Site] = {}
     for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
         result = find(norm)
         if isinstance(result, str):
             trace.refuse(name, norm.output.name, result)
         elif result is not None:
-            by_norm[norm] = result
+            sites[norm] = result
     # To a fixpoint: after a refusal, another site's weight may have a reader that does not change.
     while not untie:
-        reading = {reader: s for s in by_norm.values() for reader in s.readers}
-        refused = {
-            n: why for n, s in by_norm.items() if changes(s) and (why := _explain_sharing(s, reading)) is not None
-        }
+        reading = {reader: s for s in sites.values() for reader in s.readers}
+        refused = {n: why for n, s in sites.items() if changes(s) and (why := _explain_sharing(s, reading)) is not None}
         if not refused:
             break
         for norm, why in refused.items():
             trace.refuse(name, norm.output.name, f"{why}; untie=true copies it")
-            del by_norm[norm]
-    return list(by_norm.values())
+            del sites[norm]
+    return list(sites.values())
 
 
 def _explain_sharing(s: Site, reading: dict[Node, Site]) -> str | None:

@@ -40,8 +40,8 @@ class ExtendContext(ScalingArguments, Pass):
 
     RoPE rotates pair k by position · f_k, with f_k = θ^(−2k/d). `method` selects the new frequencies:
 
-    - pi: f_k/factor, as if positions were compressed into the old context. A learned position table gets `factor` times
-      as many rows, interpolated between the old ones; a table of sinusoids gets exact rows.
+    - pi: f_k/factor, as if positions were compressed into the old context. A learned position table grows `factor`-fold
+      by rows interpolated between the old ones; a table of sinusoids gets exact rows.
     - ntk: the base becomes θ·factor^(d/(d−2)): the fastest pair keeps its frequency and the slowest is interpolated.
     - yarn: rotary pairs with more than `beta_fast` rotations over the `original` context keep their frequencies, those
       with fewer than `beta_slow` are interpolated (f_k/factor), and those between are blended (the bounds are rounded

@@ -285,9 +285,7 @@ class QuantizeWeights(Pass):
         numbers = self.choices.replace(",", " ").split()
         if not numbers or any(number not in map(str, INTEGER_BITS) for number in numbers):
             possible = ", ".join(map(str, INTEGER_BITS))
-            raise WeftError(
-                f"quantize: choices={self.choices!r}: each number must be one of {possible} (bits of a code)"
-            )
+            raise WeftError(f"quantize: choices={self.choices!r}: each number must be one of {possible}")
         return sorted({int(number) for number in numbers})
 
     def _read_texts(self, graph: Graph, trace: Trace) -> list[Array]:
