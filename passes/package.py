@@ -45,9 +45,7 @@ class Package:
                     continue
                 maker, type = outputs[model_name]
                 if value.type != type:
-                    raise WeftError(
-                        f"graph {reader} reads {model_name} as {value.type}, but graph {maker} returns {type}"
-                    )
+                    raise WeftError(f"{reader} reads {model_name} as {value.type}, but {maker} returns {type}")
                 connections.append(GraphConnection(maker, reader, model_name, type))
             outputs |= {self._in_model(reader, name): (reader, v.type) for name, v in graph.outputs.items()}
         return connections
@@ -55,10 +53,7 @@ class Package:
     def run(
         self, run: Callable[[Graph, Mapping[str, Array]], Mapping[str, Array]], inputs: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Call run(graph, inputs by name) -> outputs by name for every graph; return `inputs` and all outputs.
-
-        `inputs` and the result are keyed by names in the model, the arguments of `run` by names in the graph.
-        """
+        """Call run(graph, its inputs) for every graph; return `inputs` and all outputs, by their names in the model."""
         values = dict(inputs)
         for reader, graph in self.graphs.items():
             outputs = run(graph, {name: values[self._in_model(reader, name)] for name in graph.inputs})

@@ -35,8 +35,7 @@ class PassRecord:
     """One pass of a run.
 
     phase: the name of the phase. applied: the pass. seconds: its running time, without checks and hooks.
-    nodes: the node counts (before, after).
-    costs: the costs (before, after); None unless the report is `priced`.
+    nodes, costs: node counts and costs (before, after); costs are None unless the report is `priced`.
     evidence: a sentence that describes the check; "" if it did not run.
     difference: the largest relative difference that the check measured; None without one.
     """

@@ -70,10 +70,9 @@ def _count_per_slot(parts: Iterable[StateSpec]) -> int:
 def count_state_bytes(nodes: Iterable[Node], item: int) -> int:
     """Return the bytes of the recurrent states of `nodes` for one sequence; `item` is the byte size of the dtype."""
     # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
-    all_specs = (spec for node in nodes for spec in find_states(node))
-    return sum(
-        sizes.evaluate(sizes.multiply_sizes(s.row_shape), {}) * (4 if s.kind.accumulates else item) for s in all_specs
-    )
+    all_specs = [spec for node in nodes for spec in find_states(node)]
+    counts = [sizes.evaluate(sizes.multiply_sizes(spec.row_shape), {}) for spec in all_specs]
+    return sum(n * (4 if s.kind.accumulates else item) for n, s in zip(counts, all_specs, strict=True))
 
 
 DEFAULT_SIZES = {"batch": 1, "seq": 64, "past": 0}

@@ -110,10 +110,7 @@ def renumber_layers(graph: Graph, stack: str, number: Mapping[int, int]) -> None
 
 
 def expand_add_norms(graph: Graph) -> bool:
-    """Expand every add_norm in place; return whether the graph had one.
-
-    The new add gets the scope of the later layer that computes its operands: the add ends that layer.
-    """
+    """Expand every add_norm, in place, with the add in the scope of the layer it ends; return whether there was one."""
     fused = [n for n in graph.nodes if n.op is ops.add_norm]
     for node in fused:
         with graph.inserting(before=node):
@@ -167,8 +164,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
     """Return the indices, ascending from 0, of the layers out of `count` that `layers` selects.
 
     `layers` is an index or a tuple of indices (negative ones count from the end), "all", "even", "odd", a list such as
-    "0-5, 8" (both ends included), or a pattern such as "local*5 + global" (see `expand_pattern`), which selects its
-    local layers.
+    "0-5, 8" (5 included), or a pattern such as "local*5 + global" (see `expand_pattern`) that selects local layers.
 
     Raises:
         WeftError: if `layers` cannot be parsed, names a layer that does not exist, or selects none.

@@ -117,10 +117,7 @@ def find_projections(node: Node) -> Projections | str:
 
 
 def find_output_linear(node: Node) -> Node | str:
-    """Return the linear that is the only reader of the attention `node`; a reason (str) if there is none.
-
-    The weight and bias of this linear must be parameters.
-    """
+    """Return the linear that alone reads the attention `node`, if its weight and bias are parameters; else a reason."""
     readers = [n for n, i in node.output.uses if not (n.op is ops.linear and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
     if readers or node.output.is_output or len(linears) != 1:
@@ -135,8 +132,7 @@ def find_output_linear(node: Node) -> Node | str:
 def find_branch(node: Node, role: str) -> Branch | str:
     """Return the path to the operand `role` (q, k or v) of the attention `node`; a reason (str) if there is none.
 
-    Other nodes must not read values on the path, its nodes must treat tokens independently, and the weight and bias of
-    the linear must be parameters.
+    Only nodes on the path may read its values, they must treat tokens independently, and weight and bias be parameters.
     """
     value = node.operand(role)
     assert value is not None
@@ -178,10 +174,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
 
 
 def unpack_branch(node: Node, role: str) -> Branch:
-    """Split the linear of the operand `role` (q, k or v) of `node` if it is packed; return the resulting branch.
-
-    `find_branch(node, role)` must return a `Branch`.
-    """
+    """Split the linear of operand `role` (q, k or v) of `node` if it is packed; return the branch, which must exist."""
     branch = find_branch(node, role)
     assert isinstance(branch, Branch)
     if branch.is_packed and branch.start.producer is not None:
@@ -192,10 +185,7 @@ def unpack_branch(node: Node, role: str) -> Branch:
 
 
 def split_linear(split: Node) -> list[Value]:
-    """Replace the node `split` and the linear before it by one linear per piece; return the outputs of the new linears.
-
-    Weights and biases are row slices of the packed ones.
-    """
+    """Replace the node `split` and the linear before it by one linear per piece; return the outputs of the linears."""
     (packed,), graph = split.inputs, split.graph
     assert packed is not None and packed.producer is not None
     linear = packed.producer

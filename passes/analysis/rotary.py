@@ -50,10 +50,7 @@ def get_rope(value: Value | None) -> Node | None:
 
 
 def explain_difference(q: Node | None, k: Node | None) -> str | None:
-    """Return a reason (str) why the rope nodes `q` (of queries) and `k` (of keys) rotate by different angles.
-
-    Return None if both rotate by the same angles, or if both are None (not rotated).
-    """
+    """Return a reason (str) why the ropes of queries and keys have other angles; None if equal, or if both are None."""
     if q is None or k is None:
         return None if q is k else f"only its {'queries' if k is None else 'keys'} are rotated"
     if q.inputs[1:] != k.inputs[1:]:
@@ -150,9 +147,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
     if recipe.scaling == "ntk" and recipe.dim < 4:
         raise WeftError(f"{name}: ntk needs at least two pairs, and heads have {recipe.dim // 2}")
     if "original" in recipe.used_settings and recipe.original < 1:
-        raise WeftError(
-            f"{name}: {recipe.scaling} needs original=, the context length before scaling: the model has none"
-        )
+        raise WeftError(f"{name}: {recipe.scaling} needs original=, the context length before scaling")
     if recipe.scaling == "llama3" and recipe.low_freq >= recipe.high_freq:
         raise WeftError(f"{name}: low_freq={recipe.low_freq} must be below high_freq={recipe.high_freq}")
 
@@ -160,8 +155,7 @@ def check_scaling(recipe: RopeFrequencies, name: str) -> None:
 def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) -> Callable[..., Array]:
     """Return a NumPy reference function rotate(x, positions, …, heads=) of the node `rope`.
 
-    It calls `oracle.rotate_pairs` with the frequencies that the parameter of `rope` stores, and with `settings`
-    (interleaved, amplitude).
+    It calls `oracle.rotate_pairs` with the stored frequencies of `rope` and `settings` (interleaved, amplitude).
 
     Raises:
         WeftError: if these frequencies differ by 1e-6, relatively, from the published formula of `recipe`.

@@ -90,18 +90,15 @@ def add_state_io(
 ) -> dict[str, Value]:
     """Add graph inputs for the past caches or states of `node`, and graph outputs for the updated ones.
 
-    `node` (an attention, index or recurrence) is rebuilt with the inputs as operands, and with `operands` by name.
-    `numbers` maps each prefix of input names to the number of earlier nodes, and is updated. Return the new inputs by
-    the name of their operand.
+    `node` (attention, index or recurrence) is rebuilt with the inputs and `operands` (by name). `numbers` maps a prefix
+    of input names to the number of earlier nodes, and is updated. Return the new inputs by operand name.
 
     Raises:
         WeftError: if `node` has both a key mask and a state: masked keys cannot be removed from a state.
     """
     is_masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
     if is_masked and find_states(node):
-        raise WeftError(
-            f"kv-cache: %{node.output.name} has a key mask, which a state of constant size does not support"
-        )
+        raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which constant states do not support")
     named = _name_node_states((*find_caches(node), *find_states(node)), numbers)
     pasts = {spec.past_operand: graph.add_input(name, spec.type) for spec, name, _ in named}
     for (_, _, name), present in zip(named, rebuild_node(node, {**operands, **pasts}).outputs[1:], strict=True):
@@ -145,11 +142,8 @@ def find_state_inputs(graph: Graph) -> Iterator[NamedState]:
     for name, value in graph.inputs.items():
         candidates = list[NamedState]()
         for node, operand in value.uses:
-            matching = [
-                s
-                for s in (*find_caches(node), *find_states(node))
-                if node.op.operand_index(s.past_operand, node.attrs) == operand
-            ]
+            own_specs = (*find_caches(node), *find_states(node))
+            matching = [s for s in own_specs if node.op.operand_index(s.past_operand, node.attrs) == operand]
             for spec in matching[:1]:
                 output = node.outputs[node.op.result_names(node.inputs, node.attrs).index(spec.present_output)]
                 candidates.append((spec, name, next(iter(graph.outputs.names_of(output)), "")))
@@ -201,14 +195,11 @@ def make_manifest_records(graph: Graph, states: Iterable[NamedState]) -> dict[st
         start = {"initial": spec.initial} if spec.initial else {}
         return {**names, "kind": spec.kind.value, "growth": spec.growth.value, "shape": shape, **start}
 
-    states = list(states)
+    states = [*states]
     records = [record(spec, input=name, output=present) for spec, name, present in states]
     cross = [record(spec) for node in graph.nodes for spec in find_specs(node) if spec.growth is Growth.SOURCE]
-    return {
-        "cache": make_cache_records(states),
-        "states": make_state_records(states),
-        "carried": records + cross,
-    }
+    constant = make_state_records(states)
+    return {"cache": make_cache_records(states), "states": constant, "carried": records + cross}
 
 
 def limit_source(graph: Graph, length: int) -> int:

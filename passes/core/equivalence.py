@@ -33,8 +33,8 @@ TILE = 65_521  # big weights repeat this number of values; it is prime, so that 
 class RandomReader:
     """A tensor reader that returns random float64 values in place of the float tensors of the checkpoint `real`.
 
-    Integer tensors are unchanged, and all shapes. By tensor name:
-    known: the shapes of further tensors, which `real` lacks.
+    Integer tensors and all shapes are unchanged.
+    known: the shapes of further tensors, by name.
     exact: values to return instead of random ones.
     signs: 1 or -1, the sign of all elements of a tensor whose logarithm (or that of its negation) is taken.
     """

@@ -59,10 +59,7 @@ def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = Non
 
 
 def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param:
-    """Return a bias [.., out] with `recipe` for a linear with `weight` [.., out, in], named after the weight.
-
-    `rows`, if not None, makes the shape [rows] instead.
-    """
+    """Return a bias with `recipe`, named after `weight` [.., out, in], of shape [.., out], or [rows] unless None."""
     stem = weight.name.removesuffix("weight")
     shape = tuple(weight.shape[:-1]) if rows is None else (rows,)
     return derive_param(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")

@@ -54,9 +54,7 @@ def choose_layouts(
         WeftError: if the matrices need more than `budget` bits even in their smallest layouts.
     """
     total = sum(matrix.elements for unit in units for matrix in unit)
-    least = (
-        sum(min(sum(_count_bits(matrix, layout) for matrix in unit) for layout in layouts) for unit in units) / total
-    )
+    least = sum(min(sum(_count_bits(m, layout) for m in unit) for layout in layouts) for unit in units) / total
     if least > budget:
         raise WeftError(
             f"quantize: budget={budget:g} is less than the minimum of {math.ceil(1000 * least) / 1000:g} bits: "
@@ -66,10 +64,7 @@ def choose_layouts(
     probe = min(layouts, key=lambda layout: abs(layout.bits_per_weight - budget))
     measured = _measure_costs(graph, _take_first(texts), units, layouts, probe, progress)
     tables = [
-        [
-            LayoutChoice(layout, sum(_count_bits(matrix, layout) for matrix in unit), cost)
-            for layout, cost in costs.items()
-        ]
+        [LayoutChoice(layout, sum(_count_bits(m, layout) for m in unit), cost) for layout, cost in costs.items()]
         for unit, costs in zip(units, measured, strict=True)
     ]
     chosen = solve_knapsack(tables, budget * total)

@@ -52,9 +52,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         row = row[: min(limit, longest or limit)]
         limit -= len(row)
         if invalid := [i for i in row if not 0 <= i < vocab]:
-            raise WeftError(
-                f"the calibration text {path} has token {invalid[0]}, but the model has tokens 0 to {vocab - 1}"
-            )
+            raise WeftError(f"the calibration text {path} has token {invalid[0]}; the model has 0 to {vocab - 1}")
         by_length.setdefault(len(row), []).append(row)
     by_length.pop(0, None)
     if not by_length:
@@ -83,9 +81,8 @@ def sample_tokens(
             "give calibration= a .npy or .json file of token ids"
         )
         length = min(RANDOM_LENGTH, graph.meta.get("max_positions") or RANDOM_LENGTH, *_find_position_limits(graph))
-        return [
-            np.random.default_rng(0).integers(0, find_vocabulary_size(graph), (max(1, BATCH_TOKENS // length), length))
-        ]
+        shape = max(1, BATCH_TOKENS // length), length
+        return [np.random.default_rng(0).integers(0, find_vocabulary_size(graph), shape)]
     texts = read_tokens(graph, path or str(MIXTURE), SPAN * limit)
     if (count := sum(ids.size for ids in texts)) < min(least, limit):
         raise WeftError(
@@ -183,9 +180,7 @@ def make_inputs(graph: Graph, ids: Array) -> dict[str, Array]:
         elif name in values:
             inputs[name] = values[name]
         else:
-            raise WeftError(
-                f"calibration: token ids do not determine the graph input {name}; run the pass without calibration"
-            )
+            raise WeftError(f"calibration: token ids do not determine the graph input {name}; set no calibration=")
     return inputs
 
 
@@ -211,10 +206,7 @@ class Activations:
 
     @contextlib.contextmanager
     def discard_after(self) -> Iterator[None]:
-        """Return a context whose end restores the stored activations from its start, discarding those computed inside.
-
-        The caller may then edit nodes whose outputs were computed inside.
-        """
+        """Return a context that discards the activations computed inside; nodes inside may be edited afterwards."""
         values, done = dict(self._known), set(self._done)
         yield
         self._known, self._done = values, done

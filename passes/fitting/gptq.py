@@ -49,8 +49,7 @@ class MomentFactors:
 def factor_moment(moment: Array, group: int, ridge: float = RIDGE) -> MomentFactors:
     """Return the factors of `moment` [n, n], padded with zeros to a multiple of `group` inputs.
 
-    Groups, and the inputs in each, are in descending order of their moment's diagonal. `ridge` times the mean of the
-    diagonal is added to the diagonal.
+    Groups and their inputs are in descending order of the diagonal, to which `ridge` times its mean is added.
     """
     width = len(moment)
     count = width + -width % group
@@ -158,8 +157,7 @@ def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[A
 
 
 def _squared_errors(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return the squared rounding errors [group, out] of `groups` [group, out] for `scales` and `zeros` [out].
-    Without `zeros`, codes are centred at the middle of their range."""
+    """Return the squared rounding errors of `groups` [group, out] for `scales` and `zeros` [out] (None: symmetric)."""
     centre = np.float32(layout.middle) if zeros is None else zeros.astype(np.float32)
     errors: Array = groups * invert_scales(scales)
     np.rint(errors, out=errors)

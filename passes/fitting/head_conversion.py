@@ -47,9 +47,8 @@ def fit_shared_rows(products: list[Array], members: list[Array], moment: Array) 
     d = len(members[0])
     root, inverse = compute_whitening(moment)
     white = [w @ root for w in members]
-    weighed = np.concatenate(
-        [_compute_root(p).T @ w for w, p in zip(white, products, strict=True)]
-    )  # far fewer rows than n
+    # Far fewer rows than n.
+    weighed = np.concatenate([_compute_root(p).T @ w for w, p in zip(white, products, strict=True)])
     top = np.linalg.svd(weighed, full_matrices=False)[2][:d]  # [d, n], orthonormal, the largest first
     # QR moves the lengths of B's rows into the A_m, so that the rows of B are orthonormal.
     basis, mixed = np.linalg.qr((top @ inverse).T)

@@ -56,12 +56,7 @@ class Fitter:
         q, k, v = (find_branch(node, role) for role in "qkv")
         o = find_output_linear(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
-        key = (
-            _make_branch_key(q),
-            _make_branch_key(k),
-            _make_branch_key(v),
-            o.operand("weight") if isinstance(o, Node) else o,
-        )
+        key = (_make_key(q), _make_key(k), _make_key(v), o.operand("weight") if isinstance(o, Node) else o)
         if key in self._fits:
             return self._fits[key]
         fit = self._fits[key] = Fit({}, [])
@@ -143,7 +138,7 @@ class Fitter:
         return Source(key)
 
 
-def _make_branch_key(branch: Branch | str) -> object:
+def _make_key(branch: Branch | str) -> object:
     """Return a key that is equal for branches with the same weight, bias and rows; a reason (str) is its own key."""
     return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 

@@ -43,8 +43,7 @@ class Matrix:
 def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
     """Return, for each parameter that is a weight of linears, experts or embeddings, its `Matrix` or a reason (str).
 
-    The reason states why it must not be quantized; one is that it is the weight of a router, as rounding would change
-    the choice of experts. Parameters computed by a formula (`Recipe.constant`) are omitted.
+    The reason states why it must not be quantized. Parameters computed by a formula (`Recipe.constant`) are omitted.
     """
     result: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
@@ -69,10 +68,7 @@ def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
 
 
 def group_matrices(matrices: Iterable[Matrix]) -> list[list[Matrix]]:
-    """Group the matrices that must have the same layout: q, k and v of one input, which may be packed later.
-
-    Every other matrix is a group of its own.
-    """
+    """Group the matrices that must have one layout: q, k and v of one input. Every other matrix is alone."""
     by_param = {matrix.param: matrix for matrix in matrices}
     grouped: list[list[Matrix]] = []
     for matrix in list(by_param.values()):

@@ -61,9 +61,8 @@ def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...
         replace_recipe(param, ToFloat8(param.recipe))
         return
     search = "hqq" if layout.sums else ""
-    replace_recipe(
-        param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.range_dtype.name, search)
-    )
+    unit = layout.range_dtype.name
+    replace_recipe(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, unit, search))
 
 
 def find_stored_layout(param: Param) -> BlockLayout | None:
@@ -154,7 +153,7 @@ def fit_gptq(
     """
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
-    original = _OriginalActivations(graph, texts) if total <= MAX_FOLLOWED else None
+    original = _OriginalRun(graph, texts) if total <= MAX_FOLLOWED else None
     finished = ResultStore(resume, texts, RIDGE, SHRINK, CORRECTION if original else 0, POOLED_SHARE)
     waiting = {matrix.param: matrix for matrix in plan}
     for matrix in plan:
@@ -188,7 +187,7 @@ def fit_gptq(
     progress(total, total)
 
 
-class _OriginalActivations:
+class _OriginalRun:
     """Activations of a graph with its original weights, looked up by the values of the graph whose weights change."""
 
     def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
@@ -218,7 +217,7 @@ def _make_norm_key(node: Node) -> tuple[object, ...]:
 
 
 def _fit_products(
-    activations: Activations, original: _OriginalActivations | None, layouts: Mapping[Matrix, BlockLayout]
+    activations: Activations, original: _OriginalRun | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Return the blocks, a list of one, of each matrix of `layouts`; all of them multiply the same value.
     With `original`, weights are first corrected towards the original outputs (`compute_correction`)."""
@@ -251,16 +250,13 @@ def _fit_products(
     return blocks
 
 
-def _compute_moments(
-    activations: Activations, original: _OriginalActivations | None, node: Node
-) -> tuple[Array, Array | None]:
+def _compute_moments(activations: Activations, original: _OriginalRun | None, node: Node) -> tuple[Array, Array | None]:
     """Return Σ x xᵀ and Σ x₀ xᵀ [in, in] over the inputs x of the weight of `node` and its original inputs x₀.
     Without `original`, the second is None."""
     x = node.required_operand("x")
     changed = _apply_norm(node, activations(x))
-    return compute_moment(changed), None if original is None else compute_moment(
-        _apply_norm(node, original(x)), changed
-    )
+    crossed = None if original is None else compute_moment(_apply_norm(node, original(x)), changed)
+    return compute_moment(changed), crossed
 
 
 def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
@@ -315,9 +311,7 @@ def _fit_experts(
     The moment of an expert is that of its own tokens, for gate and up mixed with `POOLED_SHARE` of that of all."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
-    combine = np.concatenate(
-        [part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("combine"))]
-    )
+    combine = np.concatenate([p.reshape(-1, p.shape[-1]) for p in activations(node.required_operand("combine"))])
     down = node.operand("down") in [matrix.param for matrix in layouts]
     pooled = None if down else compute_moment([x]) / len(x)
     blocks: dict[Matrix, list[Blocks]] = {matrix: [] for matrix in layouts}
@@ -338,11 +332,8 @@ def _fit_experts(
             second = compute_moment([routed])
         else:
             assert pooled is not None
-            second = (
-                pooled
-                if not len(routed)
-                else (1 - POOLED_SHARE) * compute_moment([routed]) / len(routed) + POOLED_SHARE * pooled
-            )
+            n, share = len(routed), POOLED_SHARE
+            second = (1 - share) * compute_moment([routed]) / n + share * pooled if n else pooled
         factors: dict[int, MomentFactors] = {}
         for matrix, layout in layouts.items():
             if layout.group not in factors:

@@ -32,8 +32,7 @@ class AffineValue:
 class AffineStep:
     """A step of the form new state = a ⊙ state + b, as two graphs.
 
-    gates: computes a and b of each state, as ``a.NAME`` and ``b.NAME``, from tokens and constants; a missing a is 1, a
-        missing b is 0.
+    gates: computes ``a.NAME`` (missing: 1) and ``b.NAME`` (missing: 0) of each state from tokens and constants.
     after: computes the outputs of the step from new states (``new_NAME``), old states, tokens and constants.
     """
 
@@ -93,9 +92,7 @@ def has_dependent(value: Value, ends: Iterable[Value]) -> bool:
 def _build_after(step: Step) -> Graph:
     """Return a graph of the outputs of `step`, with inputs ``new_NAME`` (the new states) and then those of `step`."""
     graph, after = step.graph, Graph("after")
-    new_states = {
-        step.new_state(name): after.add_input(f"new_{name}", step.new_state(name).type) for name in step.states
-    }
+    new_states = {v: after.add_input(f"new_{n}", v.type) for n in step.states for v in [step.new_state(n)]}
     outputs = {name: graph.outputs[name] for name in step.outputs}
     copy_into(after, graph, [*graph.inputs], outputs, new_states)
     return after
@@ -137,10 +134,7 @@ class AffineRules:
         self.token = token
 
     def derive_form(self, node: Node, forms: Mapping[Value, AffineValue]) -> AffineValue | None:
-        """Return the form of the output of `node`; None if it is not affine in one state, or no rule derives it.
-
-        `forms` has the forms of the operands that depend on a state; operands without one must be independent.
-        """
+        """Return the form of the output of `node`, given those of all operands that depend on a state; else None."""
         if len(node.outputs) != 1:
             return None
         operands = [v for v in node.inputs if v is not None]
@@ -157,11 +151,8 @@ class AffineRules:
         if node.op is ops.neg:
             return self.scale_form(state_forms[0], -1, 0)
         if node.op is ops.cast:
-            return (
-                self.map_parts(state_forms[0], lambda v: node.op(v, **node.attrs))
-                if node.attrs["to"].is_float
-                else None
-            )
+            is_float = node.attrs["to"].is_float
+            return self.map_parts(state_forms[0], lambda v: node.op(v, **node.attrs)) if is_float else None
         if node.op is ops.mul and len(state_forms) == 1:
             factor = operands[1] if operand_forms[0] is not None else operands[0]
             a = factor if state_forms[0].a is None else ops.mul(state_forms[0].a, factor)

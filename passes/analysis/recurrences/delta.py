@@ -18,9 +18,9 @@ from .outer import (
     StateView,
     copy_value_into,
     depends_on_gates,
-    extract_outer_products,
+    extract_outer,
     match_read,
-    prune_unused,
+    prune,
 )
 from .rows import is_rowwise
 
@@ -37,15 +37,12 @@ def find_delta_form(step: Step) -> ParallelForm | None:
     if state_read is None or form is None:
         return None
     gates, after = form.gates.clone(), form.after.clone()
-    outer = extract_outer_products(step, name, gates, after)
+    outer = extract_outer(step, name, gates, after)
     if outer is None or after.inputs[READ].uses:
         return None
     layout = StateView(step.graph.inputs[name].shape, outer.order)
-    if (
-        state_read.axis != layout.at_keys
-        or state_read.query.shape[layout.at_values] != 1
-        or not depends_on_gates(state_read.query, gates)
-    ):
+    query, axis = state_read.query, state_read.axis
+    if axis != layout.at_keys or query.shape[layout.at_values] != 1 or not depends_on_gates(query, gates):
         return None
     values = _find_affine_value(gates, gates.outputs[f"v.{name}"])
     if values is None or values.a is None or values.b is None or values.a.shape[-1] != 1:
@@ -55,7 +52,7 @@ def find_delta_form(step: Step) -> ParallelForm | None:
     gates.add_output(f"w.{name}", layout.flatten_keys(copy_value_into(state_read.query, gates, {})))
     if has_dependent(gates.inputs[READ], gates.outputs.values()):
         return None
-    return ParallelForm(prune_unused(gates), prune_unused(after), {name: replace(outer, changes=True)})
+    return ParallelForm(prune(gates), prune(after), {name: replace(outer, changes=True)})
 
 
 def _find_read(step: Step, name: str) -> StateRead | None:
@@ -63,11 +60,8 @@ def _find_read(step: Step, name: str) -> StateRead | None:
     Return None unless there is exactly one, and the new state is otherwise affine in the old one."""
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
-    rules, forms, reads = (
-        AffineRules(graph.inputs[step.tokens[0]]),
-        {state: AffineValue(name, state.shape)},
-        list[StateRead](),
-    )
+    rules, reads = AffineRules(graph.inputs[step.tokens[0]]), list[StateRead]()
+    forms = {state: AffineValue(name, state.shape)}
     for node in find_live_nodes(graph, [new]):
         if forms.keys().isdisjoint(node.inputs):
             continue
@@ -98,11 +92,8 @@ def _replace_read(step: Step, state_read: StateRead) -> Step:
 def _find_affine_value(gates: Graph, values: Value) -> AffineValue | None:
     """Return `values` as a ⊙ r + b, where r is the input `READ` of `gates`; None if they are not affine in it."""
     seen = gates.inputs[READ]
-    rules, forms, dependent = (
-        AffineRules(next(iter(gates.inputs.values()))),
-        {seen: AffineValue(READ, seen.shape)},
-        {seen},
-    )
+    rules = AffineRules(next(iter(gates.inputs.values())))
+    forms, dependent = {seen: AffineValue(READ, seen.shape)}, {seen}
     for node in find_live_nodes(gates, [values]):
         read = dependent.intersection(v for v in node.inputs if v is not None)
         if read:

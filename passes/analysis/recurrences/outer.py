@@ -64,11 +64,11 @@ def derive_parallel_form(step: Step, affine: AffineStep) -> ParallelForm:
     gates, after = affine.gates.clone(), affine.after.clone()
     outer: dict[str, OuterProductState | None] = {}
     for name in step.states:
-        outer[name] = extract_outer_products(step, name, gates, after)
-    return ParallelForm(prune_unused(gates), prune_unused(after), outer)
+        outer[name] = extract_outer(step, name, gates, after)
+    return ParallelForm(prune(gates), prune(after), outer)
 
 
-def prune_unused(graph: Graph) -> Graph:
+def prune(graph: Graph) -> Graph:
     """Return a copy of `graph` without the nodes and inputs that no output depends on."""
     copy = Graph(graph.name)
     copy_into(copy, graph, [*graph.inputs], dict(graph.outputs))
@@ -78,7 +78,7 @@ def prune_unused(graph: Graph) -> Graph:
     return copy
 
 
-def extract_outer_products(step: Step, name: str, gates: Graph, after: Graph) -> OuterProductState | None:
+def extract_outer(step: Step, name: str, gates: Graph, after: Graph) -> OuterProductState | None:
     """Return the state `name` as a sum of outer products; None, with both graphs unchanged, if it is not such a sum.
 
     Edit the graphs of the affine form in place: replace output ``b.NAME`` of `gates` by keys, values and queries, and
@@ -106,25 +106,23 @@ def extract_outer_products(step: Step, name: str, gates: Graph, after: Graph) ->
         return None
     values = max(fitting, key=lambda axis: n if isinstance(n := shape[axis], int) else 0)
     order = (0, *(axis for axis in other_axes if axis != values), keys, values)
-    layout = StateView(shape, order)
+    view = StateView(shape, order)
     del gates.outputs[f"b.{name}"]
     if a is not None:
-        gates.outputs[f"a.{name}"] = layout.flatten_keys(scales[0], expand=False)
-    gates.add_output(
-        f"k.{name}", layout.flatten_keys(_multiply([f for f in factors if f.shape[values] == 1], gates, step))
-    )
-    gates.add_output(
-        f"v.{name}", layout.flatten_values(_multiply([f for f in factors if f.shape[values] != 1], gates, step))
-    )
+        gates.outputs[f"a.{name}"] = view.flatten_keys(scales[0], expand=False)
+    key = _multiply([f for f in factors if f.shape[values] == 1], gates, step)
+    gates.add_output(f"k.{name}", view.flatten_keys(key))
+    value = _multiply([f for f in factors if f.shape[values] != 1], gates, step)
+    gates.add_output(f"v.{name}", view.flatten_values(value))
     copies: dict[Value, Value] = {}
     for i, read in enumerate(reads):
         query = copy_value_into(read.query, gates, copies)
-        gates.add_output(f"q{i}.{name}", layout.flatten_keys(query))
-        result = after.add_input(f"read{i}_{name}", state.type.with_shape(BATCH, layout.groups, shape[values]))
+        gates.add_output(f"q{i}.{name}", view.flatten_keys(query))
+        result = after.add_input(f"read{i}_{name}", state.type.with_shape(BATCH, view.groups, shape[values]))
         with after.inserting(before=read.node):
-            unflattened = layout.unflatten(result, read.node.output.shape)
+            unflattened = view.unflatten(result, read.node.output.shape)
         read.node.output.replace_uses(unflattened)
-    return OuterProductState(order, layout.groups, len(reads))
+    return OuterProductState(order, view.groups, len(reads))
 
 
 def _find_reads(step: Step, state: Value, after: Graph) -> list[StateRead]:

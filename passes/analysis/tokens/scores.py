@@ -13,9 +13,7 @@ SPARSE_PATTERNS = ("chunked", "dilated")  # patterns of keys that kernels suppor
 
 
 def find_bias_nodes(graph: Graph, biases: Iterable[Value]) -> list[Node]:
-    """Return the nodes that compute `biases`, in graph order, with the iotas they read.
-
-    The search stops at nodes with a cache, which are not included.
+    """Return the nodes that compute `biases`, with their iotas, in graph order; nodes with a cache end the search.
 
     Raises:
         WeftError: if a node that is not one of them also reads such an iota, which counts the keys.

@@ -20,10 +20,7 @@ _ALONG_AXES = {
 
 
 def find_token_axes(graph: Graph) -> Tokens | None:
-    """Return the sizes (batch, seq) of the token input of `graph`; without one, those of the first causal attention.
-
-    Return None if `graph` has neither.
-    """
+    """Return the sizes (batch, seq) of the token input of `graph`, else of its first causal attention, else None."""
     if (ids := find_tokens(graph)) is not None and len(ids.shape) > 1:
         return ids.shape[0], ids.shape[1]
     for node in graph.nodes:
@@ -38,10 +35,7 @@ def has_token_axes(value: Value | None, tokens: Tokens) -> bool:
 
 
 def find_token_operands(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
-    """Return the indices of the operands of `node` that carry tokens; None if `node` mixes tokens, or may mix them.
-
-    Operands without an index are used for every token alike.
-    """
+    """Return the indices of the operands of `node` that carry tokens; None if `node` mixes tokens, or may mix them."""
     rows = tuple(i for i, v in enumerate(node.inputs) if has_token_axes(v, tokens))
     if not rows or not all(has_token_axes(v, tokens) for v in node.outputs):
         return None
@@ -56,9 +50,7 @@ def find_token_operands(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
     if op in (ops.embedding, ops.one_hot, ops.embed_tokens, ops.rotary_angles):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
     if op in _ALONG_AXES:
-        return (
-            rows if x is not None and len(rows) == len(node.inputs) and _has_feature_axes(node, len(x.shape)) else None
-        )
+        return rows if x is not None and len(rows) == len(node.inputs) and _is_featurewise(node, len(x.shape)) else None
     if op is ops.expand:
         return rows if x is not None and 2 < len(x.shape) == len(node.output.shape) else None
     if op is ops.gather:
@@ -87,6 +79,6 @@ def _is_aligned(value: Value | None, carrying: bool, rank: int) -> bool:
     return axis < 0 or value.shape[axis] == 1
 
 
-def _has_feature_axes(node: Node, rank: int) -> bool:
+def _is_featurewise(node: Node, rank: int) -> bool:
     axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
     return all(a % rank >= 2 for a in axes)

@@ -257,7 +257,7 @@ def test_what_cannot_have_a_state_is_refused() -> None:
 
     with pytest.raises(WeftError, match=r"kv-cache: linear_attention \(%\S+\) is not causal"):
         applied("kv-cache", model(mamba, both_ways))
-    with pytest.raises(WeftError, match="has a key mask, which a state of constant size does not support"):
+    with pytest.raises(WeftError, match="has a key mask, which constant states do not support"):
         applied("kv-cache", model(masked))
     with pytest.raises(WeftError, match="has a cache already"):
         applied("kv-cache, kv-cache", model(mamba))

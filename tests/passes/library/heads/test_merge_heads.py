@@ -344,13 +344,13 @@ def test_one_text_or_windows_of_it(tmp_path: Path) -> None:
     [
         ("missing.npy", None, "cannot be read: no such file"),
         ("text.txt", b"some words", "the model has no tokenizer; give token ids as a .npy or .json file"),
-        ("ids.json", b"[[1, 2], [99]]", "has token 99, but the model has tokens 0 to 36"),
+        ("ids.json", b"[[1, 2], [99]]", "has token 99; the model has 0 to 36"),
         ("ids.json", b'{"ids": [1]}', "a JSON array was expected, not object"),
         ("ids.json", b"[[]]", "has no tokens"),
         ("ids.json", b"[1, ", "not valid JSON"),
         ("ids.npy", b"nothing", "cannot be read"),
         ("ids.npy", b"", "cannot be read"),
-        ("ids.json", b"[99999999999999999999]", "has token 99999999999999999999, but the model has tokens 0"),
+        ("ids.json", b"[99999999999999999999]", "has token 99999999999999999999; the model has 0"),
         ("ids.json", b"[" * 100_000, "nested more than 100 deep"),
     ],
 )

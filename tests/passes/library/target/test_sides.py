@@ -95,7 +95,7 @@ def test_connections_have_types() -> None:
     ]
     assert {c.type for c in made} == {encoder.outputs["cross.0.key"].type}
     wide = run_passes(encoder, "cast{dtype=f16}")
-    with pytest.raises(WeftError, match=r"decoder reads cross.0.key as f32\[.*, but graph encoder returns f16"):
+    with pytest.raises(WeftError, match=r"decoder reads cross.0.key as f32\[.*, but encoder returns f16"):
         join_encoder_decoder(wide, decoder, "keys").find_connections()
 
 
