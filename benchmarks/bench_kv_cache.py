@@ -24,7 +24,7 @@ CODED = [(bits, per) for bits in (8, 4) for per in ("channel", "head", "tensor")
 
 def main() -> None:
     import weft
-    from weft.frontends.app.api.verify.divergence import score_tokens, seconds_per_token
+    from weft.frontends.app.api.verify.divergence import measure_seconds, score_tokens
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=3072)
@@ -48,7 +48,7 @@ def main() -> None:
                     "bytes_per_token": coded.decoder.cache_bytes(1, WINDOW) // WINDOW,
                 }
                 if args.speed:
-                    seconds = seconds_per_token([exact, coded], ids[:WINDOW], lambda *_: None)
+                    seconds = measure_seconds([exact, coded], ids[:WINDOW], lambda *_: None)
                     rows[f"int{bits} {per}"]["milliseconds_f32_and_coded"] = [round(1e3 * s, 2) for s in seconds]
             print(f"int{bits} {per}", rows[f"int{bits} {per}"], flush=True)
         result = {

@@ -64,7 +64,7 @@ def prepare(
     import weft
     from weft.frontends.app.api.rewrite import rewrite
     from weft.frontends.app.api.source.sources import load_source
-    from weft.frontends.app.api.weights import weights_pipeline
+    from weft.frontends.app.api.weights import expand_weights
     from weft.passes.fitting.calibration import MIXTURE
 
     scored, timed, seconds = {}, {}, {}
@@ -74,7 +74,7 @@ def prepare(
             continue
         start = time.perf_counter()
         model = load_source(GGUF if name.endswith("_gguf") else source)
-        passes = weights if weights in PIPELINES else weights_pipeline(model.graph, weights)
+        passes = weights if weights in PIPELINES else expand_weights(model.graph, weights)
         rewritten = rewrite(model, passes)
         if name in TIMED:
             timed[name] = work / name

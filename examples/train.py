@@ -37,7 +37,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import weft
-from weft.frontends.app.api.source.sources import architecture_file
+from weft.frontends.app.api.source.sources import find_architecture_file
 from weft.frontends.model import Model
 
 TEXT = Path(__file__).parent / "texts" / "kings.txt"
@@ -375,7 +375,7 @@ def options() -> argparse.Namespace:
         known |= {key: value for key in ("model", "compile_as") if (value := getattr(given, key))}
         for key, option in (("model", "MODEL"), ("compile_as", "--compile-as")):
             # The folder may be somebody else's, whose settings must not choose the code that runs here.
-            if architecture_file(spec := str(known.get(key, ""))) and not getattr(given, key):
+            if find_architecture_file(spec := str(known.get(key, ""))) and not getattr(given, key):
                 parser.error(f"{file} names code, {spec}: to run it, name it yourself as {option}, beside --resume")
         flags = {f"--{key.replace('_', '-')}": known[key] for key in known if key not in ("model", "out", "resume")}
         read = [key + ("" if value is True else f"={value}") for key, value in flags.items()]

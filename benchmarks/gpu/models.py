@@ -245,7 +245,7 @@ def generate(shape: Shape, device: str, model: Any = None) -> tuple[Any, Callabl
     from weft.backends.torch.codegen.model_source import write_source
     from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import build_step, load, run_source
-    from weft.frontends.app.api.modules import step_forms
+    from weft.frontends.app.api.modules import build_step_graphs
     from weft.frontends.app.api.source.sources import load_source
     from weft.passes import run_passes
 
@@ -253,7 +253,7 @@ def generate(shape: Shape, device: str, model: Any = None) -> tuple[Any, Callabl
     graph = run_passes(graph, TARGETS["torch"].pipeline(graph, "f32"))
     if shape.bits < 16:
         _store_codes(graph, shape.bits)
-    forms = step_forms(graph)
+    forms = build_step_graphs(graph)
     with torch.device("meta"):
         source = write_source(lower(forms["model"], shape.bits == 8), kernels.__name__)
         module: nn.Module = run_source(source.text).Model()

@@ -23,7 +23,7 @@ from weft.backends.runtime.torch.expert_offloading import offload_experts
 from weft.backends.runtime.torch.torch_decoder import TorchDecoder
 from weft.backends.target import TARGETS
 from weft.backends.torch.package.module import build_module, build_step
-from weft.frontends.app.api.modules import step_forms
+from weft.frontends.app.api.modules import build_step_graphs
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph
 from weft.passes import run_passes
@@ -46,7 +46,7 @@ def graph(name: str) -> Graph:
 @cache
 def forms(name: str) -> dict[str, Graph]:
     """The forms of a decoder that its module and its decode step are made of."""
-    return step_forms(graph(name))
+    return build_step_graphs(graph(name))
 
 
 @cache

@@ -28,9 +28,9 @@ from weft.passes.library.target.rope_length import RopeLength
 from ...formats.weft.manifest import hashing, record
 from ...model import Model, SourceLike
 from ...models.families import FAMILIES
-from .rewrite import pipeline_text
+from .rewrite import resolve_pipeline
 from .source.sources import load_source
-from .weights import weights_pipeline
+from .weights import expand_weights
 
 MAX_LENGTH = 4096  # if neither the model nor the user states a length
 LONGEST = 1 << 24  # tokens: above it, tables of positions would take gigabytes
@@ -112,13 +112,13 @@ def compile(
     model = load_source(source, seed, adapters, family, without)
     if switch_adapters:
         model = _add_slots(model, backend, switch_adapters)
-    passes = pipeline_text(passes)
-    first = "" if weights is None else weights_pipeline(model.graph, weights)
+    passes = resolve_pipeline(passes)
+    first = "" if weights is None else expand_weights(model.graph, weights)
     passes = ", ".join(filter(None, (first, passes, *selected.passes().values())))
     check_replaceable(Path(out), model.files)  # before long work
     notes = model.notices()
     verify_graph(model.graph, recipes=True)
-    length = _max_length(model.graph, max_length, notes)
+    length = _choose_length(model.graph, max_length, notes)
     if (cache_dtype := getattr(selected, CACHE_DTYPE, "")) and not any(map(find_caches, model.graph.nodes)):
         raise make_no_effect_error(
             f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} keeps keys and values"
@@ -205,7 +205,7 @@ def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -
     return replace(model, graph=graph)
 
 
-def _max_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
+def _choose_length(graph: Graph, requested: int | None, notes: list[str]) -> int:
     context = graph.meta.get("context")
     if requested is None:
         if context is None and "input_ids" in graph.inputs:

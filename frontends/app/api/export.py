@@ -17,7 +17,13 @@ from .source.sources import load_source
 
 FORMATS = ("hf", "safetensors", "gguf")
 _FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
-_OTHERS = {".onnx": "`weft compile` writes", ".weft": "`weft opt` writes", ".bin": "pickles are", ".pt": "pickles are"}
+_NO_PICKLES = "weft writes no pickles"
+_FOREIGN_FILES = {  # suffix -> reason why export does not write it
+    ".onnx": "`weft compile` writes ONNX",
+    ".weft": "`weft opt` writes IR text",
+    ".bin": _NO_PICKLES,
+    ".pt": _NO_PICKLES,
+}
 
 
 def export(
@@ -102,10 +108,8 @@ def _select_format(out: str | Path, kind: str | None) -> str:
     if str(out).endswith(os.sep) or Path(out).is_dir():
         return kind or "hf"
     by_suffix = _FILES.get(suffix)
-    if kind is None and by_suffix is None and suffix in _OTHERS:
-        raise WeftError(
-            f"{out} has the suffix of files that {_OTHERS[suffix]}; name a folder, or a file .gguf or .safetensors"
-        )
+    if kind is None and by_suffix is None and suffix in _FOREIGN_FILES:
+        raise WeftError(f"{out}: {_FOREIGN_FILES[suffix]}; name a folder, or a .gguf or .safetensors file")
     if kind is not None and by_suffix not in (None, kind):
         output = "a folder" if kind == "hf" else f"a file .{kind}"
         raise WeftError(

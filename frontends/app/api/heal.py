@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS, BATCH, CONTEXT, RATE = 32768, 4, 256, 5e-4
-HELD_BACK = 10  # one of 10 windows is held back for validation
-MOST_HELD_BACK = 8  # windows: validation should not cost more than training
+HOLD_OUT = 10  # one of 10 windows is held back for validation
+MAX_HELD_OUT = 8  # windows: validation should not cost more than training
 PROMPT = 8  # tokens of the text at the start of a sampled sequence
-TOGETHER = 64  # sequences sampled in one batch
+SAMPLE_BATCH = 64  # sequences sampled in one batch
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def heal(
 
     The model is trained by distillation: its next-token distributions should be the original's on a text. The result is
     validated on held-back windows of the text: if it is not closer to the original there, the input is returned
-    unchanged. `healing` also returns these measurements.
+    unchanged. `heal_and_measure` also returns these measurements.
 
     Args:
         text: a text, or token ids (.npy, .json); if None, a mixture of prose, code and languages that comes with weft.
@@ -88,7 +88,7 @@ def heal(
         WeftError: if the model is not quantized, the two are not decoders with the same tokens, the text is too short
             or cannot be read, or PyTorch is not installed.
     """
-    return healing(
+    return heal_and_measure(
         model,
         against=against,
         text=text,
@@ -105,7 +105,7 @@ def heal(
     ).model
 
 
-def healing(
+def heal_and_measure(
     model: SourceLike,
     *,
     against: SourceLike,
@@ -132,8 +132,8 @@ def healing(
             raise WeftError(f"{name} is {size}, but it must be a positive number")
     place = choose_place(device, "torch")
     quantized, original = load_source(model), load_source(against)
-    _check(quantized, original)
-    windows = _windows(quantized, original, str(text or MIXTURE), tokens, context)
+    _check_models(quantized, original)
+    windows = _read_windows(quantized, original, str(text or MIXTURE), tokens, context)
 
     import torch
 
@@ -141,30 +141,32 @@ def healing(
     from weft.backends.torch.distillation.student import dense, open_student
     from weft.backends.torch.distillation.training import distill
 
-    from .modules import module_forms, simplify_trainable
+    from .modules import build_module_graphs, simplify_trainable
     from .modules import torch as module_of
 
     teacher = module_of(original, device=place.device).requires_grad_(False)
     trainable = dense(quantized.graph)
-    student = open_student(quantized.graph, trainable, module_forms(simplify_trainable(trainable.graph)), place.device)
+    student = open_student(
+        quantized.graph, trainable, build_module_graphs(simplify_trainable(trainable.graph)), place.device
+    )
     if not student.trained:
         raise WeftError(f"{quantized.description} has no scales, norms or biases that can be trained")
     texts = torch.from_numpy(windows).to(place.device)
-    held_back = torch.arange(len(texts)) % HELD_BACK == min(HELD_BACK, len(texts)) // 2
+    held_back = torch.arange(len(texts)) % HOLD_OUT == min(HOLD_OUT, len(texts)) // 2
     training = texts[~held_back]
     if samples:
         count = -(-samples // context)
-        prompts = _prompts(training, count, min(PROMPT, context - 1), seed)
+        prompts = _cut_prompts(training, count, min(PROMPT, context - 1), seed)
         sampled = [
             continued(teacher, part, context, seed=seed + i, progress=progress)
-            for i, part in enumerate(torch.split(prompts, TOGETHER))
+            for i, part in enumerate(torch.split(prompts, SAMPLE_BATCH))
         ]
         training = torch.cat([training, *sampled])
     outcome = distill(
         student,
         teacher,
         training,
-        texts[held_back][:MOST_HELD_BACK],
+        texts[held_back][:MAX_HELD_OUT],
         steps=-(-tokens // (batch * context)),
         batch=batch,
         rate=rate,
@@ -180,7 +182,7 @@ def healing(
     return Healing(healed, outcome.before, outcome.after, outcome.steps, *student.counts())
 
 
-def _check(quantized: Model, original: Model) -> None:
+def _check_models(quantized: Model, original: Model) -> None:
     """Check that `quantized` is quantized, and that both models are decoders of the same tokens.
 
     Raises:
@@ -205,7 +207,7 @@ def _check(quantized: Model, original: Model) -> None:
         )
 
 
-def _prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
+def _cut_prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
     """Return prompts [count, length], cut out of `windows` at random positions."""
     import torch
 
@@ -216,7 +218,7 @@ def _prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
     return windows[rows.to(windows.device)].gather(1, columns)
 
 
-def _windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
+def _read_windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
     """Return windows [n, context] of a text with `tokens` tokens in total, by the tokenizer of either model.
 
     Raises:
@@ -228,7 +230,7 @@ def _windows(quantized: Model, original: Model, text: str, tokens: int, context:
         raise WeftError(f"a context of {context} tokens is more than the {longest} that the model takes")
     graph = next((g for g in graphs if g.tokenize is not None), graphs[0])
     # One stream of tokens: a window may contain the end of a document and the beginning of the next.
-    limit = tokens * HELD_BACK // (HELD_BACK - 1) + context
+    limit = tokens * HOLD_OUT // (HOLD_OUT - 1) + context
     ids = np.concatenate([ids.reshape(-1) for ids in read_tokens(graph, text, limit)])
     if len(ids) < 2 * context:
         raise WeftError(

@@ -47,10 +47,10 @@ def initialize(
     if not model.random_init:
         raise WeftError(f"{model.description} has the weights of a checkpoint: only an architecture is initialized")
     graph = model.graph.clone()
-    initialized, residual_writers = _normal_matrices(graph), _residual_writers(graph)
+    initialized, residual_writers = _find_normal_matrices(graph), _find_residual_writers(graph)
     if not initialized:
         raise WeftError(f"{model.description}: no matrix is initialized as N(0, 0.02²), so there are none to change")
-    ratio = _width_ratio(graph, width) if scheme == "mup" else 1.0
+    ratio = _compute_width_ratio(graph, width) if scheme == "mup" else 1.0
     for matrix in initialized:
         recipe, inputs = matrix.param.recipe, matrix.param.type.concrete({})[-1]
         assert isinstance(recipe, Normal)
@@ -76,17 +76,17 @@ def learning_rates(model: Model | Graph, width: int = 256) -> dict[str, float]:
         WeftError: if `width` is not positive, the head is tied to the embedding, or the graph has no residual stream.
     """
     graph = model if isinstance(model, Graph) else model.graph
-    ratio = _width_ratio(graph, width)
-    hidden = {matrix.param.name for matrix in _matrices(graph) if not _is_table(matrix)}
+    ratio = _compute_width_ratio(graph, width)
+    hidden = {matrix.param.name for matrix in _list_matrices(graph) if not _is_table(matrix)}
     return {name: 1 / ratio if name in hidden else 1.0 for name in graph.params}
 
 
-def _matrices(graph: Graph) -> list[Matrix]:
+def _list_matrices(graph: Graph) -> list[Matrix]:
     return [matrix for matrix in find_matrices(graph).values() if isinstance(matrix, Matrix)]
 
 
-def _normal_matrices(graph: Graph) -> list[Matrix]:
-    recipes = [(matrix, matrix.param.recipe) for matrix in _matrices(graph)]
+def _find_normal_matrices(graph: Graph) -> list[Matrix]:
+    recipes = [(matrix, matrix.param.recipe) for matrix in _list_matrices(graph)]
     return [matrix for matrix, recipe in recipes if isinstance(recipe, Normal) and recipe.std == STD]
 
 
@@ -94,11 +94,11 @@ def _is_table(matrix: Matrix) -> bool:
     return any(node.op is ops.embedding for node in matrix.readers)
 
 
-def _width_ratio(graph: Graph, width: int) -> float:
+def _compute_width_ratio(graph: Graph, width: int) -> float:
     """Return the width of the residual stream divided by `width`, for muP."""
     if not width > 0:
         raise WeftError(f"width={width} must be positive")
-    if tied := next((m for m in _matrices(graph) if m.kind == "head" and _is_table(m)), None):
+    if tied := next((m for m in _list_matrices(graph) if m.kind == "head" and _is_table(m)), None):
         raise WeftError(
             f"{graph.name}: {tied.param.name} is both looked up and the head's weight, which muP treats differently: "
             "set tie_embeddings=False"
@@ -106,7 +106,7 @@ def _width_ratio(graph: Graph, width: int) -> float:
     return require_streams(graph, "muP")[0].width / width
 
 
-def _residual_writers(graph: Graph) -> set[str]:
+def _find_residual_writers(graph: Graph) -> set[str]:
     """Return the names of the matrices whose products are added to a residual stream, except tables."""
     nodes = [node for stream in find_streams(graph) for node in stream.writers if isinstance(node, Node)]
     names = {ops.linear: "weight", ops.moe: "down"}

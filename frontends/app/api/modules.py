@@ -20,7 +20,7 @@ from weft.passes import Pipeline, default_pipeline, run_passes
 from weft.passes.forms import derive_graphs
 
 from ...model import SourceLike
-from .rewrite import pipeline_text
+from .rewrite import resolve_pipeline
 from .source.sources import load_source
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def torch(
     Raises:
         WeftError: on any bad input, and if PyTorch is not installed.
     """
-    kind = _dtype(dtype)
+    kind = _resolve_dtype(dtype)
     from weft.backends.torch.package.module import build_module
 
-    forms = _forms(source, seed, passes, keep_blocks)
+    forms = _build_graphs(source, seed, passes, keep_blocks)
     return build_module(forms, dtype=kind, device="cpu" if device is None else device)
 
 
@@ -77,15 +77,15 @@ def state_dict(
     Thus a module can load any checkpoint of its architecture, in spite of other tensor names:
     ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as in `torch`.
     """
-    kind = _dtype(dtype)
+    kind = _resolve_dtype(dtype)
     from weft.backends.torch.lower.lower import lower
     from weft.backends.torch.package.module import evaluate_param
 
-    graph = _forms(source, seed, passes, keep_blocks)[MODEL]
+    graph = _build_graphs(source, seed, passes, keep_blocks)[MODEL]
     return {key: evaluate_param(param, graph.reader, kind) for key, param in lower(graph).program.weights.items()}
 
 
-def _dtype(dtype: str | Dtype | None) -> Dtype:
+def _resolve_dtype(dtype: str | Dtype | None) -> Dtype:
     """Return a dtype of torch for its name, f32 if None; raise WeftError for integer dtypes."""
     framework = import_torch()
     if dtype is not None and not isinstance(dtype, str):
@@ -96,7 +96,7 @@ def _dtype(dtype: str | Dtype | None) -> Dtype:
     return torch_dtype
 
 
-def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
+def _build_graphs(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
     """Return the graphs that target torch builds a module from, by form, with the parameter names of `source`."""
     from weft.backends.torch.program.block_params import explain_no_blocks
 
@@ -105,21 +105,21 @@ def _forms(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) 
     model = load_source(source, seed=seed)
     model.notices()  # raises an error for missing parts that change the outputs
     verify(model.graph, recipes=True)
-    passes = ", ".join(filter(None, (pipeline_text(passes), *options.passes().values())))
+    passes = ", ".join(filter(None, (resolve_pipeline(passes), *options.passes().values())))
     graph = run_passes(model.graph, target.pipeline(model.graph, "f32", passes, trains=True))
     if keep_blocks and (reason := explain_no_blocks(graph)):
         raise make_no_effect_error(f"keep_blocks={keep_blocks!r}", reason)
-    return module_forms(graph)
+    return build_module_graphs(graph)
 
 
-def module_forms(graph: Graph) -> dict[str, Graph]:
+def build_module_graphs(graph: Graph) -> dict[str, Graph]:
     """Return graphs by form: "" is `graph`, "model" its legalized copy, from which target torch writes a module."""
     target = TARGETS["torch"]
     return derive_graphs(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
 
 
-def step_forms(graph: Graph) -> dict[str, Graph]:
-    """Return the graphs of `module_forms`, and as "step" the fused graph of a decode step."""
+def build_step_graphs(graph: Graph) -> dict[str, Graph]:
+    """Return the graphs of `build_module_graphs`, and as "step" the fused graph of a decode step."""
     target = TARGETS["torch"]
     return derive_graphs(graph, target.forms(graph, target.choose({})))
 
@@ -141,18 +141,20 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
         raise WeftError("weights that stay in blocks are not trained: pass the graph of a module without keep_blocks")
-    declared, read = _keys(module_forms(graph)), _keys(module_forms(simplify_trainable(graph)))
+    declared, read = _map_keys(build_module_graphs(graph)), _map_keys(build_module_graphs(simplify_trainable(graph)))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
         raise WeftError(f"the state_dict has {name}, but graph {graph.name} does not ({len(unknown)} unknown)")
     # Equal parameters are one in the module (pass cse), so the state_dict has only one of several tied names.
-    ties = {_tie(graph.params[name]): key for name, key in declared.items() if key in state_dict}
-    arrays, recipes = {key: _array(tensor) for key, tensor in state_dict.items()}, dict[str, Recipe]()
+    ties = {_make_tie_key(graph.params[name]): key for name, key in declared.items() if key in state_dict}
+    arrays, recipes = {key: _to_array(tensor) for key, tensor in state_dict.items()}, dict[str, Recipe]()
     for name, declared_key in declared.items():
         param = graph.params[name]
         if param.recipe.is_constant:
             continue
-        keys = [read[name], declared_key] if name in read else [declared_key, ties.get(_tie(param), declared_key)]
+        keys = (
+            [read[name], declared_key] if name in read else [declared_key, ties.get(_make_tie_key(param), declared_key)]
+        )
         key = next((key for key in keys if key in arrays), declared_key)
         if key not in arrays and name in read:
             raise WeftError(f"the state_dict has no {key}, a parameter of graph {graph.name}")
@@ -166,7 +168,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
     return graph
 
 
-def _keys(forms: Mapping[str, Graph]) -> dict[str, str]:
+def _map_keys(forms: Mapping[str, Graph]) -> dict[str, str]:
     """Return the state_dict key of each parameter of a module built from `forms`, by parameter name."""
     from weft.backends.torch.lower.identifiers import map_parameter_names
     from weft.backends.torch.lower.lower import lower
@@ -175,12 +177,12 @@ def _keys(forms: Mapping[str, Graph]) -> dict[str, str]:
     return {names[param.name]: key for key, param in lower(forms[MODEL]).program.weights.items()}
 
 
-def _tie(param: Param) -> Hashable:
+def _make_tie_key(param: Param) -> Hashable:
     """Return a key that is equal for parameters that the pass cse merges (tied weights)."""
     return param.type, param.recipe
 
 
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+def _to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor as a numpy array: a copy on the CPU, gathered from all devices."""
     import torch
 

@@ -19,7 +19,7 @@ PROMISES = {
 }
 
 
-def by_purpose() -> dict[str, list[str]]:
+def group_by_purpose() -> dict[str, list[str]]:
     """Return the names of all passes by purpose."""
     groups: dict[str, list[str]] = {purpose: [] for purpose in typing.get_args(Purpose)}
     for name, cls in all_passes().items():
@@ -27,7 +27,7 @@ def by_purpose() -> dict[str, list[str]]:
     return {purpose: names for purpose, names in groups.items() if names}
 
 
-def signature(pass_type: type[Pass]) -> str:
+def format_signature(pass_type: type[Pass]) -> str:
     """Return the arguments of a pass with their defaults, in the syntax of pipelines."""
     arguments = pass_type.arguments()
     return ", ".join(a.name if a.required else f"{a.name}={spell(a.default)}" for a in arguments)
@@ -40,13 +40,13 @@ def write_pages(folder: Path) -> int:
         WeftError: if the example of a pass contradicts its effect.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {f"{name}.md": page(pass_type) for name, pass_type in all_passes().items()} | {INDEX: index()}
+    pages = {f"{name}.md": render_page(pass_type) for name, pass_type in all_passes().items()} | {INDEX: render_index()}
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8")
     return len(pages)
 
 
-def page(pass_type: type[Pass]) -> str:
+def render_page(pass_type: type[Pass]) -> str:
     """Return the page of one pass, in Markdown.
 
     Raises:
@@ -59,13 +59,13 @@ def page(pass_type: type[Pass]) -> str:
         f"# {pass_type.name}",
         parts.summary,
         f"**{pass_type.effect.capitalize()}**: {PROMISES[pass_type.effect]}. "
-        f"`--verify` shows: {_sentence(pass_type.describe_check())}",
+        f"`--verify` shows: {_end_sentence(pass_type.describe_check())}",
         parts.text,
-        parts.condition and f"**Condition**: {_sentence(parts.condition)}",
-        pass_type.tradeoff and f"**Trade-off**: {_sentence(pass_type.tradeoff)}",
-        parts.source and f"**Source**: {_sentence(parts.source)}",
+        parts.condition and f"**Condition**: {_end_sentence(parts.condition)}",
+        pass_type.tradeoff and f"**Trade-off**: {_end_sentence(pass_type.tradeoff)}",
+        parts.source and f"**Source**: {_end_sentence(parts.source)}",
         pass_type.see and f"**See also**: {', '.join(f'[{name}]({name}.md)' for name in pass_type.see)}",
-        *_arguments(pass_type),
+        *_render_arguments(pass_type),
         f"## Example\n\n`{parts.pipeline}` rewrites",
         f"```weft\n{before}```",
         "into:",
@@ -74,7 +74,7 @@ def page(pass_type: type[Pass]) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def index() -> str:
+def render_index() -> str:
     """Return the page that lists all passes by purpose, in Markdown."""
     sections = [
         "# Passes",
@@ -82,28 +82,32 @@ def index() -> str:
         "`weft passes --write-docs docs/passes` from the docstrings, and their examples are run by a test.",
     ]
     passes = all_passes()
-    for purpose, names in by_purpose().items():
-        rows = [f"| [{n}]({n}.md) | {passes[n].effect} | {_cell(passes[n].documentation().summary)} |" for n in names]
+    for purpose, names in group_by_purpose().items():
+        rows = [
+            f"| [{n}]({n}.md) | {passes[n].effect} | {_escape_cell(passes[n].documentation().summary)} |" for n in names
+        ]
         sections.append("\n".join([f"## {purpose}\n", "| pass | effect | what it does |", "|---|---|---|", *rows]))
     return "\n\n".join(sections) + "\n"
 
 
-def _arguments(pass_type: type[Pass]) -> list[str]:
+def _render_arguments(pass_type: type[Pass]) -> list[str]:
     """Return the lines of a table of the arguments; [] if there are none."""
     arguments = pass_type.arguments()
-    rows = [f"| `{a.name}` | {_cell(a.type_text)} | {_default(a.required, a.default)} |" for a in arguments]
+    rows = [
+        f"| `{a.name}` | {_escape_cell(a.type_text)} | {_format_default(a.required, a.default)} |" for a in arguments
+    ]
     return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
 
 
-def _default(required: bool, default: object) -> str:
+def _format_default(required: bool, default: object) -> str:
     return "must be given" if required else f"`{spell(default)}`"
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Return `text` escaped for a table cell."""
     return text.replace("|", "&#124;")
 
 
-def _sentence(text: str) -> str:
+def _end_sentence(text: str) -> str:
     """Return `text` with a full stop."""
     return text if text.endswith((".", "!", "?", ")")) else f"{text}."

@@ -18,12 +18,12 @@ SUFFIX = ".pipeline"
 PUBLISHED = {  # pipelines by name; every pass except the last is exact
     f"best-int{bits}": f"fold-norm-scale, rotate-residual, rotate-heads, quantize{{bits={bits}}}" for bits in (4, 3)
 }
-MOST = 1 << 20  # maximum bytes of a pipeline file
+MAX_BYTES = 1 << 20  # maximum bytes of a pipeline file
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|#.*')
 _PHASE = re.compile(r"[\w-]+\s*:")
 
 
-def pipeline_text(pipeline: str) -> str:
+def resolve_pipeline(pipeline: str) -> str:
     """Return the pipeline that `pipeline` is or refers to: itself, a published one (``@name``), or a file's contents.
 
     A file is ``@path`` or a path ending in .pipeline. In it ``#`` begins a comment; outside of braces the end of a line
@@ -39,7 +39,7 @@ def pipeline_text(pipeline: str) -> str:
     if name in PUBLISHED:
         return PUBLISHED[name]
     try:
-        text = read_text(expand_home(name), MOST).removeprefix("\ufeff")
+        text = read_text(expand_home(name), MAX_BYTES).removeprefix("\ufeff")
     except WeftError as e:
         raise WeftError(f"the pipeline file {e}; @{' and @'.join(PUBLISHED)} are published with weft") from e
     joined, depth = "", 0
@@ -63,14 +63,14 @@ def rewrite(
     hooks: Iterable[Hook] = (),
     progress: Progress = lambda name, done, total: None,
 ) -> Model:
-    """Return `model` with its graph rewritten by the pipeline `passes` (a string, or a file as in `pipeline_text`).
+    """Return `model` with its graph rewritten by the pipeline `passes` (a string, or a file as in `resolve_pipeline`).
 
     `verify`, `dump`, `report`, `hooks` and `progress` are arguments of `run_passes`.
 
     Raises:
         WeftError: if the pipeline is invalid, or a pass cannot be applied.
     """
-    pipeline = parse_pipeline(pipeline_text(passes), default_pipeline(model.graph))
+    pipeline = parse_pipeline(resolve_pipeline(passes), default_pipeline(model.graph))
     if not pipeline.passes:
         return model
     graph = run_passes(model.graph, pipeline, verify=verify, dump=dump, report=report, hooks=hooks, progress=progress)

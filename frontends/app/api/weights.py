@@ -13,14 +13,14 @@ from weft.passes.fitting.calibration import MIXTURE, make_inputs, read_tokens
 from weft.passes.library.quantize.quantize import QuantizeWeights
 
 BITS = (2, 3, 4, 8)
-FEW = 64  # tokens of a text that show whether the graph can read it
+SAMPLE_TOKENS = 64  # tokens of a text that show whether the graph can read it
 FLOATS = ("fp8", "mxfp4", "nvfp4")
 _FORM = re.compile(r"\s*([a-z]+)(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 # Exact rewrites that reduce the loss of rounding; a graph that does not allow one goes without it.
-PREPARED = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
+PREPARATIONS = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads")
 
 
-def weights_pipeline(graph: Graph, text: str) -> str:
+def expand_weights(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` abbreviates: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
     Floats are rounded to the nearest. So are 8-bit integers, after their channels were scaled by activations on a text.
@@ -59,14 +59,16 @@ def _can_read_text(graph: Graph) -> bool:
     """Return whether the only inputs of `graph` are token ids (and positions), which a tokenizer provides for a
     text."""
     with contextlib.suppress(WeftError):
-        return not has_cache(graph) and all(make_inputs(graph, ids) for ids in read_tokens(graph, str(MIXTURE), FEW))
+        return not has_cache(graph) and all(
+            make_inputs(graph, ids) for ids in read_tokens(graph, str(MIXTURE), SAMPLE_TOKENS)
+        )
     return False
 
 
 def _find_preparation(graph: Graph) -> list[str]:
-    """Return the first pipeline of `PREPARED` that the graph allows, as a list with one element; [] if it allows
+    """Return the first pipeline of `PREPARATIONS` that the graph allows, as a list with one element; [] if it allows
     none."""
-    for pipeline in PREPARED:
+    for pipeline in PREPARATIONS:
         try:
             run_passes(graph, pipeline)
         except WeftError:

@@ -31,7 +31,7 @@ from .terminal import echo
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
-def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
     if requested and not ctx.resilient_parsing:
         from weft import __version__
 
@@ -39,14 +39,14 @@ def _version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
         ctx.exit()
 
 
-def _import(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) -> None:
+def _import_plugins(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) -> None:
     for name in modules:
         import_plugin(name)
 
 
 @click.group("weft", cls=Root, context_settings=HELP, invoke_without_command=True)
 @click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
 )
 @click.option(
     "--import",
@@ -54,7 +54,7 @@ def _import(ctx: click.Context, _: click.Parameter, modules: tuple[str, ...]) ->
     multiple=True,
     expose_value=False,
     is_eager=True,
-    callback=_import,
+    callback=_import_plugins,
     metavar="MODULE",
     help="Import a module that adds ops, passes, families, targets.",
 )

@@ -27,37 +27,40 @@ def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str])
         )
     inputs: Any = text  # the check above rejects ids for methods that need text
     if task == "question-answering":
-        _print(
-            (span.score, span.text) for span in model.answer(inputs, _single_pair(pairs, "the context of the question"))
+        _print_scores(
+            (span.score, span.text)
+            for span in model.answer(inputs, _require_single_pair(pairs, "the context of the question"))
         )
     elif task == "multiple-choice":
         if not pairs:
             raise WeftError("give each choice by --pair")
-        _print(sorted(zip(model.choose(inputs, pairs), pairs, strict=True), reverse=True))
+        _print_scores(sorted(zip(model.choose(inputs, pairs), pairs, strict=True), reverse=True))
     elif task in ("fill-mask", "token-classification"):
         if pairs:
             raise WeftError(f"a model for {task} reads one text: leave out --pair")
         if task == "fill-mask":
             for best in model.fill(inputs):
-                _print((score, token) for token, score in best.items())
+                _print_scores((score, token) for token, score in best.items())
         else:
-            _print((span.score, f"{span.label}\t{span.text}\t{span.start}:{span.end}") for span in model.tag(inputs))
+            _print_scores(
+                (span.score, f"{span.label}\t{span.text}\t{span.start}:{span.end}") for span in model.tag(inputs)
+            )
     elif task == "text-classification" and len(pairs) > 0 and len(model.task.labels) == 1:
-        _print((rank.score, pairs[rank.index]) for rank in model.rank(inputs, pairs))
+        _print_scores((rank.score, pairs[rank.index]) for rank in model.rank(inputs, pairs))
     elif task in ("text-classification", "next-sentence-prediction"):
         inputs_to_classify = [(text, pair) for pair in pairs] if pairs else [text]
         for scores in model.classify(inputs_to_classify):
-            _print((score, label) for label, score in scores.items())
+            _print_scores((score, label) for label, score in scores.items())
     else:
         raise WeftError(f"{model.folder} has a model for {task}, which `weft run` does not print: use `weft.load`")
 
 
-def _single_pair(pairs: Sequence[str], role: str) -> str:
+def _require_single_pair(pairs: Sequence[str], role: str) -> str:
     if len(pairs) != 1:
         raise WeftError(f"give {role} by --pair, once")
     return pairs[0]
 
 
-def _print(lines: Any) -> None:
+def _print_scores(lines: Any) -> None:
     for score, answer in lines:
         echo(f"{score:.4f}\t{escape_controls(answer)}")

@@ -10,13 +10,13 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_families, complete_ops, complete_presets, complete_targets
-from .terminal import as_json, echo, format_bytes, format_count, table
+from .terminal import echo, format_bytes, format_count, format_json, print_table
 
 if TYPE_CHECKING:
     from weft.backends.target import Backend
     from weft.ir.op import Op
 
-SHOWN = "smollm2-135m"  # the preset whose pipelines are printed
+EXAMPLE_PRESET = "smollm2-135m"  # the preset whose pipelines are printed
 
 
 @click.command("ops", short_help="List the ops.")
@@ -32,47 +32,49 @@ def ops_command(name: str | None) -> None:
     from weft.ir import OPS, lookup
 
     if name is not None:
-        _show_op(lookup(name))
+        _print_op(lookup(name))
         return
-    by_family = sorted(OPS.values(), key=lambda op: (_family(op), op.name))
-    families = [_family(op) for op in by_family]
+    by_family = sorted(OPS.values(), key=lambda op: (_get_family(op), op.name))
+    families = [_get_family(op) for op in by_family]
     first = [f if i == 0 or families[i - 1] != f else "" for i, f in enumerate(families)]
-    rows = [(f, op.name, _signature(op), first_sentence(op.doc)) for f, op in zip(first, by_family, strict=True)]
-    table(("family", "op", "operands; attributes", "what it does"), rows)
+    rows = [
+        (f, op.name, _format_signature(op), get_first_sentence(op.doc)) for f, op in zip(first, by_family, strict=True)
+    ]
+    print_table(("family", "op", "operands; attributes", "what it does"), rows)
 
 
-def _family(op: Op) -> str:
+def _get_family(op: Op) -> str:
     return op.module.rpartition(".")[2].replace("_", " ")
 
 
-def _operands(op: Op) -> str:
+def _format_operands(op: Op) -> str:
     marks = ("*" if o.variadic else "" for o in op.operands)
     return ", ".join(m + o.name + ("?" if o.optional else "") for m, o in zip(marks, op.operands, strict=True))
 
 
-def _signature(op: Op) -> str:
-    return "; ".join(filter(None, (_operands(op), ", ".join(op.attrs))))
+def _format_signature(op: Op) -> str:
+    return "; ".join(filter(None, (_format_operands(op), ", ".join(op.attrs))))
 
 
-def first_sentence(doc: str) -> str:
+def get_first_sentence(doc: str) -> str:
     """Return the first sentence of `doc`; without a full stop, its first paragraph."""
     paragraph = " ".join(doc.partition("\n\n")[0].split())
     sentence, end, _ = paragraph.partition(". ")
     return sentence + end.rstrip()
 
 
-def _show_op(op: Op) -> None:
+def _print_op(op: Op) -> None:
     from weft.backends.target import TARGETS
     from weft.ir.op import format_type
     from weft.ir.recipes.spelling import spell
 
-    echo(f"{op.name}({_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
+    echo(f"{op.name}({_format_operands(op)}) -> {', '.join(op.output_names) or 'output'}\n\n{op.doc}\n")
     if op.attrs:
         rows = [(a.name, format_type(a.type), "" if a.required else spell(a.default)) for a in op.attrs.values()]
-        table(("attribute", "type", "default"), rows)
+        print_table(("attribute", "type", "default"), rows)
         echo()
     facts = {
-        "family": _family(op),
+        "family": _get_family(op),
         "traits": ", ".join(sorted(t.value for t in op.traits)) or "none",
         "body in simpler ops": "yes" if op.has_body else "no",
     }
@@ -86,11 +88,11 @@ def _show_op(op: Op) -> None:
             lowerings = [str(e)]
         echo(f"  {name}: {', '.join(lowerings)}")
     echo("cases:")
-    for line in _cases(op):
+    for line in _format_cases(op):
         echo(f"  {line}")
 
 
-def _cases(op: Op) -> list[str]:
+def _format_cases(op: Op) -> list[str]:
     """Return a line for each example case of an op: operand types -> output types."""
     from weft.ir.recipes.spelling import spell
     from weft.ir.types import TensorType, dtypes
@@ -98,14 +100,14 @@ def _cases(op: Op) -> list[str]:
     lines = []
     for case in op.cases:
         arrays = case.draw()
-        types = [None if a is None else TensorType(dtypes.from_numpy(_narrow(a)), tuple(a.shape)) for a in arrays]
+        types = [None if a is None else TensorType(dtypes.from_numpy(_cast_to_f32(a)), tuple(a.shape)) for a in arrays]
         attrs = op.check_attrs(case.attrs)
         operands = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
         lines.append(f"({', '.join(operands)}) -> {', '.join(map(str, op.types(types, attrs)))}")
     return lines
 
 
-def _narrow(array: Any) -> Any:
+def _cast_to_f32(array: Any) -> Any:
     return array.astype("float32") if array.dtype == "float64" else array
 
 
@@ -113,7 +115,9 @@ def _narrow(array: Any) -> Any:
 @click.argument("name", required=False, shell_complete=complete_targets)
 @click.option("--json", "wants_json", is_flag=True, help="Print all properties and options as JSON.")
 @click.option(
-    "--pipeline", is_flag=True, help=f"List the passes that the target runs for the preset {SHOWN}, graph by graph."
+    "--pipeline",
+    is_flag=True,
+    help=f"List the passes that the target runs for the preset {EXAMPLE_PRESET}, graph by graph.",
 )
 def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
     """List the targets of `weft compile`, or describe one of them with its properties and options.
@@ -131,26 +135,26 @@ def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
     if pipeline and wants_json:
         raise WeftError("--pipeline is printed as text: leave out --json")
     if pipeline:
-        echo("\n\n".join(map(_pipelines, selected)))
+        echo("\n\n".join(map(_format_pipelines, selected)))
     elif wants_json:
-        echo(as_json([target.describe() for target in selected]))
+        echo(format_json([target.describe() for target in selected]))
     elif name is None:
         rows = []
         for target in selected:
             flags = ", ".join(option.flag for option in target.options.list_all().values())
             rows.append((target.name, target.runtime, target.device, ", ".join(target.dtypes), target.doc, flags))
-        table(("target", "run by", "device", "dtypes", "what it is", "options"), rows)
+        print_table(("target", "run by", "device", "dtypes", "what it is", "options"), rows)
     else:
-        _show_target(selected[0])
+        _print_target(selected[0])
 
 
-def _pipelines(target: Backend) -> str:
+def _format_pipelines(target: Backend) -> str:
     """Return the passes of a target, phase by phase, and those of each form."""
     from weft.passes import Pipeline, run_passes
 
     from ... import load_source
 
-    graph = load_source(SHOWN).graph
+    graph = load_source(EXAMPLE_PRESET).graph
     pipeline = target.pipeline(graph, target.dtypes[0], max_length=graph.meta["context"])
 
     def phases(pipeline: Pipeline) -> list[str]:
@@ -166,7 +170,7 @@ def _pipelines(target: Backend) -> str:
     return "\n".join(lines)
 
 
-def _show_target(target: Backend) -> None:
+def _print_target(target: Backend) -> None:
     from weft.ir.recipes.spelling import spell
 
     facts = {
@@ -183,7 +187,7 @@ def _show_target(target: Backend) -> None:
     if options := target.options.list_all().values():
         echo()
         rows = [(o.flag, o.type_text, spell(o.default) if o.default else "", o.help) for o in options]
-        table(("option", "type", "default", "what it does"), rows)
+        print_table(("option", "type", "default", "what it does"), rows)
 
 
 @click.command("presets", short_help="List published architectures.")
@@ -204,14 +208,14 @@ def presets_command(name: str | None) -> None:
     _check_name(name, PRESETS, "preset", "presets")
     selected = PRESETS if name is None else [name]
     columns = ("preset", "parameters", "active", "KV/token", "state", "context", "architecture")
-    table(columns, [_preset_row(n) for n in selected], right="parameters active KV/token state context")
+    print_table(columns, [_build_preset_row(n) for n in selected], right="parameters active KV/token state context")
     if name is None:
         echo("\nactive: without experts that a token is not routed to; KV/token and state: bytes in f16")
     else:
         echo(f"\n{PRESETS[name].parameters:,} parameters\n\n{PRESETS[name].model()}")
 
 
-def _preset_row(name: str) -> tuple[str, ...]:
+def _build_preset_row(name: str) -> tuple[str, ...]:
     from weft.passes.analysis.costs import count_active_parameters, count_state_bytes, find_cache_sizes
 
     from ... import PRESETS
@@ -252,7 +256,7 @@ def families_command(name: str | None) -> None:
     _check_name(name, FAMILIES, "family", "families")
     if name is None:
         head, *rows = overview(FAMILIES)
-        return table(head, rows)
+        return print_table(head, rows)
     gguf, loaded_by = FAMILIES[name].gguf, FAMILIES[name].transformers
     echo(f"Hugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")
     if gguf is not None:

@@ -12,8 +12,8 @@ from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
 from .completion import complete_dtypes, complete_sources, complete_targets
-from .options import TargetOption, adapter_option, family_option, passes_option, seed_option, without_option
-from .terminal import echo, format_bytes, note, progress
+from .options import TargetOption, adapter_option, add_passes_option, family_option, seed_option, without_option
+from .terminal import echo, format_bytes, print_note, show_progress
 
 if TYPE_CHECKING:
     from ..api.compile import CompileReport
@@ -27,12 +27,12 @@ class TargetCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if self.name not in ctx.meta:  # click calls this several times, and compares the parameters by identity
             *params_of_command, help_option = super().get_params(ctx)
-            ctx.meta[str(self.name)] = [*params_of_command, *_target_options(), help_option]
+            ctx.meta[str(self.name)] = [*params_of_command, *_build_target_options(), help_option]
         params: list[click.Parameter] = ctx.meta[str(self.name)]
         return params
 
 
-def _target_options() -> list[click.Option]:
+def _build_target_options() -> list[click.Option]:
     from weft.backends.options import MOVED
     from weft.backends.target import TARGETS, collect_options
 
@@ -67,7 +67,7 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
     help="The target: {targets}; see `weft targets`.",
 )
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
-@passes_option(
+@add_passes_option(
     'The pipeline of passes, such as "default, -pack-qkv" (`-name` removes a pass), or @FILE that contains it.',
     default="default",
     show_default=True,
@@ -126,24 +126,24 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
     if explain and not backend.explains:
         explaining = join_targets([other.name for other in TARGETS.values() if other.explains])
         raise WeftError(f"--explain supports {explaining} only, not {target}; --trace shows how ops are lowered")
-    with progress(f"reading {source}") as step:
+    with show_progress(f"reading {source}") as step:
         options = {name: value for name, value in options.items() if value is not None}
         report = compile(source, out, target=target, progress=step, **options)
-    tell_random(report)
+    note_random_weights(report)
     for line in report.notes:
-        note(line)
+        print_note(line)
     if trace:
         echo("\n".join([str(report.passes), *report.trace]), err=True)
     if explain:
         echo("\n".join(report.explain()))
-    echo(_summary(report, out))
+    echo(_summarize(report, out))
     if report.model.family is not None and report.graph.meta.get("kind") == "image-encoder":
-        note(f"{out} reads images, so it was not compared with transformers")
+        print_note(f"{out} reads images, so it was not compared with transformers")
     elif report.model.family is not None and TARGETS.lookup(report.target).runs:
-        _compare(out, source, report.model.family)
+        _compare_with_transformers(out, source, report.model.family)
 
 
-def _compare(out: str, source: str, family: str) -> None:
+def _compare_with_transformers(out: str, source: str, family: str) -> None:
     """Compare the folder `out`, whose `source` was read as `family` (--as), with transformers, and print the result.
 
     Raises:
@@ -152,11 +152,11 @@ def _compare(out: str, source: str, family: str) -> None:
     from ..api.verify.verification import verify_folder
 
     try:
-        with progress(f"comparing {out} with transformers on {source}") as step:
+        with show_progress(f"comparing {out} with transformers on {source}") as step:
             result = verify_folder(out, against=source, trust=True, progress=step)
     except WeftError as e:
         reason = str(e).splitlines()[0]  # transformers' own errors have more lines
-        note(f"not checked whether {source} computes the same as a {family} model: {reason}")
+        print_note(f"not checked whether {source} computes the same as a {family} model: {reason}")
         return
     if not result.passed:
         raise WeftError(
@@ -166,13 +166,13 @@ def _compare(out: str, source: str, family: str) -> None:
     echo(f"equal to transformers on {source} within {result.max_relative:.1e}")
 
 
-def tell_random(report: CompileReport) -> None:
+def note_random_weights(report: CompileReport) -> None:
     """Print a note if the weights are random, not a checkpoint's."""
     if report.model.random_init:
-        note(f"{report.model.description} has no checkpoint: its weights are random (seed {report.model.seed})")
+        print_note(f"{report.model.description} has no checkpoint: its weights are random (seed {report.model.seed})")
 
 
-def _summary(report: CompileReport, out: str) -> str:
+def _summarize(report: CompileReport, out: str) -> str:
     from weft.backends.target import TARGETS
 
     seconds = sum(report.seconds.values())

@@ -14,7 +14,7 @@ if typing.TYPE_CHECKING:
     from weft.passes import Pass
 
 SHELLS = ("bash", "zsh", "fish")
-_OPEN = re.compile(r"(.*?)([\w-]+)\{((?:[^{}]*,)?\s*)([^{},]*)", re.DOTALL)  # a pass whose braces are open
+_OPEN_BRACES = re.compile(r"(.*?)([\w-]+)\{((?:[^{}]*,)?\s*)([^{},]*)", re.DOTALL)  # a pass whose braces are open
 _NAME = re.compile(r"\s*[\w.+-]+=")
 
 
@@ -35,11 +35,11 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     click.echo(completion(ctx.find_root().command, {}, "weft", "_WEFT_COMPLETE").source())
 
 
-def _offer(names: Iterable[str], typed: str, prefix: str = "") -> list[CompletionItem]:
+def _make_items(names: Iterable[str], typed: str, prefix: str = "") -> list[CompletionItem]:
     return [CompletionItem(prefix + name) for name in names if name.startswith(typed)]
 
 
-def _completer(
+def _make_completer(
     module: str, registry: str, order: Callable[[Iterable[str]], Iterable[str]] = list
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Return a function that completes the names in `registry`, an attribute or function of `module`, imported on
@@ -47,16 +47,16 @@ def _completer(
 
     def complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         names = getattr(importlib.import_module(module), registry)
-        return _offer(order(names() if callable(names) else names), typed)
+        return _make_items(order(names() if callable(names) else names), typed)
 
     return complete
 
 
-complete_targets = _completer("weft.backends.target", "TARGETS")
-complete_presets = _completer("weft.frontends", "PRESETS")
-complete_families = _completer("weft.frontends.models.families", "FAMILIES", sorted)
-complete_ops = _completer("weft.ir", "OPS", sorted)
-complete_passes = _completer("weft.passes", "all_passes")
+complete_targets = _make_completer("weft.backends.target", "TARGETS")
+complete_presets = _make_completer("weft.frontends", "PRESETS")
+complete_families = _make_completer("weft.frontends.models.families", "FAMILIES", sorted)
+complete_ops = _make_completer("weft.ir", "OPS", sorted)
+complete_passes = _make_completer("weft.passes", "all_passes")
 
 
 def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -64,7 +64,7 @@ def complete_dtypes(ctx: click.Context, param: click.Parameter, typed: str) -> l
 
     target = TARGETS.get(ctx.params.get("target") or "")
     candidates = target.dtypes if target else dict.fromkeys(d for t in TARGETS.values() for d in t.dtypes)
-    return _offer(candidates, typed)
+    return _make_items(candidates, typed)
 
 
 def complete_sources(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -76,19 +76,21 @@ def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -
     """Return candidates for the last pass of a pipeline, perhaps after NAME=, or for its arguments inside braces."""
     from weft.passes import all_passes
 
-    if inside := _OPEN.fullmatch(typed):
+    if inside := _OPEN_BRACES.fullmatch(typed):
         prefix, name, arguments, last = inside.groups()
         pass_type = all_passes().get(name)
         return (
-            [] if pass_type is None else _offer(_arguments(pass_type, arguments), last, f"{prefix}{name}{{{arguments}")
+            []
+            if pass_type is None
+            else _make_items(_list_arguments(pass_type, arguments), last, f"{prefix}{name}{{{arguments}")
         )
     prefix, comma, last = typed.rpartition(",")
     name_given = _NAME.match(last)
     stripped = last[name_given.end() if name_given and not comma else 0 :].lstrip(" -")
-    return _offer(("default", *all_passes()), stripped, prefix + comma + last[: len(last) - len(stripped)])
+    return _make_items(("default", *all_passes()), stripped, prefix + comma + last[: len(last) - len(stripped)])
 
 
-def _arguments(pass_type: type[Pass], arguments: str) -> Iterable[str]:
+def _list_arguments(pass_type: type[Pass], arguments: str) -> Iterable[str]:
     """Yield the arguments of a pass with their possible values, except those in `arguments`."""
     for argument in pass_type.arguments():
         if not re.search(rf"\b{argument.name}\s*=", arguments):

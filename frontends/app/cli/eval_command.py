@@ -11,8 +11,8 @@ import click
 
 from .completion import complete_sources
 from .open_model import check_trust
-from .options import device_option, passes_option
-from .terminal import as_json, echo, format_bytes, format_count, note, progress, table
+from .options import add_passes_option, device_option
+from .terminal import echo, format_bytes, format_count, format_json, print_note, print_table, show_progress
 
 if TYPE_CHECKING:
     from ..api.verify.evaluation import Evaluation, Score
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("models", nargs=-1, shell_complete=complete_sources, metavar="[MODEL]...")
 @click.option("--against", required=True, shell_complete=complete_sources, help="The original SOURCE to compare with.")
 @click.option("--text", required=True, type=click.Path(), help="The text file, in UTF-8; encoders embed each line.")
-@passes_option(
+@add_passes_option(
     "NAME=PIPELINE, or a pipeline: also score the original rewritten by this pipeline; may be repeated.",
     "pipelines",
     multiple=True,
@@ -100,16 +100,16 @@ def eval_command(
     if options["trust"]:
         check_trust([options["against"], *models])
     rewrites = _parse_variants(pipelines)
-    with progress("opening", "steps") as step:
+    with show_progress("opening", "steps") as step:
         measured = layers or plot is not None
-        evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=note, **options)
+        evaluation = evaluate(models, rewrites=rewrites, layers=measured, progress=step, note=print_note, **options)
     if plot is not None:
         plot_evaluation(evaluation, plot, theme == "dark")
-        note(f"{plot} written")
+        print_note(f"{plot} written")
     if wants_json:
-        echo(as_json(evaluation.json()))
+        echo(format_json(evaluation.json()))
     else:
-        _show(evaluation, layers)
+        _print_evaluation(evaluation, layers)
 
 
 def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:
@@ -124,38 +124,38 @@ def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:
     return variants
 
 
-def _show(evaluation: Evaluation, with_layers: bool) -> None:
+def _print_evaluation(evaluation: Evaluation, with_layers: bool) -> None:
     echo(f"{evaluation.tokens:,} tokens of {evaluation.text}, in windows of {evaluation.context}\n")
     columns = ("model", *_COLUMNS)
     cells = [(score.name, *(cell(score) for cell in _COLUMNS.values())) for score in evaluation.scores]
     used = [i for i in range(len(columns)) if any(row[i] for row in cells)]
     rows = [[row[i] for i in used] for row in cells]
-    table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
+    print_table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
     if with_layers and (layers := evaluation.scores[0].layers):
         echo("\nrelative error of the residual stream after each layer")
         names = [score.name for score in evaluation.scores[1:]]
         errors = [
             [f"{s.layers[layer]:.3g}" if layer in s.layers else "" for s in evaluation.scores[1:]] for layer in layers
         ]
-        table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
+        print_table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
 
 
 _COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" if it does not apply
-    "NLL": lambda score: _number(score.nll, "{:.4f}"),
-    "ΔNLL": lambda score: _number(score.nll_loss, "{:+.4f}"),
-    "perplexity": lambda score: _number(score.perplexity, "{:.4g}"),
-    "KL": lambda score: _number(score.kl, "{:.3g}"),
-    "KL99": lambda score: _number(score.kl_99, "{:.3g}"),
-    "agreement": lambda score: _number(score.agreement, "{:.2%}"),
-    "cosine": lambda score: _number(score.cosine, "{:.4f}"),
+    "NLL": lambda score: _format_number(score.nll, "{:.4f}"),
+    "ΔNLL": lambda score: _format_number(score.nll_loss, "{:+.4f}"),
+    "perplexity": lambda score: _format_number(score.perplexity, "{:.4g}"),
+    "KL": lambda score: _format_number(score.kl, "{:.3g}"),
+    "KL99": lambda score: _format_number(score.kl_99, "{:.3g}"),
+    "agreement": lambda score: _format_number(score.agreement, "{:.2%}"),
+    "cosine": lambda score: _format_number(score.cosine, "{:.4f}"),
     "ms/token": lambda score: f"{score.seconds * 1e3:.3g}",
     "tokens/s": lambda score: f"{1 / score.seconds:.3g}" if score.seconds else "",
     "weights": lambda score: format_bytes(score.weight_bytes),
-    "bits": lambda score: _number(score.bits, "{:.2f}"),
+    "bits": lambda score: _format_number(score.bits, "{:.2f}"),
     "parameters": lambda score: format_count(score.parameters) if score.parameters else "",
     "cache/token": lambda score: format_bytes(score.cache_bytes) if score.cache_bytes else "",
 }
 
 
-def _number(number: float | None, form: str) -> str:
+def _format_number(number: float | None, form: str) -> str:
     return "" if number is None else form.format(number)

@@ -8,8 +8,8 @@ import click
 
 from .completion import complete_sources
 from .opt_command import report_passes
-from .options import adapter_option, passes_option, seed_option, without_option
-from .terminal import note, progress
+from .options import adapter_option, add_passes_option, seed_option, without_option
+from .terminal import print_note, show_progress
 
 
 @click.command("export", short_help="Write a checkpoint for transformers or llama.cpp.")
@@ -20,7 +20,7 @@ from .terminal import note, progress
     help="The format; default: from the suffix of -o: .gguf, .safetensors, otherwise hf.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder (hf) or file to write.")
-@passes_option("A pipeline of passes to run first, or @FILE that contains it; default: none.", default="")
+@add_passes_option("A pipeline of passes to run first, or @FILE that contains it; default: none.", default="")
 @click.option(
     "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
 )
@@ -54,10 +54,10 @@ def export_command(source: str, out: str, passes: str, trace: bool, **options: A
     from ..api.export import export
 
     report, notes = Report(priced=trace), list[str]()
-    with progress(f"reading {source}") as step:
+    with show_progress(f"reading {source}") as step:
         family = export(source, out, passes=passes, report=report, progress=step, note=notes.append, **options)
     report_passes(report, passes, trace)
     for line in notes:
-        note(line)
+        print_note(line)
     if family:
-        note(f"{out} is a {family} model")
+        print_note(f"{out} is a {family} model")

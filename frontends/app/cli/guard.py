@@ -22,10 +22,10 @@ import click
 from weft.ir.errors import WeftError
 
 from .option_rules import check_options
-from .terminal import echo, note
+from .terminal import echo, print_note
 
-BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
-LONGEST = 1400  # characters of a message
+FAILED, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+MAX_LENGTH = 1400  # characters of a message
 
 
 class Terminated(SystemExit):
@@ -44,7 +44,7 @@ class Root(click.Group):
         for option in command.params:
             option.callback = option.callback or _check_bounds
         if command.callback is not None:
-            command.callback = _with_checks(command.callback)
+            command.callback = _add_checks(command.callback)
         self.add_command(command)
         self.groups.setdefault(group, []).append(command)
 
@@ -78,10 +78,10 @@ class Root(click.Group):
         run = partial(super().main, args, prog_name, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
-        sys.exit(_status(run))
+        sys.exit(_run_command(run))
 
 
-def _with_checks(run: Callable[..., Any]) -> Callable[..., Any]:
+def _add_checks(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return the callback `run` wrapped so that the options of its command are checked before it is called."""
 
     @wraps(run)
@@ -99,11 +99,11 @@ def _check_bounds(ctx: click.Context, option: click.Parameter, value: Any) -> An
     return value
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print an error message in one line on stderr, truncated if it is too long to read."""
     line = " ".join(message.split())
-    if (excess := len(line) - LONGEST) > 0:
-        line = f"{line[:LONGEST]} … ({excess:,} more characters)"
+    if (excess := len(line) - MAX_LENGTH) > 0:
+        line = f"{line[:MAX_LENGTH]} … ({excess:,} more characters)"
     echo(f"weft: error: {line}", err=True)
 
 
@@ -132,7 +132,7 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def _status(run: Callable[[], Any]) -> int:
+def _run_command(run: Callable[[], Any]) -> int:
     """Run a command and return its exit status."""
     interrupted = threading.Event()
     for stream in (sys.stdout, sys.stderr):
@@ -150,21 +150,21 @@ def _status(run: Callable[[], Any]) -> int:
             return _report_interrupt()  # an interrupt while C extensions load raises ImportError
         if isinstance(error, ImportError):
             raise
-        complain(str(error))
+        print_error(str(error))
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "weft"
-        complain(f"{error.format_message().rstrip('.')}; see `{command} --help`")
+        print_error(f"{error.format_message().rstrip('.')}; see `{command} --help`")
     except click.ClickException as error:
-        complain(error.format_message())
+        print_error(error.format_message())
     except (click.Abort, KeyboardInterrupt):
         return _report_interrupt()
     except BrokenPipeError:
         return _close_pipe()
     except MemoryError:
-        complain("not enough memory; use a smaller model, batch or --max-length")
+        print_error("not enough memory; use a smaller model, batch or --max-length")
     except OSError as error:
-        complain(_sentence(error))
-    return BAD
+        print_error(_describe_os_error(error))
+    return FAILED
 
 
 @contextlib.contextmanager
@@ -173,7 +173,7 @@ def _print_warnings() -> Iterator[None]:
 
     class Remarks(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            note(record.getMessage())
+            print_note(record.getMessage())
 
     log, handler = logging.getLogger("weft"), Remarks(logging.WARNING)
     log.addHandler(handler)
@@ -230,7 +230,7 @@ def _close_pipe() -> int:
     return PIPE_CLOSED
 
 
-def _sentence(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     """Return a sentence about an error of the operating system."""
     reason = (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -12,7 +12,7 @@ from weft.ir.storage import check_replaceable
 
 from .completion import complete_sources
 from .options import device_option
-from .terminal import echo, progress
+from .terminal import echo, show_progress
 
 
 @click.command("heal", short_help="Train the scales of a quantized model against the original.")
@@ -48,18 +48,18 @@ def heal_command(model: str, out: str, **options: Any) -> None:
       weft heal q4/ --against model.gguf --text notes.txt --seconds 300 -o healed/
     """
     from ...formats.weft.model_folder import write_model
-    from ..api.heal import healing
+    from ..api.heal import heal_and_measure
 
     check_replaceable(Path(out))
     arguments = {name: value for name, value in options.items() if value is not None}
-    with progress("opening", "steps") as step:
-        healed = healing(model, progress=step, **arguments)
+    with show_progress("opening", "steps") as step:
+        healed = heal_and_measure(model, progress=step, **arguments)
     if not healed.improved:
         raise WeftError(
             f"{healed.steps:,} steps brought {model} no closer to the original on text that was held back (KL "
             f"divergence {healed.before:.3g}): nothing is written; try a smaller --rate or another --text"
         )
-    with progress(f"writing {out}") as step:
+    with show_progress(f"writing {out}") as step:
         write_model(healed.model, out, progress=step)
     trained = f"{healed.scales:,} scales and {healed.norms_and_biases:,} parameters of norms and biases"
     echo(f"{healed.steps:,} steps changed {trained}")

@@ -13,7 +13,7 @@ from weft.backends import DEFAULT_TARGET
 
 from .completion import complete_sources, complete_targets
 from .options import TargetOption, adapter_option
-from .terminal import echo, format_bytes, format_count, table
+from .terminal import echo, format_bytes, format_count, print_table
 
 if TYPE_CHECKING:
     from weft.backends.torch.transformers.scale.estimate import ParallelCosts
@@ -90,16 +90,16 @@ def inspect_command(
     import json
 
     from ... import load_source
-    from ..api.inspect.breakdown import breakdown
+    from ..api.inspect.breakdown import compute_part_costs
     from ..api.inspect.counting import inspect
-    from ..api.inspect.parallel import parallel as divide
-    from ..api.inspect.weight_sizes import weight_sizes
+    from ..api.inspect.parallel import estimate_parallel as divide
+    from ..api.inspect.weight_sizes import compute_weight_sizes
 
     model = load_source(source, adapters=adapters)
     inspection = inspect(model, tokens)
-    costs = breakdown(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
+    costs = compute_part_costs(model.graph, inspection.tokens, DTYPES[dtype]) if parts or as_json else ()
     has_dtype = ctx.get_parameter_source("dtype") is not ParameterSource.DEFAULT
-    sizes = weight_sizes(model, weights, target, dtype if has_dtype else None) if weights else None
+    sizes = compute_weight_sizes(model, weights, target, dtype if has_dtype else None) if weights else None
     parallel_costs = divide(model, parallel, inspection.tokens, dtype) if parallel else None
     if as_json:
         document = {**inspection.json(), "dtype": dtype, "parts": [asdict(cost) for cost in costs]}
@@ -109,58 +109,58 @@ def inspect_command(
             document["parallel"] = parallel_costs.json()
         echo(json.dumps(document, indent=2))
         return
-    _show(inspection)
+    _print_inspection(inspection)
     if sizes is not None:
-        _show_sizes(sizes)
+        _print_sizes(sizes)
     if parallel_costs is not None:
-        _show_parallel(parallel_costs)
+        _print_parallel(parallel_costs)
     if parts:
-        _show_parts(costs, inspection.tokens, dtype)
+        _print_parts(costs, inspection.tokens, dtype)
 
 
-def _show_sizes(sizes: WeightSizes) -> None:
+def _print_sizes(sizes: WeightSizes) -> None:
     """Print the bytes and bits per value of each kind of weight, with scales and zero points."""
     from weft.backends.weights import OTHER
 
     echo(f"\nweights as {sizes.weights} for {sizes.target} in {sizes.dtype}")
     rows = [
-        (kind, format_count(part["numbers"]), format_bytes(part["bytes"]), _bits(part) if kind != OTHER else "")
+        (kind, format_count(part["numbers"]), format_bytes(part["bytes"]), _format_bits(part) if kind != OTHER else "")
         for kind, part in sizes.kinds.items()
     ]
     total = {"numbers": sum(part["numbers"] for part in sizes.kinds.values()), "bytes": sizes.total}
-    rows.append(("total", format_count(total["numbers"]), format_bytes(total["bytes"]), _bits(total)))
-    table(("kind", "numbers", "bytes", "bits/weight"), rows, right="numbers bytes bits/weight")
+    rows.append(("total", format_count(total["numbers"]), format_bytes(total["bytes"]), _format_bits(total)))
+    print_table(("kind", "numbers", "bytes", "bits/weight"), rows, right="numbers bytes bits/weight")
     if sizes.blocks:
         echo(f"blocks: {', '.join(f'{n} as {layout}' for layout, n in sizes.blocks.items())}")
     else:
         echo(f"target {sizes.target} keeps no blocks of this model: it stores dequantized values")
 
 
-def _show_parallel(costs: ParallelCosts) -> None:
+def _print_parallel(costs: ParallelCosts) -> None:
     """Print the memory of a device of each stage, and the collectives of one token."""
-    from ..api.inspect.parallel import DEVICES, TRAFFIC, device_rows, summary, traffic_rows
+    from ..api.inspect.parallel import DEVICES, TRAFFIC, list_device_rows, list_traffic_rows, summarize_split
 
-    echo(f"\n{summary(costs)}")
-    table(DEVICES, device_rows(costs), right=" ".join(DEVICES[2:]))
+    echo(f"\n{summarize_split(costs)}")
+    print_table(DEVICES, list_device_rows(costs), right=" ".join(DEVICES[2:]))
     if costs.collectives:
         echo()
-        table(TRAFFIC, traffic_rows(costs), right="times message bytes/token sent/token")
+        print_table(TRAFFIC, list_traffic_rows(costs), right="times message bytes/token sent/token")
 
 
-def _show(inspection: Inspection) -> None:
-    from ..api.inspect.inspection import COLUMNS, NUMERIC, facts, named_lines, remarks, rows
+def _print_inspection(inspection: Inspection) -> None:
+    from ..api.inspect.inspection import COLUMNS, NUMERIC, align_pairs, list_facts, list_remarks, list_rows
 
-    echo("\n".join([*named_lines(facts(inspection)), ""]))
-    table(COLUMNS, rows(inspection), right=" ".join(NUMERIC))
-    for title, keys in remarks(inspection):
+    echo("\n".join([*align_pairs(list_facts(inspection)), ""]))
+    print_table(COLUMNS, list_rows(inspection), right=" ".join(NUMERIC))
+    for title, keys in list_remarks(inspection):
         echo("\n".join(["", f"{title}:", *(f"  {key}" for key in keys)]))
 
 
-def _bits(part: Mapping[str, int]) -> str:
+def _format_bits(part: Mapping[str, int]) -> str:
     return f"{8 * part['bytes'] / max(part['numbers'], 1):.2f}"
 
 
-def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
+def _print_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
     """Print one line per part: FLOPs and bytes of a prefill and of a decode step."""
     steps = any(cost.step_flops is not None for cost in costs)
     columns = ["part", "", "times", "parameters", "FLOPs", "read", "written"]
@@ -184,4 +184,4 @@ def _show_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
         rows.append(row)
     measure = f"{tokens} tokens in {dtype}"
     echo(f"\nparts: {measure}{'; with +, of one decode step, the last of these tokens' if steps else ''}")
-    table(columns, rows, right=" ".join(columns[2:]))
+    print_table(columns, rows, right=" ".join(columns[2:]))

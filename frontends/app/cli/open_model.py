@@ -10,12 +10,12 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from .compile_command import tell_random
-from .option_rules import check_applies, kind_of
-from .terminal import note, progress
+from .compile_command import note_random_weights
+from .option_rules import check_applies, select_kind
+from .terminal import print_note, show_progress
 
 
-def compiled_folder(source: str) -> Path | None:
+def find_compiled_folder(source: str) -> Path | None:
     """Return the compiled folder that `source` names, as a path or in the hub's cache; None for other sources."""
     from weft.backends.runtime.compiled_folder import GENAI, MANIFEST
 
@@ -34,14 +34,14 @@ def check_trust(trusted: Sequence[str]) -> None:
     from weft.backends.runtime.compiled_folder import read_facts
     from weft.backends.target import TARGETS
 
-    folders = filter(None, map(compiled_folder, trusted))
+    folders = filter(None, map(find_compiled_folder, trusted))
     if trusted and not any(TARGETS[read_facts(folder).target].is_code for folder in folders):
         names = ", ".join(trusted)
         raise WeftError(f"--trust is for a folder compiled for PyTorch, whose Python it runs, not for {names}")
 
 
 @contextlib.contextmanager
-def opened_model(
+def open_model(
     source: str,
     device: str,
     threads: int | None,
@@ -71,7 +71,7 @@ def opened_model(
     from weft.passes.analysis.states import SOUND
 
     check_trust(trusted)
-    if (folder := compiled_folder(source)) is not None:
+    if (folder := find_compiled_folder(source)) is not None:
         if target is not None:
             raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
         for option, values in (("--adapter", adapters), ("--without", without)):
@@ -80,7 +80,7 @@ def opened_model(
         if check:
             check_contents(folder)
         facts = read_facts(folder)
-        check_applies(source, kind_of(facts.kind, facts.task is not None, facts.sound is not None))
+        check_applies(source, select_kind(facts.kind, facts.task is not None, facts.sound is not None))
         yield load(folder, device, threads, trust=source in trusted, experts_on_device=experts)
         return
     if check:
@@ -93,21 +93,23 @@ def opened_model(
     target = target if experts is None else "torch"
     device_place, model = choose_place(device, target), load_source(source, adapters=adapters, without=without)
     graph = model.graph
-    kind = kind_of(graph.meta.get("kind", "decoder"), "task" in graph.meta, not graph.inputs.keys().isdisjoint(SOUND))
+    kind = select_kind(
+        graph.meta.get("kind", "decoder"), "task" in graph.meta, not graph.inputs.keys().isdisjoint(SOUND)
+    )
     check_applies(source, kind)
     if model.tokenizer is None and text:  # checked before gigabytes are written
         raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
     for line in model.notices():
-        note(line)
+        print_note(line)
     with scratch_folder() as scratch:
         options = (("--adapter", adapters), ("--without", without))
         flags = "".join(f" {option} {shlex.quote(value)}" for option, values in options for value in values)
         command = f"weft compile {shlex.quote(source)}{flags} --target {device_place.target} -o DIR"
-        note(f"compiling {source} with {device_place} for this run; keep the result with `{command}`")
+        print_note(f"compiling {source} with {device_place} for this run; keep the result with `{command}`")
         folder = scratch / "model"
-        with progress(f"reading {source}") as step:
+        with show_progress(f"reading {source}") as step:
             passes = "default,-last-token-logits" if verifies and device_place.target != "torch" else "default"
-            tell_random(
+            note_random_weights(
                 compile(
                     model, folder, target=device_place.target, dtype=device_place.dtype, passes=passes, progress=step
                 )

@@ -16,9 +16,9 @@ from weft.ir.storage import check_replaceable, replace_file
 
 from .compile_command import FOLDER
 from .completion import complete_sources
-from .options import adapter_option, passes_option, without_option
-from .passes_command import list_passes
-from .terminal import echo, note, progress
+from .options import adapter_option, add_passes_option, without_option
+from .passes_command import print_passes
+from .terminal import echo, print_note, show_progress
 
 if TYPE_CHECKING:
     from weft.ir import Graph
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from ...model import Model
 
 
-def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+def _print_list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
     if requested and not ctx.resilient_parsing:
-        list_passes()
+        print_passes()
         ctx.exit()
 
 
 @click.command("opt", short_help="Rewrite a graph: print it, or write the model.")
 @click.argument("source", shell_complete=complete_sources)
-@passes_option("The pipeline of passes, or @FILE that contains it; default: none, the graph is unchanged.", default="")
+@add_passes_option(
+    "The pipeline of passes, or @FILE that contains it; default: none, the graph is unchanged.", default=""
+)
 @click.option(
     "-o",
     "--out",
@@ -56,7 +58,7 @@ def _list(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
 )
 @click.option("--trace", is_flag=True, help="Report on stderr for each pass: rewrites, skipped places, costs, time.")
 @click.option(
-    "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the passes."
+    "--list", "listing", is_flag=True, is_eager=True, expose_value=False, callback=_print_list, help="List the passes."
 )
 def opt_command(
     source: str,
@@ -100,25 +102,25 @@ def opt_command(
     if viz is not None:
         from ..api.draw import comparing as drawing  # importing it takes longer than most pipelines run
 
-        drawing.check_page(viz)
+        drawing.check_html_suffix(viz)
     report = Report(priced=trace)
-    with progress(f"reading {source}", "steps") as step:
+    with show_progress(f"reading {source}", "steps") as step:
         piped = source == "-"
         model = _read_stdin(folder, adapters) if piped else load_source(source, adapters=adapters, without=without)
         notices = model.notices(strict=bool(folder))
         steps = drawing.PipelineGraphs(model) if drawing is not None else None
-        hooks = [steps.hook] if steps else []
+        hooks = [steps.record_pass] if steps else []
         model = rewrite(model, passes, verify=verify, dump=dump_ir, report=report, hooks=hooks, progress=step)
     for line in notices:
-        note(line)
+        print_note(line)
     report_passes(report, passes, trace)
     if steps and viz is not None:
-        drawing.write_page(steps.page(report), viz)
-        note(f"{viz} written")
+        drawing.write_page(steps.render_page(report), viz)
+        print_note(f"{viz} written")
     if folder:
         from ...formats.weft.model_folder import write_model
 
-        with progress(f"reading {source}") as step:
+        with show_progress(f"reading {source}") as step:
             write_model(model, out, dtype=dtype, progress=step)
         return
     text = _to_text(model.graph)
@@ -131,19 +133,19 @@ def opt_command(
 
 def report_passes(report: Report, passes: str, trace: bool) -> None:
     """Print notes on the passes to stderr: all records with `trace`, else checks, and named passes without effect."""
-    from ..api.rewrite import pipeline_text
+    from ..api.rewrite import resolve_pipeline
 
     if trace and report.records:
         echo(str(report), err=True)
         return
-    names = re.findall(r"[\w.-]+", pipeline_text(passes))
+    names = re.findall(r"[\w.-]+", resolve_pipeline(passes))
     for record in report.records:
         for line in record.warnings:
-            note(line)
+            print_note(line)
         if record.idle and record.applied.name in names:
-            note(record.idle)
+            print_note(record.idle)
         elif record.evidence:
-            note(f"{record.applied} ({record.applied.effect}): {record.evidence}")
+            print_note(f"{record.applied} ({record.applied.effect}): {record.evidence}")
 
 
 def _is_folder(out: str) -> bool:
@@ -160,12 +162,12 @@ def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
     from weft.ir.text.parser import MOST_BYTES
 
     from ...model import Model
-    from ..api.source.sources import graph_of_text
+    from ..api.source.sources import parse_graph
 
     if adapters:
         raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
     text = decode_utf8(sys.stdin.buffer.read(MOST_BYTES), "<stdin>")
-    return Model(graph_of_text(text, "<stdin>", complete), "-", "IR text on stdin")
+    return Model(parse_graph(text, "<stdin>", complete), "-", "IR text on stdin")
 
 
 def _to_text(graph: Graph) -> str:

@@ -18,24 +18,24 @@ KINDS = {  # of models, as named in messages
     "encoder": "an encoder without a head",
     "head": "an encoder with a head",
 }
-_READING, _EMBEDDING = {"decoder", "encoder-decoder"}, {"encoder", "head"}
-_ANSWERING = {*_READING, "sound"}
+_TEXT_MODELS, _ENCODERS = {"decoder", "encoder-decoder"}, {"encoder", "head"}
+_GENERATORS = {*_TEXT_MODELS, "sound"}
 APPLIES = (  # options of `weft run`, their effects, and the kinds of models with that effect
-    ("temperature top_k top_p min_p repetition_penalty seed beams", "chooses the tokens of an answer", _ANSWERING),
-    ("max_tokens stop", "ends an answer", _ANSWERING),
-    ("prompt_lookup_num_tokens assistant", "drafts an answer", _ANSWERING),
-    ("experts_on_device", "is for models that answer", _ANSWERING),
-    ("chat system", "asks for an answer to a message", _READING),
+    ("temperature top_k top_p min_p repetition_penalty seed beams", "chooses the tokens of an answer", _GENERATORS),
+    ("max_tokens stop", "ends an answer", _GENERATORS),
+    ("prompt_lookup_num_tokens assistant", "drafts an answer", _GENERATORS),
+    ("experts_on_device", "is for models that answer", _GENERATORS),
+    ("chat system", "asks for an answer to a message", _TEXT_MODELS),
     ("sound", "is for models that read sound", {"sound"}),
-    ("pooling normalize prompt_name truncate_dim", "is for the embedding of a sequence", _EMBEDDING),
+    ("pooling normalize prompt_name truncate_dim", "is for the embedding of a sequence", _ENCODERS),
     ("pairs", "is a second text for a head", {"head"}),
 )
-_WORK = "models pipelines weights adapters"
+_VARIANTS = "models pipelines weights adapters"
 NEEDS = {  # by command and option: other options, one of which must also be given
     "run": {"system": "chat"},
     "opt": {"trace": "passes", "verify": "passes", "dump_ir": "passes"},
     "export": {"trace": "passes"},
-    "eval": {"theme": "plot", "plot": _WORK, "layers": _WORK},
+    "eval": {"theme": "plot", "plot": _VARIANTS, "layers": _VARIANTS},
     "inspect": {"target": "weights", "dtype": "parts weights parallel as_json"},
 }
 EXCLUDES = {  # by command and option: other options that must not be given
@@ -49,7 +49,7 @@ def check_options(ctx: click.Context) -> None:
     Raises:
         UsageError: naming an option that needs others that are missing, or conflicts with another.
     """
-    options, flags, command = _given_options(ctx), _flags(ctx), str(ctx.command.name)
+    options, flags, command = _list_given_options(ctx), _map_flags(ctx), str(ctx.command.name)
     for name, related in NEEDS.get(command, {}).items():
         if name in options and options.isdisjoint(related.split()):
             needed = ", ".join(flags[name_of_other] for name_of_other in related.split())
@@ -66,25 +66,25 @@ def check_applies(source: str, kind: str) -> None:
         WeftError: naming an option that does not.
     """
     ctx = click.get_current_context()
-    options = _given_options(ctx)
+    options = _list_given_options(ctx)
     for names, effect, kinds in APPLIES:
         name = next((name for name in names.split() if name in options), None)
         if name is not None and kind in KINDS and kind not in kinds:
-            raise WeftError(f"{_flags(ctx)[name]} {effect}, and {source} is {KINDS[kind]}: leave it out")
+            raise WeftError(f"{_map_flags(ctx)[name]} {effect}, and {source} is {KINDS[kind]}: leave it out")
 
 
-def kind_of(kind: str, has_head: bool, hears: bool) -> str:
+def select_kind(kind: str, has_head: bool, hears: bool) -> str:
     """Return the key of `KINDS` for a model whose manifest or graph states this `kind`."""
     return {"encoder": "head" * has_head, "encoder-decoder": "sound" * hears}.get(kind) or kind
 
 
-def _given_options(ctx: click.Context) -> set[str]:
+def _list_given_options(ctx: click.Context) -> set[str]:
     """Return the names of the parameters on the command line."""
     stated = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     return {name for name in ctx.params if ctx.get_parameter_source(name) in stated}
 
 
-def _flags(ctx: click.Context) -> dict[str, str]:
+def _map_flags(ctx: click.Context) -> dict[str, str]:
     """Return the flags of a command's parameters, as used in messages, by name."""
     return {
         str(param.name): max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name).upper()

@@ -55,12 +55,12 @@ without_option = click.option(
 )
 
 
-def passes_option(help: str, name: str = "passes", **more: Any) -> Callable[[T], T]:
+def add_passes_option(help: str, name: str = "passes", **more: Any) -> Callable[[T], T]:
     """Return the decorator that adds the option of a pipeline."""
     return click.option("-p", "--passes", name, shell_complete=complete_pipelines, help=help, **more)
 
 
-def loading_options(command: T) -> T:
+def add_loading_options(command: T) -> T:
     """Add to `command` the options of loading a compiled folder, or a SOURCE that is compiled first."""
     options = (
         click.option(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .catalog_commands import first_sentence
+from .catalog_commands import get_first_sentence
 from .completion import complete_passes
-from .terminal import echo, note, table
+from .terminal import echo, print_note, print_table
 
 if TYPE_CHECKING:
     from weft.passes import Pass
@@ -33,36 +33,36 @@ def passes_command(name: str | None, write_docs: str | None) -> None:
     if write_docs is not None:
         from ..api.pass_pages import write_pages
 
-        note(f"{write_docs}: {write_pages(Path(write_docs))} pages")
+        print_note(f"{write_docs}: {write_pages(Path(write_docs))} pages")
     elif name is None:
-        list_passes()
+        print_passes()
     else:
         from weft.passes import lookup
 
-        _show(lookup(name))
+        _print_pass(lookup(name))
 
 
-def list_passes() -> None:
+def print_passes() -> None:
     """Print every pass: effect, arguments, description, condition, and cost."""
     from weft.ir import Graph
     from weft.passes import all_passes, default_pipeline
     from weft.passes.core.pipeline import PIPELINES
 
-    from ..api.pass_pages import by_purpose, signature
+    from ..api.pass_pages import format_signature, group_by_purpose
 
     rows: list[tuple[str, str, str]] = []
-    for purpose, names in by_purpose().items():
+    for purpose, names in group_by_purpose().items():
         rows.append((purpose.upper(), "", ""))
         for pass_type in (all_passes()[name] for name in names):
             parts = pass_type.documentation()
             notes = {
-                "arguments": signature(pass_type),
-                "condition": first_sentence(parts.condition),
-                "trade-off": first_sentence(pass_type.tradeoff),
+                "arguments": format_signature(pass_type),
+                "condition": get_first_sentence(parts.condition),
+                "trade-off": get_first_sentence(pass_type.tradeoff),
             }
-            lines = [first_sentence(parts.summary), *(f"{title}: {text}" for title, text in notes.items() if text)]
+            lines = [get_first_sentence(parts.summary), *(f"{title}: {text}" for title, text in notes.items() if text)]
             rows.append((pass_type.name, pass_type.effect, "\n".join(lines)))
-    table(("pass", "effect", "what it does"), rows)
+    print_table(("pass", "effect", "what it does"), rows)
     for kind in ("decoder", "encoder"):
         graph = Graph()
         graph.meta["kind"] = kind
@@ -71,7 +71,7 @@ def list_passes() -> None:
         echo(f"\n{name}: {pipeline}")
 
 
-def _show(pass_type: type[Pass]) -> None:
+def _print_pass(pass_type: type[Pass]) -> None:
     from weft.ir.recipes.spelling import spell
 
     parts = pass_type.documentation()
@@ -88,6 +88,6 @@ def _show(pass_type: type[Pass]) -> None:
     if arguments := pass_type.arguments():
         echo()
         rows = [(a.name, a.type_text, "" if a.required else spell(a.default)) for a in arguments]
-        table(("argument", "type", "default"), rows)
+        print_table(("argument", "type", "default"), rows)
     if parts.pipeline:
         echo(f"\nExample: {parts.pipeline}\n\n{parts.graph.rstrip()}")

@@ -11,10 +11,10 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_sources
-from .guard import complain
-from .open_model import opened_model
-from .options import device_option, loading_options
-from .terminal import echo, escape_controls, note
+from .guard import print_error
+from .open_model import open_model
+from .options import add_loading_options, device_option
+from .terminal import echo, escape_controls, print_note
 
 if TYPE_CHECKING:
     from weft.backends.runtime.core.generation import Conversation, Generator, Stream
@@ -105,7 +105,7 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
     help="Experts of each MoE layer to keep on the device, with the others on the host (target torch only); default: "
     "all.",
 )
-@loading_options
+@add_loading_options
 def run_command(
     source: str,
     prompt: str | None,
@@ -171,10 +171,10 @@ def run_command(
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
     requirements: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
     requirements["trusted"] = [source, *filter(None, [assistant])] if trust else []
-    with opened_model(source, device, threads, target, adapters, without, experts_on_device, **requirements) as model:
+    with open_model(source, device, threads, target, adapters, without, experts_on_device, **requirements) as model:
         if isinstance(model, EncoderModel):
             text = ids if prompt is None else prompt
-            assert text is not None  # opened_model rejects a sound for encoders
+            assert text is not None  # open_model rejects a sound for encoders
             if model.task is not None and not any(v is not None for v in embedding.values()):
                 from .answers_output import print_task
 
@@ -192,13 +192,15 @@ def run_command(
             _answer_sound(model, sound, beams, options)
             return
         if beams == 1 and (defaults := _list_defaults(model, options)):
-            note(f"greedy, as no option samples; the model's own defaults, which weft serve applies, are {defaults}")
+            print_note(
+                f"greedy, as no option samples; the model's own defaults, which weft serve applies, are {defaults}"
+            )
         if chat:
             ids = model.chat_prompt([*messages, {"role": "user", "content": prompt}])
         if beams > 1 or (ids is not None and not chat):
             (result,) = model.generate(prompt if ids is None else [ids], beams=beams, **options)
             echo(result.text if prompt is not None else ",".join(map(str, result.tokens)))
-            echo(timing(result), err=True)
+            echo(format_timing(result), err=True)
         else:
             _print_stream(model.stream(prompt if ids is None else ids, **options))
 
@@ -220,7 +222,7 @@ def _answer_sound(model: Generator, sound: Any, beams: int, options: dict[str, A
         return
     (result,) = model.generate([sound], beams=beams, **options)
     echo(result.text if has_text else ",".join(map(str, result.tokens)))
-    echo(timing(result), err=True)
+    echo(format_timing(result), err=True)
 
 
 def _load_assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
@@ -250,10 +252,10 @@ def _print_stream(stream: Stream) -> None:
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
-    echo(timing(stream.result), err=True)
+    echo(format_timing(stream.result), err=True)
 
 
-def timing(result: Result) -> str:
+def format_timing(result: Result) -> str:
     """Return the timings of an answer in one line."""
     t = result.timings
     unit = "prompt tokens" if isinstance(result.prompt, list) else "samples" if result.prompt.ndim == 1 else "frames"
@@ -283,7 +285,7 @@ def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> No
         import readline  # noqa: F401 - gives input() line editing on platforms that have it
     from weft.backends.runtime.text.tokenizer import check_text
 
-    note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
+    print_note("a conversation; Ctrl-C stops an answer, Ctrl-D ends")
     while True:
         try:
             text = input("> ").strip()
@@ -296,6 +298,6 @@ def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> No
             check_text("the message", text)
             _print_stream(conversation.say(text, **options))
         except WeftError as error:  # most likely the conversation is too long: it goes on without this message
-            complain(str(error))
+            print_error(str(error))
         except KeyboardInterrupt:
             echo()

@@ -10,9 +10,9 @@ import click
 from weft.ir.errors import WeftError
 
 from .completion import complete_sources
-from .open_model import opened_model
-from .options import device_option, loading_options
-from .terminal import echo, note
+from .open_model import open_model
+from .options import add_loading_options, device_option
+from .terminal import echo, print_note
 
 KEY = "WEFT_API_KEY"
 
@@ -45,7 +45,7 @@ KEY = "WEFT_API_KEY"
     help="Seconds that running answers have to finish after Ctrl-C or SIGTERM.",
 )
 @device_option
-@loading_options
+@add_loading_options
 def serve_command(
     source: str,
     host: str,
@@ -88,7 +88,7 @@ def serve_command(
     with listen(host, port) as listening:  # report all errors before a model is compiled
         local = is_loopback(listening)
         settings = ServerSettings(
-            name=model_name or _model_name(source),
+            name=model_name or _name_model(source),
             max_batch=max_batch,
             max_queue=max_queue,
             api_key=key,
@@ -97,19 +97,19 @@ def serve_command(
             drain=drain,
             hosts=LOOPBACK | {host.lower()} if local else None,
         )
-        with opened_model(
+        with open_model(
             source, device, threads, target, adapters, without, None, text=True, trusted=[source] * trust, check=check
         ) as model:
             server = Server(model, listening, settings)
             if not local and key is None:
-                note(f"{host} can be reached from other machines, and requests need no key: set {KEY}")
+                print_note(f"{host} can be reached from other machines, and requests need no key: set {KEY}")
             address = f"[{host}]" if ":" in host else host
             echo(f"weft: serving {settings.name} at http://{address}:{server.port}/v1; Ctrl-C ends", err=True)
             server.run()
-    note("served")
+    print_note("served")
 
 
-def _model_name(source: str) -> str:
+def _name_model(source: str) -> str:
     """Return the name of a source: the last part of a path, without the suffix of a file."""
     path = Path(source)
     name = path.absolute().name if path.is_dir() else path.name

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Step = Callable[[str, int, int], None]  # stage, done, total
-MANY = 10_000  # from this total on, progress is a percentage
-WIDE = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
+PERCENT_FROM = 10_000  # from this total on, progress is a percentage
+PIPE_WIDTH = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -30,7 +30,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     click.echo(escape_controls(text), err=err)
 
 
-def console(stderr: bool = False) -> Console:
+def make_console(stderr: bool = False) -> Console:
     """Return a rich console on stdout or stderr that does not truncate when piped and raises an error on a closed
     pipe."""
     from rich.console import Console
@@ -40,10 +40,12 @@ def console(stderr: bool = False) -> Console:
             raise  # rich calls this in its error handler; the guard ends quietly
 
     stream = sys.stderr if stderr else sys.stdout
-    return Plain(file=stream, width=None if stream.isatty() else WIDE, highlight=False, soft_wrap=not stream.isatty())
+    return Plain(
+        file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=not stream.isatty()
+    )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> None:
     """Print a table; columns named in `right` (space-separated) are right-aligned."""
     from rich import box
     from rich.table import Table
@@ -54,18 +56,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = ""
         grid.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(escape_controls(cell)) for cell in row))
-    render(grid)
+    print_renderable(grid)
 
 
-def render(renderable: RenderableType) -> None:
+def print_renderable(renderable: RenderableType) -> None:
     """Print a layout of rich, in colours on a terminal; its text must be `escape_controls`."""
-    screen = console()
+    screen = make_console()
     with screen.capture() as printed:
         screen.print(renderable)
     click.echo("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
-def as_json(data: Any) -> str:
+def format_json(data: Any) -> str:
     """Return `data` as JSON; infinity and NaN, which JSON does not have, become null.
 
     Raises:
@@ -85,12 +87,12 @@ def as_json(data: Any) -> str:
         raise WeftError("a number has more than 4,300 digits, which no real model has") from None
 
 
-def note(message: str) -> None:
+def print_note(message: str) -> None:
     """Print a remark on stderr, which leaves stdout for the result."""
     echo(f"weft: {message}", err=True)
 
 
-def remaining(elapsed: float | None, done: float, total: float | None) -> str:
+def format_remaining(elapsed: float | None, done: float, total: float | None) -> str:
     """Return the estimated remaining time of a stage, as 1:05 or 2:10:00; "" if it is not known yet.
 
     The average speed is over the entire stage: steps of a fit may be minutes apart, more than recent speed would cover.
@@ -103,7 +105,7 @@ def remaining(elapsed: float | None, done: float, total: float | None) -> str:
 
 
 @contextlib.contextmanager
-def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
+def show_progress(first: str, unit: str = "bytes") -> Iterator[Step]:
     """Show a progress bar on stderr while the block runs, if stderr is a terminal; yield the function that updates it.
 
     `first` is shown with a spinner until the first step names a stage and its total. Amounts of weights are in bytes if
@@ -117,16 +119,16 @@ def progress(first: str, unit: str = "bytes") -> Iterator[Step]:
 
     class Remaining(rich_progress.ProgressColumn):
         def render(self, task: rich_progress.Task) -> Text:
-            return Text(remaining(task.elapsed, task.completed, task.total), style="progress.remaining")
+            return Text(format_remaining(task.elapsed, task.completed, task.total), style="progress.remaining")
 
     opening = [rich_progress.SpinnerColumn(), rich_progress.TextColumn("{task.description}", markup=False)]
-    bar = rich_progress.Progress(*opening, console=console(stderr=True), transient=True)
+    bar = rich_progress.Progress(*opening, console=make_console(stderr=True), transient=True)
 
     def columns(stage: str, total: int) -> tuple[rich_progress.ProgressColumn, ...]:
         amount: list[rich_progress.ProgressColumn] = [rich_progress.MofNCompleteColumn()]
         if unit == "bytes" and stage == "weights":
             amount = [rich_progress.DownloadColumn(binary_units=True), rich_progress.TransferSpeedColumn()]
-        elif total >= MANY:
+        elif total >= PERCENT_FROM:
             amount = [rich_progress.TaskProgressColumn()]
         return (*opening, rich_progress.BarColumn(), *amount, Remaining())
 

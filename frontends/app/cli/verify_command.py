@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import device_option
-from .terminal import as_json, echo, progress
+from .terminal import echo, format_json, show_progress
 
 if TYPE_CHECKING:
     from ..api.verify.verification import Verification
@@ -40,20 +40,20 @@ def verify_command(ctx: click.Context, /, folder: str, wants_json: bool, **optio
     """
     from ..api.verify.verification import verify_folder
 
-    with progress("opening", "steps") as step:
+    with show_progress("opening", "steps") as step:
         verification = verify_folder(folder, progress=step, **options)
     if wants_json:
         from dataclasses import asdict
 
-        echo(as_json({**asdict(verification), "folder": folder, "passed": verification.passed}))
+        echo(format_json({**asdict(verification), "folder": folder, "passed": verification.passed}))
     else:
-        _show(verification)
+        _print_verification(verification)
     if not verification.passed:
         ctx.exit(DIFFERENT)
 
 
-def _show(verification: Verification) -> None:
-    from ..api.inspect.inspection import named_lines
+def _print_verification(verification: Verification) -> None:
+    from ..api.inspect.inspection import align_pairs
 
     tolerance = f"(tolerance for {verification.dtype}: {verification.tolerance:.2g})"
     rows = [
@@ -77,7 +77,7 @@ def _show(verification: Verification) -> None:
                 else "exact"
             )
             rows.append(("fitted codes", f"{weights.fitted} matrices, taken from the folder; {far}"))
-    echo("\n".join(named_lines(rows)))
+    echo("\n".join(align_pairs(rows)))
     without = f", without: {', '.join(verification.without)}" if verification.without else ""
     echo(f"passed{without}" if verification.passed else f"FAILED: {_failure_reason(verification)}")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .completion import complete_sources
-from .terminal import note, progress, render
+from .terminal import print_note, print_renderable, show_progress
 
 if TYPE_CHECKING:
     from ...model import Model
@@ -72,13 +72,13 @@ def viz_command(
     from weft.backends.viz.formats.tree import render_tree
 
     from ..api.draw.drawing import PictureOptions
-    from ..api.draw.pictures import check_format, draw, drawing
+    from ..api.draw.pictures import build_drawing, check_format, draw
 
     if prompt is not None and (other or (out and out.suffix != ".html")):
         raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
     if str(out) == "-":
-        picture = drawing(source, PictureOptions(depth, parts), other, trust)
-        render(render_tree(picture.placed, picture.sheet))
+        picture = build_drawing(source, PictureOptions(depth, parts), other, trust)
+        print_renderable(render_tree(picture.placed, picture.sheet))
         return
     names = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
     out = out or Path("-vs-".join(names) + ".html")
@@ -89,7 +89,7 @@ def viz_command(
         raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels")
     subject, page_data = (source, None) if prompt is None else _run_prompt(source, prompt)
     draw(subject, out, depth, parts, vs=other, more=page_data, trust=trust, dark=theme == "dark", scale=scale or 2.0)
-    note(f"{out} written")
+    print_note(f"{out} written")
 
 
 def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
@@ -98,7 +98,7 @@ def _run_prompt(source: str, prompt: str) -> tuple[Model, dict[str, Any]]:
     from ..api.draw.prompting import run_prompt
 
     model = load_source(source)
-    with progress("running the prompt", unit="operations") as step:
+    with show_progress("running the prompt", unit="operations") as step:
         return model, {"prompt": run_prompt(model, prompt, lambda done, count: step("running the prompt", done, count))}
 
 
@@ -117,6 +117,6 @@ def gallery_command(sources: tuple[str, ...], out: Path) -> None:
     """
     from ..api.draw.galleries import write_gallery
 
-    with progress("reading", unit="models") as step:
+    with show_progress("reading", unit="models") as step:
         count = write_gallery(out, sources, step)
-    note(f"{out} written: {count} models")
+    print_note(f"{out} written: {count} models")

@@ -16,59 +16,59 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .connections import Connection, Json, JsonReply, StreamReply, error_of, read_body, watch_client
-from .engine.jobs import Channel, Gone, Job, QueueFull, ServerClosing
-from .protocol.errors import ApiError, invalid
+from .connections import Connection, Json, JsonReply, StreamReply, read_body, to_api_error, watch_client
+from .engine.jobs import Channel, ClientGone, Job, QueueFull, ServerClosing
+from .protocol.errors import ApiError, make_invalid_error
 from .protocol.fields import RequestObject
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
-from .protocol.responses import embeddings, model, truncate
+from .protocol.responses import build_embeddings, describe_model, truncate_vector
 from .protocol.scoring import ClassifyRequest, PredictRequest, RerankRequest, ScoreRequest
 from .service import RunningReply, Service
 
 R = TypeVar("R", bound=RequestObject)
-OPEN = ("/health",)  # for load balancers, which have no key
-SPARE = 64  # requests besides those that run or wait: rejected ones, and requests for lists and metrics
+KEYLESS_PATHS = ("/health",)  # for load balancers, which have no key
+EXTRA_REQUESTS = 64  # requests besides those that run or wait: rejected ones, and requests for lists and metrics
 _log = logging.getLogger("weft.serve")
 
 
-def application(service: Service) -> ASGIApp:
+def build_application(service: Service) -> ASGIApp:
     """Return the application that serves a model."""
     settings = service.settings
 
     async def read(kind: type[R], request: Request) -> tuple[R, int]:
         """Return the request in a body, and the size of the body in bytes."""
         raw = await read_body(request, settings.max_body, settings.client_timeout)
-        return await service.read(kind, raw), len(raw)
+        return await service.read_request(kind, raw), len(raw)
 
     def reply(answering: RunningReply) -> Any:
         return StreamReply(answering) if answering.stream else JsonReply(answering)
 
     async def chat(request: Request) -> Any:
-        return reply(await service.chat(*await read(ChatRequest, request)))
+        return reply(await service.start_chat(*await read(ChatRequest, request)))
 
     async def complete(request: Request) -> Any:
-        return reply(await service.complete(*await read(CompletionRequest, request)))
+        return reply(await service.start_completions(*await read(CompletionRequest, request)))
 
-    async def values(request: Request, jobs: Sequence[Job], channel: Channel) -> list[Any]:
+    async def collect_results(request: Request, jobs: Sequence[Job], channel: Channel) -> list[Any]:
         """Return the results of `jobs`, in their order."""
         results: dict[int, Any] = {}
         try:
             async with watch_client(request.receive, channel):
                 while len(results) < len(jobs):
-                    for piece in await channel.take():
+                    for piece in await channel.receive():
                         if piece.error is not None:
-                            raise error_of(piece.error)
+                            raise to_api_error(piece.error)
                         results[piece.index] = piece.value
         finally:
             if len(results) < len(jobs):
                 service.worker.cancel(jobs)
         return [results[index] for index in range(len(jobs))]
 
-    def make_scoring(kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
+    def make_score_endpoint(kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
         async def score(request: Request) -> Response:
             query, _ = await read(kind, request)
-            jobs, channel, tokens = await service.score(query)
-            logits = np.stack(await values(request, jobs, channel))
+            jobs, channel, tokens = await service.start_scores(query)
+            logits = np.stack(await collect_results(request, jobs, channel))
             counts = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
             facts = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": settings.name, "usage": counts}
             return Json(query.respond(service.model, logits, facts))
@@ -77,39 +77,41 @@ def application(service: Service) -> ASGIApp:
 
     async def embed(request: Request) -> Response:
         query, _ = await read(EmbeddingRequest, request)
-        jobs, channel, tokens = await service.embed(query)
-        vectors = await values(request, jobs, channel)
+        jobs, channel, tokens = await service.start_embeddings(query)
+        vectors = await collect_results(request, jobs, channel)
         if query.dimensions is not None:
             if query.dimensions > vectors[0].size:
-                raise invalid(f"This model's embeddings have {vectors[0].size} dimensions, not more.", "dimensions")
-            vectors = [truncate(vector, query.dimensions) for vector in vectors]
-        return Json(embeddings(vectors, settings.name, tokens, query.encoding_format == "base64"))
+                raise make_invalid_error(
+                    f"This model's embeddings have {vectors[0].size} dimensions, not more.", "dimensions"
+                )
+            vectors = [truncate_vector(vector, query.dimensions) for vector in vectors]
+        return Json(build_embeddings(vectors, settings.name, tokens, query.encoding_format == "base64"))
 
     async def list_models(request: Request) -> Response:
-        return Json({"object": "list", "data": [model(settings.name, service.created, service.longest)]})
+        return Json({"object": "list", "data": [describe_model(settings.name, service.created, service.max_length)]})
 
-    async def one_model(request: Request) -> Response:
+    async def show_model(request: Request) -> Response:
         service.check_model(request.path_params["name"])
-        return Json(model(settings.name, service.created, service.longest))
+        return Json(describe_model(settings.name, service.created, service.max_length))
 
     async def health(request: Request) -> Response:
         return Json({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.metrics.format_text(), media_type="text/plain; version=0.0.4")
 
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", complete, methods=["POST"]),
         Route("/v1/embeddings", embed, methods=["POST"]),
         *(
-            Route(f"{version}/{name}", make_scoring(kind), methods=["POST"])
+            Route(f"{version}/{name}", make_score_endpoint(kind), methods=["POST"])
             for name, kind in {"rerank": RerankRequest, "score": ScoreRequest, "classify": ClassifyRequest}.items()
             for version in ("/v1", "")
         ),
-        Route("/predict", make_scoring(PredictRequest), methods=["POST"]),
+        Route("/predict", make_score_endpoint(PredictRequest), methods=["POST"]),
         Route("/v1/models", list_models),
-        Route("/v1/models/{name:path}", one_model),
+        Route("/v1/models/{name:path}", show_model),
         Route("/health", health),
         Route("/metrics", metrics),
     ]
@@ -121,33 +123,33 @@ class RequestChecks:
 
     def __init__(self, router: Router, service: Service) -> None:
         self._router, self._service = router, service
-        self._requests = 0
-        self._most = service.settings.max_batch + service.settings.max_queue + SPARE
+        self._n_requests = 0
+        self._max_requests = service.settings.max_batch + service.settings.max_queue + EXTRA_REQUESTS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # no WebSockets, and no work at the start or end of the server
         connection = Connection(send, self._service.settings.client_timeout)
-        self._requests += 1
+        self._n_requests += 1
         try:
             await self._respond(scope, receive, connection)
             await connection.flush()
-        except Gone:
+        except ClientGone:
             pass
         finally:
-            self._requests -= 1
+            self._n_requests -= 1
             if scope["method"] == "POST":
-                self._count(connection.status)
+                self._count_request(connection.status)
 
     async def _respond(self, scope: Scope, receive: Receive, connection: Connection) -> None:
         """Send the response of an endpoint or of an error; raise Gone if the client does not read it."""
         try:
             self._check(scope)
             await self._router({**scope, "app": self}, receive, connection.send)  # as an app's, it raises HTTPException
-        except Gone:
+        except ClientGone:
             raise
         except Exception as error:
-            failure = _route_error(scope, error) if isinstance(error, HTTPException) else error_of(error)
+            failure = _make_route_error(scope, error) if isinstance(error, HTTPException) else to_api_error(error)
             if failure.status == 500 and failure is not error:
                 _log.error("a request failed: %s: %s", type(error).__name__, error)
             if not connection.status:
@@ -155,7 +157,7 @@ class RequestChecks:
             elif not connection.ended:
                 connection.abort()  # half a response must not look complete
 
-    def _count(self, status: int) -> None:
+    def _count_request(self, status: int) -> None:
         state = "cancelled" if not status else "ok" if status < 400 else "refused" if status < 500 else "failed"
         with self._service.metrics.lock:
             self._service.metrics.requests.add(1, state)
@@ -164,19 +166,19 @@ class RequestChecks:
         """Raise ApiError for a request with a wrong host, key or type."""
         settings = self._service.settings
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if settings.hosts is not None and _host(headers.get("host", "")) not in settings.hosts:
+        if settings.hosts is not None and _parse_host(headers.get("host", "")) not in settings.hosts:
             # A page in a browser may point a host name here (DNS rebinding).
             raise ApiError(403, "This server does not answer to that host name.", code="unknown_host")
-        if settings.api_key is not None and scope["path"] not in OPEN:
+        if settings.api_key is not None and scope["path"] not in KEYLESS_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             key_bytes = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
             if not key_bytes:
                 raise ApiError(401, "You didn't provide an API key: send it as 'Authorization: Bearer KEY'.")
             if not hmac.compare_digest(key_bytes, settings.api_key.encode()):
                 raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
-        if self._service.closing and scope["path"] not in OPEN:
+        if self._service.closing and scope["path"] not in KEYLESS_PATHS:
             raise ServerClosing
-        if self._requests > self._most:
+        if self._n_requests > self._max_requests:
             raise QueueFull("Too many requests are open. Try again later.")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -185,13 +187,13 @@ class RequestChecks:
                 raise ApiError(415, "The content type of a request must be application/json.")
 
 
-def _host(header: str) -> str:
+def _parse_host(header: str) -> str:
     """Return the name in a Host header, without its port."""
     name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
     return name.strip("[]").lower()
 
 
-def _route_error(scope: Scope, error: HTTPException) -> ApiError:
+def _make_route_error(scope: Scope, error: HTTPException) -> ApiError:
     """Return the ApiError of a request for an unknown path or method."""
     method, path = scope["method"], scope["path"]
     message = f"Not allowed to {method} on {path}." if error.status_code == 405 else f"Invalid URL ({method} {path})"

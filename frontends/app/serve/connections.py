@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from .engine.constraints import Unfollowable
-from .engine.jobs import AnswerPiece, Channel, Gone, QueueFull, ServerClosing
-from .protocol.errors import ApiError, invalid
-from .protocol.responses import DONE, event, to_bytes
+from .engine.constraints import ConstraintError
+from .engine.jobs import AnswerPiece, Channel, ClientGone, QueueFull, ServerClosing
+from .protocol.errors import ApiError, make_invalid_error
+from .protocol.responses import DONE, encode_json, format_event
 from .service import RunningReply
 
 
@@ -36,7 +36,7 @@ class Connection:
                 await self._send(message)
         except TimeoutError:
             self.abort()
-            raise Gone from None
+            raise ClientGone from None
         self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def flush(self) -> None:
@@ -75,7 +75,7 @@ async def watch_client(receive: Receive, channel: Channel) -> AsyncIterator[None
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        channel.leave()
+        channel.disconnect()
 
     task = asyncio.create_task(watch())
     try:
@@ -86,13 +86,13 @@ async def watch_client(receive: Receive, channel: Channel) -> AsyncIterator[None
             await task
 
 
-def error_of(error: Exception) -> ApiError:
+def to_api_error(error: Exception) -> ApiError:
     """Return an exception as an ApiError, without details of internal failures."""
     match error:
         case ApiError():
             return error
-        case Unfollowable():
-            return invalid(f"The constraint cannot be followed: {error}")
+        case ConstraintError():
+            return make_invalid_error(f"The constraint cannot be followed: {error}")
         case QueueFull():
             return ApiError(429, str(error), code="rate_limit_exceeded")
         case ServerClosing():
@@ -104,7 +104,7 @@ class Json(JSONResponse):
     """A response of JSON."""
 
     def render(self, content: Any) -> bytes:
-        return to_bytes(content)
+        return encode_json(content)
 
 
 class JsonReply:
@@ -117,12 +117,12 @@ class JsonReply:
         answering = self._answering
         try:
             async with watch_client(receive, answering.channel):
-                while not answering.reply.done:
-                    for piece in await answering.channel.take():
+                while not answering.reply.is_done:
+                    for piece in await answering.channel.receive():
                         if piece.error is not None:
-                            raise error_of(piece.error)
+                            raise to_api_error(piece.error)
                         answering.reply.add(piece)
-        except Gone:
+        except ClientGone:
             return
         finally:
             answering.close()
@@ -141,16 +141,16 @@ class StreamReply:
         try:
             async with watch_client(receive, answering.channel):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                while not answering.reply.done:
-                    if events := self._events(await answering.channel.take()):
-                        await send(_body(events))
+                while not answering.reply.is_done:
+                    if events := self._events(await answering.channel.receive()):
+                        await send(_make_body_message(events))
             end = b""
             if answering.include_usage:
-                end = event(answering.reply.envelope.chunk([], answering.reply.usage, True))
-            await send(_body(end + DONE, more=False))
+                end = format_event(answering.reply.envelope.build_chunk([], answering.reply.usage, True))
+            await send(_make_body_message(end + DONE, more=False))
         except ApiError as error:
-            await send(_body(event(error.json()), more=False))
-        except Gone:
+            await send(_make_body_message(format_event(error.json()), more=False))
+        except ClientGone:
             return
         finally:
             answering.close()
@@ -159,11 +159,11 @@ class StreamReply:
         answering, events = self._answering, b""
         for piece in pieces:
             if piece.error is not None:
-                raise error_of(piece.error)
-            for choice in answering.reply.chunks(piece):
-                events += event(answering.reply.envelope.chunk([choice], None, answering.include_usage))
+                raise to_api_error(piece.error)
+            for choice in answering.reply.add_and_chunk(piece):
+                events += format_event(answering.reply.envelope.build_chunk([choice], None, answering.include_usage))
         return events
 
 
-def _body(content: bytes, more: bool = True) -> Message:
+def _make_body_message(content: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": content, "more_body": more}

@@ -14,12 +14,12 @@ from .protocol.responses import (
     Envelope,
     Offsets,
     TokenBytes,
-    chat_delta,
-    chat_logprobs,
-    chat_message,
-    completion_logprobs,
-    finish_reason,
-    usage,
+    build_chat_delta,
+    build_chat_logprobs,
+    build_chat_message,
+    build_completion_logprobs,
+    build_usage,
+    get_finish_reason,
 )
 from .protocol.tools import ToolCall, ToolParser
 
@@ -67,14 +67,14 @@ class Reply(ABC):
         self._stop_ids, self._token_bytes = stop_ids, token_bytes
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return whether all answers have ended."""
         return all(choice.finish is not None for choice in self.choices)
 
     @property
     def usage(self) -> dict[str, Any]:
         """Return the token counts."""
-        return usage(self._prompt_tokens, sum(choice.tokens for choice in self.choices))
+        return build_usage(self._prompt_tokens, sum(choice.tokens for choice in self.choices))
 
     def add(self, piece: AnswerPiece) -> None:
         """Add a piece of an answer."""
@@ -87,7 +87,7 @@ class Reply(ABC):
         )
 
     @abstractmethod
-    def chunks(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
+    def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         """Add a piece, and yield the choices of the resulting chunks."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class ChatReply(Reply):
         super().__init__(*args)
         self._named = named
 
-    def chunks(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
+    def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
         if not choice.started:
             choice.started = True
@@ -110,23 +110,23 @@ class ChatReply(Reply):
         before = len(choice.calls)
         text, calls, entries = choice.add(piece, self._stop_ids)
         if text or calls or entries:
-            yield self._chunk(index, chat_delta(text, calls, before), None, entries)
+            yield self._chunk(index, build_chat_delta(text, calls, before), None, entries)
         if choice.finish is not None:
-            yield self._chunk(index, {}, finish_reason(choice.finish, bool(choice.calls), self._named), [])
+            yield self._chunk(index, {}, get_finish_reason(choice.finish, bool(choice.calls), self._named), [])
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None, entries: Sequence[TokenLogprobs]
     ) -> dict[str, Any]:
-        logprobs = chat_logprobs(entries, self._token_bytes) if self._token_bytes and entries else None
+        logprobs = build_chat_logprobs(entries, self._token_bytes) if self._token_bytes and entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None
         return {
             "index": index,
-            "message": chat_message(choice.text, choice.calls),
-            "logprobs": chat_logprobs(choice.logprobs, self._token_bytes) if self._token_bytes else None,
-            "finish_reason": finish_reason(choice.finish, bool(choice.calls), self._named),
+            "message": build_chat_message(choice.text, choice.calls),
+            "logprobs": build_chat_logprobs(choice.logprobs, self._token_bytes) if self._token_bytes else None,
+            "finish_reason": get_finish_reason(choice.finish, bool(choice.calls), self._named),
         }
 
 
@@ -138,23 +138,23 @@ class CompletionReply(Reply):
         self._echoes = echoes
         self._offsets = [Offsets() for _ in self.choices]
 
-    def chunks(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
+    def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
         was_started, choice.started = choice.started, True
         text, _, entries = choice.add(piece, self._stop_ids)
         if not was_started and self._echoes:
             text = self._echoes[index] + text
         if text or entries or choice.finish is not None:
-            finish = None if choice.finish is None else finish_reason(choice.finish, False, False)
+            finish = None if choice.finish is None else get_finish_reason(choice.finish, False, False)
             yield self._choice(index, text, entries, finish)
 
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None
         text = (self._echoes[index] if self._echoes else "") + choice.text
-        return self._choice(index, text, choice.logprobs, finish_reason(choice.finish, False, False))
+        return self._choice(index, text, choice.logprobs, get_finish_reason(choice.finish, False, False))
 
     def _choice(self, index: int, text: str, entries: Sequence[TokenLogprobs], finish: str | None) -> dict[str, Any]:
         logprobs = None
         if self._token_bytes:
-            logprobs = completion_logprobs(entries, self._token_bytes, self._offsets[index])
+            logprobs = build_completion_logprobs(entries, self._token_bytes, self._offsets[index])
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

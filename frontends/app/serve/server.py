@@ -18,10 +18,10 @@ from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.ir.errors import WeftError
 
-from .application import application
+from .application import build_application
 from .server_settings import ServerSettings
 from .service import Service
-from .transport import RateLimit, log_trouble, most_connections, protocol
+from .transport import RateLimit, choose_max_connections, log_loop_error, make_protocol
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOGGERS = ("asyncio", "uvicorn.error", "weft.serve")
@@ -64,10 +64,10 @@ class Server:
 
     def __init__(self, model: Generator | EncoderModel, listening: socket.socket, settings: ServerSettings) -> None:
         self.service, self._listening, self._settings = Service(model, settings), listening, settings
-        n_connections = most_connections()
-        self._protocol = protocol(settings.client_timeout, n_connections)
+        n_connections = choose_max_connections()
+        self._protocol = make_protocol(settings.client_timeout, n_connections)
         config = uvicorn.Config(
-            application(self.service),
+            build_application(self.service),
             http=self._protocol,
             backlog=n_connections // 8,  # asyncio accepts this many at once, before the first counts as a connection
             ws="none",
@@ -114,7 +114,7 @@ class Server:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(log_trouble)
+        self._loop.set_exception_handler(log_loop_error)
         self.service.start(self._loop)
         await self._uvicorn.serve(sockets=[self._listening])
         if self._end is not None:
@@ -136,10 +136,10 @@ class Server:
         # Clients get an error, which closes their connections. In a thread, since it waits for the model.
         threading.Thread(target=self.service.worker.stop, daemon=True).start()
         for connection in list(self._protocol.waiting):
-            connection.give_up()
-        self._loop.call_later(1, self._cut)
+            connection.abort_late()
+        self._loop.call_later(1, self._abort_connections)
 
-    def _cut(self) -> None:
+    def _abort_connections(self) -> None:
         for connection in list(self._uvicorn.server_state.connections):
             connection.transport.abort()  # its client does not read
 

@@ -17,12 +17,12 @@ from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.backends.runtime.text.tokenizer import Encoding
 from weft.ir.errors import WeftError
 
-from .engine.constraints import Guide, grammar_of
+from .engine.constraints import Guide, build_grammar
 from .engine.jobs import Channel, Job
 from .engine.metrics import Metrics
-from .engine.prompts import LARGE, Prompts
+from .engine.prompts import LARGE_INPUT, PromptEncoder
 from .engine.worker import DecodingWorker, EncodingWorker, Worker
-from .protocol.errors import ApiError, invalid
+from .protocol.errors import ApiError, make_invalid_error
 from .protocol.fields import RequestObject
 from .protocol.requests import (
     ChatRequest,
@@ -31,11 +31,11 @@ from .protocol.requests import (
     EmbeddingRequest,
     GenerationRequest,
     Prompt,
-    read_body,
+    parse_body,
 )
 from .protocol.responses import Envelope, TokenBytes
 from .protocol.scoring import ScoringRequest
-from .protocol.tools import ToolFormat, ToolParser, format_of
+from .protocol.tools import ToolFormat, ToolParser, find_tool_format
 from .replies import ChatReply, CompletionReply, Reply
 from .server_settings import ServerSettings
 
@@ -58,7 +58,7 @@ class RunningReply:
 
     def close(self) -> None:
         """Cancel jobs that have not ended."""
-        if not self.reply.done:
+        if not self.reply.is_done:
             self.worker.cancel(self.jobs)
 
 
@@ -74,20 +74,20 @@ class Service:
             raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
         _ = model.tokenizer  # read now, so that the first request does not wait
         self.created, self.closing = int(time.time()), False
-        self.fingerprint = _fingerprint(model)
+        self.fingerprint = _hash_model(model)
         vocab = model.vocab if isinstance(model, EncoderModel) else model.decoder.vocab
-        self.prompts = Prompts(model.folder, vocab, () if isinstance(model, EncoderModel) else model.stop_ids)
+        self.prompts = PromptEncoder(model.folder, vocab, () if isinstance(model, EncoderModel) else model.stop_ids)
         self.worker: Worker
         if isinstance(model, EncoderModel):
             self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
             return
         self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
-        self.tools = format_of(self.prompts.template.source) if self.prompts.template else None
+        self.tools = find_tool_format(self.prompts.template.source) if self.prompts.template else None
         if self.prompts.template is None:
-            _log.warning("chats are refused: %s", self.prompts.no_template)
+            _log.warning("chats are refused: %s", self.prompts.template_error)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Return the maximum number of tokens of a sequence."""
         return self.model.max_length if isinstance(self.model, EncoderModel) else self.model.decoder.max_length
 
@@ -99,7 +99,7 @@ class Service:
         """Reject new and waiting requests; running requests continue."""
         self.closing = True
         self.worker.drain()
-        self.prompts.stop()
+        self.prompts.cancel()
 
     def close(self) -> None:
         """End the worker and all threads."""
@@ -109,16 +109,16 @@ class Service:
 
     # -- requests; all of them also raise Refused if the queue is full or the server shuts down
 
-    async def read(self, kind: type[R], raw: bytes) -> R:
+    async def read_request(self, kind: type[R], raw: bytes) -> R:
         """Return the request in a body, an object of class `kind`; raise ApiError if it is invalid."""
         self.worker.check_room(1)
-        if len(raw) <= LARGE:
-            return self._read(kind, raw)
-        return await self._translate_errors(self.prompts.run("large", lambda: self._read(kind, raw)), "body")
+        if len(raw) <= LARGE_INPUT:
+            return self._parse_request(kind, raw)
+        return await self._translate_errors(self.prompts.run("large", lambda: self._parse_request(kind, raw)), "body")
 
-    def _read(self, kind: type[R], raw: bytes) -> R:
+    def _parse_request(self, kind: type[R], raw: bytes) -> R:
         """Return the request in a body, an object of class `kind`, with the model's sampling defaults."""
-        body = read_body(raw)
+        body = parse_body(raw)
         if isinstance(self.model, Generator) and kind in (ChatRequest, CompletionRequest):
             defaults = {
                 name: v for name, v in self.model.defaults.items() if kind is ChatRequest or name != "max_tokens"
@@ -126,58 +126,60 @@ class Service:
             body |= {name: value for name, value in defaults.items() if body.get(name) is None}
         return kind.read(body)
 
-    async def chat(self, request: ChatRequest, size: int) -> RunningReply:
+    async def start_chat(self, request: ChatRequest, size: int) -> RunningReply:
         """Start the answers to a chat request whose body has `size` bytes; raise ApiError if the request is invalid."""
-        model = self._decoder(request.model)
+        model = self._require_decoder(request.model)
         if self.prompts.template is None:
-            raise invalid("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
+            raise make_invalid_error(
+                "This model has no chat template: use /v1/completions.", "messages", "unsupported_model"
+            )
         variables, form, choice = dict(request.chat_template_kwargs), None, request.choice
         if choice.mode != "none":
             if (form := self.tools) is None:
                 message = "The chat template of this model takes no tools, or in a format that this server cannot read."
-                raise invalid(message, "tools", "unsupported_parameter")
+                raise make_invalid_error(message, "tools", "unsupported_parameter")
             variables["tools"] = request.tools
         self.worker.check_room(request.n)
-        ids = await self._translate_errors(self.prompts.chat(request.messages, variables, size), "messages")
-        guide = await self._guide(request.constraint, size)
-        if form is not None and choice.forced:
-            guide = await self._tool_guide(form, request, size)
+        ids = await self._translate_errors(self.prompts.encode_chat(request.messages, variables, size), "messages")
+        guide = await self._build_guide(request.constraint, size)
+        if form is not None and choice.is_forced:
+            guide = await self._build_tool_guide(form, request, size)
         _check_ids(ids, model.decoder.max_prompt, model.decoder.vocab, "messages")
-        envelope, token_bytes = self._envelope("chat.completion"), await self._token_bytes(request)
+        envelope, token_bytes = self._make_envelope("chat.completion"), await self._load_token_bytes(request)
         reply = ChatReply(envelope, request.n, len(ids), model.stop_ids, token_bytes, named=choice.mode == "named")
         for answer in reply.choices if form is not None else ():
             answer.parser = ToolParser(form) if form is not None else None
-        return self._begin(model, [ids], request, guide, reply)
+        return self._start_answers(model, [ids], request, guide, reply)
 
-    async def complete(self, request: CompletionRequest, size: int) -> RunningReply:
+    async def start_completions(self, request: CompletionRequest, size: int) -> RunningReply:
         """Start the continuations of a request's prompts; its body has `size` bytes. Raise ApiError if it is
         invalid."""
-        model, count = self._decoder(request.model), len(request.prompt) * request.n
+        model, count = self._require_decoder(request.model), len(request.prompt) * request.n
         self.worker.check_room(count)
-        prompts = [await self._ids(prompt, "prompt") for prompt in request.prompt]
+        prompts = [await self._encode_prompt(prompt, "prompt") for prompt in request.prompt]
         for ids in prompts:
             _check_ids(ids, model.decoder.max_prompt, model.decoder.vocab, "prompt")
-        guide = await self._guide(request.constraint, size)
+        guide = await self._build_guide(request.constraint, size)
         echoes: list[str] = []
         if request.echo:
             texts = [text if isinstance(text, str) else model.tokenizer.decode(text) for text in request.prompt]
             echoes = [text for text in texts for _ in range(request.n)]
-        tokens, envelope = sum(map(len, prompts)), self._envelope("text_completion")
-        token_bytes = await self._token_bytes(request)
+        tokens, envelope = sum(map(len, prompts)), self._make_envelope("text_completion")
+        token_bytes = await self._load_token_bytes(request)
         reply = CompletionReply(envelope, count, tokens, model.stop_ids, token_bytes, echoes=echoes)
-        return self._begin(model, prompts, request, guide, reply)
+        return self._start_answers(model, prompts, request, guide, reply)
 
-    async def embed(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
+    async def start_embeddings(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
         """Start the embeddings of a request; return jobs, channel and number of tokens. Raise ApiError if it is
         invalid."""
         self.check_model(request.model)
         model = self.model
         if not isinstance(model, EncoderModel):
-            raise invalid("This model generates text and has no embeddings.", "model", "unsupported_model")
+            raise make_invalid_error("This model generates text and has no embeddings.", "model", "unsupported_model")
         self.worker.check_room(len(request.input))
         prefix = model.prompt()
         texts = [prefix + text if isinstance(text, str) else text for text in request.input]
-        rows = [await self._ids(text, "input") for text in texts]
+        rows = [await self._encode_prompt(text, "input") for text in texts]
         for ids in rows:
             _check_ids(ids, model.max_length, model.vocab, "input")
         channel = Channel()
@@ -185,7 +187,7 @@ class Service:
         self.worker.submit(jobs)
         return jobs, channel, sum(map(len, rows))
 
-    async def score(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
+    async def start_scores(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
         """Start the scores of texts or pairs; return jobs, channel and number of tokens. Raise ApiError if it is
         invalid."""
         if request.model is not None:
@@ -199,7 +201,9 @@ class Service:
             )
         except WeftError as error:
             reason = str(error).replace(f"{model.folder} ", "it ")
-            raise invalid(f"This model cannot score such inputs: {reason}.", "model", "unsupported_model") from error
+            raise make_invalid_error(
+                f"This model cannot score such inputs: {reason}.", "model", "unsupported_model"
+            ) from error
         texts, truncates = request.texts, request.truncate or request.truncate_prompt_tokens is not None
         self.worker.check_room(len(texts))
 
@@ -214,7 +218,7 @@ class Service:
         self.worker.submit(jobs)
         return jobs, channel, sum(len(row.ids) for row in rows)
 
-    def _begin(
+    def _start_answers(
         self,
         model: Generator,
         prompts: Sequence[list[int]],
@@ -232,11 +236,11 @@ class Service:
                         stop=request.stop,
                         sampling=request.sampling,
                         row=row,
-                        constraint=None if guide is None else guide.fresh(),
+                        constraint=None if guide is None else guide.restart(),
                         logprobs=request.top_logprobs,
                     )
                 except WeftError as error:
-                    raise invalid(str(error)) from error
+                    raise make_invalid_error(str(error)) from error
                 jobs.append(Job(channel, len(jobs), answer, streams=request.stream))
         self.worker.submit(jobs)
         return RunningReply(self.worker, jobs, channel, reply, request.stream, request.stream_options.include_usage)
@@ -249,15 +253,15 @@ class Service:
             message = f"The model `{name}` does not exist or you do not have access to it."
             raise ApiError(404, message, "model", "model_not_found")
 
-    def _decoder(self, name: str) -> Generator:
+    def _require_decoder(self, name: str) -> Generator:
         self.check_model(name)
         if isinstance(self.model, EncoderModel):
-            raise invalid(
+            raise make_invalid_error(
                 "This model encodes text and does not generate any: use /v1/embeddings.", "model", "unsupported_model"
             )
         return self.model
 
-    async def _ids(self, prompt: Prompt, param: str) -> list[int]:
+    async def _encode_prompt(self, prompt: Prompt, param: str) -> list[int]:
         return await self._translate_errors(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt
 
     async def _translate_errors(self, preparation: Coroutine[Any, Any, T], param: str) -> T:
@@ -266,35 +270,43 @@ class Service:
         try:
             return await preparation
         except WeftError as error:
-            raise invalid(f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param) from error
+            raise make_invalid_error(
+                f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param
+            ) from error
 
-    async def _guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
+    async def _build_guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
             return None
-        return await self._translate_errors(self.prompts.guide(size, grammar_of, spec.kind, spec.value), spec.param)
+        return await self._translate_errors(
+            self.prompts.build_guide(size, build_grammar, spec.kind, spec.value), spec.param
+        )
 
-    async def _tool_guide(self, form: ToolFormat, request: ChatRequest, size: int) -> Guide:
-        special = await self._translate_errors(self.prompts.special(form.special), "tools") if form.special else None
-        guide = self.prompts.guide(size, form.grammar, request.tools, request.choice, special)
+    async def _build_tool_guide(self, form: ToolFormat, request: ChatRequest, size: int) -> Guide:
+        special = (
+            await self._translate_errors(self.prompts.find_special_token(form.special), "tools")
+            if form.special
+            else None
+        )
+        guide = self.prompts.build_guide(size, form.write_grammar, request.tools, request.choice, special)
         return await self._translate_errors(guide, "tools")
 
-    async def _token_bytes(self, request: GenerationRequest) -> TokenBytes | None:
+    async def _load_token_bytes(self, request: GenerationRequest) -> TokenBytes | None:
         """Return the function from tokens to their bytes; None if the request wants no log-probabilities."""
         if request.top_logprobs is None:
             return None
         try:
-            return await self.prompts.token_bytes()
+            return await self.prompts.load_token_bytes()
         except WeftError:  # llguidance cannot read the tokenizer: use the tokenizer's text of a single token
             return lambda token: self.model.tokenizer.decode([token]).encode()
 
-    def _envelope(self, kind: str) -> Envelope:
+    def _make_envelope(self, kind: str) -> Envelope:
         return Envelope(kind, self.settings.name, self.fingerprint)
 
 
 def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None:
     """Raise ApiError, naming `param`, unless a prompt has 1 to `longest` token ids below `vocab`."""
     if not ids:
-        raise invalid(f"Invalid '{param}': it has no tokens.", param)
+        raise make_invalid_error(f"Invalid '{param}': it has no tokens.", param)
     if len(ids) > longest:
         raise ApiError(
             400,
@@ -304,10 +316,10 @@ def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None
             "context_length_exceeded",
         )
     if min(ids) < 0 or max(ids) >= vocab:
-        raise invalid(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
+        raise make_invalid_error(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
 
 
-def _fingerprint(model: Generator | EncoderModel) -> str:
+def _hash_model(model: Generator | EncoderModel) -> str:
     """Return a hash of the model's files and weft's version: equal seeds give equal answers for equal hashes."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(model.folder.glob("*.json")) if model.folder is not None else ():

@@ -10,69 +10,71 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_RECORDS, PERIOD = 5, 60.0  # log records per place in the code, in this many seconds
+MAX_RECORDS, PERIOD = 5, 60.0  # log records per place in the code, in this many seconds
 _log = logging.getLogger("weft.serve")
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 by h11 for at most `most` connections, each of whose requests must arrive within `seconds`.
+    """HTTP/1.1 by h11 for at most `max_connections` connections, each of whose requests must arrive within `seconds`.
 
     uvicorn itself waits forever for the end of a request's header. Beyond the limit a new connection replaces the one
     that has waited longest for its request: half-open connections cannot keep other clients out.
     """
 
     seconds: float
-    most: int
+    max_connections: int
     waiting: dict[BoundedProtocol, None]  # connections of a server whose timers run, the oldest first
     _timer: asyncio.TimerHandle | None = None
     _stage: tuple[Any, Any] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn narrows it
-        self._watch()
-        if len(self.connections) > self.most:
-            _log.warning("more than %d connections: one that has not sent a complete request is closed", self.most)
-            next(iter(self.waiting)).give_up()
+        self._update_timer()
+        if len(self.connections) > self.max_connections:
+            _log.warning(
+                "more than %d connections: one that has not sent a complete request is closed", self.max_connections
+            )
+            next(iter(self.waiting)).abort_late()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch()
+        self._update_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch()
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._stop()
+        self._stop_timer()
 
-    def give_up(self) -> None:
+    def abort_late(self) -> None:
         """Close the connection: its request has not arrived completely in time."""
-        self._stop()
+        self._stop_timer()
         self.connections.discard(self)  # uvicorn only notices in the next round of the loop
         self.transport.abort()
 
-    def _watch(self) -> None:
+    def _update_timer(self) -> None:
         """Run the timer while a request or its body is expected; each request and each body restart it."""
         stage = (self.conn.their_state, self.cycle)
         if stage == self._stage or self.transport.is_closing():
             return
-        self._stop()
+        self._stop_timer()
         self._stage = stage
         if stage[0] in (h11.IDLE, h11.SEND_BODY):
             # One more second for bodies: the endpoint that reads a body reports its timeout first.
             seconds = self.seconds + (stage[0] is h11.SEND_BODY)
-            self._timer = self.loop.call_later(seconds, self.give_up)
+            self._timer = self.loop.call_later(seconds, self.abort_late)
             self.waiting[self] = None
 
-    def _stop(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.waiting.pop(self, None)
 
 
-def most_connections() -> int:
+def choose_max_connections() -> int:
     """Return a number of connections that leaves file descriptors for other uses: half of this process's limit."""
     try:
         import resource
@@ -82,29 +84,29 @@ def most_connections() -> int:
     return 4096 if limit == resource.RLIM_INFINITY else max(8, min(limit // 2, 4096))
 
 
-def protocol(seconds: float, most: int) -> type[BoundedProtocol]:
+def make_protocol(seconds: float, max_connections: int) -> type[BoundedProtocol]:
     """Return a protocol class with the limits of one server."""
-    return type("Protocol", (BoundedProtocol,), {"seconds": seconds, "most": most, "waiting": {}})
+    return type("Protocol", (BoundedProtocol,), {"seconds": seconds, "max_connections": max_connections, "waiting": {}})
 
 
 class RateLimit(logging.Filter):
-    """A filter that passes `MOST_RECORDS` log records per place in the code and `PERIOD` seconds."""
+    """A filter that passes `MAX_RECORDS` log records per place in the code and `PERIOD` seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._counts: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        place, now = (record.pathname, record.lineno), time.monotonic()
-        start, count = self._counts.get(place, (now, 0))
+        source, now = (record.pathname, record.lineno), time.monotonic()
+        start, count = self._counts.get(source, (now, 0))
         start, count = (now, 1) if now - start > PERIOD else (start, count + 1)
-        self._counts[place] = start, count
-        if count == MOST_RECORDS:
+        self._counts[source] = start, count
+        if count == MAX_RECORDS:
             record.msg = f"{record.msg} (further records of this kind within {PERIOD:g} s are not logged)"
-        return count <= MOST_RECORDS
+        return count <= MAX_RECORDS
 
 
-def log_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an error of the event loop in one line, such as a failure to accept a connection, which it retries."""
     error = context.get("exception")
     _log.error("%s: %s: %s", context["message"], type(error).__name__, error)

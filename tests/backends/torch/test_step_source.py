@@ -18,7 +18,7 @@ from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.decode.step_source import LAUNCHERS
 from weft.backends.torch.kernels.shared.tickets import Tickets
 from weft.backends.torch.package.source_folder import generate_model, write_code
-from weft.frontends.app.api.modules import step_forms
+from weft.frontends.app.api.modules import build_step_graphs
 from weft.passes import Trace, lookup
 
 from ...lowered import lower, write_step
@@ -118,7 +118,7 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
     assert (text, kernels) == write_step(graph)
     imported = {n.module.split(".")[0] for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) and n.module}
     assert imported <= {"__future__", "typing", "torch", "kernels", "model"}
-    write_code(generate_model(step_forms(graph)), tmp_path)
+    write_code(generate_model(build_step_graphs(graph)), tmp_path)
     assert (tmp_path / "decode.py").read_text(encoding="utf-8") == text
     command = [
         "ruff",
@@ -137,7 +137,7 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["grouped", "delta rule", "RWKV-7"])
 def test_a_folder_steps_by_itself(name: str, tmp_path: Path) -> None:
     """Model, step and kernels need torch alone, wherever they are."""
-    write_code(generate_model(step_forms(graph_of(f"variant/{name}"))), tmp_path)
+    write_code(generate_model(build_step_graphs(graph_of(f"variant/{name}"))), tmp_path)
     with alone(tmp_path), torch.inference_mode():
         model, decode = (importlib.import_module(name) for name in ("model", "decode"))
         net = model.Model()

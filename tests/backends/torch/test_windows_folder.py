@@ -9,7 +9,7 @@ import torch
 
 from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.package.source_folder import generate_model, write_code
-from weft.frontends.app.api.modules import step_forms
+from weft.frontends.app.api.modules import build_step_graphs
 
 from ...lowered import lower
 from .generated import alone, call, feeds_of, graph_of, module_of, tensors
@@ -18,7 +18,7 @@ from .generated import alone, call, feeds_of, graph_of, module_of, tensors
 def test_a_folder_has_the_kernels_that_its_model_imports(tmp_path: Path) -> None:
     """The folder alone computes what the module in process does; a model without windows imports no kernel."""
     graph = graph_of("family/gpt-oss")
-    built = generate_model(step_forms(graph))
+    built = generate_model(build_step_graphs(graph))
     assert {"shared.online_softmax", "shared.launch", "prefill.window_attention"} <= set(built.kernels)
     assert write_source(lower(graph_of("family/llama-gqa-tied"))).kernels == []
     write_code(built, tmp_path)

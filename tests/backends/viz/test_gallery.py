@@ -10,14 +10,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from weft.backends.viz.web.gallery import render_gallery, restrict_rules
-from weft.frontends.app.api.draw.galleries import card
+from weft.frontends.app.api.draw.galleries import build_card
 from weft.frontends.models.presets import PRESETS
 
 CHOSEN = ("gpt2", "smollm2-135m", "t5-base", "mixtral-8x7b", "mamba-130m", "bert-base")
 Visit = Callable[[str], Page]
 
 
-made = functools.cache(card)
+made = functools.cache(build_card)
 
 
 @functools.cache

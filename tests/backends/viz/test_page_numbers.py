@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from weft.backends.viz.model.devices import DEVICES
-from weft.frontends.app.api.inspect.breakdown import breakdown
+from weft.frontends.app.api.inspect.breakdown import compute_part_costs
 
 from ...sampling import each
 from .pages import address, model_of, of_preset
@@ -21,7 +21,7 @@ NAMES = ("parameters", "flops", "read", "written", "step_flops", "step_read", "s
 
 def told(preset: str, tokens: int, item: int) -> dict[str, dict[str, Any]]:
     """Return the numbers of `weft inspect`, part by part."""
-    return {c.path: dataclasses.asdict(c) for c in breakdown(model_of(preset).graph, tokens, item)}
+    return {c.path: dataclasses.asdict(c) for c in compute_part_costs(model_of(preset).graph, tokens, item)}
 
 
 def computed(shown: Page) -> dict[str, dict[str, int]]:

@@ -15,13 +15,13 @@ from weft.backends.viz.formats.style import list_colours
 from weft.backends.viz.formats.svg import render_svg
 from weft.backends.viz.layout.scene import build_scene, list_default_open
 from weft.backends.viz.model.network import build_network
-from weft.frontends.app.api.draw.fact_sheet import fact_sheet
+from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
 
 
 def picture(dark: bool = False) -> str:
     model = load_source("llama3.1-8b")
     root = build_scene(build_network(model.graph))
-    return render_svg(root, list_default_open(root), fact_sheet(model), dark)
+    return render_svg(root, list_default_open(root), build_fact_sheet(model), dark)
 
 
 def pixels(data: bytes, most: int | None = None) -> np.ndarray:

@@ -11,7 +11,7 @@ import weft
 from weft.backends.viz.model.network import Network, build_network
 from weft.backends.viz.model.totals import compute_totals
 from weft.backends.viz.onnx_files.onnx_network import read_onnx_network
-from weft.frontends.app.api.draw.fact_sheet import fact_sheet
+from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
 from weft.frontends.app.api.draw.pictures import draw
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
@@ -40,7 +40,7 @@ def test_bytes_are_those_of_a_folder_of_codes(tmp_path: Path) -> None:
     assert learned == pytest.approx(stored, rel=0.01)
     found = compute_totals(drawn, 64)
     assert found.weights == sum(w.bytes for w in weights) and "uint4_32" in found.dtypes
-    rows = dict(fact_sheet(model).rows)
+    rows = dict(build_fact_sheet(model).rows)
     assert (
         rows["Quantized"].endswith("bits, int4 groups of 32 and int8 groups of 32") and "quantized" in rows["Weights"]
     )

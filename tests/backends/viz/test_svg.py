@@ -17,7 +17,7 @@ from weft.backends.viz.layout.coordinates import place_shapes
 from weft.backends.viz.layout.font import measure_text, wrap_text
 from weft.backends.viz.layout.scene import list_default_open
 from weft.backends.viz.model.labels import KINDS
-from weft.frontends.app.api.draw.fact_sheet import fact_sheet
+from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
 
 from .pages import drawn, model_of
 
@@ -29,7 +29,7 @@ SIZES = {"name": 22, "about": 12, "about s": 12, "t": 13, "t m": 13}  # of text,
 @functools.cache
 def printed(preset: str, dark: bool = False) -> str:
     root = drawn(preset)
-    return render_svg(root, list_default_open(root), fact_sheet(model_of(preset)), dark)
+    return render_svg(root, list_default_open(root), build_fact_sheet(model_of(preset)), dark)
 
 
 def boxes(node: ET.Element, x: float = 0, y: float = 0) -> Iterator[tuple[float, float, float, float]]:

@@ -17,7 +17,7 @@ from weft.backends.viz.layout.coordinates import PlacedShape, place_shapes
 from weft.backends.viz.layout.links import find_links
 from weft.backends.viz.layout.scene import ALL, Shape, build_scene, list_default_open
 from weft.backends.viz.model.network import Network, Vertex
-from weft.frontends.app.api.draw.fact_sheet import fact_sheet
+from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
 
 from .pages import drawn, model_of, network_of
 
@@ -107,7 +107,7 @@ def parsed_mermaid(text: str) -> tuple[dict[str, str], set[tuple[str, str]], lis
 @pytest.mark.parametrize("preset", PRESETS)
 def test_mermaid(preset: str) -> None:
     placed = first(preset)
-    boxes, edges, groups = parsed_mermaid(render_mermaid(placed, fact_sheet(model_of(preset))))
+    boxes, edges, groups = parsed_mermaid(render_mermaid(placed, build_fact_sheet(model_of(preset))))
     assert len(boxes) == sum(not p.open for p in placed.all())
     assert len(edges) == len(find_links(placed))
     assert len(groups) == sum(p.open for p in placed.all()) - 1
@@ -196,7 +196,7 @@ def parsed_dot(text: str) -> Mapping[str, list[str]]:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_dot(preset: str) -> None:
     placed = first(preset)
-    found = parsed_dot(render_dot(placed, fact_sheet(model_of(preset))))
+    found = parsed_dot(render_dot(placed, build_fact_sheet(model_of(preset))))
     assert len(found["nodes"]) == sum(not p.open for p in placed.all())
     assert len(found["edges"]) == len(set(found["edges"])) == len(find_links(placed))
     assert len(found["clusters"]) == sum(p.open for p in placed.all()) - 1
@@ -208,7 +208,7 @@ def test_dot(preset: str) -> None:
 def test_the_tree_of_mixtral() -> None:
     model = model_of("mixtral-8x7b")
     assert (
-        render_plain_tree(first("mixtral-8x7b"), fact_sheet(model))
+        render_plain_tree(first("mixtral-8x7b"), build_fact_sheet(model))
         == """\
 mixtral-8x7b                   Mixtral 8x7B v0.1 (Jiang 2024) · decoder                                   46.7 G
 ├─ input_ids                   i64[batch, seq]

@@ -12,7 +12,7 @@ from weft.backends.viz.compare.networks import compare_networks
 from weft.backends.viz.model.network import build_network
 from weft.backends.viz.model.totals import Totals, compute_totals
 from weft.backends.viz.web.diff import build_sheet, convert_totals
-from weft.frontends.app.api.inspect.counting import inspect, usual_tokens
+from weft.frontends.app.api.inspect.counting import choose_tokens, inspect
 from weft.frontends.model import Model
 from weft.ir import Graph, parse
 from weft.ir.recipes.blocks import InBytes, Quantize, ToFloat4
@@ -46,7 +46,7 @@ def stored(model: Model) -> int:
 @pytest.mark.parametrize("preset", each(2, PIPELINES, 1))
 def test_totals_are_what_inspect_tells(preset: str) -> None:
     for model in after(preset):
-        tokens = usual_tokens(model.graph)
+        tokens = choose_tokens(model.graph)
         found, told = compute_totals(build_network(model.graph), tokens), inspect(model).json()
         assert told["tokens"] == tokens == found.tokens
         assert (found.parameters, found.flops) == (told["parameters"], told["flops_prefill"])

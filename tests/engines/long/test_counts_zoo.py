@@ -8,7 +8,7 @@ import pytest
 from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate
 from weft.backends.torch.transformers.scale.split import Split
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
-from weft.frontends.app.api.inspect.parallel import device_rows, summary, traffic_rows
+from weft.frontends.app.api.inspect.parallel import list_device_rows, list_traffic_rows, summarize_split
 from weft.ir.errors import WeftError
 
 from ...backends.torch.transformers.folders import graph_of, lowered
@@ -42,5 +42,5 @@ def test_counted_or_refused(name: str) -> None:
             assert "\n" not in refused
             continue
         assert found.collectives and max(stage.weights for stage in found.stages) < device.weights
-        assert len(device_rows(found)) == split.pp and [*traffic_rows(found)] and summary(found)
+        assert len(list_device_rows(found)) == split.pp and [*list_traffic_rows(found)] and summarize_split(found)
         assert sum(stage.flops for stage in found.stages) == device.flops

@@ -284,7 +284,7 @@ def test_the_command_refuses_in_one_line(save: Save, tmp_path: Path) -> None:
         (("-o", tmp_path / "a.safetensors", "--format", "gguf"), "but --format gguf writes a file .gguf"),
         (
             ("-o", tmp_path / "a.onnx"),
-            "has the suffix of files that `weft compile` writes; name a folder, or a file .gguf",
+            "`weft compile` writes ONNX; name a folder, or a .gguf",
         ),
         (("-o", tmp_path / "file"), "a file with that name is in the way"),
         (("-o", folder), f"{folder}: it holds the source"),

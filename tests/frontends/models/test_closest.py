@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import weft
 from weft.backends.runtime.compiled_folder import read_manifest
-from weft.frontends.app.api.source.recorded import recorded_source
+from weft.frontends.app.api.source.recorded import load_recorded_source
 from weft.frontends.app.cli import cli
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.other_types import REFUSED
@@ -72,7 +72,7 @@ def test_read_as_a_family(tmp_path: Path) -> None:
     renamed("qwen3-gqa", tmp_path / "hf")
     report = weft.compile(tmp_path / "hf", tmp_path / "out", family="qwen3")
     assert report.model.unread == []
-    again = recorded_source(tmp_path / "out", read_manifest(tmp_path / "out"))
+    again = load_recorded_source(tmp_path / "out", read_manifest(tmp_path / "out"))
     assert again.family == "qwen3"
     assert again.graph == report.model.graph
 

@@ -15,10 +15,10 @@ from weft.backends.viz.web.pipeline_page import PipelineStep, render_steps
 from weft.ir.errors import WeftError
 from weft.ir.storage import replace_file
 from weft.passes.report import Report
-from weft.passes.runner import PassRun as Ran
+from weft.passes.runner import PassRun
 
 from ....model import Model
-from ..inspect.counting import USUAL, usual_tokens
+from ..inspect.counting import DEFAULT_TOKENS, choose_tokens
 from .drawable import load_model, read_network
 from .drawing import Drawing, PictureOptions
 
@@ -32,10 +32,10 @@ class ComparisonDrawing(Drawing):
     @cached_property
     def opened(self) -> set[str]:
         """Return the keys of the open parts; if no depth is set, these include parts with changes."""
-        return diff.select_open_parts(self.root, self.look.depth, self.look.parts)
+        return diff.select_open_parts(self.root, self.options.depth, self.options.parts)
 
 
-def difference(
+def draw_difference(
     source: Any, other: Any, look: PictureOptions | None = None, *, trust: bool = False
 ) -> ComparisonDrawing:
     """Return the drawing that compares `source` (before) with `other` (after); see `draw` for `trust`.
@@ -45,7 +45,7 @@ def difference(
     """
     models = [load_model(s) for s in (source, other)]
     networks = [read_network(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
-    tokens = min((usual_tokens(m.graph) for m in models if m is not None), default=USUAL)
+    tokens = min((choose_tokens(m.graph) for m in models if m is not None), default=DEFAULT_TOKENS)
     comparison = compare_networks(*networks)
     before, after = (compute_totals(n, tokens) for n in networks)
     data = {"kinds": diff.list_signs(), "difference": diff.convert_totals(comparison, before, after)}
@@ -54,18 +54,18 @@ def difference(
 
 
 class PipelineGraphs:
-    """The graphs after every pass of a pipeline, to be drawn at the end; `hook` is for `run_passes`."""
+    """The graphs after every pass of a pipeline, to be drawn at the end; `record_pass` is for `run_passes`."""
 
     def __init__(self, model: Model) -> None:
         self.start = build_network(model.graph)
-        self.tokens = usual_tokens(model.graph)
+        self.tokens = choose_tokens(model.graph)
         self.after: list[Network] = []
 
-    def hook(self, ran: Ran) -> None:
+    def record_pass(self, run: PassRun) -> None:
         """Record the graph after a pass."""
-        self.after.append(build_network(ran.after))
+        self.after.append(build_network(run.after))
 
-    def page(self, report: Report) -> str:
+    def render_page(self, report: Report) -> str:
         """Return the HTML page of the passes in `report`.
 
         Raises:
@@ -76,7 +76,7 @@ class PipelineGraphs:
         return render_steps(self.start, list(map(PipelineStep, report.records, self.after)), self.tokens)
 
 
-def check_page(out: Path) -> None:
+def check_html_suffix(out: Path) -> None:
     """Raise WeftError if the name of `out` does not end in .html."""
     if out.suffix != PAGE:
         raise WeftError(f"the passes are drawn as a page; name a file that ends in {PAGE}, not {out.name}")

@@ -18,7 +18,7 @@ from weft.passes import run_passes
 
 from ....formats.weft.model_folder import GRAPH
 from ....model import Model
-from ..source.recorded import recorded_source
+from ..source.recorded import load_recorded_source
 from ..source.sources import load_source
 
 MODEL, ENCODER = "model.onnx", "encoder.onnx"
@@ -30,7 +30,7 @@ def read_network(source: Any, trust: bool = False) -> Network:
     Raises:
         WeftError: if it cannot be read, is a folder of code whose source is missing, or is code and `trust` is false.
     """
-    path = _output_path(source)
+    path = _find_output(source)
     if path is None:
         return build_network(load_source(source).graph)
     if path.suffix == ".onnx":
@@ -42,18 +42,18 @@ def read_network(source: Any, trust: bool = False) -> Network:
 
 def load_model(source: Any) -> Model | None:
     """Return the model that `source` is or names; None for an ONNX file or a compiled folder."""
-    return load_source(source) if _output_path(source) is None else None
+    return load_source(source) if _find_output(source) is None else None
 
 
-def _output_path(source: Any) -> Path | None:
+def _find_output(source: Any) -> Path | None:
     """Return the path of the ONNX file or compiled folder that `source` names, or None for other sources."""
     path = expand_home(source) if isinstance(source, (str, Path)) else None
     if path is None or (path / GRAPH).is_file():  # a folder of target transformers is a source: it contains its graph
         return None
-    return path if path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx(path) else None
+    return path if path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx_folder(path) else None
 
 
-def named_files(*sources: Any) -> list[Path]:
+def list_files(*sources: Any) -> list[Path]:
     """Return the files that `sources` name or read; callers check that outputs do not overwrite them."""
     paths = (
         s.files if isinstance(s, Model) else (expand_home(s),) for s in sources if isinstance(s, (str, Path, Model))
@@ -61,7 +61,7 @@ def named_files(*sources: Any) -> list[Path]:
     return [path for group in paths for path in group if path.is_file()]
 
 
-def _is_onnx(folder: Path) -> bool:
+def _is_onnx_folder(folder: Path) -> bool:
     """Return whether a folder has an ONNX model but no safetensors that it was exported from."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
@@ -77,20 +77,20 @@ def _read_compiled(folder: Path, trust: bool) -> Network:
     if not files:
         raise WeftError(f"{folder} has a {MANIFEST}, but no {MODEL}: it is incomplete; compile it again")
     merged = join_networks([read_onnx_network(file) for file in files])
-    return replace(merged, name=_name(spec)) if spec else merged
+    return replace(merged, name=_short_name(spec)) if spec else merged
 
 
 def _rebuild_graph(folder: Path, manifest: Record, trust: bool) -> Graph:
     """Return the graph that a folder was compiled from: its source, rewritten by its pipeline."""
     pipeline = manifest.text("pipeline", "")
     try:
-        graph = recorded_source(folder, manifest, trust).graph
+        graph = load_recorded_source(folder, manifest, trust).graph
     except WeftError as e:
         raise WeftError(f"{folder} holds no ONNX model, so its source is drawn, but: {e}") from e
     return run_passes(graph, pipeline) if pipeline else graph
 
 
-def _name(spec: str) -> str:
+def _short_name(spec: str) -> str:
     """Return the last component of the name of a source: of a path, or the object after a colon."""
     last = spec.rpartition(":")[2] if re.search(r"\.py:\w+$", spec) else Path(spec).name
     return re.sub(r"\.(gguf|weft|onnx|py)$", "", last)

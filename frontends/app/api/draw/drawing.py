@@ -35,13 +35,13 @@ class Drawing:
 
     root: Shape
     sheet: Sheet
-    look: PictureOptions = field(default_factory=PictureOptions)
+    options: PictureOptions = field(default_factory=PictureOptions)
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def opened(self) -> set[str]:
         """Return the keys of the open parts."""
-        return select_open(self.root, self.look.depth, self.look.parts)
+        return select_open(self.root, self.options.depth, self.options.parts)
 
     @cached_property
     def placed(self) -> PlacedShape:
@@ -54,4 +54,4 @@ class Drawing:
 
     def svg(self) -> str:
         """Return the picture, as SVG."""
-        return render_svg(self.root, self.opened, self.sheet, self.look.dark)
+        return render_svg(self.root, self.opened, self.sheet, self.options.dark)

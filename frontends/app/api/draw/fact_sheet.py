@@ -22,14 +22,16 @@ from ..inspect.inspection import Inspection
 MIXERS = {"selective_scan": "Mamba", "ssd": "Mamba-2"}  # other recurrences have the names of their ops
 
 
-def fact_sheet(model: Model, inspection: Inspection | None = None) -> Sheet:
+def build_fact_sheet(model: Model, inspection: Inspection | None = None) -> Sheet:
     """Return the fact sheet for a picture of `model`; `inspection` defaults to that of the model."""
     inspection = inspection or inspect(model)
     about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
-    return Sheet(title_of(model), f"{about} · {inspection.kind}", (*_rows(inspection), *_quantized_rows(model.graph)))
+    return Sheet(
+        make_title(model), f"{about} · {inspection.kind}", (*_list_rows(inspection), *_list_quantized_rows(model.graph))
+    )
 
 
-def title_of(model: Model) -> str:
+def make_title(model: Model) -> str:
     """Return the name of a model: that of its preset, file or folder, else of its graph."""
     file, _, name = model.spec.partition(".py:")
     if name:
@@ -38,7 +40,7 @@ def title_of(model: Model) -> str:
     return (Path(model.spec).stem if has_suffix else Path(model.spec).name) or model.graph.name
 
 
-def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
+def _list_rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
     sizes = inspection.dimensions
     yield "Parameters", f"{inspection.parameters:,}"
     if inspection.active_parameters != inspection.parameters:
@@ -46,7 +48,7 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
     yield "Layers", str(inspection.layers)
     facts = {
         "Width": _join_numbers(sizes.width),
-        "Attention": _attention(sizes),
+        "Attention": _describe_attention(sizes),
         "Window": _join_numbers(sizes.windows),
         "Recurrence": ", ".join(MIXERS.get(name, name.replace("_", " ")) for name in sizes.recurrences),
         "Feed-forward": _join_numbers(sizes.hidden),
@@ -66,7 +68,7 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
     yield "FLOPs per token", f"{format_count(inspection.flops_per_token)} with {inspection.tokens:,} tokens of context"
 
 
-def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
+def _list_quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
     """Yield rows (name, text) about quantized weights: their number and bits, and the bytes of all weights."""
     params = [p for p in graph.params.values() if p.uses and not p.recipe.is_constant]
     layouts = {p: layout for p in params if (layout := find_quantized_layout(p)) is not None}
@@ -83,7 +85,7 @@ def _quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
     yield "Weights", f"{format_bytes(packed + rest)}: {format_bytes(packed)} quantized, {format_bytes(rest)} of others"
 
 
-def _attention(sizes: Dimensions) -> str:
+def _describe_attention(sizes: Dimensions) -> str:
     names = []
     if sizes.heads:
         names.append(f"{_join_numbers(sizes.heads)} heads")
@@ -100,7 +102,7 @@ def _join_numbers(numbers: Iterable[int]) -> str:
     return " and ".join(f"{n:,}" for n in numbers)
 
 
-def short_sheet(network: Network) -> Sheet:
+def build_short_sheet(network: Network) -> Sheet:
     """Return the fact sheet of a network without a weft model: its name, and the counts that it allows."""
     parameters = sum(w.learned for v in network.vertices for w in v.weights)
     rows = (("Operations", f"{len(network.vertices):,}"), ("Parameters", f"{parameters:,}"))

@@ -16,8 +16,8 @@ from ....models.presets import PRESETS
 from ..inspect.counting import inspect
 from ..inspect.inspection import Inspection
 from ..source.sources import load_source
-from .drawable import named_files
-from .fact_sheet import fact_sheet
+from .drawable import list_files
+from .fact_sheet import build_fact_sheet
 
 
 def write_gallery(
@@ -34,28 +34,28 @@ def write_gallery(
     cards = []
     for i, source in enumerate(to_draw):
         step("drawing", i, len(to_draw))
-        cards.append(card(source))
+        cards.append(build_card(source))
     step("drawing", len(to_draw), len(to_draw))
-    with replace_file(out, named_files(*to_draw)) as path:
+    with replace_file(out, list_files(*to_draw)) as path:
         path.write_text(render_gallery(cards, "Architectures"), encoding="utf-8")
     return len(cards)
 
 
-def card(source: Any) -> Card:
+def build_card(source: Any) -> Card:
     """Return the gallery card of a source."""
     model = load_source(source)
     inspection = inspect(model)
     root = build_scene(build_network(model.graph))
     return Card(
-        fact_sheet(model, inspection),
+        build_fact_sheet(model, inspection),
         root,
         list_default_open(root),
-        dict(_groups(inspection)),
-        dict(_numbers(inspection)),
+        dict(_list_groups(inspection)),
+        dict(_list_numbers(inspection)),
     )
 
 
-def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
+def _list_groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     """Yield (property, values of the model) for each property by which a gallery filters models."""
     sizes = inspection.dimensions
     yield "Kind", [inspection.kind]
@@ -73,7 +73,7 @@ def _groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     yield "Positions", list(dict.fromkeys(p.partition(",")[0] for p in sizes.positions)) or ["none"]
 
 
-def _numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
+def _list_numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
     """Yield (name, number) for each number by which a gallery sorts models, if the model has it."""
     numbers = {
         "parameters": inspection.parameters,

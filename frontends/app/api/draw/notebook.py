@@ -12,9 +12,9 @@ class Picture:
 
     def __init__(self, source: SourceLike, height: int, depth: int | None, parts: tuple[str, ...]) -> None:
         from .drawing import PictureOptions
-        from .pictures import drawing
+        from .pictures import build_drawing
 
-        self.drawing = drawing(source, PictureOptions(depth, parts))
+        self.drawing = build_drawing(source, PictureOptions(depth, parts))
         self.height = height
 
     def _repr_html_(self) -> str:

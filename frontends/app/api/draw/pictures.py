@@ -17,15 +17,15 @@ from weft.ir.errors import WeftError, unknown_name_error
 from weft.ir.storage import replace_file
 
 from ....model import SourceLike
-from .comparing import difference
-from .drawable import load_model, named_files, read_network
+from .comparing import draw_difference
+from .drawable import list_files, load_model, read_network
 from .drawing import Drawing, PictureOptions
-from .fact_sheet import fact_sheet, short_sheet
+from .fact_sheet import build_fact_sheet, build_short_sheet
 
 FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
     ".html": lambda drawing: drawing.page(),
     ".svg": lambda drawing: drawing.svg(),
-    ".png": lambda drawing: render_png(drawing.svg(), drawing.look.scale),
+    ".png": lambda drawing: render_png(drawing.svg(), drawing.options.scale),
     ".mmd": lambda drawing: render_mermaid(drawing.placed, drawing.sheet),
     ".dot": lambda drawing: render_dot(drawing.placed, drawing.sheet),
     ".txt": lambda drawing: render_plain_tree(drawing.placed, drawing.sheet),
@@ -57,9 +57,9 @@ def draw(
     """
     out = Path(out)
     check_format(out)
-    picture = drawing(source, PictureOptions(depth, tuple(parts), **look), vs, trust)
+    picture = build_drawing(source, PictureOptions(depth, tuple(parts), **look), vs, trust)
     data = FORMATS[out.suffix](replace(picture, more={**picture.more, **more}) if more else picture)
-    with replace_file(out, named_files(source, vs)) as path:
+    with replace_file(out, list_files(source, vs)) as path:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
@@ -71,13 +71,13 @@ def check_format(out: Path) -> None:
         )
 
 
-def drawing(
+def build_drawing(
     source: SourceLike, look: PictureOptions | None = None, vs: SourceLike | None = None, trust: bool = False
 ) -> Drawing:
     """Return the drawing of `source`, or of its comparison with `vs`."""
     if vs is not None:
-        return difference(source, vs, look, trust=trust)
+        return draw_difference(source, vs, look, trust=trust)
     model = load_model(source)
     network: Network = read_network(source if model is None else model, trust)
-    sheet = short_sheet(network) if model is None else fact_sheet(model)
+    sheet = build_short_sheet(network) if model is None else build_fact_sheet(model)
     return Drawing(build_scene(network), sheet, look or PictureOptions())

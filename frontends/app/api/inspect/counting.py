@@ -29,11 +29,11 @@ from weft.passes.analysis.recurrences.formulas import write_formulas
 from ....model import SourceLike
 from ....models.left_out import meaning_of_tensor
 from ..source.sources import load_source
-from .dimensions import dimensions
+from .dimensions import find_dimensions
 from .inspection import CACHE_DTYPES, Inspection, RepeatedPart
 
 OTHER = "other"
-USUAL = 512  # tokens
+DEFAULT_TOKENS = 512  # tokens
 # modules of ops whose attributes hardly characterize a block
 _PLAIN = {"tensor", "elementwise", "reduce", "products", "norm", "rotary"}
 
@@ -52,15 +52,15 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     model = load_source(source)
     graph = model.graph
     context = graph.meta.get("context")
-    n = tokens or usual_tokens(graph)
+    n = tokens or choose_tokens(graph)
     binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **AUDIO_SIZES}
     prefill = sizes.evaluate(sum_node_costs(graph.nodes).flops, binding)
-    parts = _parts(graph)
+    parts = _group_nodes(graph)
     parameters = _count_parameters(graph, parts)
     folded: dict[Any, list[str]] = {}
     for scope, nodes in parts.items():
         folded.setdefault(hash_structure(nodes) if _is_layer(scope) else scope, []).append(scope)
-    blocks = tuple(_block(parts, scopes, parameters, binding, n) for scopes in folded.values())
+    blocks = tuple(_count_block(parts, scopes, parameters, binding, n) for scopes in folded.values())
     caches = find_cache_sizes(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
     context_cache = (
@@ -75,7 +75,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         context=context,
         parameters=count_parameters(graph),
         active_parameters=count_active_parameters(graph),
-        parameters_by_storage=_storage(graph),
+        parameters_by_storage=_count_by_dtype(graph),
         tokens=n,
         flops_per_token=prefill // n,
         flops_prefill=prefill,
@@ -83,8 +83,8 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         cache_at_context=context_cache,
         cache_per_source_token=count_cross_cache(graph.nodes) or None,
         state_bytes={d: count_state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
-        layers=_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
-        dimensions=dimensions(graph),
+        layers=_count_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
+        dimensions=find_dimensions(graph),
         blocks=blocks,
         unread=tuple(model.unread),
         ignored=tuple(f"{key}: {meaning_of_tensor(key)}" for key in model.ignored),
@@ -93,12 +93,12 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     )
 
 
-def usual_tokens(graph: Graph) -> int:
+def choose_tokens(graph: Graph) -> int:
     """Return the default number of tokens to count: 512, or the context if shorter."""
-    return min(USUAL, graph.meta.get("context") or USUAL)
+    return min(DEFAULT_TOKENS, graph.meta.get("context") or DEFAULT_TOKENS)
 
 
-def layer_of(scope: str) -> str:
+def find_layer(scope: str) -> str:
     """Return the scope up to its first number ("layers.3" of "layers.3.attn"), or its first component without one."""
     numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", scope)
     return numbered.group() if numbered else scope.partition(".")[0]
@@ -108,18 +108,18 @@ def _is_layer(part: str) -> bool:
     return part.rpartition(".")[2].isdigit()
 
 
-def _layers(parts: list[str]) -> int:
+def _count_layers(parts: list[str]) -> int:
     """Return the number of parts called layers; without any, the number of numbered parts."""
     layers = [part for part in parts if f".{part}".rpartition(".")[0].endswith(".layers")]
     return len(layers or parts)
 
 
-def _parts(graph: Graph) -> dict[str, list[Node]]:
+def _group_nodes(graph: Graph) -> dict[str, list[Node]]:
     """Return nodes by layer; outside of layers by scope, or output name; `OTHER` if they read no parameter."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
-        groups.setdefault(layer_of(node.scope or node.output.name) if reads else OTHER, []).append(node)
+        groups.setdefault(find_layer(node.scope or node.output.name) if reads else OTHER, []).append(node)
     if OTHER in groups:
         groups[OTHER] = groups.pop(OTHER)  # last
     return groups
@@ -137,7 +137,7 @@ def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict
     return dict(counts)
 
 
-def _storage(graph: Graph) -> dict[str, int]:
+def _count_by_dtype(graph: Graph) -> dict[str, int]:
     """Return the number of learned elements by the dtype of the checkpoint's tensor, else by the declared dtype."""
     counts = Counter[str]()
     for p in find_learned_params(graph):
@@ -146,7 +146,7 @@ def _storage(graph: Graph) -> dict[str, int]:
     return dict(counts)
 
 
-def _block(
+def _count_block(
     parts: Mapping[str, list[Node]],
     scopes: list[str],
     parameters: Mapping[str, int],
@@ -159,20 +159,20 @@ def _block(
         parameters.get(scopes[0], 0),
         sizes.evaluate(sum_node_costs(nodes).flops, binding) // n,
         sum(width for width, _ in find_cache_sizes(nodes)),
-        tuple(_describe(nodes)),
+        tuple(_describe_ops(nodes)),
     )
 
 
-def _describe(nodes: Iterable[Node]) -> Iterable[str]:
+def _describe_ops(nodes: Iterable[Node]) -> Iterable[str]:
     """Yield the ops of a block except views, with characteristic attributes, and the number of equal ops."""
     counts = Counter(
-        _spell(node.op, select_explicit_attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits
+        _format_op(node.op, select_explicit_attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits
     )
     for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text
 
 
-def _spell(op: Op, attrs: Mapping[str, Any]) -> str:
+def _format_op(op: Op, attrs: Mapping[str, Any]) -> str:
     if op.module.rpartition(".")[2] in _PLAIN or not attrs:
         return op.name
     texts = (

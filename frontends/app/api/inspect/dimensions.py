@@ -48,7 +48,7 @@ class Dimensions:
     positions: tuple[str, ...]
 
 
-def dimensions(graph: Graph) -> Dimensions:
+def find_dimensions(graph: Graph) -> Dimensions:
     """Return the dimensions of `graph`, inferred from its operations."""
     nodes = list(graph.nodes)
     attentions = [node for node in nodes if Trait.ATTENTION in node.op.traits]
@@ -56,29 +56,31 @@ def dimensions(graph: Graph) -> Dimensions:
     with_heads = [node for node in attentions if node not in latent]
     mixtures = [node for node in nodes if node.op is ops.moe]
     expert_scopes = {node.scope for node in mixtures}
-    maps = [(node, width) for node in nodes if node.op in LINEAR and (width := _hidden(node))]
+    maps = [(node, width) for node in nodes if node.op in LINEAR and (width := _find_inner_width(node))]
     return Dimensions(
-        width=_distinct(_layer_widths(nodes)),
-        heads=_distinct(node.attrs["heads"] for node in attentions),
-        kv_heads=_distinct(node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"] for node in with_heads),
-        head_dim=_distinct(
+        width=_drop_duplicates(_list_layer_widths(nodes)),
+        heads=_drop_duplicates(node.attrs["heads"] for node in attentions),
+        kv_heads=_drop_duplicates(
+            node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"] for node in with_heads
+        ),
+        head_dim=_drop_duplicates(
             node.inputs[0].width // node.attrs["heads"] for node in with_heads if node.inputs[0] is not None
         ),
-        latent=_distinct(k.width for node in latent if (k := node.operand("k")) is not None),
-        windows=_distinct(w for node in attentions if (w := node.attrs.get("window")) is not None),
-        recurrences=_distinct(node.op.name for node in nodes if Trait.RECURRENT in node.op.traits),
-        hidden=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] not in expert_scopes),
-        shared=_distinct(width for node, width in maps if node.scope.rpartition(".")[0] in expert_scopes),
-        experts=_distinct(map(_experts, mixtures)),
-        positions=_distinct(_positions(graph)),
+        latent=_drop_duplicates(k.width for node in latent if (k := node.operand("k")) is not None),
+        windows=_drop_duplicates(w for node in attentions if (w := node.attrs.get("window")) is not None),
+        recurrences=_drop_duplicates(node.op.name for node in nodes if Trait.RECURRENT in node.op.traits),
+        hidden=_drop_duplicates(width for node, width in maps if node.scope.rpartition(".")[0] not in expert_scopes),
+        shared=_drop_duplicates(width for node, width in maps if node.scope.rpartition(".")[0] in expert_scopes),
+        experts=_drop_duplicates(map(_read_experts, mixtures)),
+        positions=_drop_duplicates(_list_positions(graph)),
     )
 
 
-def _distinct(values: Iterable[T]) -> tuple[T, ...]:
+def _drop_duplicates(values: Iterable[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
+def _list_layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
     """Yield the width of every layer's last output."""
     last: dict[str, Value] = {}
     for node in nodes:
@@ -90,34 +92,34 @@ def _layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
     return (shape[-1] for shape in shapes if shape and isinstance(shape[-1], int))
 
 
-def _hidden(node: Node) -> int | None:
+def _find_inner_width(node: Node) -> int | None:
     """Return the inner width of the feed-forward whose last linear layer is `node`; None if `node` is not one."""
     x = node.inputs[0]
     assert x is not None
-    producers = [value.producer for value in _back(x)]
+    producers = [value.producer for value in _trace_back(x)]
     ends = [producer for producer in producers if producer is None or producer.op not in BETWEEN]
     reads_linear = all(end is not None and end.op in LINEAR and end.scope == node.scope for end in ends)
     has_activation = any(producer is not None and producer.op in ACTIVATIONS for producer in producers)
     return x.width if reads_linear and has_activation else None
 
 
-def _back(value: Value) -> Iterator[Value]:
+def _trace_back(value: Value) -> Iterator[Value]:
     """Yield `value`, and the values that it is computed from without a linear layer in between."""
     yield value
     if value.producer is not None and value.producer.op in BETWEEN:
         for x in value.producer.inputs:
             if x is not None and not isinstance(x, Param):
-                yield from _back(x)
+                yield from _trace_back(x)
 
 
-def _experts(node: Node) -> Experts:
+def _read_experts(node: Node) -> Experts:
     down = node.operand("down")
     assert down is not None
     count, _, hidden = (sizes.evaluate(size, {}) for size in down.shape)
     return Experts(count, hidden, node.attrs["active"])
 
 
-def _positions(graph: Graph) -> Iterator[str]:
+def _list_positions(graph: Graph) -> Iterator[str]:
     """Yield the position encodings by their names in papers."""
     trained = set(find_learned_params(graph))
     for node in graph.nodes:
@@ -131,9 +133,9 @@ def _positions(graph: Graph) -> Iterator[str]:
             yield "relative"
     for param in graph.params.values():
         if isinstance(param.recipe, RopeFrequencies):
-            yield _rotation(param.recipe)
+            yield _describe_rope(param.recipe)
 
 
-def _rotation(table: RopeFrequencies) -> str:
+def _describe_rope(table: RopeFrequencies) -> str:
     scaled = f", {table.scaling} × {table.factor:g}" if table.scaling != "none" else ""
     return f"RoPE, base {table.theta:,.0f}{scaled}"

@@ -15,7 +15,7 @@ from .dimensions import Dimensions
 CACHE_DTYPES = {"f32": 4, "f16": 2}  # bytes per value
 COLUMNS = ("block", "times", "parameters", "FLOPs/token", "cache", "ops")
 NUMERIC = ("times", "parameters", "FLOPs/token", "cache")  # aligned to the right
-WIDEST = 72  # maximum characters of a column
+MAX_WIDTH = 72  # maximum characters of a column
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Inspection:
     random: bool
 
     def __repr__(self) -> str:
-        return as_text(self)
+        return format_text(self)
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        return format_html(self)
 
     def json(self) -> dict[str, Any]:
         """Return all fields as JSON-compatible data, with caches also in bytes."""
@@ -84,7 +84,7 @@ class Inspection:
         return data
 
 
-def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
+def list_facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
     """Yield facts about the entire model as (name, text)."""
     stored = ", ".join(f"{format_count(n)} as {dtype}" for dtype, n in inspection.parameters_by_storage.items())
     kind, family = inspection.kind, inspection.model_type
@@ -110,11 +110,11 @@ def facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
             yield name, ", ".join(f"{format_bytes(b)} in {d}" for d, b in n_bytes.items())
 
 
-def rows(inspection: Inspection) -> list[tuple[str, ...]]:
+def list_rows(inspection: Inspection) -> list[tuple[str, ...]]:
     """Return a row of `COLUMNS` for every distinct block."""
     return [
         (
-            ranges(b.scopes),
+            format_ranges(b.scopes),
             f"× {len(b.scopes)}" if len(b.scopes) > 1 else "",
             format_count(b.parameters),
             format_count(b.flops),
@@ -125,7 +125,7 @@ def rows(inspection: Inspection) -> list[tuple[str, ...]]:
     ]
 
 
-def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
+def list_remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
     """Return the parts of the source that are missing in the graph, as (title, names) without empty lists."""
     lists = {
         "left out": inspection.left_out,
@@ -135,15 +135,15 @@ def remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
     return [(title, lines) for title, lines in lists.items() if lines]
 
 
-def as_text(inspection: Inspection) -> str:
+def format_text(inspection: Inspection) -> str:
     """Return the facts, the blocks and the remarks as aligned text."""
-    lines = [*named_lines(facts(inspection)), "", *_align_table([COLUMNS, *rows(inspection)])]
-    for title, keys in remarks(inspection):
+    lines = [*align_pairs(list_facts(inspection)), "", *_align_table([COLUMNS, *list_rows(inspection)])]
+    for title, keys in list_remarks(inspection):
         lines += ["", f"{title}:", *(f"  {key}" for key in keys)]
     return escape_controls("\n".join(lines))  # names in a checkpoint may contain control sequences for terminals
 
 
-def named_lines(facts: Iterable[tuple[str, str]]) -> list[str]:
+def align_pairs(facts: Iterable[tuple[str, str]]) -> list[str]:
     """Return lines of a name and a value each, with the values aligned."""
     pairs = list(facts)
     width = max(len(name) for name, _ in pairs)
@@ -152,33 +152,36 @@ def named_lines(facts: Iterable[tuple[str, str]]) -> list[str]:
 
 def _align_table(table: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the aligned lines of a table; its last column is not truncated."""
-    cells = [[*(c if len(c) <= WIDEST else f"{c[: WIDEST - 1]}…" for c in row[:-1]), row[-1]] for row in table]
+    cells = [[*(c if len(c) <= MAX_WIDTH else f"{c[: MAX_WIDTH - 1]}…" for c in row[:-1]), row[-1]] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         texts = (c.rjust(w) if name in NUMERIC else c.ljust(w) for c, w, name in zip(row, widths, COLUMNS, strict=True))
         yield "  ".join(texts).rstrip()
 
 
-def as_html(inspection: Inspection) -> str:
+def format_html(inspection: Inspection) -> str:
     """Return the facts, the blocks and the remarks as HTML tables."""
-    fact_rows = "".join(f"<tr>{_cell('th', name)}{_cell('td', value)}</tr>" for name, value in facts(inspection))
-    head = "".join(_cell("th", column, column) for column in COLUMNS)
+    fact_rows = "".join(
+        f"<tr>{_format_cell('th', name)}{_format_cell('td', value)}</tr>" for name, value in list_facts(inspection)
+    )
+    head = "".join(_format_cell("th", column, column) for column in COLUMNS)
     blocks = "".join(
-        f"<tr>{''.join(_cell('td', *pair) for pair in zip(row, COLUMNS, strict=True))}</tr>" for row in rows(inspection)
+        f"<tr>{''.join(_format_cell('td', *pair) for pair in zip(row, COLUMNS, strict=True))}</tr>"
+        for row in list_rows(inspection)
     )
     lists = "".join(
         f"<p>{html.escape(title)}:</p><ul>{''.join(f'<li><code>{html.escape(key)}</code></li>' for key in keys)}</ul>"
-        for title, keys in remarks(inspection)
+        for title, keys in list_remarks(inspection)
     )
     return f"<table>{fact_rows}</table><table><thead><tr>{head}</tr></thead><tbody>{blocks}</tbody></table>{lists}"
 
 
-def _cell(tag: str, value: str, column: str = "") -> str:
+def _format_cell(tag: str, value: str, column: str = "") -> str:
     side = "right" if column in NUMERIC else "left"
     return f"<{tag} style='text-align: {side}'>{html.escape(value)}</{tag}>"
 
 
-def ranges(scopes: tuple[str, ...]) -> str:
+def format_ranges(scopes: tuple[str, ...]) -> str:
     """Return scopes in a short form: layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
     stem, _, first = scopes[0].rpartition(".")
     if not first.isdigit():

@@ -24,7 +24,7 @@ DEVICES = ("stage", "layers", "weights", "cache/token", "cache", "state", "FLOPs
 TRAFFIC = ("collective", "among", "times", "message", "bytes/token", "sent/token", "for")
 
 
-def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> ParallelCosts:
+def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> ParallelCosts:
     """Return the memory, FLOPs and traffic of each device for a `model` divided by `split`, such as ``tp=8,ep=8,pp=2``.
 
     Linear layers, experts and layers are divided by the plans that ``weft compile --target transformers`` writes.
@@ -51,7 +51,7 @@ def parallel(model: Model, split: str, tokens: int, dtype: str = "f16") -> Paral
     return estimate(folder.base, folder.plans, folder.tensors, degrees, dtype, item, tokens)
 
 
-def device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:
+def list_device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:
     """Return a row with the columns `DEVICES` for each stage."""
     return [
         (
@@ -68,7 +68,7 @@ def device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:
     ]
 
 
-def traffic_rows(costs: ParallelCosts) -> Iterator[tuple[str, ...]]:
+def list_traffic_rows(costs: ParallelCosts) -> Iterator[tuple[str, ...]]:
     """Yield a row with the columns `TRAFFIC` for each kind of collective and message size, over all stages."""
 
     def group_key(c: Collective) -> tuple[str, str, int, int]:
@@ -88,7 +88,7 @@ def traffic_rows(costs: ParallelCosts) -> Iterator[tuple[str, ...]]:
         )
 
 
-def summary(costs: ParallelCosts) -> str:
+def summarize_split(costs: ParallelCosts) -> str:
     """Return a sentence about the split and its pipeline bubble."""
     split = costs.split
     degrees = ", ".join(f"{name}={n}" for name, n in vars(split).items() if n > 1) or "one device"

@@ -22,7 +22,7 @@ from weft.passes.library.quantize.scale_channels import ScaleChannels
 
 from ....model import Model
 from ..compile import MAX_LENGTH
-from ..weights import weights_pipeline
+from ..weights import expand_weights
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WeightSizes:
         return {**asdict(self), "bits_per_weight": self.bits}
 
 
-def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = None) -> WeightSizes:
+def compute_weight_sizes(model: Model, weights: str, target: str, dtype: str | None = None) -> WeightSizes:
     """Return the sizes of the weights of `model` after `weft compile --weights WEIGHTS` for `target` in `dtype`.
 
     Raises:
@@ -61,8 +61,8 @@ def weight_sizes(model: Model, weights: str, target: str, dtype: str | None = No
     backend = TARGETS.lookup(target)
     dtype = backend.dtype(dtype)
     length = int(model.graph.meta.get("context") or MAX_LENGTH)
-    pipeline = backend.pipeline(model.graph, dtype, f"{weights_pipeline(model.graph, weights)}, default", length)
-    graph = run_passes(model.graph, nearest(_drop_calibrated(pipeline)))
+    pipeline = backend.pipeline(model.graph, dtype, f"{expand_weights(model.graph, weights)}, default", length)
+    graph = run_passes(model.graph, round_to_nearest(_drop_calibrated(pipeline)))
     options = backend.choose({})
     built = backend.build(derive_graphs(graph, backend.forms(graph, options)), dtype, length, options, [])
     facts = built.facts.get("weights")
@@ -87,7 +87,7 @@ def _drop_calibrated(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, phases=tuple(phases))
 
 
-def nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
+def round_to_nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
     """Return `pipeline` with quantization that rounds to the nearest and reads no calibration text, except for budgets.
 
     `searches`: keep passes that search for scales by the weights alone.

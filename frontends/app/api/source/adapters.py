@@ -33,7 +33,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     Raises:
         WeftError: if `source` is not such a folder, the base of an adapter is not local, or an adapter does not fit.
     """
-    path = _folder(source) if isinstance(source, (str, Path)) else None
+    path = _find_folder(source) if isinstance(source, (str, Path)) else None
     if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
         if not adapters:
@@ -65,7 +65,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     types = "token_type_ids" in loaded.graph.inputs
     lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
     plain = folder.sentence is not None and folder.sentence.static
-    home = _tokenizer_home(folder.path, adapter_folders)
+    home = _find_tokenizer_folder(folder.path, adapter_folders)
     words = tokenizer_files(home) if loaded.graph.meta["kind"] != "image-encoder" else []
     base_files = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
     adapter_files = tokenizer_files(home) if home != folder.path else []
@@ -88,7 +88,7 @@ def _load_model_folder(spec: str, base: Path, given: Sequence[Path], before: Map
 
     `before` are the states of the files before reading.
     """
-    model, home = read_model(spec, base), _tokenizer_home(base, given)
+    model, home = read_model(spec, base), _find_tokenizer_folder(base, given)
     merged = merge_into(model.graph, str(base / GRAPH), given)
     model.graph.meta["source"] = {
         "format": "weft",
@@ -108,20 +108,20 @@ def _load_model_folder(spec: str, base: Path, given: Sequence[Path], before: Map
     )
 
 
-def _tokenizer_home(base: Path, adapters: Sequence[Path]) -> Path:
+def _find_tokenizer_folder(base: Path, adapters: Sequence[Path]) -> Path:
     """Return the last of `adapters` that has a tokenizer, else `base`."""
     homes = [home for home in (base, *adapters) if (home / "tokenizer.json").is_file()]
     return homes[-1] if homes else base
 
 
-def _folder(source: str | Path) -> Path | None:
+def _find_folder(source: str | Path) -> Path | None:
     """Return the folder that `source` names: a path, or a repository in the local hub cache."""
     path = expand_home(source)
     return path if path.is_dir() else hub_snapshot(str(source))
 
 
 def _find_adapter(source: str | Path) -> Path:
-    path = _folder(source)
+    path = _find_folder(source)
     if path is None or not is_adapter(path):
         raise WeftError(f"{source} is not an adapter: no folder of that name contains {ADAPTER_CONFIG}")
     return path
@@ -138,7 +138,7 @@ def _find_base(adapter: Path) -> Path:
     if not isinstance(name, str):
         raise WeftError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path={name!r} is not a string")
     has_weights = (adapter / "config.json").is_file() and bool(weight_files(adapter))
-    base = (_folder(name) or _folder(adapter / name)) if name else None
+    base = (_find_folder(name) or _find_folder(adapter / name)) if name else None
     if has_weights and base is not None and not base.samefile(adapter):
         raise WeftError(
             f"{adapter} has weights in addition to an adapter whose base is {base}: give the intended base "

@@ -34,7 +34,7 @@ def run_file(path: Path) -> dict[str, Any]:
     sys.modules[name] = module  # dataclasses look their module up
     sys.path.insert(0, folder)
     try:
-        with running(path):
+        with guard_user_code(path):
             exec(compile(source, path, "exec"), vars(module))
     except BaseException:
         sys.modules.pop(name, None)
@@ -46,7 +46,7 @@ def run_file(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running(path: Path) -> Iterator[None]:
+def guard_user_code(path: Path) -> Iterator[None]:
     """Run the block, which executes the architecture file at `path`; then restore working folder and import path.
 
     Raises:
@@ -60,17 +60,17 @@ def running(path: Path) -> Iterator[None]:
     except SystemExit as e:
         if type(e) is not SystemExit:  # raised by a signal handler, not by the code
             raise
-        raise WeftError(f"{path}{_line_in(path, e)}: it calls exit(), but must define a model") from e
+        raise WeftError(f"{path}{_find_line(path, e)}: it calls exit(), but must define a model") from e
     except BaseException as e:
         kind = "" if isinstance(e, WeftError) else f"{type(e).__name__}: "
-        raise WeftError(f"{path}{_line_in(path, e)}: {kind}{format_error(e)}") from e
+        raise WeftError(f"{path}{_find_line(path, e)}: {kind}{format_error(e)}") from e
     finally:
         sys.path += [entry for entry in import_path if entry not in sys.path]
         os.fchdir(working_folder)
         os.close(working_folder)
 
 
-def _line_in(path: Path, error: BaseException) -> str:
+def _find_line(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.lineno else ""
     lines, frame = [], error.__traceback__

@@ -11,10 +11,10 @@ from weft.ir.storage.contents import hash_file
 from weft.ir.storage.documents import Record
 
 from ....model import Model
-from .sources import architecture_file, load_source
+from .sources import find_architecture_file, load_source
 
 
-def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Model:
+def load_recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Model:
     """Return the source that `folder` was compiled from, after a check that its files have not changed.
 
     An architecture file is code: it runs only with `trust`, and only if it is the file that was compiled.
@@ -28,10 +28,10 @@ def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Mode
     without = source.get("without", list[str], [])
     if not spec:
         raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
-    if (code := architecture_file(spec)) is not None:
+    if (code := find_architecture_file(spec)) is not None:
         require_trust(trust, f"{folder} names {spec} as its source, which is code that this would run")
         if code.is_file() and hashes.get(code.name) != hash_file(code):
-            raise _changed_error(folder, spec, [code.name])
+            raise _make_changed_error(folder, spec, [code.name])
     try:
         model = load_source(spec, seed or None, adapters, family, without)
     except WeftError as error:
@@ -40,9 +40,9 @@ def recorded_source(folder: Path, manifest: Record, trust: bool = False) -> Mode
     if changed := sorted(
         name for name in hashes.keys() | hashes_now.keys() if hashes.get(name) != hashes_now.get(name)
     ):
-        raise _changed_error(folder, spec, changed)
+        raise _make_changed_error(folder, spec, changed)
     return model
 
 
-def _changed_error(folder: Path, spec: str, names: list[str]) -> WeftError:
+def _make_changed_error(folder: Path, spec: str, names: list[str]) -> WeftError:
     return WeftError(f"{folder}: its source {spec} has changed since ({', '.join(names)}): compile it again")

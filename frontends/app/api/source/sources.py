@@ -62,31 +62,31 @@ def _load(source: SourceLike, seed: int, adapters: Sequence[str | Path], family:
     if not isinstance(source, (str, Path)):
         kind = type(source).__name__
         if not callable(getattr(source, "graph", None)) or isinstance(source, type):
-            raise WeftError(f"a {kind} is not a valid source: {_POSSIBLE}")
+            raise WeftError(f"a {kind} is not a valid source: {_SOURCES}")
         return _build_model(source, kind.lower(), kind, f"a {kind}", seed)
     spec = str(source)
     path = expand_home(spec)
     check_regular(path)
-    if (file := architecture_file(spec)) is not None:
-        return _from_python(spec, file, spec.rpartition(".py:")[2] if ".py:" in spec else None, seed)
-    if path.suffix in _INSTEAD and not path.is_dir():
-        raise WeftError(f"{path} is {_INSTEAD[path.suffix]}")
+    if (file := find_architecture_file(spec)) is not None:
+        return _load_python(spec, file, spec.rpartition(".py:")[2] if ".py:" in spec else None, seed)
+    if path.suffix in _NOT_SOURCES and not path.is_dir():
+        raise WeftError(f"{path} is {_NOT_SOURCES[path.suffix]}")
     if path.suffix == ".gguf":
-        return _from_gguf(spec, path)
+        return _load_gguf(spec, path)
     if path.is_dir():
-        return _from_folder(spec, path)
+        return _load_folder(spec, path)
     if path.is_file():
-        return _from_text(spec, path)
-    return _from_name(spec, seed)
+        return _load_text(spec, path)
+    return _load_by_name(spec, seed)
 
 
-def architecture_file(spec: str) -> Path | None:
+def find_architecture_file(spec: str) -> Path | None:
     """Return the Python file that loading `spec` runs ("model.py", "model.py:Mistral"), or None for other sources."""
     match = re.fullmatch(r"(.+\.py)(?::\w+)?", spec)
     return expand_home(match[1]) if match else None
 
 
-def _from_gguf(spec: str, path: Path) -> Model:
+def _load_gguf(spec: str, path: Path) -> Model:
     from ....formats.gguf.load import load_gguf
     from ....formats.gguf.parts import part_files
     from ....formats.gguf.tokenizer import has_tokenizer, write_tokenizer
@@ -103,7 +103,7 @@ def _from_gguf(spec: str, path: Path) -> Model:
     )
 
 
-def _from_folder(spec: str, path: Path) -> Model:
+def _load_folder(spec: str, path: Path) -> Model:
     from ....formats.hf.adapter import is_adapter
     from ....formats.weft.model_folder import GRAPH, read_model
     from .adapters import load_with_adapters
@@ -115,12 +115,12 @@ def _from_folder(spec: str, path: Path) -> Model:
     return load_with_adapters(spec)
 
 
-def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
-    from .architecture import run_file, running
+def _load_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
+    from .architecture import guard_user_code, run_file
 
     stamps_before = take_stamps([path])
     namespace = run_file(path)
-    with running(path):
+    with guard_user_code(path):
         models = {n: v for n, v in namespace.items() if callable(getattr(v, "graph", None)) and not isinstance(v, type)}
     names = ", ".join(models) or "none"
     if name is None:
@@ -132,7 +132,7 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
     if name not in namespace:
         raise WeftError(f"{path} defines no {name!r}; its models are {names}")
     module = namespace[name]
-    with running(path):
+    with guard_user_code(path):
         if name not in models and callable(module):
             module = module()
         is_model = callable(getattr(module, "graph", None))
@@ -140,11 +140,11 @@ def _from_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
         raise WeftError(
             f"{path}:{name} is not a model: it must be a Decoder, an Encoder, or a function that returns one"
         )
-    with running(path):
+    with guard_user_code(path):
         return _build_model(module, name, spec, f"architecture {path.name}:{name}", seed, stamps_before)
 
 
-def _from_text(spec: str, path: Path) -> Model:
+def _load_text(spec: str, path: Path) -> Model:
     from weft.ir.text.parser import MOST_BYTES
 
     stamps_before = take_stamps([path])
@@ -153,14 +153,14 @@ def _from_text(spec: str, path: Path) -> Model:
     except WeftError as e:
         raise WeftError(f"{path} is neither a checkpoint nor IR text: {e}") from e
     if path.suffix != ".weft" and not text.lstrip().startswith(("graph", "#")):
-        raise WeftError(f"{path} is neither a checkpoint nor IR text; {_POSSIBLE}")
-    graph = graph_of_text(text, str(path))
+        raise WeftError(f"{path} is neither a checkpoint nor IR text; {_SOURCES}")
+    graph = parse_graph(text, str(path))
     return Model(
         graph, spec, f"IR text {path.name}", files=(path,), stamps=stamps_before, random_init=_is_random(graph)
     )
 
 
-def graph_of_text(text: str, name: str, complete: bool = True) -> Graph:
+def parse_graph(text: str, name: str, complete: bool = True) -> Graph:
     """Parse and check the IR text called `name`, and return its graph; unless `complete`, its checkpoint may be
     missing.
 
@@ -195,10 +195,10 @@ def _open_reader(graph: Graph, name: str) -> None:
         named = f"{path}, which does not exist" if path else 'none (meta source = {"path": …})'
         raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {named}")
     assert isinstance(origin, dict)
-    graph.reader = _reader(path, [Path(folder) for folder in origin.get("adapters", ())])
+    graph.reader = _open_checkpoint(path, [Path(folder) for folder in origin.get("adapters", ())])
 
 
-def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
+def _open_checkpoint(path: Path, adapters: Sequence[Path]) -> TensorReader:
     from ....formats.gguf import GGUFTensors
     from ....formats.hf import Folder, SafetensorsReader, join_adapters
     from ....formats.weft.model_folder import GRAPH
@@ -209,13 +209,13 @@ def _reader(path: Path, adapters: Sequence[Path]) -> TensorReader:
     return join_adapters(base, adapters) if adapters else base
 
 
-def _from_name(spec: str, seed: int) -> Model:
+def _load_by_name(spec: str, seed: int) -> Model:
     from ....models.presets import PRESETS
 
     if spec in PRESETS:
         return _build_model(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
     if (snapshot := hub_snapshot(spec)) is not None:
-        return _from_folder(spec, snapshot)
+        return _load_folder(spec, snapshot)
     if HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
         raise WeftError(
             f"{spec!r} is neither a preset nor an existing file or folder; as a Hugging Face repository id, it is "
@@ -223,10 +223,10 @@ def _from_name(spec: str, seed: int) -> Model:
         )
     matches = difflib.get_close_matches(spec, PRESETS, 1)
     hint = f"; did you mean the preset {matches[0]}?" if matches else ""
-    raise WeftError(f"{spec!r} is neither a preset nor an existing file or folder{hint or '; ' + _POSSIBLE}")
+    raise WeftError(f"{spec!r} is neither a preset nor an existing file or folder{hint or '; ' + _SOURCES}")
 
 
-_POSSIBLE = (
+_SOURCES = (
     "a source is a preset (see `weft presets`), an architecture file model.py:NAME, a Hugging Face folder, "
     "the folder of a PEFT adapter, a model folder of `weft opt`, a .gguf file, or IR text (.weft)"
 )
@@ -236,7 +236,7 @@ _PICKLED = (
     "a file of pickled PyTorch weights, which run code when they are read, so weft never does: load the model with "
     "transformers, `save_pretrained` it as safetensors, and name that folder"
 )
-_INSTEAD = {  # descriptions of files that are not sources, with the source to name instead
+_NOT_SOURCES = {  # descriptions of files that are not sources, with the source to name instead
     ".safetensors": "a file of weights, without a description of the model: name the folder with its config.json",
     ".onnx": "an ONNX model, a result rather than a source: `weft viz` draws it, and `weft run` runs its folder",
     **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pkl"), _PICKLED),

@@ -19,13 +19,13 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array
 from weft.passes.runner import Progress
 
-from .error_bounds import log_softmax
-from .internals import internals_of, stock_inputs
+from .error_bounds import compute_log_softmax
+from .internals import make_inputs, open_internals
 
-_NUMBERS = 1 << 22  # logits of a chunk: tokens × vocabulary
-_LINES = 32  # lines per batch of an encoder
+_MAX_LOGITS = 1 << 22  # logits of a chunk: tokens × vocabulary
+_BATCH = 32  # lines per batch of an encoder
 _ROUNDS, _STEPS, _PROMPT = 9, 4, 64  # rounds of timing, maximum steps per round, tokens before them
-_LONG = 0.02  # seconds: a single step of this length is timed well enough
+_LONG_STEP = 0.02  # seconds: a single step of this length is timed well enough
 
 
 @dataclass
@@ -64,7 +64,7 @@ def score_tokens(
     memory for a chunk of a window at a time, or for an entire window if `whole` (tokens of a call compete).
     """
     tallies, vocab = [Tally() for _ in models], models[0].decoder.vocab
-    chunk = window if whole else max(1, min(window, _NUMBERS // vocab))
+    chunk = window if whole else max(1, min(window, _MAX_LOGITS // vocab))
     with contextlib.ExitStack() as stack:
         contexts = [stack.enter_context(m.decoder.context(1, min(window, len(ids) - 1))) for m in models]
         for start in range(0, len(ids) - 1, window):
@@ -75,16 +75,16 @@ def score_tokens(
                 chunk_end = min(chunk_start + chunk, end)
                 inputs, targets = ids[chunk_start:chunk_end], np.asarray(ids[chunk_start + 1 : chunk_end + 1])
                 rows = zip(models, contexts, strict=True)
-                _compare(tallies, (_extend_logits(m.decoder, context, inputs) for m, context in rows), targets)
+                _add_chunk(tallies, (_extend_logits(m.decoder, context, inputs) for m, context in rows), targets)
                 progress("reading", chunk_end, len(ids) - 1)
     return tallies
 
 
-def _compare(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) -> None:
+def _add_chunk(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array) -> None:
     """Add a chunk to the tallies: `logits` [tokens, vocab] of each model in order, `targets` [tokens]."""
     reference: Array | None = None
     for tally, scores in zip(tallies, logits, strict=True):
-        log_probs = log_softmax(scores)
+        log_probs = compute_log_softmax(scores)
         if reference is None:
             reference, likely = log_probs, np.exp(log_probs)
         kl = np.einsum("tv,tv->t", likely, reference - log_probs)
@@ -105,16 +105,16 @@ def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int
         WeftError: if the embeddings differ in width.
     """
     sums = [0.0 for _ in models]
-    for start in range(0, len(rows), _LINES):
-        vectors = [np.asarray(m.encode(rows[start : start + _LINES], normalize=True), np.float64) for m in models]
+    for start in range(0, len(rows), _BATCH):
+        vectors = [np.asarray(m.encode(rows[start : start + _BATCH], normalize=True), np.float64) for m in models]
         if widths := [v.shape[1] for v in vectors if v.shape != vectors[0].shape]:
             raise WeftError(f"embeddings of {vectors[0].shape[1]} and of {widths[0]} features cannot be compared")
         sums = [s + float((v * vectors[0]).sum()) for s, v in zip(sums, vectors, strict=True)]
-        progress("embedding", min(start + _LINES, len(rows)), len(rows))
+        progress("embedding", min(start + _BATCH, len(rows)), len(rows))
     return [s / len(rows) for s in sums]
 
 
-def stream_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]) -> list[dict[str, float]]:
+def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]) -> list[dict[str, float]]:
     """Return ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer for each model, with x the residual stream after the layer for `ids`.
 
     x₀ is that of the first model. If the numbers of layers differ, only the last layers are compared; values of another
@@ -123,40 +123,38 @@ def stream_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]
     expected: dict[str, Array] = {}
     distances = []
     for model in models:
-        actual = _layer_streams(model, ids)
+        actual = _compute_streams(model, ids)
         expected = expected or actual
         if len(actual) != len(expected):
             actual = dict(zip([*expected][-1:], [*actual.values()][-1:], strict=False))
         shared = {layer: x for layer, x in actual.items() if layer in expected and x.shape == expected[layer].shape}
-        distances.append({layer: _distance(x, expected[layer]) for layer, x in shared.items()})
+        distances.append({layer: _compute_distance(x, expected[layer]) for layer, x in shared.items()})
     return distances
 
 
-def _layer_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dict[str, Array]:
+def _compute_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dict[str, Array]:
     """Return the residual stream after each layer, [1, tokens, dim] in float64, computed by a second session."""
-    if not (graphs := internals_of(model)):
+    if not (graphs := open_internals(model)):
         raise WeftError(f"{model.folder}: layer outputs are compared for ONNX folders only, and this one is PyTorch")
     internals = graphs[-1]
     names = dict.fromkeys(name for parts in internals.streams.values() for name in parts)
-    values = internals.run(stock_inputs(internals.inputs, ids), names)
+    values = internals.run(make_inputs(internals.inputs, ids), names)
     streams = {layer: [values[name].astype(np.float64) for name in parts] for layer, parts in internals.streams.items()}
     return {layer: sum(parts[1:], parts[0]) for layer, parts in streams.items()}
 
 
-def _distance(actual: Array, expected: Array) -> float:
+def _compute_distance(actual: Array, expected: Array) -> float:
     return float(np.linalg.norm(actual - expected) / max(float(np.linalg.norm(expected)), np.finfo(np.float64).tiny))
 
 
-def seconds_per_token(
-    models: Sequence[Generator | EncoderModel], ids: Sequence[int], progress: Progress
-) -> list[float]:
+def measure_seconds(models: Sequence[Generator | EncoderModel], ids: Sequence[int], progress: Progress) -> list[float]:
     """Return each model's seconds per token: of a decode step, or of embedding `ids` divided by their number.
 
     Models alternate, so that other load on the machine affects all alike; the result is the median over rounds.
     """
     timings: list[list[float]] = [[] for _ in models]
     with contextlib.ExitStack() as stack:
-        runs = [stack.enter_context(_timed_run(m, ids)) for m in models]
+        runs = [stack.enter_context(_prepare_run(m, ids)) for m in models]
         for round_number in range(_ROUNDS + 1):
             for run, seconds in zip(runs, timings, strict=True):
                 start = time.perf_counter()
@@ -167,7 +165,7 @@ def seconds_per_token(
 
 
 @contextlib.contextmanager
-def _timed_run(model: Generator | EncoderModel, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
+def _prepare_run(model: Generator | EncoderModel, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
     """Yield a function that runs a model once for timing; each call returns its number of tokens."""
     if isinstance(model, EncoderModel):
         encoder = model
@@ -188,7 +186,7 @@ def _timed_run(model: Generator | EncoderModel, ids: Sequence[int]) -> Iterator[
             start = time.perf_counter()
             for n_done in range(1, steps + 1):
                 context.step(token)
-                if time.perf_counter() - start > n_done * _LONG:
+                if time.perf_counter() - start > n_done * _LONG_STEP:
                     break
             return n_done
 

@@ -10,7 +10,7 @@ from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
 
-def tolerance_of(dtype: str, layers: int, reduction: int, rounded: bool = False, bits: int | None = None) -> float:
+def compute_tolerance(dtype: str, layers: int, reduction: int, rounded: bool = False, bits: int | None = None) -> float:
     """Return the largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
 
     If activations are `rounded` to 8 bits for products with quantized weights, ε is 1/127: each is off by half of that
@@ -31,18 +31,18 @@ def tolerance_of(dtype: str, layers: int, reduction: int, rounded: bool = False,
     return 4 * math.sqrt(2 * max(layers, 1)) * error
 
 
-def relative_error(actual: Array, expected: Array) -> float:
+def compute_relative_error(actual: Array, expected: Array) -> float:
     """Return the largest difference divided by the largest magnitude of `expected`."""
     return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), np.finfo(np.float64).tiny))
 
 
-def divergences(want: Array, got: Array) -> Array:
+def compute_divergences(want: Array, got: Array) -> Array:
     """Return the KL divergence of softmax(got) from softmax(want) over the last axis, in nats."""
-    p, q = log_softmax(want), log_softmax(got)
+    p, q = compute_log_softmax(want), compute_log_softmax(got)
     return np.asarray((np.exp(p) * (p - q)).sum(-1))
 
 
-def log_softmax(x: Array) -> Array:
+def compute_log_softmax(x: Array) -> Array:
     """Return the logarithm of softmax along the last axis, in float64."""
     x = x.astype(np.float64)
     x = x - x.max(-1, keepdims=True)

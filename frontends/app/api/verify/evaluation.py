@@ -31,12 +31,12 @@ from ....model import Model
 from ..compile import compile
 from ..rewrite import rewrite
 from ..source.sources import load_source
-from ..weights import weights_pipeline
-from .divergence import score_embeddings, score_tokens, seconds_per_token, stream_errors
+from ..weights import expand_weights
+from .divergence import compute_layer_errors, measure_seconds, score_embeddings, score_tokens
 
 WINDOW = 512  # tokens per window, which starts without context, unless a model supports fewer
 _WEIGHTS = (".onnx", ".data", ".safetensors")  # suffixes of files with weights
-WATCHED = 64  # tokens that are compared inside the models
+LAYER_TOKENS = 64  # tokens that are compared inside the models
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ def evaluate(
         candidates = _open_all(
             models, against, rewrites or {}, weights, adapters, scratch, device, trust, progress, note
         )
-        window = _window(candidates, context)
+        window = _choose_window(candidates, context)
         runners = [c.model for c in candidates]
-        encode = _tokenizer(candidates)
+        encode = _find_tokenizer(candidates)
         encoders = [m for m in runners if isinstance(m, EncoderModel)]
         results: list[dict[str, float]]
         if encoders:
@@ -151,8 +151,10 @@ def evaluate(
             entire_windows = any(c.manifest.flag("compares_tokens", False) for c in candidates)
             tallies = score_tokens(decoders, ids, window, entire_windows, progress)
             results = [{"nll": t.nll, "kl": t.kl, "kl_99": t.kl_99, "agreement": t.agreement} for t in tallies]
-        layer_errors = stream_errors(runners, ids[: min(WATCHED, window)]) if layers else [{} for _ in runners]
-        seconds = seconds_per_token(runners, ids[:window], progress)
+        layer_errors = (
+            compute_layer_errors(runners, ids[: min(LAYER_TOKENS, window)]) if layers else [{} for _ in runners]
+        )
+        seconds = measure_seconds(runners, ids[:window], progress)
     scores = (
         Score(
             name=c.name,
@@ -236,7 +238,7 @@ def _open_all(
     Raises:
         WeftError: if one cannot be read, or differs in kind or vocabulary from the first, or none has a tokenizer.
     """
-    candidates = [(_name(m), m if _is_compiled(m) else _load_leniently(m, note)) for m in (against, *models)]
+    candidates = [(_describe_model(m), m if _is_compiled(m) else _load_leniently(m, note)) for m in (against, *models)]
     name, original = candidates[0]
     pipelines = dict(rewrites)
     if (rewrites or weights) and not isinstance(original, Model):
@@ -244,13 +246,13 @@ def _open_all(
     if repeated := next((text for text in map(str.strip, weights) if text in rewrites), None):
         raise WeftError(f"the name {repeated!r} is given twice, to a pipeline and to weights; rename the pipeline")
     if isinstance(original, Model):
-        pipelines |= {text.strip(): weights_pipeline(original.graph, text) for text in weights}
+        pipelines |= {text.strip(): expand_weights(original.graph, text) for text in weights}
     for label, pipeline in pipelines.items():
         candidates.append((label, rewrite(original, pipeline, progress=progress)))
     for adapter in adapters:
         candidates.append((f"with {adapter}", _load_leniently(against, lambda line: None, [adapter])))
     if not any(_has_tokenizer(source) for _, source in candidates):  # checked before gigabytes are written
-        raise _tokenizer_error(name for name, _ in candidates)
+        raise _make_tokenizer_error(name for name, _ in candidates)
     opened: list[_Candidate] = []
     for i, (name, source) in enumerate(candidates):
         folder = scratch / str(i) if isinstance(source, Model) else Path(source)
@@ -280,7 +282,7 @@ def _load_leniently(source: Any, note: Callable[[str], None], adapters: Sequence
     return replace(model, without=tuple(part.name for part in model.left_out))
 
 
-def _name(model: Any) -> str:
+def _describe_model(model: Any) -> str:
     return str(model) if isinstance(model, (str, Path)) else load_source(model).description
 
 
@@ -296,7 +298,7 @@ def _has_tokenizer(source: Any) -> bool:
     return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
 
 
-def _tokenizer_error(names: Iterable[str]) -> WeftError:
+def _make_tokenizer_error(names: Iterable[str]) -> WeftError:
     return WeftError(f"no tokenizer to read the text with: none of {', '.join(names)} has one")
 
 
@@ -320,7 +322,7 @@ def _compile(model: Model, folder: Path, device: str, progress: Progress) -> Non
     )
 
 
-def _window(candidates: Sequence[_Candidate], context: int | None) -> int:
+def _choose_window(candidates: Sequence[_Candidate], context: int | None) -> int:
     shortest = min(candidates, key=lambda c: c.longest)
     if shortest.longest < 2:
         raise WeftError(f"{shortest.name} supports sequences of one token only, so there is nothing to compare")
@@ -331,7 +333,7 @@ def _window(candidates: Sequence[_Candidate], context: int | None) -> int:
     return context or min(WINDOW, shortest.longest)
 
 
-def _tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
+def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
     """Return the first available tokenizer, as a function (string, maximum number of tokens) → token ids."""
     for candidate in candidates:
         folder = candidate.model.folder
@@ -339,7 +341,7 @@ def _tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | None], 
             tokenizer, vocab = candidate.model.tokenizer, candidate.vocab
             break
     else:
-        raise _tokenizer_error(c.name for c in candidates)
+        raise _make_tokenizer_error(c.name for c in candidates)
 
     def encode(content: str, limit: int | None) -> list[int]:
         ids = tokenizer.encode(content, limit=limit)

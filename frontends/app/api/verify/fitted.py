@@ -45,7 +45,7 @@ class FittedMatrices:
             if not (isinstance(matrix, Matrix) and matrix.kind == "table"):
                 param.recipe = _forget_codes(param.recipe, param.name)
 
-    def take(self, tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
+    def set_codes(self, tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
         """Set the graph's matrices to the codes of a folder, or to its floats if its target stores these instead.
 
         `tensors` are those that the target derives from the graph, `arrays` their stored contents. Return the tensors
@@ -69,14 +69,16 @@ class FittedMatrices:
                     matrix, part = keys[key]
                     previous = parts[matrix].get(part)
                     parts[matrix][part] = values if previous is None else np.where(mask, values, previous)
-        self._recipes = {matrix: self._put(matrix, stored) for matrix, stored in parts.items()}
+        self._recipes = {matrix: self._store_matrix(matrix, stored) for matrix, stored in parts.items()}
         for param in self._graph.params.values():
-            param.recipe = _fill(param.recipe, self._recipes)
+            param.recipe = _replace_codes(param.recipe, self._recipes)
         by_codes = {matrix: recipe for matrix, recipe in self._recipes.items() if isinstance(recipe, Dequantize)}
-        filled = {name: replace(tensor, recipe=_fill(tensor.recipe, by_codes)) for name, tensor in tensors.items()}
+        filled = {
+            name: replace(tensor, recipe=_replace_codes(tensor.recipe, by_codes)) for name, tensor in tensors.items()
+        }
         return {name: tensor for name, tensor in filled.items() if not tensor.recipe.has(_MatrixCodes)}
 
-    def _put(self, matrix: _MatrixCodes, parts: Mapping[str, Array]) -> Recipe:
+    def _store_matrix(self, matrix: _MatrixCodes, parts: Mapping[str, Array]) -> Recipe:
         """Repack the `parts` of a matrix (codes and scales, or elements as f32) into the reader; return its recipe."""
         layout, (*lead, width), key = matrix.layout(self._reader), matrix.shape(self._reader), matrix.matrix
         if parts.keys().isdisjoint(WITH_CODES):
@@ -93,7 +95,7 @@ class FittedMatrices:
         recipe = Dequantize(sources["codes"], sources["scales"], sources.get("zeros"), width=width)
         return replace(recipe, bits=layout.bits, group=layout.group, scale=layout.scale.name)
 
-    def distances(self) -> Iterator[tuple[str, float]]:
+    def measure_distances(self) -> Iterator[tuple[str, float]]:
         """Yield the name of each matrix and its distance from the original: ‖W − Ŵ‖ / ‖W‖ (Frobenius)."""
         for matrix, recipe in self._recipes.items():
             squared_error = size = start = 0
@@ -123,8 +125,8 @@ def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_MatrixCo
     return recipe.map_parts(lambda inner: _replace_by_parts(inner, part, keys))
 
 
-def _fill(recipe: Recipe, recipes: Mapping[_MatrixCodes, Recipe]) -> Recipe:
+def _replace_codes(recipe: Recipe, recipes: Mapping[_MatrixCodes, Recipe]) -> Recipe:
     """Return `recipe` with each matrix in `recipes` replaced by its recipe."""
     if isinstance(recipe, _MatrixCodes):
         return recipes.get(recipe, recipe)
-    return recipe.map_parts(lambda part: _fill(part, recipes))
+    return recipe.map_parts(lambda part: _replace_codes(part, recipes))

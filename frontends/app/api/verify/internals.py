@@ -52,12 +52,12 @@ class Internals:
         names: dict[str, str] = {}
         readers: dict[str, set[str]] = {}
         for node in self.proto.graph.node:
-            layers = {layer_of(name) for name in node.output if name}
+            layers = {find_layer(name) for name in node.output if name}
             for name in node.input:
                 readers.setdefault(name, set()).update(layers)
         outputs = {value.name for value in self.proto.graph.output}
         for name in self.names:
-            layer = "" if name in outputs else layer_of(name)
+            layer = "" if name in outputs else find_layer(name)
             if layer and readers.get(name, set()) - {layer}:
                 names[layer] = name
         return names
@@ -81,7 +81,7 @@ class Internals:
         return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
 
     def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
-        """Return the values called `names` in float32, by name, for `inputs` (integers, or results of `outputs`).
+        """Return the values called `names` in float32, by name, for `inputs` (integers, or results of `run_outputs`).
 
         Caches start empty, with the length of the input.
 
@@ -95,21 +95,21 @@ class Internals:
             session = self._extend_session(outputs)
             binding = session.io_binding()
             # The binding stores addresses only: `owners` keeps the memory alive until the run is over.
-            owners = [self._bind_past(binding, value, inputs) for value in self.proto.graph.input]
+            owners = [self._bind_cache(binding, value, inputs) for value in self.proto.graph.input]
             for name in self.inputs:
                 if isinstance(inputs[name], np.ndarray):
                     binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
                 else:
                     binding.bind_ortvalue_input(name, inputs[name])
             for i in range(len(outputs)):
-                binding.bind_output(_watched_name(i), "cpu")
+                binding.bind_output(_make_output_name(i), "cpu")
             session.run_with_iobinding(binding)
             # In the order of binding: caches first, then the watched values.
             values = binding.get_outputs()[-len(outputs) :]
             del owners
         return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
-    def outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+    def run_outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
         """Return the outputs of a model without caches, as ONNX Runtime values for another model.
 
         Raises:
@@ -134,8 +134,8 @@ class Internals:
         extended = onnx.ModelProto()
         extended.CopyFrom(self.proto)
         for i, name in enumerate(names):
-            extended.graph.node.append(helper.make_node("Cast", [name], [_watched_name(i)], to=TensorProto.FLOAT))
-            extended.graph.output.append(helper.make_tensor_value_info(_watched_name(i), TensorProto.FLOAT, None))
+            extended.graph.node.append(helper.make_node("Cast", [name], [_make_output_name(i)], to=TensorProto.FLOAT))
+            extended.graph.output.append(helper.make_tensor_value_info(_make_output_name(i), TensorProto.FLOAT, None))
         ort = import_onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, read_default_threads()
@@ -143,7 +143,7 @@ class Internals:
         providers = self.session.ort.get_providers()
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
 
-    def _bind_past(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
+    def _bind_cache(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
         """Bind an empty cache as past and present, or an empty state as past; return the object that owns its
         memory."""
         if not value.name.startswith(_PAST):
@@ -165,7 +165,7 @@ class Internals:
         return memory
 
 
-def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] = ()) -> dict[str, Array]:
+def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] = ()) -> dict[str, Array]:
     """Return inputs [1, tokens] by name for the tokens `ids`; the encoder of an encoder-decoder reads `source`.
 
     Raises:
@@ -186,7 +186,7 @@ def stock_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int]
     return {name: values[name] for name in names}
 
 
-def internals_of(runnable: Generator | EncoderModel) -> list[Internals]:
+def open_internals(runnable: Generator | EncoderModel) -> list[Internals]:
     """Return the ONNX models of a `runnable` from `load`, in running order; [] for a folder of PyTorch."""
     from weft.backends.runtime.ort.ort_decoder import OrtDecoder
     from weft.backends.runtime.ort.ort_encoder import OrtEncoder
@@ -199,20 +199,20 @@ def internals_of(runnable: Generator | EncoderModel) -> list[Internals]:
     return [*encoders, Internals(folder, model.session)]
 
 
-def size_of(runnable: Generator | EncoderModel) -> tuple[int, int]:
+def measure_depth(runnable: Generator | EncoderModel) -> tuple[int, int]:
     """Return the number of layers of `runnable`, and the longest reduction of its matrix products."""
-    if graphs := internals_of(runnable):
+    if graphs := open_internals(runnable):
         return sum(len(g.boundaries) for g in graphs), max(g.reduction for g in graphs)
     module: Any = getattr(runnable, "decoder", runnable)
     weights: Mapping[str, Any] = module.model.state_dict()
-    return len({layer_of(key) for key in weights} - {""}), max(min(w.shape) for w in weights.values() if w.ndim == 2)
+    return len({find_layer(key) for key in weights} - {""}), max(min(w.shape) for w in weights.values() if w.ndim == 2)
 
 
-def layer_of(name: str) -> str:
+def find_layer(name: str) -> str:
     """Return the layer that a value belongs to ("layers.3" of "layers.3.attn.q"), "" outside of layers."""
     match = _LAYER.match(name)
     return match[1] if match else ""
 
 
-def _watched_name(index: int) -> str:
+def _make_output_name(index: int) -> str:
     return f"weft.watched.{index}"

@@ -29,7 +29,7 @@ from weft.passes.runner import Progress
 
 from ....formats.hf import SafetensorsReader
 from ....model import Model
-from ..inspect.weight_sizes import nearest
+from ..inspect.weight_sizes import round_to_nearest
 from .fitted import FittedMatrices
 
 
@@ -54,7 +54,7 @@ class WeightCheck:
         return self.wrong is None and (self.farthest is None or self.farthest < 1)
 
 
-def quantizes(pipeline: Pipeline) -> bool:
+def has_quantization(pipeline: Pipeline) -> bool:
     """Return whether a pass of `pipeline` quantizes weights."""
     return any(isinstance(step, QuantizeWeights) for step in pipeline.passes)
 
@@ -73,19 +73,19 @@ def check_weights(
     """
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
     first, rest = _split_pipeline(pipeline)
-    uses_fitting = any(_fits(step, model.graph) for step in first.passes)
-    graph = run_passes(model.graph, nearest(first, searches=True))
+    uses_fitting = any(_is_fitted(step, model.graph) for step in first.passes)
+    graph = run_passes(model.graph, round_to_nearest(first, searches=True))
     codes = FittedMatrices(graph) if uses_fitting else None
-    tensors, reader = _expected_tensors(folder, manifest, graph, rest)
+    tensors, reader = _find_expected_tensors(folder, manifest, graph, rest)
     arrays = _read_arrays(folder, tensors)
     wrong = next(_find_misfits(tensors, arrays), None)
     distances: dict[str, float] = {}
     if codes is not None and wrong is None:
         try:
-            tensors = codes.take(tensors, arrays)
+            tensors = codes.set_codes(tensors, arrays)
         except WeftError as error:
             raise WeftError(f"{folder}: {error}, so the codes that were fitted cannot be compared") from error
-        distances = dict(codes.distances())
+        distances = dict(codes.measure_distances())
     if wrong is None:
         wrong = next(_find_differences(tensors, arrays, reader, progress), None)
     farthest = max(distances, key=lambda name: distances[name], default=None)
@@ -106,7 +106,7 @@ def _split_pipeline(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
     return first, rest
 
 
-def _fits(step: Pass, graph: Graph) -> bool:
+def _is_fitted(step: Pass, graph: Graph) -> bool:
     """Return whether `step` fits codes of `graph` to a text."""
     if not isinstance(step, QuantizeWeights):
         return False
@@ -114,7 +114,7 @@ def _fits(step: Pass, graph: Graph) -> bool:
     return step.uses_fitting and (step.method == "gptq" or has_text)
 
 
-def _expected_tensors(
+def _find_expected_tensors(
     folder: Path, manifest: Record, graph: Graph, rest: Pipeline
 ) -> tuple[Mapping[str, StoredTensor], TensorReader]:
     """Return the tensors that the folder's target stores for `graph` after the passes `rest`, and their reader."""

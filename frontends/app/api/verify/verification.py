@@ -31,16 +31,16 @@ from weft.passes.runner import Progress
 
 from ....model import Model
 from ..rewrite import rewrite
-from ..source.recorded import recorded_source
-from .error_bounds import divergences, relative_error, tolerance_of
-from .internals import Internals, internals_of, layer_of, size_of, stock_inputs
-from .stored import WeightCheck, check_weights, quantizes
+from ..source.recorded import load_recorded_source
+from .error_bounds import compute_divergences, compute_relative_error, compute_tolerance
+from .internals import Internals, find_layer, make_inputs, measure_depth, open_internals
+from .stored import WeightCheck, check_weights, has_quantization
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
-WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
+MAX_WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
 # Passes of compiling itself, which are judged; changes by other passes are applied to the reference as well.
-JUDGED = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
-COMPARING = (ops.expert_choice, ops.limit_capacity)  # routers that compare the tokens of a call
+CHECKED_PASSES = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
+COMPETING_ROUTERS = (ops.expert_choice, ops.limit_capacity)  # routers that compare the tokens of a call
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Tokens:
 
     def inputs(self, names: Collection[str], tokens: int | None = None) -> dict[str, Array]:
         """Return model inputs by name, for one sequence of the first `tokens` tokens (None: all)."""
-        return stock_inputs(names, self.ids[:tokens], self.source)
+        return make_inputs(names, self.ids[:tokens], self.source)
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def verify_folder(
         raise WeftError(f"{folder}: it has no {MANIFEST}, so its source is unknown")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
     model, weights = (None, None) if against is not None else _load_source(folder, manifest, trust, progress)
-    graphs, head_outputs = internals_of(runnable), dict[str, Array]()
+    graphs, head_outputs = open_internals(runnable), dict[str, Array]()
     task = runnable.task if isinstance(runnable, EncoderModel) else None
-    ids, source = _prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
+    ids, source = _encode_prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
     encoder = isinstance(runnable, EncoderModel)
     if isinstance(runnable, EncoderModel):
         actual, positions = runnable.hidden([ids])[0], list(range(len(ids)))
@@ -155,9 +155,9 @@ def verify_folder(
     else:
         if runnable.decoder.start is not None:
             ids, source = list(runnable.decoder.start), ids
-        watched = min(len(ids) if not source else tokens + 1, WATCHED)  # tokens that see only earlier ones
+        watched = min(len(ids) if not source else tokens + 1, MAX_WATCHED)  # tokens that see only earlier ones
         calls = 2
-        if model is not None and _tokens_compete(model, len(ids) + tokens):
+        if model is not None and _has_competing_tokens(model, len(ids) + tokens):
             watched, tokens, calls = len(ids), 0, 1  # results depend on the other tokens of a call
         actual, positions = _teacher_force(runnable, ids, source, tokens, calls, progress)
         sequence = _Tokens(ids, source, watched)
@@ -171,26 +171,26 @@ def verify_folder(
     expected = reference.output[positions]
     if expected.shape != actual.shape:
         raise WeftError(f"{folder}: its output is {actual.shape[-1]} wide, but that of {name} is {expected.shape[-1]}")
-    depth, reduction = size_of(runnable)
+    depth, reduction = measure_depth(runnable)
     rounded = manifest.choice("arithmetic", ("", "int8"), "")
     bits = [bits for c in manifest.records("cache", []) if (bits := c.integer("bits", None)) is not None]
-    tolerance = tolerance_of(dtype, depth, reduction, rounded == "int8", min(bits, default=None))
+    tolerance = compute_tolerance(dtype, depth, reduction, rounded == "int8", min(bits, default=None))
     layers, divergence = _compare_layers(graphs, sequence, reference.inside, tolerance)
     absolute = np.abs(actual - expected).max()
     outputs = {
-        name: relative_error(actual, expected)
+        name: compute_relative_error(actual, expected)
         for name, actual, expected in _pair_outputs(head_outputs, reference.others)
     }
     if task is not None and not outputs:
         raise WeftError(f"{folder}: {name} has none of its outputs {', '.join(head_outputs)} to compare")
-    kl = None if encoder else divergences(expected, actual)
+    kl = None if encoder else compute_divergences(expected, actual)
     return Verification(
         folder=folder,
         reference=name,
         dtype=f"{dtype}, activations rounded to {rounded}" if rounded else dtype,
         positions=len(positions),
         max_absolute=float(absolute),
-        max_relative=float(np.max([relative_error(actual, expected), *outputs.values()])),
+        max_relative=float(np.max([compute_relative_error(actual, expected), *outputs.values()])),
         tolerance=tolerance,
         argmax_agreement=float((actual.argmax(-1) == expected.argmax(-1)).mean()) if not encoder else None,
         kl_mean=None if kl is None else float(kl.mean()),
@@ -213,9 +213,9 @@ def _pair_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array]) ->
             yield name, array, expected[name]
 
 
-def _tokens_compete(model: Model, tokens: int) -> bool:
+def _has_competing_tokens(model: Model, tokens: int) -> bool:
     """Return whether experts choose among the `tokens` tokens of a forward pass, or have a capacity below that."""
-    routers = (node for node in model.graph.nodes if node.op in COMPARING)
+    routers = (node for node in model.graph.nodes if node.op in COMPETING_ROUTERS)
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 
 
@@ -225,10 +225,10 @@ def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress
     The noise of routers, which compiling leaves out, is removed. If a pass quantizes weights, they are compared with
     the folder's up to that pass, and the result is returned as well.
     """
-    model, weights = recorded_source(folder, manifest, trust), None
+    model, weights = load_recorded_source(folder, manifest, trust), None
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
-    changing = [p for p in pipeline.passes if p.effect != "exact" and p.name not in JUDGED]
-    if quantizes(pipeline):
+    changing = [p for p in pipeline.passes if p.effect != "exact" and p.name not in CHECKED_PASSES]
+    if has_quantization(pipeline):
         graph, rest, weights = check_weights(folder, manifest, model, progress)
         model, later = replace(model, graph=graph), [p for p in changing if p in rest.passes]
     else:
@@ -241,12 +241,12 @@ def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress
     return replace(model, description=f"{model.description}{passes}"), weights
 
 
-def _prompt(runnable: Generator | EncoderModel, prompt: str | None, vocab: int) -> list[int]:
+def _encode_prompt(runnable: Generator | EncoderModel, prompt: str | None, vocab: int) -> list[int]:
     folder = runnable.folder
     if prompt is not None or (folder is not None and (folder / "tokenizer.json").is_file()):
         ids = runnable.tokenizer.encode(PROMPT if prompt is None else prompt)
     else:
-        ids = np.random.default_rng(0).integers(0, vocab, WATCHED).tolist()
+        ids = np.random.default_rng(0).integers(0, vocab, MAX_WATCHED).tolist()
     longest = runnable.max_length if isinstance(runnable, EncoderModel) else runnable.decoder.max_prompt
     if not ids:
         raise WeftError("the prompt has no tokens: give it at least one")
@@ -295,7 +295,11 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
         nonlocal done
         done += 1
         for value, array in zip(node.outputs, results, strict=True):
-            if layer_of(value.name) and array.ndim == 3 and array.shape[1] in (len(sequence.ids), len(sequence.source)):
+            if (
+                find_layer(value.name)
+                and array.ndim == 3
+                and array.shape[1] in (len(sequence.ids), len(sequence.source))
+            ):
                 inner_values[value.name] = array[:, :n_watched].astype(np.float32)
         progress("interpreting", done, len(graph))
 
@@ -382,19 +386,21 @@ def _compare_layers(
         )
         expected = {name: array[:, : sequence.watched if last else None] for name, array in inside.items()}
         shared = {layer: name for layer, name in graph.boundaries.items() if name in expected}
-        errors = _relative_errors(graph.run(inputs, shared.values()), expected)
+        errors = _compute_relative_errors(graph.run(inputs, shared.values()), expected)
         layers |= {layer: errors[name] for layer, name in shared.items() if name in errors}
         # Not `error > tolerance`: a NaN also counts as a divergence.
         first = next((layer for layer, error in layers.items() if not error <= tolerance), None)
         if first is not None:
-            names = [name for name in graph.names if layer_of(name) == first and name in expected]
-            within = _relative_errors(graph.run(inputs, names), expected)
+            names = [name for name in graph.names if find_layer(name) == first and name in expected]
+            within = _compute_relative_errors(graph.run(inputs, names), expected)
             value = next((name for name, error in within.items() if not error <= tolerance), None)
             return layers, Divergence(first, layers[first], value, None if value is None else within[value])
-        encoder_outputs = {} if last else graph.outputs(inputs)
+        encoder_outputs = {} if last else graph.run_outputs(inputs)
     return layers, None
 
 
-def _relative_errors(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
+def _compute_relative_errors(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
     """Return the relative error of each value, by name; values of another shape than the reference are left out."""
-    return {name: relative_error(a, expected[name]) for name, a in actual.items() if a.shape == expected[name].shape}
+    return {
+        name: compute_relative_error(a, expected[name]) for name, a in actual.items() if a.shape == expected[name].shape
+    }

@@ -16,10 +16,10 @@ from weft.backends.runtime.arrays import Floats
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import read_text
 
-from ..protocol.tools import json_rule
+from ..protocol.tools import write_json_rule
 
 
-class Unfollowable(WeftError):
+class ConstraintError(WeftError):
     """The error of an answer that cannot continue as its constraint requires."""
 
 
@@ -29,7 +29,7 @@ class Guide:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
-    def fresh(self) -> Guide:
+    def restart(self) -> Guide:
         """Return a guide for the same language, at the beginning of an answer."""
         return Guide(self._matcher.deep_copy())
 
@@ -45,7 +45,7 @@ class Guide:
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            raise Unfollowable(_shorten(self._matcher.get_error()))
+            raise ConstraintError(_shorten(self._matcher.get_error()))
         allowed = np.unpackbits(mask, bitorder="little", count=logits.size).view(np.bool_)
         masked: Floats = np.where(allowed, logits, np.float32(-np.inf))
         return masked
@@ -53,7 +53,7 @@ class Guide:
     def accept_token(self, token: int) -> None:
         """Advance by `token`; raise Unfollowable if the language does not allow it."""
         if not self._matcher.consume_token(token):
-            raise Unfollowable(_shorten(self._matcher.get_error()))
+            raise ConstraintError(_shorten(self._matcher.get_error()))
 
 
 class Constraints:
@@ -75,19 +75,19 @@ class Constraints:
         """Return the bytes of `token`; raise WeftError as `tokenizer` does."""
         return self.tokenizer.decode_bytes([token])
 
-    def guide(self, grammar: str) -> Guide:
+    def build_guide(self, grammar: str) -> Guide:
         """Return the guide of a grammar; raise WeftError if it is wrong, or allows no first token."""
         guide = Guide(LLMatcher(self.tokenizer, grammar, log_level=0))
-        trial = guide.fresh()
+        trial = guide.restart()
         trial.accept_token(int(trial.mask_logits(np.zeros(self._vocab, np.float32)).argmax()))
         return guide
 
 
-def grammar_of(kind: str, value: Any) -> str:
+def build_grammar(kind: str, value: Any) -> str:
     """Return an llguidance grammar (Lark) for a JSON schema, a regular expression or choices; a grammar is
     unchanged."""
     if kind == "json_schema":
-        return f"start: {json_rule(value)}"
+        return f"start: {write_json_rule(value)}"
     if kind == "regex":
         return LLMatcher.grammar_from_regex(value)
     return "start: " + " | ".join(json.dumps(text) for text in value) if kind == "choice" else str(value)

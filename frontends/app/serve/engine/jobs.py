@@ -13,19 +13,19 @@ from weft.backends.runtime.core.results import Finish, TokenLogprobs
 from weft.backends.runtime.text.tokenizer import Encoding
 
 
-class JobRefused(Exception):
+class JobError(Exception):
     """A job that is rejected or not finished: the queue is full, the server shuts down, or the model has failed."""
 
 
-class QueueFull(JobRefused):
+class QueueFull(JobError):
     """Too many jobs wait."""
 
 
-class ServerClosing(JobRefused):
+class ServerClosing(JobError):
     """The server is shutting down."""
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client has closed its connection, or does not read."""
 
 
@@ -54,8 +54,8 @@ class Channel:
 
     def __init__(self) -> None:
         self._pieces: dict[int, AnswerPiece] = {}
-        self._came = asyncio.Event()
-        self._is_gone = False
+        self._arrived = asyncio.Event()
+        self._is_disconnected = False
 
     def put(self, piece: AnswerPiece) -> None:
         """Add a piece; call it in the request's event loop."""
@@ -71,19 +71,19 @@ class Channel:
                 piece.value,
             )
         self._pieces[piece.index] = piece
-        self._came.set()
+        self._arrived.set()
 
-    def leave(self) -> None:
-        """Record that the client is gone: `take` then raises Gone."""
-        self._is_gone = True
-        self._came.set()
+    def disconnect(self) -> None:
+        """Record that the client is gone: `receive` then raises Gone."""
+        self._is_disconnected = True
+        self._arrived.set()
 
-    async def take(self) -> list[AnswerPiece]:
+    async def receive(self) -> list[AnswerPiece]:
         """Wait for pieces, and return all that have arrived; raise Gone if the client is gone."""
-        await self._came.wait()
-        if self._is_gone:
-            raise Gone
-        self._came.clear()
+        await self._arrived.wait()
+        if self._is_disconnected:
+            raise ClientGone
+        self._arrived.clear()
         pieces, self._pieces = list(self._pieces.values()), {}
         return pieces
 
@@ -101,20 +101,20 @@ class Job:
     ids: Sequence[int] = ()
     encoded: Encoding | None = None  # an input whose labels are scored
     streams: bool = False
-    began: float = field(default_factory=time.monotonic)
-    sent: int = 0  # log-probabilities already sent
-    started: bool = False  # it has generated a token
+    start_time: float = field(default_factory=time.monotonic)
+    n_sent: int = 0  # log-probabilities already sent
+    has_started: bool = False  # it has generated a token
 
-    def piece(self) -> AnswerPiece | None:
+    def next_piece(self) -> AnswerPiece | None:
         """Return the new parts of the answer since the last call, or None if there is nothing to send."""
         answer = self.answer
         assert answer is not None
         result = answer.result
         if not self.streams and result.finish is None and answer.error is None:
             return None
-        text, logprobs = answer.pop_text(), result.logprobs[self.sent :]
+        text, logprobs = answer.pop_text(), result.logprobs[self.n_sent :]
         ended = result.finish is not None or answer.error is not None
         if not text and not ended:
             return None  # log-probabilities are sent with their text
-        self.sent += len(logprobs)
+        self.n_sent += len(logprobs)
         return AnswerPiece(self.index, text, logprobs, len(result.tokens), result.finish, answer.error)

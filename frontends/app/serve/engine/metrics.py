@@ -15,15 +15,15 @@ class Counter:
 
     kind = "counter"
 
-    def __init__(self, name: str, text: str, label: str = "") -> None:
-        self.name, self.text, self._label = name, text, label
+    def __init__(self, name: str, help: str, label: str = "") -> None:
+        self.name, self.help, self._label = name, help, label
         self._values: dict[str, float] = {} if label else {"": 0}
 
     def add(self, amount: float = 1, value: str = "") -> None:
         """Add `amount` to the counter, or to that of the label's `value`."""
         self._values[value] = self._values.get(value, 0) + amount
 
-    def lines(self) -> Iterator[str]:
+    def format_samples(self) -> Iterator[str]:
         """Yield the lines of the samples."""
         for value, number in sorted(self._values.items()):
             label = f'{{{self._label}="{value}"}}' if self._label else ""
@@ -35,10 +35,10 @@ class Gauge:
 
     kind = "gauge"
 
-    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
-        self.name, self.text, self._read = name, text, read
+    def __init__(self, name: str, help: str, read: Callable[[], float]) -> None:
+        self.name, self.help, self._read = name, help, read
 
-    def lines(self) -> Iterator[str]:
+    def format_samples(self) -> Iterator[str]:
         """Yield the line of the sample."""
         yield f"{self.name} {self._read():g}"
 
@@ -48,8 +48,8 @@ class Histogram:
 
     kind = "histogram"
 
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self.name, self.text, self._bounds = name, text, bounds
+    def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
+        self.name, self.help, self._bounds = name, help, bounds
         self._counts, self._sum = [0] * (len(bounds) + 1), 0.0
 
     def observe(self, value: float) -> None:
@@ -57,17 +57,17 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
-    def lines(self) -> Iterator[str]:
+    def format_samples(self) -> Iterator[str]:
         """Yield the lines of the samples: counts up to each bound, sum and count."""
         total = 0
-        for bound, count in zip((*map(_number, self._bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(_format_number, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
             yield f'{self.name}_bucket{{le="{bound}"}} {total}'
         yield f"{self.name}_sum {self._sum:g}"
         yield f"{self.name}_count {total}"
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:g}"
 
 
@@ -87,17 +87,17 @@ class Metrics:
         self.batch = Histogram("weft_batch_rows", "Rows of a decoding step, or sequences per call of an encoder.", ROWS)
         self._gauges: list[Gauge] = []
 
-    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Add a gauge with description `text`, whose value `read` returns."""
-        self._gauges.append(Gauge(name, text, read))
+    def add_gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        """Add a gauge with description `help`, whose value `read` returns."""
+        self._gauges.append(Gauge(name, help, read))
 
-    def text(self) -> str:
+    def format_text(self) -> str:
         """Return all metrics in Prometheus' text format."""
         fixed = (self.requests, self.answers, self.prompt_tokens, self.generated_tokens)
         with self.lock:
             lines = []
             metrics: list[Counter | Gauge | Histogram] = [*fixed, *self._gauges]
             for metric in (*metrics, self.first_token, self.answer_time, self.batch):
-                lines += [f"# HELP {metric.name} {metric.text}", f"# TYPE {metric.name} {metric.kind}"]
-                lines += metric.lines()
+                lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
+                lines += metric.format_samples()
         return "\n".join(lines) + "\n"

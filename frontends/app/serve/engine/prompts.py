@@ -21,14 +21,16 @@ from .constraints import Constraints, Guide
 from .jobs import QueueFull, ServerClosing
 
 T = TypeVar("T")
-Lane = Literal["prompts", "grammars", "large"]
-THREADS: dict[Lane, int] = {"prompts": 2, "grammars": 2, "large": 1}
-MOST_LARGE = 32  # requests that may wait for the lane of large ones
-LARGE = 1 << 14  # characters or bytes above which an input is large; tokenizing them takes a few hundredths of a second
-MOST_GUIDES = 32
-MOST_GRAMMAR = 1 << 18  # characters
-SOON, LATE = 0.1, 3.0  # seconds per grammar, in the lane of grammars and among large requests
-ENCODING = 10.0  # seconds for the tokens of a string
+Pool = Literal["prompts", "grammars", "large"]
+THREADS: dict[Pool, int] = {"prompts": 2, "grammars": 2, "large": 1}
+MAX_LARGE = 32  # requests that may wait for the pool of large ones
+LARGE_INPUT = (
+    1 << 14
+)  # characters or bytes above which an input is large; tokenizing them takes a few hundredths of a second
+MAX_GUIDES = 32
+MAX_GRAMMAR = 1 << 18  # characters
+SHORT_LIMIT, LONG_LIMIT = 0.1, 3.0  # seconds per grammar, in the pool of grammars and among large requests
+ENCODE_LIMIT = 10.0  # seconds for the tokens of a string
 WORKER = ("-m", f"{__package__}.text_worker")
 
 
@@ -36,39 +38,39 @@ class TooSlow(Exception):
     """The error of a grammar that takes longer than its time limit."""
 
 
-class Prompts:
+class PromptEncoder:
     """The tokenizer, chat template and constraints of a compiled `folder`, run in separate threads and processes.
 
-    Large inputs have their own threads (lane), so that other requests do not wait for them. `vocab`: width of the
+    Large inputs have their own threads (pool), so that other requests do not wait for them. `vocab`: width of the
     logits.
     """
 
     def __init__(self, folder: Path, vocab: int, stop_ids: Collection[int]) -> None:
         self.tokenizer = Tokenizer(folder)
         self.constraints = Constraints(folder, vocab, stop_ids)
-        self._renderer = _PerThread()
-        self._texts = _PerThread([*WORKER, folder, json.dumps([vocab, sorted(stop_ids)])])
-        self._pools = {lane: ThreadPoolExecutor(threads, f"weft-{lane}") for lane, threads in THREADS.items()}
+        self._renderer = _PerThreadRenderer()
+        self._workers = _PerThreadRenderer([*WORKER, folder, json.dumps([vocab, sorted(stop_ids)])])
+        self._pools = {pool: ThreadPoolExecutor(threads, f"weft-{pool}") for pool, threads in THREADS.items()}
         self._guides: dict[str, Guide] = {}  # a cache of the last ones: clients repeat their schemas
         self._large = 0
         self._closed = False
         self.template: ChatTemplate | None = None
-        self.no_template = ""  # the reason
+        self.template_error = ""  # the reason
         try:
             self.template = ChatTemplate(folder)
             self.template.renderer = self._renderer
         except WeftError as error:  # prompts other than chats need no template
-            self.no_template = str(error)
+            self.template_error = str(error)
 
-    async def run(self, lane: Lane, work: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of `work` in a thread of `lane`; raise Full if too many wait, Closing if the server
+    async def run(self, pool: Pool, work: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of `work` in a thread of `pool`; raise Full if too many wait, Closing if the server
         ends."""
-        large = lane == "large"
-        if large and self._large > MOST_LARGE:
+        large = pool == "large"
+        if large and self._large > MAX_LARGE:
             raise QueueFull(f"{self._large} large requests wait. Try again later.")
         self._large += large
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pools[lane], work, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._pools[pool], work, *arguments)
         except BaseException:  # when the server shuts down, also for cancelled work and killed processes
             if self._closed:
                 raise ServerClosing from None
@@ -81,84 +83,88 @@ class Prompts:
 
         Raises WeftError as `Tokenizer` does, and if it takes too long; Full and Closing as `run` does.
         """
-        if len(text) <= LARGE:
+        if len(text) <= LARGE_INPUT:
             return await self.run("prompts", self.tokenizer.encode, text, special)
         return await self.run("large", self._encode, text, special)
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], size: int) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], size: int
+    ) -> list[int]:
         """Return the tokens of a conversation in a body of `size` bytes; raise as `ChatTemplate` and `encode` do."""
         assert self.template is not None
         template = self.template
-        lane: Lane = "large" if size > LARGE else "prompts"
-        text = await self.run(lane, lambda: template.render(messages, **variables))
+        pool: Pool = "large" if size > LARGE_INPUT else "prompts"
+        text = await self.run(pool, lambda: template.render(messages, **variables))
         return await self.encode(text, special=False)
 
-    async def guide(self, size: int, write: Callable[..., str], *arguments: Any) -> Guide:
+    async def build_guide(self, size: int, write: Callable[..., str], *arguments: Any) -> Guide:
         """Return the guide of the grammar that `write(*arguments)` returns (llguidance's Lark); `size`: bytes of the
         body.
 
         Raises WeftError if it is wrong, too large, or takes too long; Full and Closing as `run` does.
         """
-        grammar = await self.run("large", write, *arguments) if size > LARGE else write(*arguments)
-        if len(grammar) > MOST_GRAMMAR:
-            raise WeftError(f"it is a grammar of {len(grammar)} characters, more than the maximum of {MOST_GRAMMAR}")
+        grammar = await self.run("large", write, *arguments) if size > LARGE_INPUT else write(*arguments)
+        if len(grammar) > MAX_GRAMMAR:
+            raise WeftError(f"it is a grammar of {len(grammar)} characters, more than the maximum of {MAX_GRAMMAR}")
         if (cached := self._guides.get(grammar)) is not None:
             return cached
         try:
-            if len(grammar) <= LARGE:
-                guide = await self.run("grammars", self._guide, grammar, SOON)
-                if len(self._guides) >= MOST_GUIDES:
+            if len(grammar) <= LARGE_INPUT:
+                guide = await self.run("grammars", self._build_guide, grammar, SHORT_LIMIT)
+                if len(self._guides) >= MAX_GUIDES:
                     del self._guides[next(iter(self._guides))]
                 self._guides[grammar] = guide
                 return guide
         except TooSlow:
             pass
         try:
-            return await self.run("large", self._guide, grammar, LATE)
+            return await self.run("large", self._build_guide, grammar, LONG_LIMIT)
         except TooSlow:
-            raise WeftError(f"its grammar takes longer than {LATE:g} seconds to prepare: make it smaller") from None
+            raise WeftError(
+                f"its grammar takes longer than {LONG_LIMIT:g} seconds to prepare: make it smaller"
+            ) from None
 
-    async def token_bytes(self) -> Callable[[int], bytes]:
+    async def load_token_bytes(self) -> Callable[[int], bytes]:
         """Return the function from a token to its bytes; raise WeftError if llguidance cannot read the tokenizer."""
         await self.run("grammars", lambda: self.constraints.tokenizer)  # its first reading takes a while
         return self.constraints.token_bytes
 
-    async def special(self, text: str) -> int | None:
+    async def find_special_token(self, text: str) -> int | None:
         """Return the id of the special token `text`, None if it is not a single token; raise as `token_bytes`."""
         tokenizer = await self.run("grammars", lambda: self.constraints.tokenizer)
         ids = tokenizer.tokenize_str(text, parse_special=True)
         return ids[0] if len(ids) == 1 else None
 
-    def stop(self) -> None:
+    def cancel(self) -> None:
         """Cancel waiting requests, and stop the work of processes."""
         self._closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         self._renderer.kill()
-        self._texts.kill()
+        self._workers.kill()
 
     def close(self) -> None:
         """End all threads and processes."""
-        self.stop()
+        self.cancel()
         for pool in self._pools.values():
             pool.shutdown()
         self._renderer.close()
-        self._texts.close()
+        self._workers.close()
 
     def _encode(self, text: str, special: bool) -> list[int]:
         try:
-            reply = self._ask(ENCODING, "tokenizer", {"text": text, "special": special})
+            reply = self._ask(ENCODE_LIMIT, "tokenizer", {"text": text, "special": special})
         except TooSlow:
-            raise WeftError(f"its tokens take longer than {ENCODING:g} seconds: make it shorter") from None
+            raise WeftError(f"its tokens take longer than {ENCODE_LIMIT:g} seconds: make it shorter") from None
         return array("I", bytes.fromhex(reply["ids"])).tolist()
 
-    def _guide(self, grammar: str, seconds: float) -> Guide:
+    def _build_guide(self, grammar: str, seconds: float) -> Guide:
         self._ask(seconds, "grammar", {"grammar": grammar})  # tried in a process first, which it may crash
-        return self.constraints.guide(grammar)
+        return self.constraints.build_guide(grammar)
 
     def _ask(self, seconds: float, step: str, request: dict[str, Any]) -> Any:
         """Return a process's reply to a request; raise TooSlow after `seconds`, WeftError without a valid reply."""
-        status, reply, _ = self._texts.send_request(json.dumps({"seconds": seconds, **request}).encode())
+        status, reply, _ = self._workers.send_request(json.dumps({"seconds": seconds, **request}).encode())
         if status in (-signal.SIGALRM, -signal.SIGXCPU):
             raise TooSlow
         if not reply:
@@ -168,7 +174,7 @@ class Prompts:
         return result
 
 
-class _PerThread(Renderer):
+class _PerThreadRenderer(Renderer):
     """A renderer for several threads, with a process for each."""
 
     def __init__(self, *command: Sequence[str | Path]) -> None:

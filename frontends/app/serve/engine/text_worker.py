@@ -39,7 +39,7 @@ def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
         os.nice(10)  # running answers have priority
         try:
             if "grammar" in request:
-                constraints.guide(request["grammar"])
+                constraints.build_guide(request["grammar"])
                 return "{}"
             ids = tokenizer.encode(request["text"], request["special"])
             return json.dumps({"ids": array("I", ids).tobytes().hex()})

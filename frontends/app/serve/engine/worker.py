@@ -16,37 +16,37 @@ from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_encoder import EncoderModel
 from weft.ir.errors import WeftError
 
-from .jobs import AnswerPiece, Job, JobRefused, QueueFull, ServerClosing
+from .jobs import AnswerPiece, Job, JobError, QueueFull, ServerClosing
 from .metrics import Metrics
 
 _log = logging.getLogger("weft.serve")
 
 
 class Worker(ABC):
-    """A queue of jobs, run in order of arrival by one thread; at most `most_waiting` jobs wait for the model.
+    """A queue of jobs, run in order of arrival by one thread; at most `max_waiting` jobs wait for the model.
 
     Jobs are submitted and cancelled in the event loop that reads their channels.
     """
 
-    def __init__(self, most_waiting: int, metrics: Metrics) -> None:
-        self.metrics, self.most_waiting = metrics, most_waiting
+    def __init__(self, max_waiting: int, metrics: Metrics) -> None:
+        self.metrics, self.max_waiting = metrics, max_waiting
         self._changed = Condition()
         self._new: list[Job] = []
         self._cancelled: list[Job] = []
         self._draining = self._ended = False
         self._thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        metrics.gauge("weft_running", "Answers that the model is working on.", lambda: self.running)
-        metrics.gauge("weft_waiting", "Answers that wait for the model.", lambda: self.waiting)
+        metrics.add_gauge("weft_running", "Answers that the model is working on.", lambda: self.n_running)
+        metrics.add_gauge("weft_waiting", "Answers that wait for the model.", lambda: self.n_waiting)
 
     @property
     @abstractmethod
-    def running(self) -> int:
+    def n_running(self) -> int:
         """Return the number of jobs that the model is working on."""
 
     @property
     @abstractmethod
-    def waiting(self) -> int:
+    def n_waiting(self) -> int:
         """Return the number of jobs that wait."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,8 +67,8 @@ class Worker(ABC):
         if self._draining:
             raise ServerClosing("The server is shutting down.")
         # A request for any number of answers is accepted if the queue is empty.
-        if self.waiting and self.waiting + jobs > self.most_waiting:
-            raise QueueFull(f"The queue of this server is full: {self.waiting} answers wait. Try again later.")
+        if self.n_waiting and self.n_waiting + jobs > self.max_waiting:
+            raise QueueFull(f"The queue of this server is full: {self.n_waiting} answers wait. Try again later.")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """Stop jobs, which may have ended already; their channels receive nothing more."""
@@ -94,23 +94,23 @@ class Worker(ABC):
         draining = False
         while True:
             with self._changed:
-                while not (self._new or self._cancelled or self._busy or self._ended or self._draining != draining):
+                while not (self._new or self._cancelled or self._has_jobs or self._ended or self._draining != draining):
                     self._changed.wait()
                 new, to_cancel, self._new, self._cancelled = self._new, self._cancelled, [], []
                 ended, draining = self._ended, self._draining
             self._admit(new)
-            self._withdraw(to_cancel)
+            self._drop(to_cancel)
             if draining:
-                self._refuse_waiting(ServerClosing("The server is shutting down."))
+                self._end_waiting(ServerClosing("The server is shutting down."))
             if ended:
-                self._fail(ServerClosing("The server is shutting down."))
+                self._end_all(ServerClosing("The server is shutting down."))
                 return
             try:
-                self._advance()
+                self._run_step()
             except Exception as error:  # the model failed on these jobs; the next request may succeed
                 is_weft_error = isinstance(error, WeftError)
                 _log.error("the model failed: %s", error if is_weft_error else f"{type(error).__name__}: {error}")
-                self._fail(JobRefused("The model failed."))
+                self._end_all(JobError("The model failed."))
 
     def _send(self, pieces: Sequence[tuple[Job, AnswerPiece]]) -> None:
         """Send pieces to the channels of their jobs."""
@@ -129,7 +129,7 @@ class Worker(ABC):
 
     @property
     @abstractmethod
-    def _busy(self) -> bool:
+    def _has_jobs(self) -> bool:
         """Return whether jobs are running."""
 
     @abstractmethod
@@ -137,40 +137,40 @@ class Worker(ABC):
         """Start new jobs."""
 
     @abstractmethod
-    def _withdraw(self, jobs: Sequence[Job]) -> None:
+    def _drop(self, jobs: Sequence[Job]) -> None:
         """Drop running jobs; jobs that have already ended stay."""
 
     @abstractmethod
-    def _refuse_waiting(self, error: JobRefused) -> None:
+    def _end_waiting(self, error: JobError) -> None:
         """End the jobs that have not started with `error`."""
 
     @abstractmethod
-    def _fail(self, error: JobRefused) -> None:
+    def _end_all(self, error: JobError) -> None:
         """End all jobs with `error`."""
 
     @abstractmethod
-    def _advance(self) -> None:
+    def _run_step(self) -> None:
         """Do one step of work for the running jobs."""
 
 
 class DecodingWorker(Worker):
     """A worker of a language model, which decodes at most `max_rows` answers together."""
 
-    def __init__(self, model: Generator, max_rows: int, most_waiting: int, metrics: Metrics) -> None:
-        super().__init__(most_waiting, metrics)
+    def __init__(self, model: Generator, max_rows: int, max_waiting: int, metrics: Metrics) -> None:
+        super().__init__(max_waiting, metrics)
         self._batch = new_batch(model.decoder, max_rows)
         self._jobs: dict[Answer, Job] = {}
 
     @property
-    def running(self) -> int:
+    def n_running(self) -> int:
         return len(self._batch.active)
 
     @property
-    def waiting(self) -> int:
+    def n_waiting(self) -> int:
         return len(self._batch.waiting) + len(self._new)
 
     @property
-    def _busy(self) -> bool:
+    def _has_jobs(self) -> bool:
         return len(self._batch) > 0
 
     def _admit(self, jobs: Sequence[Job]) -> None:
@@ -179,7 +179,7 @@ class DecodingWorker(Worker):
             self._jobs[job.answer] = job
             self._batch.join(job.answer)
 
-    def _withdraw(self, jobs: Sequence[Job]) -> None:
+    def _drop(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             if job.answer in self._jobs:
                 del self._jobs[job.answer]
@@ -187,14 +187,14 @@ class DecodingWorker(Worker):
                 with self.metrics.lock:
                     self.metrics.answers.add(1, "cancelled")
 
-    def _refuse_waiting(self, error: JobRefused) -> None:
-        self._give_up([answer for answer in self._batch.waiting if not answer.result.tokens], error)
+    def _end_waiting(self, error: JobError) -> None:
+        self._end_answers([answer for answer in self._batch.waiting if not answer.result.tokens], error)
 
-    def _fail(self, error: JobRefused) -> None:
-        self._give_up(list(self._jobs), error)
+    def _end_all(self, error: JobError) -> None:
+        self._end_answers(list(self._jobs), error)
         self._batch.close()
 
-    def _give_up(self, answers: Sequence[Answer], error: JobRefused) -> None:
+    def _end_answers(self, answers: Sequence[Answer], error: JobError) -> None:
         jobs = [self._jobs.pop(answer) for answer in answers]
         for answer in answers:
             self._batch.leave(answer)
@@ -202,7 +202,7 @@ class DecodingWorker(Worker):
             self.metrics.answers.add(len(jobs), "failed")
         self._send([(job, AnswerPiece(job.index, error=error)) for job in jobs])
 
-    def _advance(self) -> None:
+    def _run_step(self) -> None:
         n_read_before = self._batch.read_tokens
         updated = self._batch.advance()
         now, pieces, metrics = time.monotonic(), [], self.metrics
@@ -213,16 +213,16 @@ class DecodingWorker(Worker):
                 metrics.batch.observe(len(updated))
             for answer in updated:
                 job, result = self._jobs[answer], answer.result
-                if result.tokens and not job.started:
-                    job.started = True
-                    metrics.first_token.observe(now - job.began)
-                if (piece := job.piece()) is not None:
+                if result.tokens and not job.has_started:
+                    job.has_started = True
+                    metrics.first_token.observe(now - job.start_time)
+                if (piece := job.next_piece()) is not None:
                     pieces.append((job, piece))
                 if result.finish is not None or answer.error is not None:
                     metrics.answers.add(
                         1, "failed" if answer.error else "length" if result.finish == "length" else "stop"
                     )
-                    metrics.answer_time.observe(now - job.began)
+                    metrics.answer_time.observe(now - job.start_time)
                     del self._jobs[answer]
                     if answer.error is not None:
                         _log.error("an answer failed: %s", answer.error)
@@ -233,47 +233,51 @@ class EncodingWorker(Worker):
     """A worker of an encoder (embeddings, or scores of its head), which processes at most `max_batch` inputs
     together."""
 
-    def __init__(self, model: EncoderModel, max_batch: int, most_waiting: int, metrics: Metrics) -> None:
-        super().__init__(most_waiting, metrics)
-        self._model, self._most = model, max_batch
+    def __init__(self, model: EncoderModel, max_batch: int, max_waiting: int, metrics: Metrics) -> None:
+        super().__init__(max_waiting, metrics)
+        self._model, self._max_batch = model, max_batch
         self._queue: list[Job] = []
         self._working = 0
 
     @property
-    def running(self) -> int:
+    def n_running(self) -> int:
         return self._working
 
     @property
-    def waiting(self) -> int:
+    def n_waiting(self) -> int:
         return len(self._queue) + len(self._new)
 
     @property
-    def _busy(self) -> bool:
+    def _has_jobs(self) -> bool:
         return bool(self._queue)
 
     def _admit(self, jobs: Sequence[Job]) -> None:
         self._queue += jobs
 
-    def _withdraw(self, jobs: Sequence[Job]) -> None:
+    def _drop(self, jobs: Sequence[Job]) -> None:
         cancelled = set(map(id, jobs))
         self._queue = [job for job in self._queue if id(job) not in cancelled]
 
-    def _refuse_waiting(self, error: JobRefused) -> None:
-        self._fail(error)
+    def _end_waiting(self, error: JobError) -> None:
+        self._end_all(error)
 
-    def _fail(self, error: JobRefused) -> None:
+    def _end_all(self, error: JobError) -> None:
         jobs, self._queue, self._working = self._queue, [], 0
         self._send([(job, AnswerPiece(job.index, error=error)) for job in jobs])
 
-    def _advance(self) -> None:
+    def _run_step(self) -> None:
         if not self._queue:
             return
         is_scored = self._queue[0].encoded is not None
-        jobs = [*itertools.takewhile(lambda job: (job.encoded is not None) == is_scored, self._queue[: self._most])]
+        jobs = [
+            *itertools.takewhile(lambda job: (job.encoded is not None) == is_scored, self._queue[: self._max_batch])
+        ]
         self._working = len(jobs)
         inputs = [job.encoded for job in jobs if job.encoded is not None]
         results = (
-            self._model.logits(inputs) if inputs else self._model.encode([job.ids for job in jobs], batch=self._most)
+            self._model.logits(inputs)
+            if inputs
+            else self._model.encode([job.ids for job in jobs], batch=self._max_batch)
         )
         del self._queue[: len(jobs)]
         self._working, now = 0, time.monotonic()
@@ -282,5 +286,5 @@ class EncodingWorker(Worker):
             self.metrics.prompt_tokens.add(sum(len(job.ids) for job in jobs))
             self.metrics.answers.add(len(jobs), "stop")
             for job in jobs:
-                self.metrics.answer_time.observe(now - job.began)
+                self.metrics.answer_time.observe(now - job.start_time)
         self._send([(job, AnswerPiece(job.index, value=vector)) for job, vector in zip(jobs, results, strict=True)])

@@ -26,6 +26,6 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+def make_invalid_error(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     """Return the ApiError of a request with an invalid value of `param`."""
     return ApiError(400, message, param, code)

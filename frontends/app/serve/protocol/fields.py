@@ -9,17 +9,17 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError, ValidationError
 
-from .errors import ApiError, invalid
+from .errors import ApiError, make_invalid_error
 
 T = TypeVar("T")
-MOST_FIELDS = 100  # per object, since pydantic collects an error for each unknown field
+MAX_FIELDS = 100  # per object, since pydantic collects an error for each unknown field
 # Fields about an account, storage or hints: they have no effect.
 IGNORED = {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "verbosity"}
 _KINDS = {"bool": "a boolean", "int": "an integer", "float": "a number", "str": "a string", "string": "a string"}
 _KINDS |= {"list": "an array", "dict": "an object", "model": "an object", "NoneType": "null"}
 
 
-def refusal(error: ValidationError) -> ApiError:
+def convert_error(error: ValidationError) -> ApiError:
     """Return pydantic's first error in a request as an ApiError."""
     first = error.errors(include_url=False)[0]
     kind, path, value, context = first["type"], first["loc"], first["input"], first.get("ctx", {})
@@ -30,27 +30,31 @@ def refusal(error: ValidationError) -> ApiError:
         name = re.sub(r"(\[\d+\])+$", "", name)  # an invalid string or number in an array is an error of the array
     match kind:
         case "missing":
-            return invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+            return make_invalid_error(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
         case "extra_forbidden":
-            return invalid(f"Unrecognized request argument supplied: {path[-1]}", name, "unknown_parameter")
+            return make_invalid_error(f"Unrecognized request argument supplied: {path[-1]}", name, "unknown_parameter")
         case "none_required":
-            return invalid(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
+            return make_invalid_error(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
         case "literal_error" if isinstance(value, str):
-            return invalid(f"Invalid value: {value!r:.80}. Supported values are: {context['expected']}.", name)
+            return make_invalid_error(
+                f"Invalid value: {value!r:.80}. Supported values are: {context['expected']}.", name
+            )
         case "too_short":
-            return invalid(f"Invalid '{name}': empty array.", name)
+            return make_invalid_error(f"Invalid '{name}': empty array.", name)
         case "too_long":
-            return invalid(f"Invalid '{name}': at most {context['max_length']} items are possible.", name)
+            return make_invalid_error(f"Invalid '{name}': at most {context['max_length']} items are possible.", name)
     if expected := _KINDS.get(kind.removesuffix("_type"), context.get("expected")):
         actual = _KINDS[type(value).__name__]
-        return invalid(
+        return make_invalid_error(
             f"Invalid type for '{name}': expected {expected}, but got {actual} instead.", name, "invalid_type"
         )
     reason, actual = first["msg"], "null" if value is None else f"{value!r:.80}"
-    return invalid(f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {actual}.", name or None)
+    return make_invalid_error(
+        f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {actual}.", name or None
+    )
 
 
-def error_at(key: str, kind: str | PydanticCustomError) -> ValidationError:
+def make_field_error(key: str, kind: str | PydanticCustomError) -> ValidationError:
     """Return a pydantic error of type `kind` in the field `key`, for validators of the object that contains it."""
     return ValidationError.from_exception_data("", [{"type": kind, "loc": (key,), "input": None}])
 
@@ -66,8 +70,8 @@ class RequestObject(BaseModel):
     def _drop_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        if len(data) > MOST_FIELDS:
-            raise PydanticCustomError("fields", f"expected at most {MOST_FIELDS} fields")
+        if len(data) > MAX_FIELDS:
+            raise PydanticCustomError("fields", f"expected at most {MAX_FIELDS} fields")
         fields = {field.alias or name for name, field in cls.model_fields.items()}
         return {key: value for key, value in data.items() if value is not None or key not in fields}
 
@@ -77,10 +81,10 @@ class RequestObject(BaseModel):
         try:
             return cls.model_validate({key: value for key, value in data.items() if key not in cls.ignored})
         except ValidationError as error:
-            raise refusal(error) from None
+            raise convert_error(error) from None
 
 
-def only(*values: Any) -> PlainValidator:
+def allow_only(*values: Any) -> PlainValidator:
     """Return a validator that rejects a field as unsupported unless it has one of `values`."""
 
     def check(value: Any) -> Any:
@@ -91,7 +95,7 @@ def only(*values: Any) -> PlainValidator:
     return PlainValidator(check)
 
 
-def either(chosen: Callable[[Any], bool], hint: Any, otherwise: Any) -> PlainValidator:
+def choose_type(chosen: Callable[[Any], bool], hint: Any, otherwise: Any) -> PlainValidator:
     """Return a validator that checks a value against type `hint` if `chosen(value)`, else against `otherwise`."""
     adapters = TypeAdapter(otherwise), TypeAdapter(hint)
     return PlainValidator(lambda value: adapters[chosen(value)].validate_python(value))

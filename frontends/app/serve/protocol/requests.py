@@ -13,23 +13,23 @@ from weft.backends.runtime.core.sampler import Sampling
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json
 
-from .errors import invalid
-from .fields import Count, Items, RequestObject, Text, Texts, either, error_at, only
+from .errors import make_invalid_error
+from .fields import Count, Items, RequestObject, Text, Texts, allow_only, choose_type, make_field_error
 from .tools import ToolChoice
 
-MOST_CHOICES, MOST_TOOLS = 128, 128
-MOST_INPUTS = 2048  # of a request for embeddings, as in OpenAI's API
-MOST_VALUES = 1_000_000  # in a body
+MAX_CHOICES, MAX_TOOLS = 128, 128
+MAX_INPUTS = 2048  # of a request for embeddings, as in OpenAI's API
+MAX_VALUES = 1_000_000  # in a body
 ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
 _OBJECT = {"type": "object"}
 
 
-def read_body(raw: bytes) -> dict[str, Any]:
+def parse_body(raw: bytes) -> dict[str, Any]:
     """Return the JSON object in a request body; raise ApiError for any other body."""
     try:
-        body: dict[str, Any] = parse_json(raw, "the body of the request", values=MOST_VALUES)
+        body: dict[str, Any] = parse_json(raw, "the body of the request", values=MAX_VALUES)
     except WeftError as error:
-        raise invalid(f"We could not parse the JSON body of your request: {error}", None, None) from None
+        raise make_invalid_error(f"We could not parse the JSON body of your request: {error}", None, None) from None
     return body
 
 
@@ -66,7 +66,7 @@ class ResponseFormat(RequestObject, extra="forbid"):
         if self.type != "json_schema":
             self.json_schema = None
         elif self.json_schema is None:
-            raise error_at("json_schema", "missing")
+            raise make_field_error("json_schema", "missing")
         return self
 
 
@@ -90,7 +90,7 @@ class GenerationRequest(RequestObject, extra="forbid"):
     """A request for generated answers, with log-probabilities of the `top_logprobs` most likely tokens if given."""
 
     model: str
-    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     stop: Texts = Field([], max_length=4)
     max_tokens: Count | None = None
     top_logprobs: Logprobs | None = None
@@ -131,13 +131,15 @@ class GenerationRequest(RequestObject, extra="forbid"):
         given_specs = [ConstraintSpec(*spec) for spec in specs if spec[1] is not None]
         if len(given_specs) > 1:
             params = " and ".join(spec.param for spec in given_specs)
-            raise invalid(f"Only one constraint is possible, but {params} are given.", given_specs[1].param)
+            raise make_invalid_error(f"Only one constraint is possible, but {params} are given.", given_specs[1].param)
         return given_specs[0] if given_specs else None
 
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
         if "stream_options" in self.model_fields_set and not self.stream:
-            raise invalid("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
+            raise make_invalid_error(
+                "The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options"
+            )
         _ = self.constraint  # raises an error if there are several
         return self
 
@@ -145,7 +147,7 @@ class GenerationRequest(RequestObject, extra="forbid"):
 def _parse_arguments(arguments: str) -> Any:
     """Return the parsed JSON of a call's arguments, or the string itself if a model has written invalid JSON."""
     try:
-        return parse_json(arguments, "arguments", values=MOST_VALUES)
+        return parse_json(arguments, "arguments", values=MAX_VALUES)
     except WeftError:
         return arguments
 
@@ -170,7 +172,7 @@ class Tool(RequestObject):
         """Return `tool` unchanged, for the chat template; raise ValidationError if it is not a tool."""
         cls.model_validate(tool)
         if tool.get("type") is None:  # only choices and calls may omit it
-            raise error_at("type", "missing")
+            raise make_field_error("type", "missing")
         return tool
 
 
@@ -208,9 +210,9 @@ class Message(RequestObject):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
-            raise error_at("tool_call_id", "missing")
+            raise make_field_error("tool_call_id", "missing")
         if self.content is None and (self.role != "assistant" or self.tool_calls is None):
-            raise error_at("content", PydanticCustomError("content", "expected a string"))
+            raise make_field_error("content", PydanticCustomError("content", "expected a string"))
         return self
 
     @classmethod
@@ -224,7 +226,9 @@ class Message(RequestObject):
         return {"content": None, **message.model_dump(exclude_none=True, warnings=False), "role": role}
 
 
-Choice = Annotated[Tool | str, either(lambda value: isinstance(value, dict), Tool, Literal["none", "auto", "required"])]
+Choice = Annotated[
+    Tool | str, choose_type(lambda value: isinstance(value, dict), Tool, Literal["none", "auto", "required"])
+]
 
 
 class ChatRequest(GenerationRequest):
@@ -233,12 +237,12 @@ class ChatRequest(GenerationRequest):
     messages: Items[Annotated[dict[str, Any], PlainValidator(Message.render)]] = Field(min_length=1)
     max_completion_tokens: Count | None = None
     logprobs: bool = False
-    tools: Items[Annotated[dict[str, Any], PlainValidator(Tool.check_tool)]] = Field([], max_length=MOST_TOOLS)
+    tools: Items[Annotated[dict[str, Any], PlainValidator(Tool.check_tool)]] = Field([], max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] = Field({})
-    modalities: Annotated[Any, only(["text"])] = None
+    modalities: Annotated[Any, allow_only(["text"])] = None
     audio: None = None
     prediction: None = None
     web_search_options: None = None
@@ -250,21 +254,25 @@ class ChatRequest(GenerationRequest):
         """Return the tools that an answer may or must call; raise ApiError if the chosen one is not among `tools`."""
         names, chosen = [tool["function"]["name"] for tool in self.tools], self.tool_choice
         if not names and chosen not in (None, "none", "auto"):
-            raise invalid("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
+            raise make_invalid_error("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
         if not isinstance(chosen, Tool):
             return ToolChoice((chosen or "auto") if names else "none", None, self.parallel_tool_calls)
         if chosen.function.name not in names:
-            raise invalid(f"Tool choice {chosen.function.name!r:.80} is not among the 'tools'.", "tool_choice")
+            raise make_invalid_error(
+                f"Tool choice {chosen.function.name!r:.80} is not among the 'tools'.", "tool_choice"
+            )
         return ToolChoice("named", chosen.function.name, False)
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.", "top_logprobs")
-        if self.choice.forced and self.constraint is not None:
-            raise invalid("A forced tool call leaves no room for another constraint.", self.constraint.param)
+            raise make_invalid_error(
+                "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.", "top_logprobs"
+            )
+        if self.choice.is_forced and self.constraint is not None:
+            raise make_invalid_error("A forced tool call leaves no room for another constraint.", self.constraint.param)
         for name in self.chat_template_kwargs.keys() & {"messages", "tools", "add_generation_prompt"}:
-            raise invalid(f"'chat_template_kwargs' cannot set {name}.", "chat_template_kwargs")
+            raise make_invalid_error(f"'chat_template_kwargs' cannot set {name}.", "chat_template_kwargs")
         if self.reasoning_effort is not None:
             self.chat_template_kwargs = {"reasoning_effort": self.reasoning_effort, **self.chat_template_kwargs}
         self.max_tokens = self.max_completion_tokens or self.max_tokens
@@ -272,15 +280,15 @@ class ChatRequest(GenerationRequest):
         return self
 
 
-def _as_prompts(value: Any) -> Any:
+def _wrap_prompt(value: Any) -> Any:
     """Return an array of prompts; a single prompt (a string or token ids) becomes an array with one element."""
     ids = isinstance(value, list) and value and isinstance(value[0], int)
     return [value] if ids or isinstance(value, str) else value
 
 
 Ids = Annotated[Items[StrictInt], Field(min_length=1)]
-Prompt = Annotated[str | list[int], either(lambda value: isinstance(value, list), Ids, Text)]
-Prompts = Annotated[Items[Prompt], Field(min_length=1, max_length=MOST_INPUTS), BeforeValidator(_as_prompts)]
+Prompt = Annotated[str | list[int], choose_type(lambda value: isinstance(value, list), Ids, Text)]
+Prompts = Annotated[Items[Prompt], Field(min_length=1, max_length=MAX_INPUTS), BeforeValidator(_wrap_prompt)]
 
 
 class CompletionRequest(GenerationRequest):
@@ -290,17 +298,19 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Count | None = 16
     top_logprobs: Logprobs | None = Field(None, alias="logprobs")
     echo: bool = False
-    suffix: Annotated[str, only("")] = ""
+    suffix: Annotated[str, allow_only("")] = ""
     best_of: int | None = None
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of not in (None, 1, self.n):
-            raise error_at("best_of", "none_required")
-        if len(self.prompt) * self.n > MOST_CHOICES:
-            raise invalid(f"At most {MOST_CHOICES} choices in all: fewer prompts, or a smaller 'n'.", "n")
+            raise make_field_error("best_of", "none_required")
+        if len(self.prompt) * self.n > MAX_CHOICES:
+            raise make_invalid_error(f"At most {MAX_CHOICES} choices in all: fewer prompts, or a smaller 'n'.", "n")
         if self.echo and self.top_logprobs is not None:
-            raise invalid("Log-probabilities of prompts are not supported: ask for 'echo' or 'logprobs'.", "echo")
+            raise make_invalid_error(
+                "Log-probabilities of prompts are not supported: ask for 'echo' or 'logprobs'.", "echo"
+            )
         return self
 
 

@@ -19,17 +19,17 @@ from .tools import ToolCall
 
 TokenBytes = Callable[[int], bytes]
 DONE = b"data: [DONE]\n\n"
-LEAST = -9999.0  # OpenAI's value for the logarithm of 0, which JSON cannot express
+MIN_LOGPROB = -9999.0  # OpenAI's value for the logarithm of 0, which JSON cannot express
 ESCAPES = "backslashreplace"  # OpenAI's spelling of incomplete characters
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def event(data: dict[str, Any]) -> bytes:
+def format_event(data: dict[str, Any]) -> bytes:
     """Return `data` as a server-sent event, in bytes."""
-    return b"data: " + to_bytes(data) + b"\n\n"
+    return b"data: " + encode_json(data) + b"\n\n"
 
 
-def to_bytes(data: dict[str, Any]) -> bytes:
+def encode_json(data: dict[str, Any]) -> bytes:
     """Return `data` as JSON in UTF-8, without spaces."""
     return _ENCODER.encode(data).encode("utf-8", "replace")
 
@@ -46,31 +46,33 @@ class Envelope:
         """Return the object of a response that is not streamed."""
         return {**self._head, "choices": list(choices), "usage": usage}
 
-    def chunk(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, wanted: bool) -> dict[str, Any]:
+    def build_chunk(
+        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, wanted: bool
+    ) -> dict[str, Any]:
         """Return a chunk of a stream; if usage is `wanted`, it is null in all chunks except the last."""
         kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
         return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if wanted else {})}
 
 
-def usage(prompt: int, completion: int) -> dict[str, Any]:
+def build_usage(prompt: int, completion: int) -> dict[str, Any]:
     """Return the usage object with the token counts of prompt and completion."""
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def finish_reason(finish: Finish, calls: bool, named: bool) -> str:
+def get_finish_reason(finish: Finish, calls: bool, named: bool) -> str:
     """Return the finish_reason of an answer: tool_calls if it has `calls`, but stop if the request `named` the tool."""
     if finish == "length":
         return "length"
     return "tool_calls" if calls and not named else "stop"
 
 
-def chat_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+def build_chat_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     """Return the message of an answer."""
     message = {"role": "assistant", "content": content, "refusal": None}
     return message | ({"content": content or None, "tool_calls": [call.json() for call in calls]} if calls else {})
 
 
-def chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dict[str, Any]:
+def build_chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dict[str, Any]:
     """Return the delta of a chunk: new content and calls; the message so far has `first` calls."""
     delta: dict[str, Any] = {"content": content} if content else {}
     if calls:
@@ -78,12 +80,12 @@ def chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dict[str,
     return delta
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Any]:
+def build_chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the log-probabilities of a chat's answer."""
 
     def describe(token: int, logprob: float) -> dict[str, Any]:
         raw = token_bytes(token)
-        return {"token": raw.decode(errors=ESCAPES), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+        return {"token": raw.decode(errors=ESCAPES), "logprob": max(logprob, MIN_LOGPROB), "bytes": list(raw)}
 
     content = [{**describe(e.token, e.logprob), "top_logprobs": [describe(*pair) for pair in e.top]} for e in entries]
     return {"content": content, "refusal": None}
@@ -95,14 +97,16 @@ class Offsets:
     def __init__(self) -> None:
         self._at, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
 
-    def next(self, raw: bytes) -> int:
+    def advance(self, raw: bytes) -> int:
         """Return the offset at which the next token, with the bytes `raw`, begins."""
         offset = self._at
         self._at += len(self._decoder.decode(raw))
         return offset
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offsets: Offsets) -> dict[str, Any]:
+def build_completion_logprobs(
+    entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offsets: Offsets
+) -> dict[str, Any]:
     """Return the log-probabilities of a part of a completion; `offsets` is shared by all its parts."""
 
     def name(token: int) -> str:
@@ -111,13 +115,13 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenByte
 
     return {
         "tokens": [name(entry.token) for entry in entries],
-        "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
-        "top_logprobs": [{name(token): max(logprob, LEAST) for token, logprob in entry.top} for entry in entries],
-        "text_offset": [offsets.next(token_bytes(entry.token)) for entry in entries],
+        "token_logprobs": [max(entry.logprob, MIN_LOGPROB) for entry in entries],
+        "top_logprobs": [{name(token): max(logprob, MIN_LOGPROB) for token, logprob in entry.top} for entry in entries],
+        "text_offset": [offsets.advance(token_bytes(entry.token)) for entry in entries],
     }
 
 
-def embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bool) -> dict[str, Any]:
+def build_embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bool) -> dict[str, Any]:
     """Return the response with `vectors`, as lists or as base64 of little-endian float32."""
     data = []
     for index, vector in enumerate(vectors):
@@ -128,12 +132,12 @@ def embeddings(vectors: Sequence[Floats], model: str, tokens: int, as_base64: bo
     return {"object": "list", "data": data, "model": model, "usage": counts}
 
 
-def truncate(vector: Floats, dimensions: int) -> Floats:
+def truncate_vector(vector: Floats, dimensions: int) -> Floats:
     """Return the first `dimensions` features of a vector, rescaled to unit length if the vector has unit length."""
     cut, is_unit = vector[:dimensions], abs(np.linalg.norm(vector) - 1) < 1e-3
     return cut / max(np.linalg.norm(cut), np.float32(1e-12)) if is_unit else cut
 
 
-def model(name: str, created: int, longest: int) -> dict[str, Any]:
+def describe_model(name: str, created: int, longest: int) -> dict[str, Any]:
     """Return the record of a model; `longest` is the maximum number of tokens of prompt and answer together."""
     return {"id": name, "object": "model", "created": created, "owned_by": "weft", "max_model_len": longest}

@@ -11,11 +11,11 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from .errors import invalid
-from .fields import Items, RequestObject, Texts, either, error_at, only
-from .requests import MOST_INPUTS
+from .errors import make_invalid_error
+from .fields import Items, RequestObject, Texts, allow_only, choose_type, make_field_error
+from .requests import MAX_INPUTS
 
-Inputs = Annotated[Texts, Field(min_length=1, max_length=MOST_INPUTS)]
+Inputs = Annotated[Texts, Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class ScoringRequest(RequestObject, ABC, extra="forbid"):
@@ -27,7 +27,7 @@ class ScoringRequest(RequestObject, ABC, extra="forbid"):
     model: str | None = None
     priority: Any = None
     truncate: bool = False
-    truncate_prompt_tokens: Annotated[int | None, only(-1)] = None  # -1: the model's maximum
+    truncate_prompt_tokens: Annotated[int | None, allow_only(-1)] = None  # -1: the model's maximum
     ranks: ClassVar[bool] = True
     ignored = frozenset({"user"})
 
@@ -78,13 +78,13 @@ class TeiRerankRequest(RerankRequest):
 
     documents: Inputs = Field(alias="texts")
     return_documents: bool = Field(False, alias="return_text")
-    raw_scores: Annotated[bool, only(False)] = False
+    raw_scores: Annotated[bool, allow_only(False)] = False
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_top_n(cls, data: Any) -> Any:
         if "top_n" in data:
-            raise error_at("top_n", "extra_forbidden")
+            raise make_field_error("top_n", "extra_forbidden")
         return data
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
@@ -103,7 +103,7 @@ class ScoreRequest(ScoringRequest):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.text_1) not in (1, len(self.text_2)):
-            raise invalid("Invalid 'text_1': give one text, or as many as in 'text_2'.", "text_1")
+            raise make_invalid_error("Invalid 'text_1': give one text, or as many as in 'text_2'.", "text_1")
         return self
 
     @property
@@ -143,13 +143,13 @@ def _is_batch(inputs: Any) -> bool:
 
 
 Row = Annotated[Texts, Field(min_length=1, max_length=2)]
-Rows = Annotated[Items[Row], Field(min_length=1, max_length=MOST_INPUTS)]
+Rows = Annotated[Items[Row], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class PredictRequest(ScoringRequest):
     """A request for the labels of a text, a pair [text, text], or an array of arrays of one or two texts (TEI)."""
 
-    inputs: Annotated[list[Any], either(_is_batch, Rows, Row)]
+    inputs: Annotated[list[Any], choose_type(_is_batch, Rows, Row)]
     raw_scores: bool = False
     ranks = False
 

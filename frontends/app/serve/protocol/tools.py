@@ -27,7 +27,7 @@ class ToolChoice:
     parallel: bool = True
 
     @property
-    def forced(self) -> bool:
+    def is_forced(self) -> bool:
         return self.mode in ("required", "named")
 
 
@@ -44,7 +44,7 @@ class ToolCall:
         return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
-def json_rule(schema: dict[str, Any]) -> str:
+def write_json_rule(schema: dict[str, Any]) -> str:
     """Return the rule, in llguidance's variant of Lark, that matches values of a JSON schema."""
     # No whitespace around JSON: a model that may write any amount of it can continue forever.
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
@@ -55,7 +55,7 @@ class ToolFormat:
     """The format in which a family of models writes tool calls.
 
     Each call is between `begin` and `end`, with its arguments under the key `arguments`. If `begin` is empty, an answer
-    that starts with `opens` consists of calls only, separated by `separator`, or of one array of calls. `special` is a
+    that starts with `prefix` consists of calls only, separated by `separator`, or of one array of calls. `special` is a
     token before the calls that is not part of the text. Templates that contain `marker` use the format.
     """
 
@@ -63,13 +63,13 @@ class ToolFormat:
     marker: str
     begin: str = ""
     end: str = ""
-    opens: str = ""
+    prefix: str = ""
     arguments: str = "arguments"
     array: bool = False
     separator: str = ""
     special: str = ""
 
-    def grammar(self, tools: Sequence[dict[str, Any]], choice: ToolChoice, special: int | None) -> str:
+    def write_grammar(self, tools: Sequence[dict[str, Any]], choice: ToolChoice, special: int | None) -> str:
         """Return the llguidance grammar of the calls that `choice` allows; `special` is the id of the special token."""
         calls = [self._schema(t["function"]) for t in tools if choice.named in (None, t["function"]["name"])]
         schema: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
@@ -79,7 +79,7 @@ class ToolFormat:
         call = f"call: {json.dumps(self.begin)} body {json.dumps(self.end)}" if self.begin else "call: body"
         repetition = f" ({json.dumps(self.separator)} call)*" if choice.parallel and not self.array else ""
         first = f"<[{special}]> " if special is not None else ""
-        return f"start: {first}call{repetition}\n{call}\nbody: {json_rule(schema)}\n"
+        return f"start: {first}call{repetition}\n{call}\nbody: {write_json_rule(schema)}\n"
 
     def _schema(self, function: dict[str, Any]) -> dict[str, Any]:
         parameters = function.get("parameters") or {"type": "object", "properties": {}}
@@ -90,7 +90,7 @@ class ToolFormat:
             "additionalProperties": False,
         }
 
-    def calls(self, text: str) -> list[ToolCall] | None:
+    def parse_calls(self, text: str) -> list[ToolCall] | None:
         """Return the calls in `text` (JSON objects or arrays, without marks); None if `text` is anything else."""
         calls, text = list[ToolCall](), text.strip()
         while text:
@@ -110,13 +110,13 @@ class ToolFormat:
 
 FORMATS = (
     ToolFormat("hermes", "<tool_call>", begin="<tool_call>\n", end="\n</tool_call>", separator="\n"),
-    ToolFormat("mistral", "[TOOL_CALLS]", opens="[", array=True, special="[TOOL_CALLS]"),
-    ToolFormat("llama", "<|python_tag|>", opens="{", arguments="parameters", separator="; "),
-    ToolFormat("llama", '"parameters"', opens="{", arguments="parameters", separator="; "),
+    ToolFormat("mistral", "[TOOL_CALLS]", prefix="[", array=True, special="[TOOL_CALLS]"),
+    ToolFormat("llama", "<|python_tag|>", prefix="{", arguments="parameters", separator="; "),
+    ToolFormat("llama", '"parameters"', prefix="{", arguments="parameters", separator="; "),
 )
 
 
-def format_of(template: str) -> ToolFormat | None:
+def find_tool_format(template: str) -> ToolFormat | None:
     """Return the tool-call format of a chat template; None without one, or for an unknown format."""
     if "tools" not in template or "<function=" in template:
         return None
@@ -137,27 +137,27 @@ class ToolParser:
         """Add `piece`, and return the content and the calls that no later piece can change."""
         self._pending += piece
         if not self._begin:
-            return self._push_entire(), []
+            return self._push_unmarked(), []
         content, calls = "", list[ToolCall]()
         while True:
             text, mark, rest = self._pending.partition(self._end if self._in_call else self._begin)
             if self._in_call and mark:
-                parsed = self._form.calls(text)
+                parsed = self._form.parse_calls(text)
                 content += self._begin + text + mark if parsed is None else ""
                 calls += parsed or []
                 self._has_calls = self._has_calls or bool(parsed)
             elif not self._in_call:
                 # White space before a call belongs to the call, so it waits for the next text.
-                ready = text[: len(text) - (0 if mark else _overlap(text, self._begin))].rstrip()
+                ready = text[: len(text) - (0 if mark else _measure_overlap(text, self._begin))].rstrip()
                 content += ready
                 self._pending = self._pending[len(ready) :]
             if not mark:
                 return content, calls
             self._pending, self._in_call = rest, not self._in_call
 
-    def _push_entire(self) -> str:
+    def _push_unmarked(self) -> str:
         text = self._pending if self._has_content else self._pending.lstrip()
-        self._in_call = self._in_call or (not self._has_content and text.startswith(self._form.opens))
+        self._in_call = self._in_call or (not self._has_content and text.startswith(self._form.prefix))
         if self._in_call or not text:
             return ""
         self._has_content, self._pending = True, ""
@@ -168,10 +168,10 @@ class ToolParser:
         pending, self._pending = self._pending, ""
         if not self._in_call:
             return "" if self._has_calls and not pending.strip() else pending, []
-        calls = self._form.calls(pending)  # the end mark may have been cut
+        calls = self._form.parse_calls(pending)  # the end mark may have been cut
         return ("", calls) if calls is not None else (self._begin + pending, [])
 
 
-def _overlap(text: str, mark: str) -> int:
+def _measure_overlap(text: str, mark: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

@@ -11,7 +11,7 @@ import pytest
 import weft
 from weft.backends.runtime.core.generation import Generator
 from weft.backends.runtime.ort.ort_encoder import EncoderModel
-from weft.frontends.app.api.verify.error_bounds import relative_error, tolerance_of
+from weft.frontends.app.api.verify.error_bounds import compute_relative_error, compute_tolerance
 
 from ....passes.zoo import ZOO
 from ....sampling import each
@@ -49,12 +49,12 @@ def test_language_models(name: str, tmp_path: Path) -> None:
     for options in OPTIONS:
         ours, theirs = ([r.tokens for r in m.generate(PROMPTS, max_tokens=8, **options)] for m in models)
         assert ours == theirs, options
-    tolerance = tolerance_of("f32", layers=4, reduction=64)
+    tolerance = compute_tolerance("f32", layers=4, reduction=64)
     with models[0].decoder.context(3, LONGEST) as mine, models[1].decoder.context(3, LONGEST) as other:
-        assert relative_error(mine.prefill(PROMPTS), other.prefill(PROMPTS)) <= 2 * tolerance
+        assert compute_relative_error(mine.prefill(PROMPTS), other.prefill(PROMPTS)) <= 2 * tolerance
         for token in range(4):
             got, wanted = (context.step(np.full(3, token)) for context in (mine, other))
-            assert relative_error(got, wanted) <= 2 * tolerance
+            assert compute_relative_error(got, wanted) <= 2 * tolerance
 
 
 @pytest.mark.parametrize("name", ["preset/bert-base", "variant/encoder, T5 bias"])
@@ -62,4 +62,4 @@ def test_encoders(name: str, tmp_path: Path) -> None:
     models = both(name, tmp_path)
     assert all(isinstance(model, EncoderModel) for model in models)
     ours, theirs = (model.encode(PROMPTS) for model in models)
-    assert relative_error(ours, theirs) <= 2 * tolerance_of("f32", layers=2, reduction=64)
+    assert compute_relative_error(ours, theirs) <= 2 * compute_tolerance("f32", layers=2, reduction=64)

@@ -19,14 +19,14 @@ from weft.backends.runtime.torch import cuda_graphs as torch_steps
 from weft.backends.runtime.torch.open_torch import import_from
 from weft.backends.runtime.torch.torch_decoder import TorchDecoder
 from weft.frontends import load_source
-from weft.frontends.app.api.verify.error_bounds import relative_error, tolerance_of
+from weft.frontends.app.api.verify.error_bounds import compute_relative_error, compute_tolerance
 from weft.ir import Graph, interpret
 
 from ....sampling import each
 from ..test_states import CAREFUL, PROMPTS, VOCAB, stack, tokens
 
 KINDS = ["hybrid", "latent", "rolling, first keys"]  # of `STACKS`; the others are made of the same caches
-TOLERANCE = tolerance_of("f32", layers=4, reduction=64)
+TOLERANCE = compute_tolerance("f32", layers=4, reduction=64)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -86,7 +86,7 @@ def test_logits_are_those_of_a_full_pass(graph: Graph, model: Generator) -> None
     wanted = logits_of(graph, ids)
     for chunk in (512, 7, 1):
         got = model.logits(ids, chunk)
-        assert got.shape == wanted.shape and relative_error(got, wanted) <= TOLERANCE, chunk
+        assert got.shape == wanted.shape and compute_relative_error(got, wanted) <= TOLERANCE, chunk
 
 
 def test_rows_that_end_leave_the_others_alone(model: Generator) -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from weft import Attention, Block, Decoder, GatedMLP, Mamba, RMSNorm, RoPE, load_source
-from weft.frontends.app.api.inspect.breakdown import PartCost, breakdown
+from weft.frontends.app.api.inspect.breakdown import PartCost, compute_part_costs
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.cli import cli
@@ -19,7 +19,7 @@ PUBLISHED = {"gpt2": 124_439_808, "llama3.1-8b": 8_030_261_248, "bert-base": 109
 
 
 def costs(model: object, tokens: int, item: int) -> dict[str, PartCost]:
-    return {cost.path: cost for cost in breakdown(load_source(model).graph, tokens, item)}
+    return {cost.path: cost for cost in compute_part_costs(load_source(model).graph, tokens, item)}
 
 
 def test_a_layer_is_counted_by_hand() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from weft import ALiBi, Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, MoE, RMSNorm, relu, run_passes
 from weft.frontends import load_source
-from weft.frontends.app.api.inspect.dimensions import Dimensions, Experts, dimensions
+from weft.frontends.app.api.inspect.dimensions import Dimensions, Experts, find_dimensions
 from weft.ir.types import TensorType, dtypes
 
 PUBLISHED = {
@@ -26,7 +26,7 @@ PUBLISHED = {
 
 
 def of(preset: str) -> Dimensions:
-    return dimensions(load_source(preset).graph)
+    return find_dimensions(load_source(preset).graph)
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
@@ -80,7 +80,7 @@ def test_a_mix_tells_every_size_once() -> None:
         Block(LinearAttention(4), MoE(4, 24, 2, shared=GatedMLP(40)), norm),
         Block(Mamba(64), GatedMLP(56), norm),
     ]
-    found = dimensions(Decoder(50, 32, mixed * 2).graph())
+    found = find_dimensions(Decoder(50, 32, mixed * 2).graph())
     assert found == Dimensions(
         width=(32,),
         heads=(4,),
@@ -98,12 +98,12 @@ def test_a_mix_tells_every_size_once() -> None:
 
 def test_passes_change_no_dimension() -> None:
     graph = load_source("smollm2-135m").graph
-    before = dimensions(graph)
-    assert dimensions(run_passes(graph, "pack-qkv, pack-gate-up, fuse-norm-linear")) == before
+    before = find_dimensions(graph)
+    assert find_dimensions(run_passes(graph, "pack-qkv, pack-gate-up, fuse-norm-linear")) == before
 
 
 def test_a_graph_without_layers() -> None:
     from weft import trace
 
-    found = dimensions(trace(relu, {"x": TensorType(dtypes.f32, (2, 3))}))
+    found = find_dimensions(trace(relu, {"x": TensorType(dtypes.f32, (2, 3))}))
     assert not any(vars(found).values())

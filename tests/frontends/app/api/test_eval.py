@@ -19,7 +19,7 @@ from weft import compile as compile_model
 from weft import evaluate, load_source
 from weft.frontends.app.api.verify import divergence as scoring
 from weft.frontends.app.cli import cli
-from weft.frontends.app.cli.terminal import as_json
+from weft.frontends.app.cli.terminal import format_json
 from weft.ir import interpret
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record
@@ -93,7 +93,7 @@ def test_a_text_scores_what_the_logits_of_transformers_say(
     llamas: tuple[Path, Path], text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In windows of 20 tokens, cut into chunks of 7; the last window is shorter."""
-    monkeypatch.setattr(scoring, "_NUMBERS", 7 * len(WORDS))
+    monkeypatch.setattr(scoring, "_MAX_LOGITS", 7 * len(WORDS))
     ids = Tokenizer.from_file(str(llamas[0] / "tokenizer.json")).encode(TEXT).ids
     starts = range(0, len(ids) - 1, 20)
     assert len(ids) > 41 and (len(ids) - 1) % 20
@@ -207,7 +207,7 @@ def test_tokens_that_compete_are_read_in_whole_windows(
     llamas: tuple[Path, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Experts choose among the tokens of a call: chunks of 7 tokens would be given to other experts than all 20."""
-    monkeypatch.setattr(scoring, "_NUMBERS", 7 * len(WORDS))
+    monkeypatch.setattr(scoring, "_MAX_LOGITS", 7 * len(WORDS))
     source = tmp_path / "tiny.py"
     source.write_text(TINY)
     choosy = tmp_path / "choosy.weft"
@@ -290,9 +290,9 @@ def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_pa
 
 def test_json_has_no_infinity() -> None:
     found = {"scores": ({"perplexity": math.inf, "nll": 701.5}, {"kl": math.nan}), "tokens": 3}
-    assert json.loads(as_json(found)) == {"scores": [{"perplexity": None, "nll": 701.5}, {"kl": None}], "tokens": 3}
+    assert json.loads(format_json(found)) == {"scores": [{"perplexity": None, "nll": 701.5}, {"kl": None}], "tokens": 3}
     with pytest.raises(WeftError, match="more than 4,300 digits"):
-        as_json({"parameters": 10**5000})
+        format_json({"parameters": 10**5000})
 
 
 def refused(*args: str | Path) -> str:

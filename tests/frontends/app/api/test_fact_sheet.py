@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft import Decoder, Mamba, load_source
-from weft.frontends.app.api.draw.fact_sheet import fact_sheet, title_of
+from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet, make_title
 from weft.frontends.app.api.inspect.counting import inspect
 from weft.frontends.dsl import Attention, Block, GatedMLP, RMSNorm
 from weft.frontends.models.presets import PRESETS
@@ -25,7 +25,7 @@ def test_numbers_are_those_of_inspect(preset: str) -> None:
     model = load_source(preset)
     inspected = inspect(model)
     found: dict[str, Any] = json.loads(json.dumps(inspected.json()))
-    rows = dict(fact_sheet(model, inspected).rows)
+    rows = dict(build_fact_sheet(model, inspected).rows)
     sizes = found["dimensions"]
     assert rows.pop("Parameters") == f"{found['parameters']:,}"
     active = rows.pop("Active for a token", rows.get("Parameters"))
@@ -65,7 +65,7 @@ def numbers(text: str) -> list[int]:
 @pytest.mark.parametrize("preset", ["smollm2-135m", "switch-base-8"])
 def test_the_command_tells_the_same(preset: str) -> None:
     printed = json.loads(done("inspect", preset, "--json").stdout)
-    sheet = dict(fact_sheet(load_source(preset)).rows)
+    sheet = dict(build_fact_sheet(load_source(preset)).rows)
     assert sheet["Parameters"] == f"{printed['parameters']:,}"
     assert sheet["FLOPs per token"].startswith(format_count(printed["flops_per_token"]))
     assert sheet["KV cache per token"] == f"{format_bytes(printed['cache_per_token_bytes']['f16'])} in f16"
@@ -73,7 +73,7 @@ def test_the_command_tells_the_same(preset: str) -> None:
 
 
 def test_the_sheet_of_deepseek() -> None:
-    sheet = fact_sheet(load_source("deepseek-v3"))
+    sheet = build_fact_sheet(load_source("deepseek-v3"))
     assert sheet.about == "DeepSeek-V3 (2024) without the layer that predicts one more token · decoder"
     assert dict(sheet.rows) | {"FLOPs per token": ""} == {
         "Parameters": "671,026,404,352",
@@ -94,7 +94,7 @@ def test_the_sheet_of_deepseek() -> None:
 
 def test_several_sizes_are_told_in_a_row() -> None:
     blocks = [Block(Attention(4, 2), GatedMLP(48), RMSNorm()), Block(Mamba(64), GatedMLP(1056), RMSNorm())]
-    rows = dict(fact_sheet(load_source(Decoder(50, 32, blocks))).rows)
+    rows = dict(build_fact_sheet(load_source(Decoder(50, 32, blocks))).rows)
     assert (rows["Feed-forward"], rows["Recurrence"]) == ("48 and 1,056", "Mamba")
     assert "Context" not in rows
 
@@ -102,5 +102,5 @@ def test_several_sizes_are_told_in_a_row() -> None:
 def test_titles(tmp_path: Path) -> None:
     (tmp_path / "arch.v2.py").write_text(TINY + "wide = model\n")
     names = {"gpt2": "gpt2", f"{tmp_path}/arch.v2.py": "arch.v2", f"{tmp_path}/arch.v2.py:wide": "arch.v2 · wide"}
-    assert {spec: title_of(load_source(spec)) for spec in names} == names
-    assert title_of(load_source(load_source("gpt2").graph)) == "gpt2"
+    assert {spec: make_title(load_source(spec)) for spec in names} == names
+    assert make_title(load_source(load_source("gpt2").graph)) == "gpt2"

@@ -16,8 +16,8 @@ import weft
 from weft.backends.torch.distillation import training as distillation
 from weft.backends.torch.distillation.sampled_sequences import continued
 from weft.backends.torch.distillation.student import dense, open_student
-from weft.frontends.app.api.heal import HELD_BACK, healing
-from weft.frontends.app.api.modules import module_forms, simplify_trainable
+from weft.frontends.app.api.heal import HOLD_OUT, heal_and_measure
+from weft.frontends.app.api.modules import build_module_graphs, simplify_trainable
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
@@ -82,9 +82,9 @@ def test_the_healed_model_is_closer_to_the_original(name: str, prepare: str, tex
         prepare = "fold-norm-scale, "
     first = original(name)
     quantized = run_passes(first, prepare + QUANTIZE)
-    result = healing(quantized, against=first, text=text, **OPTIONS)
+    result = heal_and_measure(quantized, against=first, text=text, **OPTIONS)
     windows = np.load(text).reshape(-1, CONTEXT)
-    held_back = np.arange(len(windows)) % HELD_BACK == HELD_BACK // 2
+    held_back = np.arange(len(windows)) % HOLD_OUT == HOLD_OUT // 2
     healed = result.model.graph
     for ids in (windows[~held_back], windows[held_back]):
         assert divergence(first, healed, ids) < 0.9 * divergence(first, quantized, ids)
@@ -170,14 +170,14 @@ def test_equal_options_give_equal_models(text: Path) -> None:
 def test_without_improvement_the_model_stays(text: Path) -> None:
     first = original("tied")
     quantized = Model(run_passes(first, QUANTIZE), "q", "q")
-    result = healing(quantized, against=first, text=text, **OPTIONS | {"rate": 1e3})
+    result = heal_and_measure(quantized, against=first, text=text, **OPTIONS | {"rate": 1e3})
     assert result.model is quantized and not result.improved and result.after >= result.before
 
 
 def test_training_ends_in_time(text: Path) -> None:
     first = original("tied")
     quantized = run_passes(first, QUANTIZE)
-    result = healing(quantized, against=first, text=text, **OPTIONS | {"tokens": 10**9, "seconds": 0.5})
+    result = heal_and_measure(quantized, against=first, text=text, **OPTIONS | {"tokens": 10**9, "seconds": 0.5})
     assert 0 < result.steps < 10**4
 
 
@@ -213,7 +213,7 @@ def test_the_gradient_of_the_divergence() -> None:
 def test_scales_stay_within_the_range_of_their_dtype() -> None:
     quantized = run_passes(original("tied"), QUANTIZE)
     numbers = dense(quantized)
-    student = open_student(quantized, numbers, module_forms(simplify_trainable(numbers.graph)), "cpu")
+    student = open_student(quantized, numbers, build_module_graphs(simplify_trainable(numbers.graph)), "cpu")
     for _, change in student.scales.values():
         change.data.fill_(1e7)
     healed = student.healed()
@@ -314,4 +314,4 @@ def test_codes_of_8_bits_beside_coarser_ones_keep_their_scales(text: Path) -> No
             )
             assert same == (param.recipe.layout(mixed.reader).bits == 8)
     whole = run_passes(first, "quantize{bits=8, group=16, method=rtn}")
-    assert healing(whole, against=first, text=text, **OPTIONS).scales
+    assert heal_and_measure(whole, against=first, text=text, **OPTIONS).scales

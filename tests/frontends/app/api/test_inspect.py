@@ -15,8 +15,8 @@ from click.testing import CliRunner
 import weft
 from weft import Attention, Block, Decoder, GatedMLP, LinearAttention, Mamba, MoE, RMSNorm, RoPE
 from weft.frontends import load_source
-from weft.frontends.app.api.inspect.counting import inspect, layer_of
-from weft.frontends.app.api.inspect.inspection import ranges
+from weft.frontends.app.api.inspect.counting import find_layer, inspect
+from weft.frontends.app.api.inspect.inspection import format_ranges
 from weft.frontends.app.cli import cli
 from weft.frontends.app.cli.terminal import format_bytes, format_count
 
@@ -129,7 +129,7 @@ def test_keys_that_nothing_reads_are_named(save: Callable[..., tuple[Any, Path]]
     ],
 )
 def test_ranges(scopes: tuple[str, ...], text: str) -> None:
-    assert ranges(scopes) == text
+    assert format_ranges(scopes) == text
 
 
 def test_numbers_for_people() -> None:
@@ -140,7 +140,7 @@ def test_numbers_for_people() -> None:
 
 
 def test_layers_of_scopes() -> None:
-    assert [layer_of(s) for s in ("layers.3.attn", "encoder.layers.12", "embed", "a.b", "")] == [
+    assert [find_layer(s) for s in ("layers.3.attn", "encoder.layers.12", "embed", "a.b", "")] == [
         *("layers.3", "encoder.layers.12", "embed", "a", "")
     ]
 
@@ -172,6 +172,6 @@ def test_names_of_tensors_steer_no_terminal() -> None:
 def test_a_notebook_shows_tables() -> None:
     page = weft.inspect(Decoder(VOCAB, DIM, 2, Block(Attention(HEADS), GatedMLP(FFN))))._repr_html_()
     assert page.count("<table>") == 2 and "<td style='text-align: right'>× 2</td>" in page
-    assert "<script" not in weft.frontends.app.api.inspect.inspection.as_html(
+    assert "<script" not in weft.frontends.app.api.inspect.inspection.format_html(
         replace(weft.inspect("gpt2"), unread=("<script>",))
     )

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from weft import MLP, Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE
 from weft.backends.torch.transformers.scale.estimate import ParallelCosts, bubble
 from weft.frontends import load_source
-from weft.frontends.app.api.inspect.parallel import parallel
+from weft.frontends.app.api.inspect.parallel import estimate_parallel
 from weft.frontends.app.cli import cli
 from weft.ir.errors import WeftError
 
@@ -24,7 +24,7 @@ SPARSE = Block(Attention(HEADS, KV, head_dim=HEAD, rope=RoPE()), MoE(8, 16, 2), 
 
 def costs(split: str, *blocks: Block, tokens: int = 10, **more: Any) -> ParallelCosts:
     model = Decoder(VOCAB, DIM, [*blocks] or [PLAIN] * LAYERS, **more)
-    return parallel(load_source(model), split, tokens, "f16")
+    return estimate_parallel(load_source(model), split, tokens, "f16")
 
 
 def test_linear_maps_are_shared_out() -> None:

@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
 import weft
-from weft.frontends.app.api.inspect.weight_sizes import weight_sizes
+from weft.frontends.app.api.inspect.weight_sizes import compute_weight_sizes
 from weft.frontends.app.api.source.sources import load_source
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.ir import Graph, WeftError
@@ -150,7 +150,7 @@ def test_sizes_are_predicted_and_codes_made_again(kinds: dict[str, Type], tmp_pa
     source = write(tmp_path / "model.gguf", kinds)
     weft.compile(source, tmp_path / "out", weights="int4")
     manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
-    sizes = weight_sizes(weft.load_source(str(source)), "int4", "ort-cpu")
+    sizes = compute_weight_sizes(weft.load_source(str(source)), "int4", "ort-cpu")
     assert (sizes.blocks, sizes.kinds) == (manifest["blocks"], manifest["weights"]["kinds"])
     # ONNX Runtime's own rounding of activations, or of codes of 8 bits in two halves, is near what verify allows.
     weft.compile(source, tmp_path / "torch", weights="int4", target="torch")

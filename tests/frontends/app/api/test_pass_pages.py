@@ -32,7 +32,7 @@ def _rewritten() -> None:
 def test_the_page_says_what_the_docstring_says(name: str) -> None:
     parts = all_passes()[name].documentation()
     assert parts.condition and parts.source and parts.pipeline and parts.graph, "a part of the docstring is missing"
-    assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == pass_pages.page(all_passes()[name])
+    assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == pass_pages.render_page(all_passes()[name])
 
 
 @pytest.mark.parametrize("name", LIBRARY)
@@ -47,9 +47,9 @@ def test_the_example_does_what_the_page_shows(name: str) -> None:
 
 def test_the_index_names_every_pass_under_what_it_is_for() -> None:
     text = (PAGES / "README.md").read_text(encoding="utf-8")
-    assert text == pass_pages.index()
+    assert text == pass_pages.render_index()
     assert re.findall(r"^\| \[([\w-]+)\]\(\1\.md\)", text, re.MULTILINE) == [
-        name for names in pass_pages.by_purpose().values() for name in names
+        name for names in pass_pages.group_by_purpose().values() for name in names
     ]
     known = all_passes()
     assert all(known[name].purpose != "Other" and {*known[name].see} <= {*LIBRARY} - {name} for name in LIBRARY)

@@ -13,7 +13,7 @@ import pytest
 import weft
 from weft import WeftError
 from weft.backends.viz.formats.style import DARK, LIGHT
-from weft.frontends.app.api.draw.galleries import card
+from weft.frontends.app.api.draw.galleries import build_card
 from weft.frontends.models.presets import PRESETS
 
 from ...command import TINY, done, refused
@@ -174,7 +174,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("preset", GROUPS)
 def test_groups_of_a_gallery(preset: str) -> None:
-    found = card(preset)
+    found = build_card(preset)
     told = tuple(", ".join(found.groups[sort]) for sort in ("Kind", "Built", "Attention", "Positions"))
     assert told == GROUPS[preset]
     assert found.numbers["parameters"] == PRESETS[preset].parameters

@@ -18,7 +18,7 @@ from weft.backends.onnx import export
 from weft.backends.target import TARGETS
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.app.api.source.sources import load_source
-from weft.frontends.app.api.weights import weights_pipeline
+from weft.frontends.app.api.weights import expand_weights
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
 from weft.ir.recipes.blocks import AsStored, BlockRecipe, Dequantize, OnGrid, Quantize
@@ -39,7 +39,7 @@ IDS = np.random.default_rng(1).integers(0, 96, 20).tolist()  # of the smallest v
 
 def quantized(source: Path, weights: str) -> tuple[Graph, Graph]:
     graph = load_source(str(source)).graph
-    return graph, run_passes(graph, weights_pipeline(graph, weights))
+    return graph, run_passes(graph, expand_weights(graph, weights))
 
 
 def logits(graph: Graph) -> np.ndarray:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import weft
 from weft.backends import safetensors as writing
 from weft.backends.runtime.core.generation import Generator
-from weft.frontends.app.api.verify.divergence import score_tokens, stream_errors
+from weft.frontends.app.api.verify.divergence import compute_layer_errors, score_tokens
 from weft.ir import interpret
 
 from ....e2e.families import ROWS
@@ -162,7 +162,7 @@ def test_scores_are_those_of_onnx_runtime(tiny: Path, tmp_path: Path) -> None:
     assert ours.tokens == theirs.tokens == 59 and theirs.agreement == 1
     assert abs(ours.nll - theirs.nll) < 1e-5 and theirs.kl < 1e-9
     with pytest.raises(weft.WeftError, match="compared for ONNX folders only, and this one is PyTorch"):
-        stream_errors(runners, ids[:5])
+        compute_layer_errors(runners, ids[:5])
 
 
 def test_weights_are_stored_as_asked_and_in_shards(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

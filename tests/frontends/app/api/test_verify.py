@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 import weft
-from weft.frontends.app.api.verify.error_bounds import divergences, relative_error, tolerance_of
+from weft.frontends.app.api.verify.error_bounds import compute_divergences, compute_relative_error, compute_tolerance
 from weft.frontends.app.api.verify.verification import verify_folder
 from weft.frontends.app.cli import cli
 from weft.ir import WeftError
@@ -218,12 +218,18 @@ def test_folders_that_cannot_be_verified(tmp_path: Path) -> None:
 
 def test_measures() -> None:
     want, got = np.array([[0.0, 4.0]]), np.array([[1.0, 4.0]])
-    assert relative_error(got, want) == 0.25
-    assert relative_error(want, want) == 0
-    assert np.isnan(relative_error(np.array([np.nan]), np.array([1.0])))
+    assert compute_relative_error(got, want) == 0.25
+    assert compute_relative_error(want, want) == 0
+    assert np.isnan(compute_relative_error(np.array([np.nan]), np.array([1.0])))
     p, q = (np.exp(x) / np.exp(x).sum() for x in (want[0], got[0]))
-    np.testing.assert_allclose(divergences(want, got), [(p * np.log(p / q)).sum()], rtol=1e-12)
-    assert tolerance_of("f32", 30, 576) < 1e-4 < tolerance_of("f16", 30, 576) < tolerance_of("bf16", 30, 576) < 0.3
+    np.testing.assert_allclose(compute_divergences(want, got), [(p * np.log(p / q)).sum()], rtol=1e-12)
+    assert (
+        compute_tolerance("f32", 30, 576)
+        < 1e-4
+        < compute_tolerance("f16", 30, 576)
+        < compute_tolerance("bf16", 30, 576)
+        < 0.3
+    )
 
 
 @pytest.mark.parametrize("name", ["BertForPreTraining", "BertForMultipleChoice", "BartForSequenceClassification"])

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import weft
-from weft.frontends.app.api.inspect.weight_sizes import weight_sizes
+from weft.frontends.app.api.inspect.weight_sizes import compute_weight_sizes
 from weft.frontends.formats.gguf.reader import GGUFTensors
 from weft.frontends.model import Model
 from weft.ir import WeftError
@@ -50,7 +50,7 @@ def stored(folder: Path) -> dict[str, int]:
 )
 def test_sizes_are_those_of_the_folder(name: str, target: str, weights: str, tmp_path: Path) -> None:
     model = Model(in_memory(MODELS[name].graph()), name, name)
-    sizes = weight_sizes(model, weights, target)
+    sizes = compute_weight_sizes(model, weights, target)
     weft.compile(model, tmp_path / "out", target=target, weights=weights)
     tensors = stored(tmp_path / "out")
     assert sizes.total == pytest.approx(sum(tensors.values()), rel=0.01)
@@ -79,7 +79,7 @@ def test_what_gptq_fits_is_not_fitted(tmp_path: Path, monkeypatch: pytest.Monkey
         raise AssertionError("weights are fitted")
 
     monkeypatch.setattr("weft.passes.library.quantize.quantize.fit_gptq", never)
-    sizes = weight_sizes(model, weights, "ort-cpu")
+    sizes = compute_weight_sizes(model, weights, "ort-cpu")
     assert sizes.total == pytest.approx(sum(stored(tmp_path / "out").values()), rel=0.01)
     assert sizes.blocks == json.loads((tmp_path / "out" / "weft.json").read_text())["blocks"]
 
@@ -90,7 +90,7 @@ def test_weights_of_a_checkpoint_are_not_read(
     weft.compile(smollm2_gguf, tmp_path / "out", weights="int4{method=rtn, group=64}")
     model = weft.load_source(smollm2_gguf)
     monkeypatch.setattr(GGUFTensors, "read", lambda *_: pytest.fail("a weight is read"))
-    sizes = weight_sizes(model, "int4{method=rtn, group=64}", "ort-cpu")
+    sizes = compute_weight_sizes(model, "int4{method=rtn, group=64}", "ort-cpu")
     assert sizes.total == pytest.approx(sum(stored(tmp_path / "out").values()), rel=0.01)
     # 4 bits, a scale in f16 and a zero point of 4 bits for 64 numbers; every row has an odd number of groups at most.
     assert sizes.bits == pytest.approx(4 + 20 / 64, rel=0.01)
@@ -114,7 +114,7 @@ def test_the_command_shows_kinds_and_refuses(tmp_path: Path) -> None:
 def test_targets_that_say_nothing_are_named() -> None:
     model = Model(in_memory(MODELS["tied"].graph()), "tied", "tied")
     with pytest.raises(WeftError, match="unknown target"):
-        weight_sizes(model, "int4", "nonesuch")
+        compute_weight_sizes(model, "int4", "nonesuch")
 
 
 def test_sizes_of_8_bits_take_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_sizes_of_8_bits_take_no_text(tmp_path: Path, monkeypatch: pytest.Monkey
     weft.compile(source, tmp_path / "out", weights="int8")
     place = "weft.passes.library.quantize.scale_channels.sample_tokens"
     monkeypatch.setattr(place, lambda *_: pytest.fail("a text is read"))
-    sizes = weight_sizes(weft.load_source(source), "int8", "ort-cpu")
+    sizes = compute_weight_sizes(weft.load_source(source), "int8", "ort-cpu")
     manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
     assert "scale-channels" in manifest["pipeline"]
     assert manifest["weights"] == {"kinds": sizes.kinds, "layers": sizes.layers} and sizes.blocks == manifest["blocks"]

@@ -14,7 +14,7 @@ import torch
 import weft
 from weft.frontends.app.api.source.sources import load_source
 from weft.frontends.app.api.verify.verification import verify_folder
-from weft.frontends.app.api.weights import weights_pipeline
+from weft.frontends.app.api.weights import expand_weights
 from weft.frontends.model import Model
 from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import Dequantize, Float4, Float8
@@ -83,7 +83,7 @@ def test_folders_of_every_target(
     report = weft.compile(model, tmp_path / "out", target=target, weights=weights, **options)
     loaded = weft.load(tmp_path / "out", trust=target == "torch")
     ids = np.random.default_rng(1).integers(0, VOCAB, 20).tolist()
-    graph = run_passes(model.graph, weights_pipeline(model.graph, weights))
+    graph = run_passes(model.graph, expand_weights(model.graph, weights))
     exact = _logits(graph, ids)
     found = loaded.logits(ids)
     np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
@@ -127,7 +127,7 @@ def test_floats_of_4_bits_on_every_target(
     options = {"arithmetic": "f32"} if target == "ort-cpu" else {}
     weft.compile(model, tmp_path / "out", target=target, weights=form, **options)
     ids = np.random.default_rng(1).integers(0, VOCAB, 20).tolist()
-    exact = _logits(run_passes(model.graph, weights_pipeline(model.graph, form)), ids)
+    exact = _logits(run_passes(model.graph, expand_weights(model.graph, form)), ids)
     found = weft.load(tmp_path / "out", trust=target == "torch").logits(ids)
     np.testing.assert_allclose(found[-1], exact[-1], rtol=0, atol=5e-5 * np.abs(exact).max())
     blocks = json.loads((tmp_path / "out" / "weft.json").read_text()).get("blocks", {})
@@ -208,37 +208,37 @@ def test_model_folders_hold_codes_not_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_the_pipelines_that_words_stand_for(weights: str, pipeline: str) -> None:
-    assert weights_pipeline(in_memory(MODELS["tied"].graph()), weights) == pipeline
+    assert expand_weights(in_memory(MODELS["tied"].graph()), weights) == pipeline
 
 
 @pytest.mark.parametrize(("method", "rotates"), [("gptq", True), ("kquant", False), ("hqq", False), ("rtn", False)])
 def test_weights_are_rotated_for_a_text_alone(method: str, rotates: bool) -> None:
     graph = in_memory(MODELS["tied"].graph())
     graph.tokenize = lambda text: [1] * 999
-    assert ("rotate" in weights_pipeline(graph, f"int4{{method={method}}}")) is rotates
+    assert ("rotate" in expand_weights(graph, f"int4{{method={method}}}")) is rotates
 
 
 def test_channels_are_scaled_for_8_bits_where_a_text_says_how() -> None:
     graph = in_memory(MODELS["tied"].graph())
     graph.tokenize = lambda texts: [[1] * 999 for _ in texts]
-    assert weights_pipeline(graph, "int8{group=64}") == ("scale-channels{bits=8, group=64}, quantize{bits=8, group=64}")
-    assert weights_pipeline(graph, "int8{method=rtn}") == "quantize{bits=8, method=rtn}"
+    assert expand_weights(graph, "int8{group=64}") == ("scale-channels{bits=8, group=64}, quantize{bits=8, group=64}")
+    assert expand_weights(graph, "int8{method=rtn}") == "quantize{bits=8, method=rtn}"
     cached = run_passes(graph, "kv-cache")
     cached.tokenize = graph.tokenize
-    assert weights_pipeline(cached, "int8") == "quantize{bits=8}"
+    assert expand_weights(cached, "int8") == "quantize{bits=8}"
     graph.tokenize = lambda texts: [[10**6] * 999 for _ in texts]  # of another vocabulary
-    assert weights_pipeline(graph, "int8") == "quantize{bits=8}"
+    assert expand_weights(graph, "int8") == "quantize{bits=8}"
 
 
 def test_a_graph_that_cannot_be_rotated_goes_without() -> None:
     graph = in_memory(MODELS["biased"].graph())  # LayerNorms
-    assert weights_pipeline(graph, "int4{calibration=a.npy}") == "rotate-heads, quantize{bits=4, calibration=a.npy}"
+    assert expand_weights(graph, "int4{calibration=a.npy}") == "rotate-heads, quantize{bits=4, calibration=a.npy}"
 
 
 @pytest.mark.parametrize("weights", ["int5", "q4_0", "int4{", "4", "", "fp4"])
 def test_unknown_words_are_refused(weights: str) -> None:
     with pytest.raises(WeftError, match="is not known; it takes int2, int3, int4, int8, fp8, mxfp4, nvfp4"):
-        weights_pipeline(in_memory(MODELS["tied"].graph()), weights)
+        expand_weights(in_memory(MODELS["tied"].graph()), weights)
 
 
 def test_the_command_names_what_it_takes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from weft.frontends.app.cli.terminal import progress, remaining
+from weft.frontends.app.cli.terminal import format_remaining, show_progress
 
 
 class Terminal(io.StringIO):
@@ -30,14 +30,14 @@ class Terminal(io.StringIO):
 def test_time_left_is_that_of_the_average_speed(
     elapsed: float | None, done: int, total: int | None, shown: str
 ) -> None:
-    assert remaining(elapsed, done, total) == shown
+    assert format_remaining(elapsed, done, total) == shown
 
 
 def written(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, stage: str, total: int) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm-256color")
-    with progress("opening") as step:
+    with show_progress("opening") as step:
         step(stage, 0, total)
         step(stage, total, total)
     return stream.getvalue()

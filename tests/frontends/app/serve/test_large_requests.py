@@ -58,16 +58,16 @@ def test_constraints_that_cannot_be_followed_are_refused_with_the_reason(
 
 def test_nothing_waits_for_large_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the lane of large requests stands still, others are answered; beyond a number, large ones are refused."""
-    begun, free, real = threading.Event(), threading.Event(), prompts.Prompts._encode
+    begun, free, real = threading.Event(), threading.Event(), prompts.PromptEncoder._encode
 
-    def encode(self: prompts.Prompts, text: str, special: bool) -> list[int]:
+    def encode(self: prompts.PromptEncoder, text: str, special: bool) -> list[int]:
         begun.set()
         assert free.wait(60)
         return real(self, text, special)
 
-    monkeypatch.setattr(prompts.Prompts, "_encode", encode)
-    monkeypatch.setattr(prompts, "MOST_LARGE", 2)
-    long = "y" * 2 * prompts.LARGE
+    monkeypatch.setattr(prompts.PromptEncoder, "_encode", encode)
+    monkeypatch.setattr(prompts, "MAX_LARGE", 2)
+    long = "y" * 2 * prompts.LARGE_INPUT
     with served(folder) as server, ThreadPoolExecutor(3) as clients:
         waiting = [clients.submit(post, server, prompt=long) for _ in range(3)]
         assert begun.wait(60)
@@ -78,7 +78,10 @@ def test_nothing_waits_for_large_requests(folder: Path, monkeypatch: pytest.Monk
         free.set()
         for future in waiting:
             error = future.result().json()["error"]
-            assert error["code"] == "context_length_exceeded" and f"in {2 * prompts.LARGE} tokens" in error["message"]
+            assert (
+                error["code"] == "context_length_exceeded"
+                and f"in {2 * prompts.LARGE_INPUT} tokens" in error["message"]
+            )
 
 
 def test_a_full_queue_refuses_before_it_prepares(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +94,7 @@ def test_a_full_queue_refuses_before_it_prepares(folder: Path, monkeypatch: pyte
         monkeypatch.setattr(server.service.worker, "check_room", full)
         monkeypatch.setattr(server.service.prompts, "run", None)
         assert post(server).status_code == 429
-        assert post(server, prompt="y" * 2 * prompts.LARGE).status_code == 429
+        assert post(server, prompt="y" * 2 * prompts.LARGE_INPUT).status_code == 429
 
 
 @pytest.mark.parametrize("how", ["text", "grammar"])
@@ -99,15 +102,15 @@ def test_the_end_of_the_server_does_not_wait_for_large_requests(
     folder: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It gives up the work of its processes, however long that may take."""
-    monkeypatch.setattr(prompts, "ENCODING", 600.0)
-    monkeypatch.setattr(prompts, "LATE", 600.0)
+    monkeypatch.setattr(prompts, "ENCODE_LIMIT", 600.0)
+    monkeypatch.setattr(prompts, "LONG_LIMIT", 600.0)
     choices = {"structured_outputs": {"choice": [f"{i}" for i in range(20_000)]}}
     fields: dict[str, Any] = {"prompt": "1" * 4_000_000} if how == "text" else choices
     with ThreadPoolExecutor(1) as client:
         with served(folder, drain=0.0) as server:
             answer = client.submit(post, server, **fields)
             until(lambda: server.service.prompts._large == 1)
-            until(lambda: bool(server.service.prompts._texts._renderers))
+            until(lambda: bool(server.service.prompts._workers._renderers))
         assert answer.result().status_code in (503, 400)
 
 
@@ -116,14 +119,14 @@ def test_a_slow_grammar_goes_to_the_large_ones_and_is_given_up_there(
 ) -> None:
     seen: list[float] = []
 
-    def ask(self: prompts.Prompts, seconds: float, what: str, request: dict[str, Any]) -> Any:
+    def ask(self: prompts.PromptEncoder, seconds: float, what: str, request: dict[str, Any]) -> Any:
         seen.append(seconds)
         raise prompts.TooSlow
 
-    monkeypatch.setattr(prompts.Prompts, "_ask", ask)
+    monkeypatch.setattr(prompts.PromptEncoder, "_ask", ask)
     with served(folder) as server:
         message = post(server, structured_outputs={"regex": "a"}).json()["error"]["message"]
-    assert seen == [prompts.SOON, prompts.LATE] and "takes longer than 3 seconds" in message
+    assert seen == [prompts.SHORT_LIMIT, prompts.LONG_LIMIT] and "takes longer than 3 seconds" in message
 
 
 def test_long_texts_have_the_tokens_of_short_ones(folder: Path) -> None:

@@ -202,12 +202,12 @@ def test_a_full_queue_refuses(folder: Path) -> None:
         with held(server) as hold:
             worker = server.service.worker
             asking = [threads.submit(ask, 0)]
-            until(lambda: worker.waiting == 1)
+            until(lambda: worker.n_waiting == 1)
             hold.step()
-            until(lambda: worker.running == 1)
+            until(lambda: worker.n_running == 1)
             for number in (1, 2):
                 asking.append(threads.submit(ask, number))
-                until(lambda: worker.waiting == len(asking) - 1)
+                until(lambda: worker.n_waiting == len(asking) - 1)
             error = refusal(server, "completions", TEXT, 429)
             assert error["code"] == "rate_limit_exceeded" and "queue" in error["message"]
             with http(server) as plain:
@@ -239,7 +239,7 @@ def test_a_model_that_fails_tells_clients_nothing(folder: Path, caplog: pytest.L
 
 def test_a_defect_tells_clients_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(folder) as server:
-        monkeypatch.setattr(server.service, "complete", None)
+        monkeypatch.setattr(server.service, "start_completions", None)
         error = refusal(server, "completions", TEXT, 500)
     assert error["message"] == "The server had an error while processing your request."
 
@@ -259,11 +259,11 @@ def test_the_end_of_the_server(folder: Path, stream: bool, in_time: bool) -> Non
 
         with held(server) as hold:
             asking = [threads.submit(ask, 0)]
-            until(lambda: worker.waiting == 1)
+            until(lambda: worker.n_waiting == 1)
             hold.step()
-            until(lambda: worker.running == 1)
+            until(lambda: worker.n_running == 1)
             asking.append(threads.submit(ask, 1))
-            until(lambda: worker.waiting == 1)
+            until(lambda: worker.n_waiting == 1)
             server.stop()
             until(lambda: server.service.closing if in_time else cast(Any, worker)._ended)
         for number, answer in enumerate(asking):

@@ -139,20 +139,20 @@ def test_a_client_that_leaves_frees_its_row(folder: Path, model: Generator, how:
         worker = server.service.worker
         with held(server):
             first = raw_stream(server)
-            until(lambda: worker.waiting == 1)
+            until(lambda: worker.n_waiting == 1)
             second = raw_stream(server)
-            until(lambda: worker.waiting == 2)
+            until(lambda: worker.n_waiting == 2)
             for connection in (second, first) if how == "waiting" else (first, second):
                 if how == "reset":
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
             cancelled: Any = worker
             until(lambda: len(cancelled._cancelled) == 2)
-        until(lambda: worker.running + worker.waiting == 0)
+        until(lambda: worker.n_running + worker.n_waiting == 0)
         with official(server) as client:
             answer = client.completions.create(model=NAME, prompt=prompt(1), temperature=0, max_tokens=TOKENS)
         assert answer.choices[0].text == model.generate(prompt(1), max_tokens=TOKENS)[0].text
-        text = server.service.metrics.text()
+        text = server.service.metrics.format_text()
     assert 'weft_answers_total{finish="cancelled"} 2' in text
     assert 'weft_answers_total{finish="stop"}' not in text
 
@@ -197,7 +197,7 @@ def test_pieces_that_nobody_takes_are_joined() -> None:
         for count in range(1, 1001):
             channel.put(AnswerPiece(count % 2, "x", tokens=count))
         channel.put(AnswerPiece(0, "end", tokens=1001, finish="stop"))
-        one, other = sorted(await channel.take(), key=lambda piece: piece.index)
+        one, other = sorted(await channel.receive(), key=lambda piece: piece.index)
         assert one.text == "x" * 500 + "end" and one.finish == "stop" and one.tokens == 1001
         assert other.text == "x" * 500 and not other.last
 

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from weft.frontends.app.serve.protocol.tools import FORMATS, ToolCall, ToolChoice, ToolParser, format_of
+from weft.frontends.app.serve.protocol.tools import FORMATS, ToolCall, ToolChoice, ToolParser, find_tool_format
 
 from .serving import NAME, compiled, served
 from .serving import client as official
@@ -116,11 +116,11 @@ HERMES, MISTRAL, LLAMA = FORMATS[:3]
 
 
 def test_formats_are_known_by_their_templates() -> None:
-    assert format_of("{{ tools }} <tool_call>") is HERMES
-    assert format_of("{{ tools }} [TOOL_CALLS]") is MISTRAL
-    assert format_of('{{ tools }} {"name": f, "parameters": d}') is not None
-    assert format_of("<tool_call>") is None and format_of("{{ tools }}") is None
-    assert format_of("{{ tools }}<tool_call><function=name>") is None  # calls in XML
+    assert find_tool_format("{{ tools }} <tool_call>") is HERMES
+    assert find_tool_format("{{ tools }} [TOOL_CALLS]") is MISTRAL
+    assert find_tool_format('{{ tools }} {"name": f, "parameters": d}') is not None
+    assert find_tool_format("<tool_call>") is None and find_tool_format("{{ tools }}") is None
+    assert find_tool_format("{{ tools }}<tool_call><function=name>") is None  # calls in XML
 
 
 BOTH = [("square", {"x": 7}), ("now", {})]
@@ -173,7 +173,7 @@ def test_grammars_of_all_formats_force_what_they_parse(folder: Path) -> None:
         "llama": '{"name":"square","parameters":{"x":7}}',
     }
     for form in FORMATS:
-        guide = constraints.guide(form.grammar(TOOLS, ToolChoice("required", None, False), None))
+        guide = constraints.build_guide(form.write_grammar(TOOLS, ToolChoice("required", None, False), None))
         for token in constraints.tokenizer.tokenize_str(texts[form.name]):
             guide.accept_token(token)
         assert guide.is_complete

@@ -17,7 +17,7 @@ import pytest
 
 from weft.frontends.app.serve import server as serve
 from weft.frontends.app.serve.server import Server
-from weft.frontends.app.serve.transport import MOST_RECORDS, RateLimit
+from weft.frontends.app.serve.transport import MAX_RECORDS, RateLimit
 
 from ...command import WATCHDOG
 from .serving import client, http, served
@@ -76,7 +76,7 @@ def test_a_request_that_comes_slowly_but_in_time_is_answered(folder: Path) -> No
 def test_half_open_connections_keep_no_other_client_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(serve, "most_connections", lambda: 8)
+    monkeypatch.setattr(serve, "choose_max_connections", lambda: 8)
     with served(folder) as server, client(server) as api, contextlib.ExitStack() as opened:
         stream = api.completions.create(model="tiny", prompt="go", max_tokens=40, stream=True)
         for _ in range(60):
@@ -85,7 +85,7 @@ def test_half_open_connections_keep_no_other_client_out(
             assert other.get("/health").status_code == 200
         assert sum(len(chunk.choices) for chunk in stream) > 1  # to its end
     records = [r for r in caplog.records if "more than 8 connections" in r.getMessage()]
-    assert len(records) == MOST_RECORDS and "not logged" in records[-1].getMessage()
+    assert len(records) == MAX_RECORDS and "not logged" in records[-1].getMessage()
 
 
 def test_more_connections_than_descriptors_neither_stop_it_nor_fill_its_log(folder: Path, tmp_path: Path) -> None:
@@ -119,5 +119,5 @@ def test_the_log_spares_what_repeats_itself() -> None:
             record = logging.LogRecord("weft", logging.ERROR, "file.py", line, "no %d", (i,), None)
             if spare.filter(record):
                 records.append(record.getMessage())
-    assert len(records) == 2 * MOST_RECORDS
+    assert len(records) == 2 * MAX_RECORDS
     assert records[:2] == ["no 0", "no 0"] and "not logged" in records[-1]

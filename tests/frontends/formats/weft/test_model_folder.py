@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import weft
 from weft.backends import safetensors as writing
 from weft.frontends import load_source
-from weft.frontends.app.api.rewrite import pipeline_text, rewrite
+from weft.frontends.app.api.rewrite import resolve_pipeline, rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
 from weft.ir import Graph, MemoryReader, TensorType, WeftError, interpret, ops
@@ -207,15 +207,15 @@ cache: kv-cache, dce
 def test_pipelines_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "steps.txt").write_text(PIPELINE)
     (tmp_path / "steps.pipeline").write_text(PIPELINE)
-    text = pipeline_text(f"@{tmp_path / 'steps.txt'}")
+    text = resolve_pipeline(f"@{tmp_path / 'steps.txt'}")
     assert text == "pack-qkv; fuse: cast{ dtype = bf16 }; cache: kv-cache, dce, -dce"
     assert str(parse_pipeline(text)) == "pack-qkv; fuse: cast{dtype=bf16}; cache: kv-cache"
-    assert pipeline_text(str(tmp_path / "steps.pipeline")) == text
-    assert pipeline_text(" dce, cse") == "dce, cse"
+    assert resolve_pipeline(str(tmp_path / "steps.pipeline")) == text
+    assert resolve_pipeline(" dce, cse") == "dce, cse"
 
 
 def test_a_published_pipeline_is_exact_but_for_its_last_pass(llama: Path) -> None:
-    text = pipeline_text("@best-int4")
+    text = resolve_pipeline("@best-int4")
     *before, last = parse_pipeline(text).passes
     assert {step.effect for step in before} == {"exact"} and (last.name, last.effect) == ("quantize", "lossy")
     (llama / "tokenizer.json").unlink()  # without a text codes are the nearest
