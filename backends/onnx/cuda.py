@@ -20,10 +20,9 @@ _SUBGRAPHS = (onnx.AttributeType.GRAPH, onnx.AttributeType.GRAPHS)
 
 
 def widen_bf16(model: onnx.Model) -> list[str]:
-    """Insert casts in place, so that nodes without a CUDA kernel for bf16 compute in f32; return a message per node.
-
-    ONNX Runtime cannot even open a model with such a node: its CPU provider lacks the bf16 kernel as well.
-    """
+    """Insert casts into `model` in place, so that nodes without a CUDA kernel for bf16 compute in f32; return a message
+    for each such node. ONNX Runtime cannot even open a model with such a node: its CPU provider lacks the bf16 kernel
+    as well."""
     # On a copy, because inference adds shapes, which would be written into the file.
     inferred = infer_shapes(model.clone(), check_type=False, strict_mode=False, data_prop=False)
     bf16 = {v.name for n in inferred.graph for v in (*n.inputs, *n.outputs) if v is not None and v.dtype == _BF16}
@@ -41,13 +40,14 @@ def widen_bf16(model: onnx.Model) -> list[str]:
 
 
 def list_uncapturable(model: onnx.Model) -> list[str]:
-    """Return a message for each node with control flow, which prevents the capture of `model` as a CUDA graph."""
+    """Return a message for each node of `model` with control flow: one such node prevents CUDA graph capture."""
     control = (node for node in model.graph if any(a.type in _SUBGRAPHS for a in node.attributes.values()))
     return [f"{node.op_type} {node.name}: control flow runs on the CPU" for node in control]
 
 
 def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, inputs: list[int], outputs: list[int]) -> None:
-    """Insert casts around `node`, so that its bf16 `inputs` and `outputs` (indices) become f32."""
+    """Insert casts around `node`, so that its bf16 inputs and outputs with the indices `inputs` and `outputs` become
+    f32."""
     for i in inputs:
         cast = _new_cast(f"{node.name}.in{i}", node.inputs[i], _F32)
         node.replace_input_with(i, cast.outputs[0])

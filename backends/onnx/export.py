@@ -40,7 +40,8 @@ Progress = Callable[[int], None]  # called with the number of bytes written sinc
 
 @dataclass
 class BuiltModel:
-    """An ONNX model whose weights are still recipes, which `reader` evaluates; `trace` has lines about lowerings."""
+    """An ONNX model whose `weights` are still recipes, to be evaluated with `reader`; `trace` has a line for each
+    lowering that refused a node and each node that computes in f32."""
 
     model: onnx.Model
     weights: Sequence[StreamedInitializer]
@@ -60,7 +61,8 @@ def build_model(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
 
 
 def serialize_model(built: BuiltModel) -> bytes:
-    """Return the model with its weights, serialized as one protobuf, which is limited to 2 GiB (for small models)."""
+    """Return `built` with its weights, serialized as one protobuf: only for small models, because of its 2 GiB
+    limit."""
     for w in built.weights:
         w.value.const_value = _make_tensor(w, np.concatenate(list(_iter_cast_blocks(w, built.reader))))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
@@ -73,20 +75,21 @@ def count_weight_bytes(models: Iterable[BuiltModel]) -> int:
 
 
 def list_stored_tensors(models: Iterable[BuiltModel]) -> dict[str, StoredTensor]:
-    """Return all weights by the name of their initializer; weights with equal bytes appear once."""
+    """Return a dict from the name of an initializer to its weight; of weights with equal bytes only the first."""
     firsts = (equal_weights[0] for equal_weights in _group_equal_weights(models))
     return {str(w.value.name): StoredTensor(w.recipe, w.dtype, w.shape) for w in firsts}
 
 
 def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
-    """Write `models` (by file name; all of one checkpoint) into `folder`, streaming their weights block by block; call
-    `progress` with the number of bytes after each write.
+    """Write `models` (dict by file name, all of one checkpoint) into `folder`, and stream their weights block by block;
+    call `progress` with the number of bytes of each write.
 
-    Small weights are stored in the model files, all others in model.onnx.data, weights with equal bytes once.
+    Weights below 1 KiB are stored in the model files, all others in model.onnx.data. Equal weights are stored once.
 
     Raises:
         OSError: as the file system reports it; a full disk is reported before the first byte is written.
         WeftError: if a weight cannot be read.
+
 
     """
     reader = next(iter(models.values())).reader
@@ -129,15 +132,16 @@ def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progr
 
 
 def write_adapters(built: BuiltModel, folder: Path) -> None:
-    """Write a file into `folder` for each adapter that can be selected at run time, with its values for the model's
-    adapter inputs; none if the model has no such adapters. Raises WeftError if ONNX Runtime is missing, or a pass
-    quantized adapter weights to less than 16 bits."""
+    """Write a file {adapter}.onnx_adapter into `folder` for each adapter that can be selected at run time, with its
+    values for the model's adapter inputs; do nothing if the model has no such adapters. Raises WeftError if ONNX
+    Runtime is missing, or a pass quantized adapter weights to less than 16 bits."""
     if (tensors := find_switched_tensors(built.reader)) is None:
         return
     ort = import_onnxruntime()  # it has the writer of this format
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
     if low_precision := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
-        raise WeftError(f"{low_precision.value.name} is stored in few bits, which no adapter is: merge it by --adapter")
+        remedy = "merge the adapter with --adapter, or do not quantize it"
+        raise WeftError(f"{low_precision.value.name} is an adapter weight of less than 16 bits: {remedy}")
     for name in tensors.choices:
         with tensors.select(name):
             arrays = {str(w.value.name): np.concatenate(list(_iter_cast_blocks(w, built.reader))) for w in slots}
@@ -159,8 +163,8 @@ def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Streamed
 
 
 def _reserve_space(file: int, folder: Path, size: int) -> None:
-    """Allocate `size` bytes for the file descriptor `file` in `folder`. A full disk raises OSError now, not halfway,
-    and writing becomes several times faster."""
+    """Allocate `size` bytes for the open file descriptor `file`, a file in `folder`. So a full disk raises OSError
+    before the first write, and writing becomes several times faster."""
     if shutil.disk_usage(folder).free < size:
         raise OSError(errno.ENOSPC, f"{size / 2**30:.2f} GiB needed")
     if size and hasattr(os, "posix_fallocate"):
@@ -177,15 +181,15 @@ def _make_tensor(w: StreamedInitializer, array: Array) -> onnx.Tensor[Any]:
 
 @dataclass
 class _Region:
-    """The region of a weight in the data file, with the byte `offset` at which the next elements are written. Two 4-bit
-    elements share a byte, also across rows."""
+    """The region of a weight in the data file; its next elements are written at byte `offset`. Two 4-bit elements share
+    a byte, even if the first ends a row."""
 
     weight: StreamedInitializer
     offset: int
     unpaired: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a 4-bit element that has no pair yet
 
     def write(self, file: BinaryIO, elements: Array) -> int:
-        """Write the next elements of the weight; return the number of bytes written."""
+        """Write `elements`, the next ones of the weight, to `file`; return the number of bytes written."""
         elements = _cast_block(self.weight, elements)
         if self.weight.dtype.bits == 4:
             elements = np.concatenate([self.unpaired, elements.reshape(-1).view(np.uint8) & 15])
@@ -194,7 +198,7 @@ class _Region:
         return self._put(file, elements)
 
     def finish(self, file: BinaryIO) -> int:
-        """Write the 4-bit element that `write_models` left without a pair; return the number of bytes written."""
+        """Write the last 4-bit element, which has no pair; return the number of bytes written."""
         return self._put(file, pack_pairs(self.unpaired))
 
     def _put(self, file: BinaryIO, array: Array) -> int:
@@ -205,8 +209,8 @@ class _Region:
 
 
 def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
-    """Return `regions` in groups that one pass over the checkpoint writes: those with the same recipe, and parts
-    (codes, scales, zero points) of the same quantized weight."""
+    """Return `regions` in groups that one pass over the checkpoint can write: regions with the same recipe, or the
+    parts (codes, scales, zero points) of one quantized weight."""
     bundles: dict[object, list[_Region]] = {}
     for region in regions:
         part = find_stored_part(region.weight.recipe)
@@ -215,7 +219,8 @@ def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
 
 
 def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield, block by block, a tuple of the next elements of each of `regions`, a group of `_group_regions`."""
+    """Yield, block by block, a tuple with the next elements of each of `regions`, which are a group of
+    `_group_regions`."""
     recipes = [region.weight.recipe for region in regions]
     parts = [part for part in map(find_stored_part, recipes) if part is not None]
     if parts:
@@ -226,7 +231,7 @@ def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator
 
 
 def _iter_cast_blocks(w: StreamedInitializer, reader: TensorReader) -> Any:
-    """Yield blocks of rows of a weight, contiguous, in the dtype in which it is stored."""
+    """Yield the rows of the weight `w` in contiguous blocks, in the dtype in which it is stored."""
     for block in stream_rows(w.recipe, reader):
         yield _cast_block(w, block)
 

@@ -16,29 +16,27 @@ MODEL = "genai.onnx"  # a second model with full caches, next to one with rollin
 
 
 def find_refusal(graph: Graph) -> str | None:
-    """Return None, or the reason (str) why onnxruntime-genai cannot run `graph`, whose caches do not roll."""
+    """Return None, or the reason (str) why onnxruntime-genai cannot run `graph`, a decoder without rolling caches."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
     states = list(find_state_inputs(graph))
     if make_state_records(states):
-        return "its states of recurrences are those of a few model types only"
+        return "it supports recurrent states of a few model types only"
     if any(spec.kind is StateKind.INDEX for spec, _, _ in states):
-        return "it has no caches of the keys by which queries choose others"
+        return "it has no caches for the keys of a lightning index"
     if any(layer["latent"] for layer in make_cache_records(states)):
         return "it has no latent caches"
     parts: dict[str, list[object]] = {part: [] for part in ("key", "value")}
     for spec, _, _ in states:
         parts[spec.part].append(spec.type.shape[3])
-    return None if parts["key"] == parts["value"] else "its keys and values are equally wide"
+    return None if parts["key"] == parts["value"] else "it requires keys and values of equal width"
 
 
 def build_config(
     graph: Graph, target: Backend, max_length: int, capture: bool = True, filename: str = "model.onnx"
 ) -> dict[str, Any]:
     """Return the content of genai_config.json, of model type ``decoder``, for a decoder `graph` with KV caches.
-
-    `capture`: on a CUDA target, decoding may be captured as a CUDA graph. `filename` is the file of the ONNX model.
-    """
+    `capture`: on a CUDA target, decoding may be captured as a CUDA graph. `filename` is the file of the ONNX model."""
     meta, layers = graph.meta, make_cache_records(find_state_inputs(graph))
     attention = next(n for n in graph.nodes if Trait.ATTENTION in n.op.traits)
     cuda = {"cuda": {"enable_cuda_graph": str(int(capture))}}
@@ -78,6 +76,6 @@ def build_config(
 def write_config(
     graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True, filename: str = "model.onnx"
 ) -> None:
-    """Write genai_config.json into `folder`; arguments are those of `build_config`."""
+    """Write genai_config.json into `folder`; the other arguments are those of `build_config`."""
     config_json = json.dumps(build_config(graph, target, max_length, capture, filename), indent=2)
     (folder / "genai_config.json").write_text(config_json + "\n", encoding="utf-8")

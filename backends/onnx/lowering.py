@@ -1,9 +1,10 @@
 """Lowering of ops to ONNX: a registry of lowerings and the selection among them.
 
-A lowering is a small function for one op on some targets. `when` returns the reason for refusing a node: None accepts
-it, and an empty reason refuses without a line in the trace. The first registered lowering that accepts wins. A lowering
-may absorb the producers of its operands: `reads` then yields the values that it reads instead, and a node whose outputs
-are not read is never emitted. So fused kernels are selected from the graph, and support is not declared separately.
+A lowering is a small function for one op on some targets. Its function `when` (node, target) returns None to accept the
+node, or the reason for refusing it; "" refuses without a line in the trace. The first registered lowering that accepts
+a node is used. A lowering may absorb the producers of its operands: its function `reads` (node, target) then yields the
+values that it reads instead of the operands, and a node whose outputs nothing reads is never emitted. So fused kernels
+are selected from the graph, and support is not declared separately.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ class OnnxLowering:
     """A lowering of one op to ONNX operators.
 
     - op, name: name of the op, and of the lowering in traces
-    - targets, opset: predicate on targets that it serves, and the ONNX version that its operators need
-    - when, reads, emit: see the docstring of the file
+    - targets, opset: predicate that accepts the targets it is for, and the ONNX version that its operators need
+    - when, reads: the functions that the docstring of this module describes
+    - emit: the function (emitter, node) that appends the operators and returns the outputs of the node
     """
 
     op: str
@@ -85,11 +87,9 @@ def lowering(
     first: bool = False,
     opset: int = 0,
 ) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops` on targets that the predicate `targets` accepts.
-
-    `opset` is the ONNX version that introduced its operators (0: all targets have them). `when` and `reads` are as in
-    the docstring of the file. The lowering is tried after those registered earlier, or with `first` before them.
-    """
+    """Register the decorated function as a lowering of `ops` on targets that the predicate `targets` accepts. `opset`
+    is the ONNX version that introduced its operators (0: all targets have them). `when` and `reads` are as in the
+    docstring of the file. The lowering is tried after those registered earlier, or with `first` before them."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:
@@ -101,7 +101,8 @@ def lowering(
 
 
 def list_refusals(node: Node, target: Backend) -> list[str] | None:
-    """Return None if a lowering accepts `node` on `target`, else a line per lowering with its reason."""
+    """Return None if a lowering accepts `node` on `target`, else a line per lowering with its reason; lowerings that
+    refuse without a reason have no line."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):
@@ -126,8 +127,9 @@ class Selection:
 
 
 def select_lowerings(graph: Graph, target: Backend) -> Selection:
-    """Choose a lowering for each node that the outputs need, from the outputs backwards, so that absorbed nodes are
-    left out. Raises WeftError if no lowering accepts a node; the message has its op and each reason."""
+    """Choose a lowering for each node that the outputs of `graph` need, from the outputs backwards, so that absorbed
+    nodes get none; return the `Selection`. Raises WeftError if no lowering accepts a node; the message has its op and
+    each reason."""
     needed: set[Value] = set(graph.outputs.values())
     selection = Selection({}, [])
     # In reverse topological order all readers of a node have added the values that they read before it is visited.

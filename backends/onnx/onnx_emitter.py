@@ -60,7 +60,7 @@ class OnnxEmitter:
     # -- names and values
 
     def unique_name(self, hint: str) -> str:
-        """Return a name that is not in use, and reserve it: `hint`, with a number appended if needed."""
+        """Return a name that is not in use, and reserve it: `hint`, or if that is in use `hint`_2, `hint`_3, …"""
         name, n = hint, 1
         while name in self._names:
             n += 1
@@ -82,7 +82,8 @@ class OnnxEmitter:
     def __getitem__(self, value: None) -> None: ...
 
     def __getitem__(self, value: Value | None) -> onnx.Value | None:
-        """Return the ONNX value of an IR value; a parameter becomes an initializer on first use."""
+        """Return the ONNX value of the IR value `value` (None for None); a parameter becomes an initializer on first
+        use."""
         if value is None:
             return None
         if isinstance(value, Param):
@@ -91,10 +92,8 @@ class OnnxEmitter:
 
     def weight(self, name: str, recipe: Recipe, dtype: DType, role: str = "") -> onnx.Value:
         """Return the initializer of `recipe` in `dtype`, called `name` if it is new. Calls with equal `recipe`, `dtype`
-        and `role` return the same initializer.
-
-        Initializers that differ only in `role` are separate values, but their bytes are stored once in the file.
-        """
+        and `role` return the same initializer. Initializers that differ only in `role` are separate values, but their
+        bytes are stored once in the file."""
         # Tied weights have equal recipes: they become one initializer.
         key = (recipe, dtype, role)
         if key not in self.weights:
@@ -122,7 +121,7 @@ class OnnxEmitter:
         return self.constant(number, like.numpy)
 
     def memo(self, key: Any, make: Callable[[], T]) -> T:
-        """Return the result of `make`, cached under `key`, so that nodes can share subgraphs."""
+        """Return the result that is cached under `key`; on first use call `make`. So nodes can share subgraphs."""
         if key not in self._memo:
             self._memo[key] = make()
         cached: T = self._memo[key]
@@ -147,11 +146,9 @@ class OnnxEmitter:
         hint: str = "",
         **attrs: Any,
     ) -> list[Any]:
-        """Append a node with several outputs, and return them. Attributes with the value None are left out; `hint`
-        names the node (default: `op_type`).
-
-        `outputs` is their number, or a boolean per output: for False the output is absent, and None is returned for it.
-        """
+        """Append a node with several outputs, and return a list of them. Attributes with the value None are left out;
+        `hint` names the node (default: `op_type`). `outputs` is their number, or a boolean per output: for False the
+        node lacks it, and the list has None."""
         present = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.unique_name(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
         values = [
@@ -166,11 +163,10 @@ class OnnxEmitter:
         return values
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
-        """Append a Scan along axis 1 of `parts`, whose body step(*states, *parts at one index) returns the next states
-        and then outputs.
-
-        Return the last states, then the outputs stacked along axis 1. The step may read values of the outer graph.
-        """
+        """Append a Scan along axis 1 of `parts`. Its body is emitted by `step`, a function of the states and of the
+        items of `parts` at one index, that returns the next states, then the outputs at this index. `states` are the
+        initial states. Return the last states, then the outputs stacked along axis 1. The body may read values of the
+        outer graph."""
         outer = self.nodes, self._memo
         self.nodes, self._memo = [], dict(self._memo)  # memoized values of the step exist in its subgraph only
         try:
@@ -212,7 +208,7 @@ class OnnxEmitter:
             for axis, s in enumerate(value.type.shape):
                 if s == sizes.sym(name):
                     return self.op("Shape", self[value], start=axis, end=axis + 1)
-        raise WeftError(f"size {name} is not the size of any axis of the graph inputs, so ONNX cannot compute it")
+        raise WeftError(f"size {name} is not the size of an axis of a graph input, so ONNX cannot compute it")
 
     def _emit_size_call(self, atom: sizes.SizeCall) -> onnx.Value:
         # Div of integers truncates, which is a floor here: sizes are not negative.
@@ -220,8 +216,8 @@ class OnnxEmitter:
         return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
-        """Return `shape` as an int64 tensor for Reshape. It is a constant if all sizes are integers, or if the `source`
-        shape of the reshaped tensor is given and Reshape's 0 (copy that axis) and one -1 can express the others."""
+        """Return `shape` as an int64 tensor for Reshape, a constant if all sizes are integers. It is also a constant if
+        `source`, the shape before, is given and Reshape's 0 (copy that axis) and a single -1 can express the others."""
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):
@@ -236,7 +232,8 @@ class OnnxEmitter:
     # -- running lowerings
 
     def lower(self, chosen: Mapping[Node, Callable[[OnnxEmitter, Node], Emitted]]) -> None:
-        """Emit the graph's nodes in `chosen`, in order, by their lowerings; name the results after the IR values."""
+        """Emit the nodes of the graph that `chosen` maps to lowerings, in order; name the results after the IR
+        values."""
         for node in self.graph.nodes:
             if node in chosen:
                 self._scope = node.scope
@@ -248,8 +245,8 @@ class OnnxEmitter:
         inputs: Mapping[str, onnx.Value],
         chosen: Mapping[Node, Callable[[OnnxEmitter, Node], Emitted]],
     ) -> list[onnx.Value]:
-        """Emit `graph`, such as the step of a scan, by the `chosen` lowerings with the ONNX values `inputs`, by name;
-        return its outputs."""
+        """Emit the nodes of `graph`, such as the step of a scan, by the lowerings in `chosen`; `inputs` are the ONNX
+        values of its inputs by name. Return the ONNX values of its outputs."""
         outer = self.graph, self._scope, self._memo
         self.graph, self._memo = graph, {}  # size names are local to it
         self.values.update((value, inputs[name]) for name, value in graph.inputs.items())

@@ -25,9 +25,9 @@ GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main 
 
 
 class OnnxFolder:
-    """The ONNX models of the graphs `forms` for `target` and sequences of up to `length` tokens, not written yet. The
-    constructor appends notes for the user to `notes`. Raises WeftError if no lowering accepts a node; the message names
-    its op."""
+    """The ONNX models of a compilation, not written yet, for `target` and sequences of up to `length` tokens. `forms`
+    has a graph per model (see `FILES`), and under "" the graph before lowering. The constructor appends notes for the
+    user to `notes`. Raises WeftError if no lowering accepts a node; the message names its op."""
 
     def __init__(
         self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]
@@ -68,7 +68,8 @@ class OnnxFolder:
                 self.facts["arithmetic"] = "int8"
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write everything into `folder`; call `step` with the number of bytes after each write."""
+        """Write the models, adapters and configuration into `folder`; call `step` with the number of bytes of each
+        write of weights. Raises WeftError if prepacking was requested but packs nothing."""
         export.write_models(self._models, folder, step)
         if self._prepack:
             from . import prepacking as packing
@@ -82,14 +83,14 @@ class OnnxFolder:
 
 
 def can_run_genai(graph: Graph) -> bool:
-    """Return whether onnxruntime-genai can run `graph`, after rolling caches have been replaced by full ones."""
+    """Return whether onnxruntime-genai can run `graph`, once its rolling caches are replaced by full caches."""
     return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.find_refusal(graph) is None
 
 
 def _list_genai_notes(graph: Graph) -> list[str]:
-    """Return a note why onnxruntime-genai cannot run `graph`, in a list; [] if it can, or `graph` does not generate."""
+    """Return a list with a note why onnxruntime-genai cannot run `graph`; [] if it can, or `graph` is an encoder."""
     kind = graph.meta.get("kind")
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
-        return ["the pipeline gives the model no cache (kv-cache): weft run and onnxruntime-genai need one"]
+        return ["the model has no KV cache, which weft run and onnxruntime-genai need: add kv-cache to --passes"]
     reason = genai.find_refusal(graph) if kind == "decoder" else None
     return [] if reason is None else [f"onnxruntime-genai cannot run this model: {reason}"]

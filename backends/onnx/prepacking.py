@@ -33,6 +33,7 @@ def prepack(folder: Path, name: str = MODEL) -> int:
         WeftError: if ONNX Runtime is not installed, or cannot write the packed model.
         OSError: as the file system reports it.
 
+
     """
     import onnx
 
@@ -60,7 +61,8 @@ def prepack(folder: Path, name: str = MODEL) -> int:
 
 
 def _save_packed(model: Path, out: Path) -> Any:
-    """Let ONNX Runtime write `model` with packed weights into the folder `out`; return it without its data."""
+    """Let ONNX Runtime write `model` with packed weights into the folder `out`; return the written onnx.ModelProto
+    without its external data."""
     import onnx
 
     ort = import_onnxruntime()

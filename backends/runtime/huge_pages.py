@@ -29,9 +29,7 @@ Ranges = list[tuple[int, int]]
 @contextmanager
 def use_huge_pages() -> Iterator[None]:
     """Move memory that the process allocates inside the block to huge pages, in a thread that starts after the block.
-
-    Do nothing if the system lacks or forbids huge pages, or if the block allocated less than 16 MiB.
-    """
+    Do nothing if the system lacks or forbids huge pages, or if the block allocated less than 16 MiB."""
     page = _read_page_size()
     before = _list_anonymous_ranges() if page else []
     yield

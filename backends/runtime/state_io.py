@@ -37,9 +37,7 @@ _CACHE, _STATE = re.compile(r"past_key_values\.(\d+)\.(?:key|value)"), re.compil
 
 def infer_states(inputs: Iterable[str], rolling: Collection[int] = ()) -> tuple[StateRecord, ...]:
     """Return the states among the `inputs` of a graph: names past_key_values.{i}.key|value and past_states.{i}.{part}.
-
-    `rolling` has the indices i of rolling caches. Other inputs are ignored.
-    """
+    `rolling` has the indices i of rolling caches. Other inputs are ignored."""
     states = []
     for name in inputs:
         if (cache := _CACHE.fullmatch(name)) is not None:

@@ -63,10 +63,8 @@ class Tasks(ABC):
         self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], names: Sequence[str], skipped: int = 0
     ) -> list[Floats]:
         """Run the model on a batch, right-padded to its longest row; return the outputs `names` in order, as float32.
-
         `rows` and `types` are the token ids and token types of each batch row. The first `skipped` tokens of each row
-        get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph leaves them out.
-        """
+        get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph leaves them out."""
         ids, mask = pad_rows(rows)
         mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
         values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": pad_rows(types)[0]}
@@ -78,13 +76,10 @@ class Tasks(ABC):
         that the model does not declare are ignored."""
 
     def classify(self, texts: Any, *, batch: int = BATCH, truncate: bool = False) -> list[dict[str, float]]:
-        """Return a dict per text of `texts`, from every label to its score, the highest score first.
-
-        Scores are probabilities (sigmoid for a multi-label problem, else softmax), or raw outputs for a regression. A
-        text is a string, token ids, or a pair (text, text); `batch` is the maximum batch size. With `truncate`, texts
-        are cut to the model's maximum length. Raises WeftError if the head is for another task, or a text is empty or
-        too long.
-        """
+        """Return a dict per text of `texts`, from every label to its score, the highest score first. Scores are
+        probabilities (sigmoid for a multi-label problem, else softmax), or raw outputs for a regression. A text is a
+        string, token ids, or a pair (text, text); `batch` is the maximum batch size. With `truncate`, texts are cut to
+        the model's maximum length. Raises WeftError if the head is for another task, or a text is empty or too long."""
         task = self.require_task("text-classification", "next-sentence-prediction")
         scores = self.compute_probabilities(self._scores(_list_texts(texts), batch, truncate))
         return [_sort_labels(task.labels, row) for row in scores]
@@ -97,12 +92,10 @@ class Tasks(ABC):
     def rank(
         self, query: str, texts: Sequence[str], *, batch: int = BATCH, truncate: bool = False, top: int | None = None
     ) -> list[RankedText]:
-        """Return the `top` texts (None: all) with the highest scores for `query`, the highest first.
-
-        As in sentence-transformers' CrossEncoder, a score is the logit of the model's only label after the activation
-        that the folder names (default: sigmoid). `batch` and `truncate` are as in `classify`. Raises WeftError if the
-        model does not have exactly one label, or as `classify` does.
-        """
+        """Return the `top` texts (None: all) with the highest scores for `query`, the highest first. As in
+        sentence-transformers' CrossEncoder, a score is the logit of the model's only label after the activation that
+        the folder names (default: sigmoid). `batch` and `truncate` are as in `classify`. Raises WeftError if the model
+        does not have exactly one label, or as `classify` does."""
         scores = self.scores([(query, text) for text in texts], batch=batch, truncate=truncate)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])
         return [RankedText(i, scores[i]) for i in order[:top]]

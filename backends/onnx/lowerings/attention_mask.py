@@ -21,24 +21,22 @@ Out = onnx.Value
 
 
 def is_length_mask(mask: Value) -> bool:
-    """Return whether a key mask only encodes the lengths of batch rows: it is the graph input attention_mask of a
-    decoder, whose padding is on the right."""
+    """Return whether the key mask `mask` only encodes the lengths of batch rows: it is the graph input attention_mask,
+    which in a decoder has padding on the right only."""
     return mask.graph.inputs.get("attention_mask") is mask
 
 
 def is_causal_only(node: Node) -> bool:
-    """Return whether the attention `node` needs no mask other than is_causal: it has no cache, no sinks, no window and
-    no sparse pattern."""
+    """Return whether the attribute is_causal can replace the mask by position of the attention `node`: it has no cache,
+    no sinks, no window and no sparse pattern."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.from_attrs(node.attrs).is_local
 
 
 def emit_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out | None:
-    """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) that `node` needs in addition to is_causal, or
-    if `include_causal` including causality; None if no mask is needed.
-
-    The keys of a cached attention are its slots; with a rolling cache, its slots and then the new keys.
-    """
+    """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) that `node` needs in addition to is_causal;
+    with `include_causal`, the mask includes causality. Return None if no mask is needed. The keys of an attention with
+    a cache are the cache's slots; with a rolling cache, the slots and then the new keys."""
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
     if key_mask is not None and past is not None and is_length_mask(key_mask):
         key_mask = None  # the causal mask by position already hides empty slots
@@ -62,7 +60,8 @@ def _emit_new_mask(e: OnnxEmitter, node: Node, key_mask: Value | None, plain: bo
 
 
 def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool) -> Out:
-    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys], or [batch, 1, seq, keys] if `plain`."""
+    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys], or [batch, 1, seq, keys] if `plain` (it is
+    not combined with other conditions); with a cache, extended to the capacity."""
     past = node.operand("past_k")
     visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
     if past is not None:  # slots after the mask's end are hidden
@@ -76,7 +75,7 @@ def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool
 
 
 def pad_end(e: OnnxEmitter, x: Out | None, axis: int, size: Any) -> Out:
-    """Return x padded with zeros at the end of `axis` to the size `size`."""
+    """Return `x` padded with zeros at the end of `axis` to the IR size `size`."""
     missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
     return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
 
@@ -107,7 +106,7 @@ def expand_bias(e: OnnxEmitter, bias: Value, queries: Any, keys: Any) -> Out:
 
 
 def emit_range(e: OnnxEmitter, size: Any) -> Out:
-    """Return the integers from 0 to `size` − 1 as int64, for an IR size."""
+    """Return the int64 values 0 to `size` − 1 for the IR size `size`: a constant, or computed in the graph."""
     if isinstance(size, int):
         return e.constant(range(size))
     return e.memo(("count", size), lambda: e.range(e.size(size)))
@@ -120,11 +119,8 @@ def emit_first_position(e: OnnxEmitter, positions: Value) -> Out:
 
 def emit_consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
     """Return the positions [batch, seq] of the new keys, counted up from the first position of each batch row, also for
-    padding at the end.
-
-    The positions of padding in `positions` are arbitrary: onnxruntime-genai passes 0, which would make its keys
-    visible.
-    """
+    padding at the end. The positions of padding in `positions` are arbitrary: onnxruntime-genai passes 0, which would
+    make its keys visible."""
     new = positions.shape[1]
     return e.memo(
         ("consecutive", positions), lambda: e.op("Add", emit_first_position(e, positions), emit_range(e, new))
@@ -132,8 +128,8 @@ def emit_consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
 
 
 def emit_slot_positions(e: OnnxEmitter, positions: Value, capacity: Any) -> Out:
-    """Return the position of the key in each slot of a rolling cache before the new keys are written, [batch,
-    capacity]; it is negative for empty slots."""
+    """Return the positions [batch, capacity] of the keys that the slots of a rolling cache contain before the new keys
+    are written; negative for empty slots."""
 
     def make() -> Out:
         newest = e.op("Sub", emit_first_position(e, positions), e.constant(1))
@@ -145,7 +141,7 @@ def emit_slot_positions(e: OnnxEmitter, positions: Value, capacity: Any) -> Out:
 
 
 class _Position(Operators["_Position"]):
-    """A tensor of positions or conditions in an ONNX graph, with Python operators."""
+    """A tensor of positions or conditions in an ONNX graph; Python operators on it append ONNX nodes."""
 
     def __init__(self, e: OnnxEmitter, value: Out) -> None:
         self.e, self.value = e, value
@@ -166,8 +162,8 @@ class _Position(Operators["_Position"]):
 
 
 def _emit_conditions(e: OnnxEmitter, node: Node, query_at: Out, key_at: Out) -> list[Out]:
-    """Return the conditions on positions, bool [batch or 1, 1, seq, keys], that a visible key of `node` must meet. If
-    there are none, return one that is always true."""
+    """Return the conditions on positions, boolean tensors [batch or 1, 1, seq, keys], that all hold for a visible key
+    of `node`. If there are none, return one that is always true."""
     query, key = _Position(e, query_at), _Position(e, key_at)
     conditions = VisibleKeys.from_attrs(node.attrs).conditions(query, key, equal=_Position.equal)
     return [condition.value for condition in conditions or [abs(query - key) >= 0]]

@@ -1,5 +1,5 @@
-"""Lowering of attention to the standard operator, with masks, biases, latent and rolling caches around it; and of the
-lightning index, which chooses its keys."""
+"""Lowerings of attention to the standard operator Attention, with nodes for masks, biases, latent and rolling caches,
+and of the lightning index, which chooses the keys of an attention."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def _squeeze_column(e: OnnxEmitter, column: Out) -> Out:
 
 
 def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
-    """Return mask, bias and sinks of `node` as one operand of Attention: a boolean mask, or a bias that is added to the
-    scores; None if there are none."""
+    """Return the mask, bias and sinks of `node` combined to one operand of Attention: a boolean mask, or with a bias or
+    sinks a tensor that is added to the scores; None if there are none."""
     mask, bias, sinks = emit_mask(e, node), node.operand("bias"), node.operand("sinks")
     if bias is None and sinks is None:
         return mask
@@ -155,7 +155,7 @@ def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
 
 
 def _count_keys(node: Node) -> Size:
-    """Return the number of keys that `node` reads, including masked ones."""
+    """Return the number of keys that the operator reads for `node`, including masked keys."""
     new, past = node.required_operand("k").shape[1], node.operand("past_k")
     keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
     return keys
@@ -175,13 +175,11 @@ def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Valu
 
 
 def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) -> Out:
-    """Return the rolling cache with the new keys (or values); `joined` has the slots of `past`, then the new keys,
-    [batch, kv_heads, capacity + seq, width].
-
-    The written keys are gathered from `joined`, so that the past is read before `present`, which may share its memory,
-    is written. Each batch row writes min(seq, capacity) keys, the last of which belongs to its last valid token: a row
-    that ends in padding rewrites some of its old keys.
-    """
+    """Return the rolling cache `past` with the new keys (or values) written. `joined` [batch, kv_heads, capacity + seq,
+    width] has the slots of `past`, then the new keys. The keys to write are gathered from `joined`, so that `past` is
+    read before the result is written, which may share its memory. Each batch row writes min(seq, capacity) keys, of
+    which the last belongs to its last valid token: a row that ends in padding rewrites some of its old keys
+    unchanged."""
     positions, mask = node.required_operand("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte
@@ -197,8 +195,8 @@ def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) 
 
 
 def _emit_rolling_indices(e: OnnxEmitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
-    """Return the indices of the keys to write [batch, count] in the concatenation of slots and new keys, and the first
-    slot that each batch row writes [batch]."""
+    """Return (the indices [batch, count] of the keys to write, in the concatenation of slots and new keys; the first
+    slot [batch] that each row writes)."""
     first = emit_first_position(e, positions)
     call_positions = emit_consecutive_positions(e, positions)
     at = e.op("Slice", call_positions, e.constant([-capacity]), e.constant([_END]), e.constant([1]))

@@ -36,7 +36,7 @@ NATIVE = (2, 4, 8)  # widths of its codes, in bits
 
 
 def find_layout(weight: Value | None, target: Backend) -> BlockLayout | str:
-    """Return the block layout in which MatMulNBits multiplies by `weight`; else the reason (str) why it cannot."""
+    """Return the block layout in which MatMulNBits multiplies by `weight`, or the reason (str) why it cannot."""
     layout = find_stored_layout(weight) if target.contrib else NOT_ASKED
     if isinstance(layout, str):
         return layout
@@ -109,7 +109,8 @@ def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
 
 
 def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
-    """Emit x Wᵀ for the quantized weight W of `node`. Products of one x, identified by `key`, share nodes."""
+    """Emit x Wᵀ for the quantized weight W [out, in] of `node`. Products of the same x, identified by `key`, share
+    nodes."""
     weight = node.required_operand("weight")
     assert isinstance(weight, Param)
     layout = find_layout(weight, e.target)
@@ -135,8 +136,8 @@ def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> on
 def emit_native_parts(
     e: OnnxEmitter, weight: Param, layout: BlockLayout
 ) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
-    """Return codes [out, groups, bytes of a group], scales, and zero points (or None) of `weight` as MatMulNBits takes
-    them, in the bits of its layout."""
+    """Return (codes [out, groups, bytes of a group], scales, zero points or None) of `weight` as MatMulNBits takes
+    them; codes have the bits of the block layout."""
     last = layout.group * layout.bits // 8
     groups = compute_part_widths(layout, weight.width)["packed"] // last
     points = _emit_part(e, weight, "points") if layout.has_zeros else None
@@ -147,8 +148,8 @@ def emit_native_parts(
 def _multiply_nibbles(
     e: OnnxEmitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int
 ) -> onnx.Value:
-    """Emit x Wᵀ with 4-bit codes only: 3-bit codes are widened; 8-bit codes are split into two, the high half first,
-    and x, identified by `key`, is repeated. `level` is the accuracy level."""
+    """Emit x Wᵀ with 4-bit codes: 3-bit codes are widened; 8-bit codes are split into a high and a low half, by which
+    two copies of x (identified by `key`) are multiplied. `level` is the accuracy level of MatMulNBits."""
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
     if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
@@ -197,10 +198,9 @@ def _emit_part(e: OnnxEmitter, weight: Param, name: str, *shape: int) -> onnx.Va
 
 
 def cast_scales(e: OnnxEmitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
-    """Return the scales of `weight` in its dtype, as kernels need them, cast from f16 if the layout stores f16.
-
-    ONNX Runtime folds the cast when it opens the model. Stored in f32, scales would take half a bit more per weight.
-    """
+    """Return the scales of `weight`, which `recipe` computes, in the dtype of `weight`, as kernels need them. They are
+    stored under the name `label`, as f16 with a cast if the block layout has f16 scales. ONNX Runtime folds the cast
+    when it opens the model. Stored in f32, scales would take half a bit more per weight."""
     layout, dtype = find_stored_layout(weight), weight.type.dtype
     assert isinstance(layout, BlockLayout)
     stored_dtype = dtypes.f16 if layout.scale == dtypes.f16 else dtype
@@ -211,8 +211,8 @@ def cast_scales(e: OnnxEmitter, label: str, recipe: Recipe, weight: Param) -> on
 
 
 def decode_scales(e: OnnxEmitter, weight: Param, transposed: bool = False) -> onnx.Value:
-    """Return the scales of `weight`, computed from their 8-bit codes and the largest scale of each row, transposed if
-    `transposed`. ONNX Runtime folds this when it opens the model."""
+    """Return the scales of `weight` (transposed if `transposed`), computed from their 8-bit codes and the largest scale
+    of each row. ONNX Runtime folds this when it opens the model."""
 
     def part(name: str, dtype: DType) -> onnx.Value:
         recipe: Recipe = Stored(weight.recipe, name)
@@ -228,14 +228,15 @@ def decode_scales(e: OnnxEmitter, weight: Param, transposed: bool = False) -> on
 
 
 def _count_sums_padding(e: OnnxEmitter, width: int, group: int) -> int:
-    """Return the number of zeros after the group sums of `width` activations: some CUDA kernels need full groups."""
+    """Return the number of zeros to append to the group sums of `width` activations: on CUDA up to a full group, which
+    some kernels need; on a CPU none."""
     sums = -(-width // group)
     return 0 if e.target.device == "cpu" else -sums % group
 
 
 def append_sums(e: OnnxEmitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
-    """Return `x` [..., width] of `rank` axes followed by its sums over each group, [..., width + width / group], and on
-    CUDA padded to full groups. Calls for one x, identified by `key`, share nodes."""
+    """Return `x` [..., width], a tensor of `rank` axes, with its sums over each group appended along the last axis; on
+    CUDA zeros follow up to a full group. Calls for the same x, identified by `key`, share nodes."""
 
     def concat_sums() -> onnx.Value:
         groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))
@@ -248,7 +249,7 @@ def append_sums(e: OnnxEmitter, key: object, x: onnx.Value, rank: int, width: in
 
 
 def _emit_block_sums(e: OnnxEmitter, x: onnx.Value, group: int, width: int) -> onnx.Value:
-    """Return the sums of `x` [..., in] over each group, [..., in / group]."""
+    """Return the sums of `x` [..., width] over each group of features, [..., width / group]."""
     lead = e.op("Shape", x, start=0, end=-1)
     blocks = e.op("Reshape", x, e.op("Concat", lead, e.constant([width // group, group]), axis=0))
     return e.op("ReduceSum", blocks, e.constant([-1]), keepdims=0)

@@ -42,7 +42,7 @@ SINCE = 21  # first opset where DequantizeLinear supports groups
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which DequantizeLinear decodes `weight`, a matrix or a stack of matrices; else the
+    """Return the block layout in which DequantizeLinear decodes `weight`, a matrix or a stack of matrices, or the
     reason (str) why it cannot."""
     layout = find_stored_layout(weight)
     if isinstance(layout, str):
@@ -139,7 +139,8 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
 
 
 def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
-    """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]; `key` identifies x for sharing."""
+    """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]. Products of the same x, identified by
+    `key`, share nodes."""
     weight = node.required_operand("weight")
     assert isinstance(weight, Param)
     layout = find_layout(weight)
@@ -168,8 +169,8 @@ def _dequantize(
 def _gather_part(
     e: OnnxEmitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0
 ) -> Out | None:
-    """Return the part `name` (codes, scales or zero points) of the rows `ids` of `table`, [..., elements of a row], or
-    with `axis` 1 [elements of a row, ...]; None for zero points that the table lacks."""
+    """Return the part `name` (codes, scales or zero points) of the rows `ids` [...] of `table`: [..., elements of a
+    row], or with `axis` 1 [elements of a row, ...]. Return None for zero points if the table has none."""
     part = _emit_part(e, table, layout, name, axis, "table")
     return None if part is None else _cast_scales(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
 
@@ -183,11 +184,8 @@ def _emit_part(
     e: OnnxEmitter, weight: Param, layout: BlockLayout, name: str, transposed: int, role: str = ""
 ) -> Out | None:
     """Return the initializer of the part `name` (codes, scales or zero points) of `weight`, transposed if `transposed`
-    is 1; None for zero points that it lacks.
-
-    A table that is also an output head has separate initializers for each `role`, with the same bytes in the file: ONNX
-    Runtime does not fuse nodes that read a shared initializer.
-    """
+    is 1; None for zero points if the weight has none. A table that is also an output head has separate initializers for
+    each `role`, with the same bytes in the file: ONNX Runtime does not fuse nodes that read a shared initializer."""
     if name == "signed_zeros" and not layout.has_zeros:
         return None
     recipe: Recipe = Stored(weight.recipe, name)
@@ -206,8 +204,8 @@ def _emit_part(
 
 
 def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
-    """Return `part`, cast to the dtype of `weight` if it has scales (`name` is "steps") stored in another dtype: f16
-    scales take half the bytes of f32 in the file."""
+    """Return `part`; if it is the scales (`name` is "steps") and they are stored in another dtype than `weight` has,
+    cast them: f16 scales take half the bytes of f32 in the file."""
     if name != "steps" or _choose_scale_dtype(layout) == weight.type.dtype:
         return part
     return e.op("Cast", part, to=int(ONNX_DTYPES[weight.type.dtype.name]))

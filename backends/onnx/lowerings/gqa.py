@@ -23,8 +23,8 @@ Out = onnx.Value
 
 @dataclass(frozen=True)
 class _KernelOperands:
-    """The operands of a GroupQueryAttention node, and the rotary embedding that it absorbs (or None). If key and value
-    are None, `query` is the packed projection of all three."""
+    """The operands of a GroupQueryAttention node, and the RoPE node of the query that it absorbs (or None). If key and
+    value are None, `query` is the packed projection of query, key and value."""
 
     query: Value
     key: Value | None
@@ -33,7 +33,7 @@ class _KernelOperands:
 
 
 def _find_absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
-    """Return the RoPE nodes of q and k of the attention `node` if the kernel can absorb both, else None."""
+    """Return (the RoPE node of q, that of k) of the attention `node` if the kernel can absorb both, else None."""
     ropes = match_ropes(node)
     if isinstance(ropes, str):
         return None
@@ -59,14 +59,14 @@ def _absorb_producers(node: Node) -> _KernelOperands:
 def _find_refusal(node: Node, target: Backend) -> str | None:
     a, q, k, v = node.attrs, node.required_operand("q"), node.required_operand("k"), node.operand("v")
     if v is None:
-        return "it caches keys and values apart"
+        return "the kernel needs separate keys and values, but this attention caches latents"
     head = k.width // a["kv_heads"]
     past, mask, bias = (node.operand(n) for n in ("past_k", "key_mask", "bias"))
     if not a["causal"] or past is None:
         return "only causal attention with a cache"
     # The kernel receives only the length of each row, so it can only mask padding on the right.
     if mask is None or not is_length_mask(mask):
-        return "no mask gives the total length"
+        return "the kernel needs the input attention_mask for the lengths of rows"
     if a["pattern"] != "dense":
         return f"pattern {a['pattern']}"
     if a["keep_first"]:
@@ -82,7 +82,8 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
 
 
 def _find_codes_refusal(node: Node, head: int, target: Backend) -> str | None:
-    """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`; `head` is a head's width."""
+    """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`, whose heads have `head`
+    features."""
     k, v = node.required_operand("k_scale"), node.required_operand("v_scale")
     if k.shape != v.shape:
         return "the kernel takes scales of channels for keys and values, or one for each, not both"
@@ -111,8 +112,8 @@ def _list_reads(node: Node, target: Backend) -> Iterable[Value]:
 
 
 def _emit_lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
-    """Return the kernel's operands seqlens_k, int32 [batch]: the number of ones in each row of `mask` [batch, total],
-    less one, and total_sequence_length, an int32 scalar in host memory."""
+    """Return two int32 operands of the kernel: seqlens_k [batch], the number of ones in each row of `mask` [batch,
+    total] minus one; and total_sequence_length, the scalar `total` in host memory."""
     int32 = int(onnx.DataType.INT32)
 
     def make() -> tuple[Out, Out]:
@@ -171,10 +172,9 @@ def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
 
 
 def _add_repeated_outputs(e: OnnxEmitter, node: Node, results: list[Out]) -> None:
-    """Add a graph output for each of the caches `results` of `node` that another attention also writes.
-
-    The kernel always writes its cache again. The runtime binds both outputs to the same memory, so no copy is made.
-    """
+    """Add a graph output for each of `results`, the caches that `node` writes, if another attention writes the same
+    cache as the graph's own output. The kernel always writes its cache. The runtime binds both outputs to the same
+    memory, so no copy is made."""
     for spec, out in zip(find_caches(node), results, strict=True):
         past = node.required_operand(spec.past_operand)
         output = node.outputs[node.op.result_names(node.inputs, node.attrs).index(spec.present_output)]

@@ -17,7 +17,7 @@ PRODUCTS = (ops.linear, ops.norm_linear)
 
 
 def _reads_codes(weight: Param, node: Node, target: Backend) -> bool:
-    """Return whether `node` reads the codes of `weight`, so that it is not dequantized at compile time."""
+    """Return whether `node` reads the codes of `weight`, so that `weight` is not dequantized at compile time."""
     return _find_dequantize_reason(weight, node, target) is None
 
 
@@ -45,7 +45,8 @@ def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
 
 
 def report_dequantized(graph: Graph, target: Backend) -> list[str]:
-    """Return notes on the weights that a pass quantized but that `target` stores dequantized, one per reason."""
+    """Return notes for the user, one per reason, on weights that a pass quantized but that `target` stores
+    dequantized."""
     kept_weights, weights_by_reason = set(list_kept_weights(graph, target)), dict[str, list[str]]()
     for weight in list_read_params(graph):
         if is_quantized(weight) and weight not in kept_weights:
@@ -66,7 +67,7 @@ def has_rounded_activations(graph: Graph, target: Backend) -> bool:
 
 
 def list_idle_options(graph: Graph, target: Backend, options: Options) -> dict[str, str]:
-    """Return the reason by option name for each of KEEP_BLOCKS and ARITHMETIC that `options` sets but that has no
+    """Return a dict from option to reason for those of KEEP_BLOCKS and ARITHMETIC that `options` sets but that have no
     effect on `graph`."""
     reasons = dict[str, str]()
     if all(map(is_quantized, list_kept_weights(graph, target))):
@@ -75,6 +76,6 @@ def list_idle_options(graph: Graph, target: Backend, options: Options) -> dict[s
         reasons[KEEP_BLOCKS] = f"no weights keep their blocks: {why}"
     rounding = {p.name: p.recipe.item for p in graph.params.values() if isinstance(p.recipe, Kept) and is_quantized(p)}
     if not has_rounded_activations(graph.clone(rounding), target):
-        why = "activations are rounded for codes that --weights or a pass made, and the model keeps none"
+        why = "only products with weights that --weights or a pass quantized round activations, and the model has none"
         reasons[ARITHMETIC] = why
     return {name: reason for name, reason in reasons.items() if getattr(options, name, "")}

@@ -21,7 +21,7 @@ Out = onnx.Value
 
 
 def multiply_weight(e: OnnxEmitter, x: Out | None, weight: Value) -> Out:
-    """Emit x Wᵀ for the matrix W = `weight` [out, in], a parameter or a computed value."""
+    """Emit x Wᵀ for the matrix `weight` W [out, in], a parameter or a computed value."""
     if e.target.contrib:
         # FusedMatMul reads the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
         return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
@@ -45,8 +45,8 @@ def add_bias(e: OnnxEmitter, y: Out, node: Node) -> Out:
 
 
 def _emit_vector(e: OnnxEmitter, node: Node, name: str, fill: float) -> Out:
-    """Return the operand `name` of the norm `node`; if it is absent, a constant vector of `fill`, because the operators
-    require a scale."""
+    """Return the operand `name` (scale or bias) of the norm `node`; if it is absent, a constant vector of `fill`,
+    because ONNX operators require it."""
     x, vector = node.required_operand("x"), node.operand(name)
     return e.constant(np.full(x.width, fill), x.type.dtype.numpy) if vector is None else e[vector]
 
@@ -74,13 +74,13 @@ def LayerNormalization(e: OnnxEmitter, node: Node) -> Out:
 
 
 def find_norm_refusal(node: Node, target: Backend) -> str | None:
-    """Return None, or a reason (str) if the norm_linear `node` has an activation."""
+    """Return None, or a reason (str) if the norm_linear `node` also applies an activation, which needs another node."""
     activation = node.attrs["activation"]
     return None if activation == "identity" else f"it ends in {activation}"
 
 
 def make_norm_key(node: Node) -> object:
-    """Return a key that is equal for norm_linear nodes with the same normed input."""
+    """Return a hashable key that is equal for norm_linear nodes with the same normed input."""
     x, kind = node.required_operand("x"), node.attrs["kind"]
     return x if kind == "none" else (x, node.operand("norm_weight"), node.operand("norm_bias"), kind, node.attrs["eps"])
 
@@ -91,7 +91,8 @@ def NormMatMul(e: OnnxEmitter, node: Node) -> Out:
 
 
 def apply_norm(e: OnnxEmitter, node: Node) -> Out:
-    """Return the normed x of a norm_linear `node`, emitted once for all nodes that read it; x itself without a norm."""
+    """Return the normed x of the norm_linear `node` (x itself if its kind is "none"), emitted once for all nodes with
+    the same norm of the same x."""
     x, kind, bias = e[node.required_operand("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
         return x
@@ -164,7 +165,7 @@ def find_swish_slope(name: str) -> float | None:
 
 def _find_glu_refusal(node: Node, target: Backend) -> str | None:
     if node.attrs["limit"] is not None:
-        return "gates with a limit go through their body"
+        return "it has a limit, which ONNX has no operator for"
     name = node.attrs["activation"]
     lacks = name in BODIES or (name == "gelu_quick" and not target.contrib)
     return f"no ONNX operator for {name}" if lacks else None
@@ -177,7 +178,7 @@ def GatedUnit(e: OnnxEmitter, node: Node) -> Out:
 
 
 def emit_rope_tables(e: OnnxEmitter, rope: Node, like: Value) -> list[Out]:
-    """Return cos and sin of all positions below the maximum length, [max_length, pairs], in the dtype of `like`."""
+    """Return [cos, sin], the tables [max_length, pairs] of the RoPE node `rope`, in the dtype of `like`."""
     frequencies, amplitude = rope.required_operand("frequencies"), rope.attrs["amplitude"]
     assert isinstance(frequencies, Param)
     tables = {fn: RopeTable(frequencies.recipe, e.max_length, fn, amplitude) for fn in ("cos", "sin")}

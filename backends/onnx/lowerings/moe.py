@@ -54,7 +54,8 @@ def TopKRouter(e: OnnxEmitter, node: Node) -> Out:
 
 
 def _mask_groups(e: OnnxEmitter, node: Node, ranked: Out) -> Out:
-    """Return `ranked` [..., experts] with −∞ for experts outside of the best groups."""
+    """Return `ranked` [..., experts], the scores of the router `node`, with −∞ for experts outside of the best
+    groups."""
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
     pads, last = [0] * (len(shape) - 1), e.constant([-1])
     members = e.op("Reshape", ranked, e.constant([*pads, a["groups"], -1]))
@@ -69,7 +70,7 @@ def _mask_groups(e: OnnxEmitter, node: Node, ranked: Out) -> Out:
 
 
 def _scatter(e: OnnxEmitter, values: Out, indices: Out, like: Out, dtype: DType, axis: int) -> Out:
-    """Return a tensor shaped as `like` with `values` at `indices` of `axis`, 0 elsewhere."""
+    """Return a tensor of the shape of `like` with `values` at `indices` along `axis`, and 0 elsewhere."""
     return e.op("ScatterElements", e.op("Mul", like, e.scalar(0, dtype)), indices, values, axis=axis)
 
 
@@ -100,7 +101,8 @@ BF16_ROUTER_BUG = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits
 
 
 def has_bf16_router_bug(node: Node, target: Backend) -> bool:
-    """Return whether ONNX Runtime's kernel would choose wrong experts for `node`."""
+    """Return whether ONNX Runtime's kernel would choose wrong experts for `node`: on CUDA in bf16 it misreads
+    logits."""
     return node.op is ops.moe and target.device == "cuda" and node.output.type.dtype == dtypes.bf16
 
 
@@ -121,7 +123,7 @@ def find_activation_refusal(node: Node) -> str | None:
 
 def _find_absorbable_router(node: Node) -> Node | None:
     """Return the router of the mixture `node` if the kernel MoE can absorb it (softmax and top-k, without bias and
-    groups); else None. Of equal scores the kernel takes the last."""
+    groups), else None. Of equal scores the kernel chooses the last."""
     producer = node.required_operand("combine").producer
     if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None
@@ -136,13 +138,13 @@ def _list_kernel_reads(node: Node, target: Backend) -> Iterable[Value]:
 
 
 def reshape_like(e: OnnxEmitter, y: Out, x: Value) -> Out:
-    """Return `y`, reshaped to the shape of `x`."""
+    """Return `y` reshaped to the shape of the IR value `x`."""
     return e.op("Reshape", y, e.memo(("shape", x), lambda: e.op("Shape", e[x])))
 
 
 def interleave_rows(e: OnnxEmitter, gate: Value | None, up: Value | None, like: Value, name: str) -> Out | None:
-    """Return an initializer with rows gate 0, up 0, gate 1, … of each expert, called `name` after `like`. If one of
-    gate and up is None, its rows are 0; None if both are."""
+    """Return an initializer called "{like}.{name}" with the rows gate 0, up 0, gate 1, … of each expert. If gate or up
+    is None, its rows are 0; if both are, return None."""
     weights = up if gate is None else gate
     if weights is None:
         return None
@@ -157,12 +159,9 @@ def interleave_rows(e: OnnxEmitter, gate: Value | None, up: Value | None, like: 
 
 
 def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | None]:
-    """Return the operands of the kernel MoE that route tokens: logits [tokens, experts], k, and a factor for its result
-    [..., 1] (None: 1).
-
-    The kernel always normalizes the k weights here: without normalization it overwrites its input where ONNX Runtime
-    lets the two share memory.
-    """
+    """Return the routing for the kernel MoE: (logits [tokens, experts], k experts per token, the factor [..., 1] by
+    which to multiply the kernel's result, None for 1). The kernel is always told to normalize the k weights: without
+    normalization it overwrites its input if ONNX Runtime lets input and output share memory."""
     router, combine = _find_absorbable_router(node), node.required_operand("combine")
     dtype, experts = combine.type.dtype, combine.width
     logits: Out | None
@@ -187,7 +186,7 @@ def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | No
 
 
 def list_activation_attributes(node: Node) -> dict[str, Any]:
-    """Return the attributes of MoE and QMoE that describe the activation of an expert."""
+    """Return the attributes of ONNX Runtime's MoE and QMoE for the activation of the experts of `node`."""
     a = node.attrs
     if node.operand("gate") is None:
         return {"activation_type": _KERNEL[a["activation"]]}
@@ -219,7 +218,8 @@ def MoE(e: OnnxEmitter, node: Node) -> Out:
 
 
 def _emit_expert_activation(e: OnnxEmitter, node: Node, up: Out, gate: Out | None) -> Out:
-    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift), limited."""
+    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift), where gate
+    and up are clipped to the node's limit if it has one."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
         return emit_activation(e, up, a["activation"], dtype)
@@ -237,13 +237,13 @@ def gather_experts(e: OnnxEmitter, value: Out, chosen: Out | None) -> Out:
 
 
 def _multiply_experts(e: OnnxEmitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
-    """Return rows [used, n, in] times the transposed matrices of `weight` [experts, out, in] at the expert indices
-    `chosen` (None: all): [used, n, out]."""
+    """Return `rows` [used, n, in] times the transposed matrices of `weight` [experts, out, in] at the expert indices
+    `chosen` [used] (None: all), which is [used, n, out]."""
     if e.target.contrib:
         return e.op("FusedMatMul", rows, gather_experts(e, e[weight], chosen), domain=MS, transB=1)
     if isinstance(weight, Param):
-        turned = e.weight(weight.name + ".T", Permute(weight.recipe, (0, 2, 1)), weight.type.dtype)
-        return e.op("MatMul", rows, gather_experts(e, turned, chosen))
+        transposed = e.weight(weight.name + ".T", Permute(weight.recipe, (0, 2, 1)), weight.type.dtype)
+        return e.op("MatMul", rows, gather_experts(e, transposed, chosen))
     return e.op("MatMul", rows, e.op("Transpose", gather_experts(e, e[weight], chosen), perm=[0, 2, 1]))
 
 
@@ -258,8 +258,8 @@ def GroupedExperts(e: OnnxEmitter, node: Node) -> Out:
 
 
 def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out, Value, Out | None], Out]) -> Out:
-    """Emit the mixture `node` as batched products over the experts in use. product(e, rows [used, n, in], weight,
-    expert indices or None) returns [used, n, out]."""
+    """Emit the mixture `node` as batched products over the experts in use, and return its output. `product` is a
+    function (e, rows [used, n, in], weight, expert indices or None for all) that returns [used, n, out]."""
     x, combine = node.required_operand("x"), node.required_operand("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]

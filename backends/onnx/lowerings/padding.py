@@ -1,4 +1,4 @@
-"""Support for padding anywhere among new tokens: a decoder graph expects it last, so each batch row is sorted.
+"""Support for padding anywhere among new tokens: a decoder graph expects it last, so the tokens of each row are sorted.
 
 Libraries pad prompts on the left (transformers) or on the right (onnxruntime-genai), as described by attention_mask.
 """
@@ -24,12 +24,10 @@ Emit = Callable[[OnnxEmitter, Node], Emitted]
 
 
 def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
-    """Emit the graph of `e` by the `chosen` lowerings; with a cache, support any attention_mask of zeros and ones.
-
-    The last seq columns of the input attention_mask [batch, total] describe the new tokens. Per-token inputs are sorted
-    by them, valid tokens first, and per-token outputs are restored to the original order. If padding would enter a
-    state, or overwrite a token in a rolling cache, the logits of the batch row are NaN.
-    """
+    """Emit the graph of `e` by the `chosen` lowerings; with a cache, support any attention_mask of zeros and ones. The
+    last seq columns of the input attention_mask [batch, total] describe the new tokens. Per-token inputs are sorted by
+    them, valid tokens first, and per-token outputs are restored to the original order. If padding would enter a state,
+    or overwrite a token in a rolling cache, the logits of the batch row are NaN."""
     graph, tokens = e.graph, find_token_axes(e.graph)
     if tokens is None or not has_cache(graph) or not {"attention_mask", "position_ids"} <= graph.inputs.keys():
         e.lower(chosen)
@@ -69,9 +67,8 @@ def _gather_rows(e: OnnxEmitter, x: onnx.Value, order: onnx.Value) -> onnx.Value
 
 
 def _find_output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
-    """Return the first node of the chain of token-wise nodes that computes the output `value`, and the node's per-token
-    operand; None if the producer of `value` is not token-wise. Reordering that operand is cheaper than reordering
-    logits."""
+    """Return (the first node, its per-token operand) of the chain of token-wise nodes that computes the output `value`;
+    None if the producer of `value` is not token-wise. Reordering that operand is cheaper than reordering logits."""
     head: tuple[Node, Value] | None = None
     readers = 0
     while (node := value.producer) is not None and len(value.users) == readers and len(node.outputs) == 1:
@@ -83,8 +80,8 @@ def _find_output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit])
 
 
 def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
-    """Return a lowering like `emit` that reorders the tokens of its operand `x` by `order`, or the tokens of its result
-    if it has absorbed the producer of `x`."""
+    """Return a lowering like `emit` that reorders the tokens of its operand `x` by the indices `order` [batch, seq], or
+    those of its results if it absorbed the producer of `x`."""
 
     def emit_restored(e: OnnxEmitter, node: Node) -> Emitted:
         if x not in e.values:
@@ -99,8 +96,8 @@ def _restore_order(emit: Emit, x: Value, order: onnx.Value) -> Emit:
 
 
 def _emit_padding_limit(e: OnnxEmitter) -> onnx.Value | None:
-    """Return the number of tokens of a batch row [1] up to which padding is harmless: the slots of the smallest rolling
-    cache, or 0 with a recurrent state; None if padding is always harmless."""
+    """Return the number of tokens of a batch row, a tensor [1], up to which padding is harmless: the slots of the
+    smallest rolling cache, or 0 with a recurrent state. Return None if padding is always harmless."""
     limits = [
         0 if spec.growth is Growth.CONSTANT else e.graph.inputs[name].shape[2]
         for spec, name, _ in find_state_inputs(e.graph)

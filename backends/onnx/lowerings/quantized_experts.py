@@ -39,7 +39,7 @@ GROUPS = {"cpu": (16, 32, 64, 128, 256), "cuda": (32, 64, 128)}
 
 
 def list_expert_weights(node: Node) -> list[Value]:
-    """Return the weights of the experts of `node`: up, down and, if present, gate."""
+    """Return the weights of the experts of the moe node `node`: up, down and, if present, gate."""
     return [v for v in map(node.operand, ("up", "down", "gate")) if v is not None]
 
 
@@ -98,8 +98,8 @@ def QMoE(e: OnnxEmitter, node: Node) -> Out:
 
 
 class _CodeForm:
-    """The form in which QMoE reads a quantized weight: codes of `bits` (as in `layout`, or widened to 4), and the
-    `names` of the stored parts: codes, scales and zero points."""
+    """The form in which QMoE reads a quantized weight: `bits` per code (those of `layout`, or 4 if widened), and
+    `names`, the stored parts with codes, scales and zero points. With `exact`, 2-bit codes are widened too."""
 
     def __init__(self, layout: BlockLayout, exact: bool) -> None:
         wide = layout.bits == 3 or (layout.bits == 2 and exact)
@@ -115,8 +115,8 @@ def _choose_code_form(e: OnnxEmitter, weight: Param) -> _CodeForm:
 
 
 def _emit_parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:
-    """Return codes, scales, and zero points (or None) of the stack `weight` in `form`; if `gate` is given, with its
-    rows interleaved: gate 0, weight 0, gate 1, …"""
+    """Return [codes, scales, zero points or None] of the stack `weight` [experts, out, in] in `form`. If `gate` is
+    given, rows of both are interleaved: gate 0, weight 0, gate 1, …"""
     parts: list[Out | None] = []
     for name in form.names:
         if name in ("zeros", "points") and not form.has_zeros:
@@ -136,7 +136,7 @@ def _emit_parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeFo
 
 
 def find_stack_refusal(node: Node, target: Backend) -> str | None:
-    """Return None, or the reason (str) why DequantizeLinear cannot decode the experts of `node`."""
+    """Return None, or the reason (str) why DequantizeLinear cannot decode the expert weights of `node`."""
     layouts = [dequantized.find_layout(weight) for weight in list_expert_weights(node)]
     if any(isinstance(layout, BlockLayout) and layout.has_minimum for layout in layouts):
         return "DequantizeLinear takes no minima"

@@ -1,4 +1,4 @@
-"""Lowerings of recurrences: work linear in the length, a state of constant size, nodes independent of the length.
+"""Lowerings of recurrences, with work linear in the length, a state of constant size, and a fixed number of nodes.
 
 ONNX Runtime's LinearAttention runs the recurrence of a head in one kernel. Standard operators scan over chunks of
 tokens, with the parallel form within a chunk. Mamba's decay per channel and state has no cheap parallel form: on CPUs
@@ -31,7 +31,8 @@ Out = onnx.Value
 
 
 def to_f32(e: OnnxEmitter, value: Value | None) -> Any:
-    """Return the ONNX value, on CPUs in f32: states sum many terms, and CPU kernels lack narrower dtypes."""
+    """Return the ONNX value of `value`, on CPUs cast to f32: states sum many terms, and CPU kernels lack other
+    dtypes."""
     out = e[value]
     is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out
@@ -53,7 +54,7 @@ def emit_zeros(e: OnnxEmitter, batch: Size, *tail: int) -> Any:
 
 
 def emit_initial_state(e: OnnxEmitter, node: Node, past: Any, *tail: int) -> Any:
-    """Return the initial state [batch, *tail]: `past`, reshaped, or zeros if it is None."""
+    """Return the initial state [batch, *tail] of `node`: `past` reshaped, or f32 zeros if `past` is None."""
     return emit_zeros(e, node.output.shape[0], *tail) if past is None else e.op("Reshape", past, e.constant([0, *tail]))
 
 
@@ -68,7 +69,7 @@ def _list_operands(e: OnnxEmitter, node: Node) -> tuple[Any, ...]:
 
 
 def get_head_sizes(node: Node) -> tuple[int, int, int, int]:
-    """Return the number of groups of q and k, the number of heads, and the key and value sizes of a head."""
+    """Return (number of groups of q and k, number of heads, key size of a head, value size of a head)."""
     groups, heads = node.attrs["groups"], node.attrs["heads"]
     return groups, heads, node.required_operand("q").width // groups, node.output.width // heads
 
@@ -132,7 +133,8 @@ def HeadScan(e: OnnxEmitter, node: Node) -> list[Out]:
 
 
 class _Chunks:
-    """The split of tensors [batch, seq, …] into chunks of min(seq, CHUNK) tokens, [batch, chunks, tokens, …]."""
+    """The split of tensors [batch, seq, …] into chunks of min(seq, CHUNK) tokens, [batch, chunks, tokens, …], and the
+    parallel form of a recurrence within a chunk."""
 
     def __init__(self, e: OnnxEmitter, seq: Size) -> None:
         self.e, self.seq = e, e.size(seq)
@@ -162,12 +164,10 @@ class _Chunks:
         return e.op("Slice", e.op("Reshape", y, e.constant([0, -1, width])), e.constant([0]), self.seq, e.constant([1]))
 
     def step(self, state: Any, q: Any, k: Any, v: Any, decay: Any = None) -> tuple[Any, Any]:
-        """Return the state after one chunk, and y of its tokens. `state` is [batch, groups, heads of a group, d, dv];
-        q, k, v and decay are [batch, tokens, groups, heads of a group or 1, …].
-
-        The sum of decays between two tokens adds only those terms: differences of cumulative sums would lose small
-        decays next to large ones.
-        """
+        """Return (the state after one chunk, the outputs of its tokens). `state` is [batch, groups, heads of a group,
+        d, dv]; q, k, v, decay and the outputs are [batch, tokens, groups, heads of a group or 1, …]. The sum of decays
+        between two tokens adds only those terms: differences of cumulative sums would lose small decays next to large
+        ones."""
         e = self.e
         q, v = (e.op("Transpose", x, perm=[0, 2, 3, 1, 4]) for x in (q, v))
         k = e.op("Transpose", k, perm=[0, 2, 3, 4, 1])
@@ -253,7 +253,8 @@ def _find_taps_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.causal_conv, targets=on_cpu, when=_find_taps_refusal)
 def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
-    """Emit a product per tap: on CPUs as fast as the better of Conv (many tokens) and CausalConvWithState (one)."""
+    """Emit a product per tap. On CPUs it is as fast as the faster of Conv (for many tokens) and CausalConvWithState
+    (for one)."""
     x, weight, bias, past = node.required_operand("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})

@@ -18,8 +18,9 @@ from ..onnx_emitter import OnnxEmitter
 
 
 def _build_step_graph(node: Node, target: Backend) -> Graph:
-    """Return the step of the recurrence `node` as a graph that is legal for `target`; constants that are parameters
-    stay parameters. Raises WeftError if the target cannot run an op of the step; the message names it."""
+    """Return a copy of the step of the scan `node` as a graph that is legal for `target`; constants of the step that
+    are parameters stay parameters. Raises WeftError if the target cannot run an op of the step; the message names
+    it."""
     step: Step = node.attrs["step"]
     constants = dict(zip(step.constants, node.inputs[len(step.tokens) :], strict=False))
     graph, new_values = Graph("step", node.graph.reader), dict[Value, Value]()
@@ -72,7 +73,7 @@ def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
 
 
 def _emit_initial_state(e: OnnxEmitter, node: Node, state: str) -> onnx.Value:
-    """Return the initial value of `state`: a tensor filled with its constant."""
+    """Return the initial value of the state called `state` of the scan `node`: a tensor filled with its constant."""
     step: Step = node.attrs["step"]
     type = step.input_type(state, node.output.shape[0])
     fill_value = onnx.tensor([step.initial[state]], dtype=onnx.DataType.from_numpy(type.dtype.numpy))

@@ -15,12 +15,10 @@ from ..core.sampler import check_count
 
 
 class Batch(ABC):
-    """Answers that one decoder decodes together, at most `most` at a time; further answers wait in order of joining.
-
-    An answer leaves the batch when its result has a `finish`, or when its own `error` is set (by NaN logits, for
-    example). An error of a model call concerns all answers: `advance` raises it, and `close` must be called before the
-    batch is used again.
-    """
+    """Answers that one decoder decodes together, at most `most` at a time; further answers wait in order of joining. An
+    answer leaves the batch when its result has a `finish`, or when its own `error` is set (by NaN logits, for example).
+    An error of a model call concerns all answers: `advance` raises it, and `close` must be called before the batch is
+    used again."""
 
     def __init__(self, decoder: CachedDecoder[Any], most: int) -> None:
         check_count("most", most)

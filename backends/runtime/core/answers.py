@@ -33,12 +33,10 @@ class Constraint(Protocol):
 
 
 class Answer:
-    """The answer to one prompt, of at most `limit` tokens; its batch row begins with the tokens `begin`.
-
-    It ends with a token in `stop_ids` or before a string in `stops`. `forced` and `constraint` restrict its tokens.
-    Without a `tokenizer` the result has no text. With `logprobs` = n, the result has the log-probabilities of the
-    answer's tokens and of the n most likely tokens at each position.
-    """
+    """The answer to one prompt, of at most `limit` tokens; its batch row begins with the tokens `begin`. It ends with a
+    token in `stop_ids` or before a string in `stops`. `forced` and `constraint` restrict its tokens. Without a
+    `tokenizer` the result has no text. With `logprobs` = n, the result has the log-probabilities of the answer's tokens
+    and of the n most likely tokens at each position."""
 
     def __init__(
         self,
@@ -64,9 +62,7 @@ class Answer:
 
     def draw_token(self, logits: Floats) -> int:
         """Draw the next token from `logits` [vocab], restricted by forced tokens and the constraint; add and return it.
-
-        Raises WeftError when the largest logit is NaN or infinite.
-        """
+        Raises WeftError when the largest logit is NaN or infinite."""
         scores = self._forced(logits, len(self.result.tokens), self.limit)
         if self._constraint is not None:
             scores = self._constraint.mask_logits(scores)
@@ -121,11 +117,9 @@ def compute_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
 def add_tokens(
     rows: Sequence[Answer], add: Callable[[Answer, Any], int], values: Floats | Ints, tokens: Ints, active: Bools
 ) -> int:
-    """Call `add(rows[i], values[i])` for every i with `active[i]`; `values` are next tokens [rows], or logits.
-
-    `add` adds a token to the answer and returns it (`Answer.draw_token` or `Answer.add_token`). Store it in
-    `tokens[i]`, and set `active[i]` to False if the answer has ended. Return the number of tokens added.
-    """
+    """Call `add(rows[i], values[i])` for every i with `active[i]`; `values` are next tokens [rows], or logits. `add`
+    adds a token to the answer and returns it (`Answer.draw_token` or `Answer.add_token`). Store it in `tokens[i]`, and
+    set `active[i]` to False if the answer has ended. Return the number of tokens added."""
     indices = np.flatnonzero(active).tolist()
     for at in indices:
         tokens[at] = add(rows[at], values[at])
@@ -137,11 +131,8 @@ def verify_drafts(
     context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
 ) -> None:
     """Draft tokens for the active rows and verify the drafts by one model call. Each answer gets the tokens drawn up to
-    and including the first one that differs from the draft, or one more than the draft.
-
-    `tokens` [rows] has the last token of each row. Update it, `active`, the timings, and the cached lengths of
-    `context`.
-    """
+    and including the first one that differs from the draft, or one more than the draft. `tokens` [rows] has the last
+    token of each row. Update it, `active`, the timings, and the cached lengths of `context`."""
     timings, starts = answers[0].result.timings, context.lengths.copy()
     inputs: list[list[int]] = [[] for _ in answers]
     for at in np.flatnonzero(active).tolist():

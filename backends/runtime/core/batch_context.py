@@ -50,10 +50,8 @@ class BatchContext(ABC):
 
     def count_cached(self, prompt: Sequence[int]) -> int:
         """Return the number of tokens at the start of `prompt` that the only row has cached, so that they need not run.
-
         The last token never counts, because its logits are needed. Return 0 for a source of an encoder, after an
-        interrupted run, and if the row would have to drop tokens but cannot.
-        """
+        interrupted run, and if the row would have to drop tokens but cannot."""
         length = int(self.lengths[0]) if self._intact and not self._answers else 0
         prefix = np.array(prompt[:-1][:length], np.int64)
         differ = np.flatnonzero(self._ids[0, : prefix.size] != prefix)
@@ -101,11 +99,9 @@ class BatchContext(ABC):
         return convert_to_float32(logits, np.empty(logits.shape, np.float32))
 
     def extend_all(self, parts: Sequence[Sequence[int]]) -> list[Floats]:
-        """Append the tokens `parts[r]` to every row r; return a list of their logits, [len(parts[r]), vocab].
-
-        A row without new tokens is unchanged. The model must return logits of every position and allow padding and
-        rewinding. The longest of `parts` must fit after the longest row.
-        """
+        """Append the tokens `parts[r]` to every row r; return a list of their logits, [len(parts[r]), vocab]. A row
+        without new tokens is unchanged. The model must return logits of every position and allow padding and rewinding.
+        The longest of `parts` must fit after the longest row."""
         resting = np.array([not part for part in parts])
         self.lengths[resting] -= 1  # resting rows repeat their last token
         padded = [part or [int(self._ids[row, self.lengths[row]])] for row, part in enumerate(parts)]
@@ -119,11 +115,9 @@ class BatchContext(ABC):
 
     def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
         """Append token `tokens[r]` to each row r with `active[r]` (default: all rows). Return the logits [batch, vocab]
-        after these tokens, valid until the next call of any method.
-
-        Inactive rows repeat their last token: caches stay the same, but recurrent states advance, so that such rows
-        cannot continue later. Raises WeftError if a row's cache is full.
-        """
+        after these tokens, valid until the next call of any method. Inactive rows repeat their last token: caches stay
+        the same, but recurrent states advance, so that such rows cannot continue later. Raises WeftError if a row's
+        cache is full."""
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
         row_tokens = np.asarray(tokens, np.int64)[rows]
         self._check_room(rows)
@@ -142,11 +136,9 @@ class BatchContext(ABC):
         self.lengths[row] = 0
 
     def append(self, first: int, parts: Sequence[Sequence[int]]) -> Floats:
-        """Append the tokens `parts[i]` to row `first + i` for each i; return logits after them, [len(parts), vocab].
-
-        If there are several parts, their rows must be empty; unless the batch is `padded`, parts must have equal
-        length.
-        """
+        """Append the tokens `parts[i]` to row `first + i` for each i; return logits after them, [len(parts), vocab]. If
+        there are several parts, their rows must be empty; unless the batch is `padded`, parts must have equal
+        length."""
         self._prepare_rows(first, len(parts))
         logits = self._append_tokens(first, parts)
         ends = [min(len(part), logits.shape[1]) - 1 for part in parts]
@@ -155,11 +147,9 @@ class BatchContext(ABC):
         return scores
 
     def step_first(self, tokens: Ints) -> Floats:
-        """Append token `tokens[r]` to each row r < len(tokens), and compute only these rows.
-
-        Return the logits after the new tokens, [len(tokens), vocab], valid until the next call of any method. Raises
-        WeftError when the cache of a row is full.
-        """
+        """Append token `tokens[r]` to each row r < len(tokens), and compute only these rows. Return the logits after
+        the new tokens, [len(tokens), vocab], valid until the next call of any method. Raises WeftError when the cache
+        of a row is full."""
         rows = np.arange(tokens.size)
         self._check_room(rows)
         self._intact = False
@@ -248,11 +238,9 @@ class BatchContext(ABC):
         self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
     ) -> NDArray[Any]:
         """Run the tokens `parts[i]` in row `first + i`, for each i; the row has `past[i]` tokens before the call and
-        `total[i]` after.
-
-        Return logits on the host, valid until the next call. Their shape is [len(parts), seq, vocab], or [len(parts),
-        1, vocab] for the last token of each row; the latter is not allowed with `every` if the model can return all.
-        """
+        `total[i]` after. Return logits on the host, valid until the next call. Their shape is [len(parts), seq, vocab],
+        or [len(parts), 1, vocab] for the last token of each row; the latter is not allowed with `every` if the model
+        can return all."""
 
     @abstractmethod
     def _step(self, rows: Ints, tokens: Ints) -> None:
@@ -294,10 +282,8 @@ def split_chunks(prompt: Sequence[int], chunk: int) -> Iterator[Sequence[int]]:
 
 def _group_rows(lengths: Sequence[int], chunk: int, padded: bool) -> Iterator[tuple[int, int]]:
     """Yield (first row, exclusive end row) of groups of adjacent rows with at most `chunk` tokens, padding included.
-
     `lengths` has the number of tokens of each row. A row above `chunk` tokens is a group by itself. Unless `padded`,
-    all rows of a group have equal length.
-    """
+    all rows of a group have equal length."""
     first, longest = 0, 0
     for row, length in enumerate(lengths):
         longest = max(longest, length)

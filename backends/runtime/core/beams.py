@@ -57,10 +57,8 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The beam search of one prompt, with answers of at most `limit` tokens.
-
-    `open` is True until the search ends; `best` lists the ended sequences, best first, at most as many as beams.
-    """
+    """The beam search of one prompt, with answers of at most `limit` tokens. `open` is True until the search ends;
+    `best` lists the ended sequences, best first, at most as many as beams."""
 
     def __init__(self, how: Beams, limit: int, stop_ids: frozenset[int], forced: TokenRules) -> None:
         self.open, self.best = True, list[Hypothesis]()
@@ -70,11 +68,9 @@ class BeamSearch:
         self._count = 0
 
     def advance(self, logits: Floats) -> tuple[list[int], list[int]]:
-        """Extend the running sequences by one token, given their logits [beams, vocab].
-
-        Return two lists with an item per beam: the row of `logits` that it continues, and its next token. Raises
-        WeftError if the largest logit of a row is NaN or infinite.
-        """
+        """Extend the running sequences by one token, given their logits [beams, vocab]. Return two lists with an item
+        per beam: the row of `logits` that it continues, and its next token. Raises WeftError if the largest logit of a
+        row is NaN or infinite."""
         scores = _log_softmax(logits[: len(self._running)])
         # Forced after the softmax, so that a forced token is certain and leaves the score unchanged.
         scores = self._forced(scores, self._count, self._limit)
@@ -122,11 +118,8 @@ def run_beam_search(
     timings: Timings,
 ) -> None:
     """Run `searches` (one per prompt, with equal numbers of beams) as one batch to their end; the results are in
-    `searches` and `timings`.
-
-    `most` is the maximum number of cached tokens per row, `chunk` of prompt tokens per model call. Raises WeftError if
-    the caches cannot be allocated.
-    """
+    `searches` and `timings`. `most` is the maximum number of cached tokens per row, `chunk` of prompt tokens per model
+    call. Raises WeftError if the caches cannot be allocated."""
     beams = searches[0].width
     rows: Ints = np.arange(len(prompts) * beams)
     tokens = np.zeros_like(rows)

@@ -42,11 +42,9 @@ class Stream(Iterator[str]):
 
 
 class Generator:
-    """A language model: a decoder, and the tokenizer and chat template of its folder if it has them.
-
-    For an encoder-decoder, prompts are the sources of the encoder and results the decoded sequences. `defaults` are
-    the sampling options (and `max_tokens`) that its checkpoint recommends: servers use them, its methods do not.
-    """
+    """A language model: a decoder, and the tokenizer and chat template of its folder if it has them. For an
+    encoder-decoder, prompts are the sources of the encoder and results the decoded sequences. `defaults` are the
+    sampling options (and `max_tokens`) that its checkpoint recommends: servers use them, its methods do not."""
 
     def __init__(
         self,

@@ -55,10 +55,8 @@ class Timings:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural log-probabilities at one position, before temperature, penalties and constraints.
-
-    `logprob` is that of the chosen `token`; `top` has (token, log-probability) of the likeliest tokens, best first.
-    """
+    """Natural log-probabilities at one position, before temperature, penalties and constraints. `logprob` is that of
+    the chosen `token`; `top` has (token, log-probability) of the likeliest tokens, best first."""
 
     token: int
     logprob: float

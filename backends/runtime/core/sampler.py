@@ -184,10 +184,8 @@ class Sampler:
         self._drawn_counts: Counter[int] | None = Counter() if sampling.has_count_penalties else None
 
     def __call__(self, logits: Floats) -> int:
-        """Return the next token, drawn from `logits` [vocab] in float32, which stay unchanged.
-
-        Raises WeftError when the largest logit is NaN or infinite.
-        """
+        """Return the next token, drawn from `logits` [vocab] in float32, which stay unchanged. Raises WeftError when
+        the largest logit is NaN or infinite."""
         token = int(logits.argmax())  # argmax returns a NaN if there is one
         check_logits(logits[token])
         if self.sampling.temperature > 0:
@@ -298,11 +296,8 @@ def _softmax(scores: Floats) -> Floats:
 
 def _select_nucleus(scores: Floats, top_p: float) -> Ints:
     """Return, in ascending order, the indices of the smallest set of likeliest tokens whose probabilities sum to at
-    least `top_p`. Of equally likely tokens the first are selected.
-
-    Only tokens with probability (1 - top_p) / size or more are sorted: all others together have less than 1 - top_p, so
-    none of them is selected.
-    """
+    least `top_p`. Of equally likely tokens the first are selected. Only tokens with probability (1 - top_p) / size or
+    more are sorted: all others together have less than 1 - top_p, so none of them is selected."""
     p = _softmax(scores)
     # The likeliest token always stays, even if rounding puts the bound above it.
     candidates = np.flatnonzero(p >= min((1 - top_p) / p.size, p.max()))

@@ -87,10 +87,8 @@ class Assistant(Drafter):
 @dataclass(frozen=True)
 class Speculation:
     """The settings of speculative decoding: drafts of at most `prompt_lookup_num_tokens` tokens by prompt look-up, or
-    of at most `num_assistant_tokens` by the model `assistant`. Its truth value is False if neither is set.
-
-    Raises WeftError on a value outside its range, on both sources, and on `num_assistant_tokens` without an assistant.
-    """
+    of at most `num_assistant_tokens` by the model `assistant`. Its truth value is False if neither is set. Raises
+    WeftError on a value outside its range, on both sources, and on `num_assistant_tokens` without an assistant."""
 
     prompt_lookup_num_tokens: int = 0
     assistant: CachedDecoder[Any] | None = None
@@ -142,10 +140,8 @@ class Speculation:
 
 class Drafts:
     """The drafts for one batch row, of at most `most` tokens each. Of the last draft, let n tokens have been correct:
-    the next draft has 2n tokens if all were correct, else n + 1.
-
-    After k consecutive drafts without a correct token, the next 2^(k-1) steps (at most 16) draft nothing.
-    """
+    the next draft has 2n tokens if all were correct, else n + 1. After k consecutive drafts without a correct token,
+    the next 2^(k-1) steps (at most 16) draft nothing."""
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter, self._most, self._count = drafter, most, most

@@ -67,12 +67,10 @@ def bind_states(
     carried: Iterable[StateRecord],
     head_dim: int | None = None,
 ) -> list[BoundState]:
-    """Return a `BoundState` for each record in `carried`; types and shapes are those of the graph's inputs.
-
-    `inputs` and `outputs` are ONNX Runtime's descriptions by name; error messages call the graph `name`. `head_dim` is
-    the width of caches if the graph leaves it dynamic. Raises WeftError if a state is not both an input and an output,
-    or an axis other than the capacity is dynamic.
-    """
+    """Return a `BoundState` for each record in `carried`; types and shapes are those of the graph's inputs. `inputs`
+    and `outputs` are ONNX Runtime's descriptions by name; error messages call the graph `name`. `head_dim` is the width
+    of caches if the graph leaves it dynamic. Raises WeftError if a state is not both an input and an output, or an axis
+    other than the capacity is dynamic."""
     states = []
     for state in carried:
         past, present, recurrent = state.input, state.output, state.growth is Growth.CONSTANT
@@ -93,11 +91,8 @@ def bind_states(
 
 
 class StateBuffers:
-    """The buffers for the caches and states of one batch.
-
-    `copy_index` (0 or 1) is the copy of recurrent states that the next run reads; `copy_count` is 2 with recurrent
-    states, else 1.
-    """
+    """The buffers for the caches and states of one batch. `copy_index` (0 or 1) is the copy of recurrent states that
+    the next run reads; `copy_count` is 2 with recurrent states, else 1."""
 
     def __init__(self, session: Session, states: Sequence[BoundState], batch: int, capacity: int) -> None:
         self.copy_index, self.copy_count = 0, 1 + any(state.recurrent for state in states)
@@ -119,9 +114,7 @@ class StateBuffers:
 
     def bind(self, binding: Any, copy: int, first: int = 0, rows: int | None = None) -> None:
         """Bind all caches and states of `rows` batch rows (default: all) from row `first` on to an IO binding.
-
-        Recurrent states are read from copy `copy` (0 or 1) and written to the other copy.
-        """
+        Recurrent states are read from copy `copy` (0 or 1) and written to the other copy."""
         for state, copies in zip(self._states, self._buffers, strict=True):
             copies[copy].bind_input(binding, state.past, first, rows)
             for output in (state.present, *state.aliases):

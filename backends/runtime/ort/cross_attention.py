@@ -20,10 +20,8 @@ from .session import Session, convert_ort_errors
 
 
 class EncodedSources:
-    """The cross-attention keys and values of a batch, in `buffers` by name of the decoder input.
-
-    Batch row r attends to the source with index `of[r]`; the buffers have one entry per row, copied if shared.
-    """
+    """The cross-attention keys and values of a batch, in `buffers` by name of the decoder input. Batch row r attends to
+    the source with index `of[r]`; the buffers have one entry per row, copied if shared."""
 
     def __init__(self, session: Session, buffers: Mapping[str, Buffer], of: Ints) -> None:
         self._session, self._buffers, self.of = session, buffers, of
@@ -92,12 +90,10 @@ class SourceEncoder:
         return {name: value for name, value in inputs.items() if name in available}
 
     def encode_sources(self, sources: Sequence[Any], shapes: Mapping[str, Any]) -> EncodedSources:
-        """Run the encoder on `sources` (token ids or sounds), right-padded, and return their keys and values.
-
-        `shapes` are the decoder inputs that the encoder computes, as `select_inputs` returns them. If tokens compete
+        """Run the encoder on `sources` (token ids or sounds), right-padded, and return their keys and values. `shapes`
+        are the decoder inputs that the encoder computes, as `select_inputs` returns them. If tokens compete
         (`compares`), each source runs separately. Raises WeftError if ONNX Runtime fails, or a sound has no frame or
-        more frames than the position table.
-        """
+        more frames than the position table."""
         if self.compares and len(sources) > 1:
             return EncodedSources.concatenate([self.encode_sources([source], shapes) for source in sources])
         inputs = build_encoder_inputs(sources, self.sound)

@@ -20,9 +20,7 @@ def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> OrtEnc
 
 def open_decoder(facts: FolderFacts, device: str, threads: int | None, stream: Any = None) -> OrtDecoder:
     """Return the decoder of a folder, with the encoder of an encoder-decoder; it runs on the PyTorch `stream` if given.
-
-    Raises as `open_encoder` does.
-    """
+    Raises as `open_encoder` does."""
     session, sources = _open_session(facts, 0, device, threads, graphs=True, stream=stream), None
     if facts.kind == "encoder-decoder":
         encoder_half = _open_session(facts, 1, device, threads)

@@ -25,12 +25,9 @@ _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 class EncoderModel(Tasks):
     """An encoder: it computes a vector per token (`hidden`) or per text (`encode`); with a head, it performs its
-    `task`.
-
-    `pooling`, `normalize` and `embedding` are the settings with which it was trained to compute one vector per text.
-    With `compares`, the tokens of a model call compete, for example for the capacity of experts. `outputs` has the
-    names of the model's outputs.
-    """
+    `task`. `pooling`, `normalize` and `embedding` are the settings with which it was trained to compute one vector per
+    text. With `compares`, the tokens of a model call compete, for example for the capacity of experts. `outputs` has
+    the names of the model's outputs."""
 
     def __init__(self, facts: FolderFacts, outputs: Collection[str]) -> None:
         self.outputs, self.task = outputs, facts.task
@@ -118,9 +115,8 @@ class EncoderModel(Tasks):
 
     def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
         """Return the last hidden states for `rows` of token ids, float32 [batch, longest, dim], with zeros for padding.
-
-        Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's maximum.
-        """
+        Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's
+        maximum."""
         rows = [[int(i) for i in ids] for ids in rows]
         for ids in rows:
             check_ids("a row", ids, self.vocab, self.max_length, "cut it")

@@ -142,11 +142,9 @@ def has_cuda_provider() -> bool:
 
 
 def find_cuda_problem(ort: Any) -> str | None:
-    """Return a short reason why `ort`, the module onnxruntime, cannot use CUDA; None if it can.
-
-    ONNX Runtime itself would fall back to the CPU with only a log line. So load its CUDA library here, and query the
-    driver for a device.
-    """
+    """Return a short reason why `ort`, the module onnxruntime, cannot use CUDA; None if it can. ONNX Runtime itself
+    would fall back to the CPU with only a log line. So load its CUDA library here, and query the driver for a
+    device."""
     offered = ort.get_available_providers()
     if CUDA not in offered:
         return (
@@ -189,11 +187,9 @@ def find_gpu_problem() -> str | None:
 
 def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream: Any) -> Session:
     """Return a session of `model` on CUDA, with CUDA graphs if `graphs`; if the model cannot be captured, log a warning
-    and open it without CUDA graphs.
-
-    Raises WeftError if ONNX Runtime would compute nodes on the CPU. Its option `session.disable_cpu_ep_fallback` would
-    also reject shape arithmetic on the host, which is harmless and even wanted; so check the node placement afterwards.
-    """
+    and open it without CUDA graphs. Raises WeftError if ONNX Runtime would compute nodes on the CPU. Its option
+    `session.disable_cpu_ep_fallback` would also reject shape arithmetic on the host, which is harmless and even wanted;
+    so check the node placement afterwards."""
     # TF32 would round the operands of f32 products to 10 bits of mantissa.
     options = {"device_id": "0", "use_tf32": "0"}
     if stream is not None:

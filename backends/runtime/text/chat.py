@@ -26,12 +26,10 @@ START_SECONDS = 60  # seconds for the process to start and answer, on the slowes
 
 
 class ChatTemplate:
-    """The chat templates of a compiled folder: "tool_use" renders prompts with tools, "default" all others.
-
-    A template is untrusted, like the model: it runs in jinja2's immutable sandbox, in a process limited to 2 seconds
-    and 512 MiB. Each prompt starts a new process unless `renderer` is set, which stays alive.
-    Raises WeftError when the folder has no template, or its file is not text.
-    """
+    """The chat templates of a compiled folder: "tool_use" renders prompts with tools, "default" all others. A template
+    is untrusted, like the model: it runs in jinja2's immutable sandbox, in a process limited to 2 seconds and 512 MiB.
+    Each prompt starts a new process unless `renderer` is set, which stays alive. Raises WeftError when the folder has
+    no template, or its file is not text."""
 
     def __init__(self, folder: Path) -> None:
         self.renderer: Renderer | None = None
@@ -56,11 +54,9 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
         """Return `messages` rendered to a prompt; with `answer`, it ends where the assistant's answer begins.
-
-        `variables` (tools, documents, enable_thinking …) are passed to the template and must be JSON data.
-        Raises WeftError when the messages are malformed, the template cannot be parsed or rejects them, or it exceeds
-        its limits of time and memory.
-        """
+        `variables` (tools, documents, enable_thinking …) are passed to the template and must be JSON data. Raises
+        WeftError when the messages are malformed, the template cannot be parsed or rejects them, or it exceeds its
+        limits of time and memory."""
         for message in messages:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WeftError(f"a chat message is {message!r}, but it must be a mapping with a role and its content")
@@ -99,11 +95,9 @@ def read_special_token(folder: Path, name: str) -> str | None:
 
 
 class Renderer:
-    """A worker process that renders each template in a fork with its own limits, so that Python starts only once.
-
-    It is a context manager, and not thread-safe except for `kill`. `command` is the worker's script with its arguments;
-    a script for other requests must use the protocol of `chat_worker.serve_requests`.
-    """
+    """A worker process that renders each template in a fork with its own limits, so that Python starts only once. It is
+    a context manager, and not thread-safe except for `kill`. `command` is the worker's script with its arguments; a
+    script for other requests must use the protocol of `chat_worker.serve_requests`."""
 
     def __init__(self, command: Sequence[str | Path] = (WORKER, "--serve")) -> None:
         self._command, self._killed = command, False
@@ -198,11 +192,9 @@ def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[s
 
 
 def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
-    """Return (path of the file with the first template, dict from name to template) for the tokenizer in `folder`.
-
-    As in transformers, template files take precedence over tokenizer_config.json, and that over the chat_template.json
-    of a processor. Without templates, the path is that of tokenizer_config.json and the dict is empty.
-    """
+    """Return (path of the file with the first template, dict from name to template) for the tokenizer in `folder`. As
+    in transformers, template files take precedence over tokenizer_config.json, and that over the chat_template.json of
+    a processor. Without templates, the path is that of tokenizer_config.json and the dict is empty."""
     further, default = folder / TEMPLATE_FOLDER, folder / "chat_template.jinja"
     files = {"default": default} if default.is_file() else {}
     files |= {path.stem: path for path in sorted(further.glob("*.jinja"))}

@@ -65,10 +65,8 @@ def check_ids(what: str, ids: Sequence[int], vocab: int, longest: int, remedy: s
 
 
 def check_text(what: str, text: str) -> None:
-    """Check that `text`, called `what` in the error, is valid Unicode. Raises WeftError if not.
-
-    Python represents bytes that are not UTF-8 as lone surrogates (PEP 383), which no tokenizer accepts.
-    """
+    """Check that `text`, called `what` in the error, is valid Unicode. Raises WeftError if not. Python represents bytes
+    that are not UTF-8 as lone surrogates (PEP 383), which no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -125,21 +123,16 @@ class Tokenizer:
         self._fast.no_truncation()
 
     def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
-        """Return the token ids of `text`, with `special` including special tokens such as BOS.
-
-        They are cut to `limit` tokens (None: no limit), special tokens included. Raises WeftError if the text is not
-        valid Unicode or the tokenizer fails.
-        """
+        """Return the token ids of `text`, with `special` including special tokens such as BOS. They are cut to `limit`
+        tokens (None: no limit), special tokens included. Raises WeftError if the text is not valid Unicode or the
+        tokenizer fails."""
         return self.encode_parts(text, limit=limit, special=special).ids
 
     def encode_parts(
         self, text: str, pair: str | None = None, limit: int | None = None, special: bool = True
     ) -> Encoding:
-        """Return the tokens of `text`, or of the pair (`text`, `pair`), with their types and offsets.
-
-        They are cut to `limit` tokens as in `encode`; of a pair, the longer text is cut first. Raises WeftError as
-        `encode` does.
-        """
+        """Return the tokens of `text`, or of the pair (`text`, `pair`), with their types and offsets. They are cut to
+        `limit` tokens as in `encode`; of a pair, the longer text is cut first. Raises WeftError as `encode` does."""
         for part in (text, pair or ""):
             check_text("a text", part)
         with self._truncate_encodings(limit):
@@ -200,12 +193,10 @@ def _convert_library_errors(what: str) -> Iterator[None]:
 
 
 class StreamingDetokenizer:
-    """A streaming detokenizer: joined, the pieces that it returns are the text of all tokens.
-
-    A piece never ends inside a code point: text that ends in U+FFFD is withheld, because bytes may be missing. New
-    tokens are decoded together with the tokens of the last piece, since spaces and byte runs depend on the token
-    before. So the work per token does not grow with the text.
-    """
+    """A streaming detokenizer: joined, the pieces that it returns are the text of all tokens. A piece never ends inside
+    a code point: text that ends in U+FFFD is withheld, because bytes may be missing. New tokens are decoded together
+    with the tokens of the last piece, since spaces and byte runs depend on the token before. So the work per token does
+    not grow with the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -47,12 +47,10 @@ class TokenBuffer:
 
 
 class CapturedSteps:
-    """The decode steps of a batch with `cache`; their inputs are `ids`, `positions` and `active`, each [batch, 1].
-
-    The function `step` is captured as a CUDA graph for each bound (a power of two) on the number of keys, or once if
+    """The decode steps of a batch with `cache`; their inputs are `ids`, `positions` and `active`, each [batch, 1]. The
+    function `step` is captured as a CUDA graph for each bound (a power of two) on the number of keys, or once if
     `any_length`. New cross-attention sources need new captures. Steps run without a graph on a CPU, if `captured` is
-    False, or if `step` synchronizes with the device.
-    """
+    False, or if `step` synchronizes with the device."""
 
     def __init__(
         self, step: Step, cache: Any, batch: int, device: torch.device, any_length: bool = False, captured: bool = True
@@ -83,11 +81,9 @@ class CapturedSteps:
 
     def run_prompt(self, ids: Tensor, last: Tensor) -> Tensor | None:
         """Run the prompts `ids` [batch, seq] from position 0 on as one CUDA graph, padded to one of `PROMPT_LENGTHS`.
-
         Return the logits [batch, 1, vocab] of the token with index `last[r]` in each row r, valid until the next step.
-        Return None without running anything if no such length fits, graphs are not used, or this is the first prompt
-        of its length: a capture might not pay off.
-        """
+        Return None without running anything if no such length fits, graphs are not used, or this is the first prompt of
+        its length: a capture might not pay off."""
         length = next((n for n in PROMPT_LENGTHS if ids.shape[1] <= n <= self._cache.capacity), None)
         if length is None or not (self._cuda and self._captures):
             return None

@@ -19,11 +19,9 @@ def can_draw(samplers: Sequence[Sampler]) -> bool:
 
 
 class DeviceSampler:
-    """A sampler on the device for `batch` rows with equal sampling options; its tensors have fixed addresses.
-
-    Each row draws the first token whose cumulative probability exceeds u, the next random number of the row's host
-    sampler. If only one token can follow, no random number is used up. `most` random numbers are stored per row.
-    """
+    """A sampler on the device for `batch` rows with equal sampling options; its tensors have fixed addresses. Each row
+    draws the first token whose cumulative probability exceeds u, the next random number of the row's host sampler. If
+    only one token can follow, no random number is used up. `most` random numbers are stored per row."""
 
     def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
         self.sampling = sampling

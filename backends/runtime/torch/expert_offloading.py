@@ -155,10 +155,8 @@ class Mixture:
 
     def select_experts(self, x: Tensor, combine: Tensor, k: int) -> tuple[list[int], list[int]]:
         """Return two sorted lists of experts: those with a nonzero weight in `combine` [tokens, experts], and those
-        that the router of the next mixture would choose for `x` [tokens, dim], `k` per token.
-
-        The second list is empty for more than MAX_PREFETCH_TOKENS tokens and without a next router.
-        """
+        that the router of the next mixture would choose for `x` [tokens, dim], `k` per token. The second list is empty
+        for more than MAX_PREFETCH_TOKENS tokens and without a next router."""
         used = [combine.ne(0).any(0)]
         if self.next is not None and self.next.router is not None and len(x) <= MAX_PREFETCH_TOKENS:
             logits = F.linear(x, self.next.router)
@@ -186,10 +184,8 @@ class ExpertOffload:
 
     def moe(self, x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
         """Load the experts that `combine` [..., experts] uses for `x` [..., dim], and return the same as the module's
-        function `moe` with these arguments.
-
-        If all used experts fit into the slots of the device, compute them together, else one after the other.
-        """
+        function `moe` with these arguments. If all used experts fit into the slots of the device, compute them
+        together, else one after the other."""
         if (mixture := self.mixtures.get(id(stacks[0]))) is None:  # another model of the same code
             return self.full_moe(x, combine, k, expert, *stacks)
         rows, combine, store = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1]), mixture.store
@@ -218,12 +214,9 @@ class ExpertOffload:
 
 def offload_experts(model: nn.Module, most: int, device: str, name: str, stream: Any = None) -> ExpertOffload:
     """Move `model` to `device`, with at most `most` experts of each mixture; replace the function `moe` of the
-    generated module, and return the `ExpertOffload` that loads experts on demand.
-
-    On a GPU, or with a `stream`, experts are copied to slots; otherwise they are pages of the mapped weight files.
-    Raises WeftError that begins with `name` if the model has no mixture of experts, or on a CPU if its experts are not
-    in mapped files.
-    """
+    generated module, and return the `ExpertOffload` that loads experts on demand. On a GPU, or with a `stream`, experts
+    are copied to slots; otherwise they are pages of the mapped weight files. Raises WeftError that begins with `name`
+    if the model has no mixture of experts, or on a CPU if its experts are not in mapped files."""
     place, mixtures = torch.device(device), dict[int, Mixture]()
     modules = [m for m in model.modules() if _runs_experts(m)]
     if not modules:

@@ -57,10 +57,8 @@ class SamplingContext(BatchContext):
 
     def _sample_step(self, tokens: Ints, active: Bools) -> Ints:
         """Run a step with `tokens` [batch] in the `active` rows; return the next tokens [batch], drawn on the device.
-
         The following step begins before the host has read these tokens, so the device never waits. A row that has ended
-        then writes one key that no query sees. With recurrent states or rolling caches no step begins early.
-        """
+        then writes one key that no query sees. With recurrent states or rolling caches no step begins early."""
         rows = np.flatnonzero(active)
         self._check_room(rows)
         self._intact = False

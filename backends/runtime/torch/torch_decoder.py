@@ -193,10 +193,8 @@ class TorchContext(SamplingContext):
 
     def _read_prompt(self, first: int, ids: Tensor, start: int, last: Ints | None) -> Tensor:
         """Run prompt tokens `ids` [rows, seq] at the positions from `start` on, in the batch rows from `first` on.
-
         Return the logits of all tokens [rows, seq, vocab]; with `last` [rows] only those of token `last[r]` in each row
-        r, [rows, 1, vocab].
-        """
+        r, [rows, 1, vocab]."""
         model, rows = self.model, len(ids)
         of = None if last is None else model.to_device(last)
         with convert_torch_errors(model.name), torch.inference_mode():

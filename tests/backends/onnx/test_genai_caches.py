@@ -126,7 +126,7 @@ def test_what_it_cannot_run_is_said(tmp_path: Path) -> None:
     latent = MLA(heads=4, rank=16, head_dim=8, rope_dim=8, v_head_dim=8, rope=RoPE(10_000))
     reasons = {
         "it has no latent caches": latent,
-        "it has no caches of the keys by which queries choose others": replace(latent, index=LightningIndex(2, 8, 5)),
+        "it has no caches for the keys of a lightning index": replace(latent, index=LightningIndex(2, 8, 5)),
     }
     for i, (reason, mixer) in enumerate(reasons.items()):
         model = Decoder(vocab=64, dim=64, layers=[Block(mixer, GatedMLP(48), norm=RMSNorm(1e-6))])
