@@ -46,8 +46,7 @@ def list_uncapturable(model: onnx.Model) -> list[str]:
 
 
 def _compute_in_f32(graph: onnx.Graph, node: onnx.Node, inputs: list[int], outputs: list[int]) -> None:
-    """Insert casts around `node`, so that its bf16 inputs and outputs with the indices `inputs` and `outputs` become
-    f32."""
+    """Insert casts around `node`, so that its inputs and outputs with these indices, which are bf16, become f32."""
     for i in inputs:
         cast = _new_cast(f"{node.name}.in{i}", node.inputs[i], _F32)
         node.replace_input_with(i, cast.outputs[0])

@@ -61,8 +61,7 @@ def build_model(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
 
 
 def serialize_model(built: BuiltModel) -> bytes:
-    """Return `built` with its weights, serialized as one protobuf: only for small models, because of its 2 GiB
-    limit."""
+    """Return `built` with its weights as one serialized protobuf, which is limited to 2 GiB: for small models only."""
     for w in built.weights:
         w.value.const_value = _make_tensor(w, np.concatenate(list(_iter_cast_blocks(w, built.reader))))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
@@ -219,8 +218,7 @@ def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
 
 
 def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield, block by block, a tuple with the next elements of each of `regions`, which are a group of
-    `_group_regions`."""
+    """Yield, block by block, a tuple with the next elements of each of `regions` (one group of `_group_regions`)."""
     recipes = [region.weight.recipe for region in regions]
     parts = [part for part in map(find_stored_part, recipes) if part is not None]
     if parts:

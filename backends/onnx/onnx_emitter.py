@@ -82,8 +82,7 @@ class OnnxEmitter:
     def __getitem__(self, value: None) -> None: ...
 
     def __getitem__(self, value: Value | None) -> onnx.Value | None:
-        """Return the ONNX value of the IR value `value` (None for None); a parameter becomes an initializer on first
-        use."""
+        """Return the ONNX value of an IR value (None for None); a parameter becomes an initializer on first use."""
         if value is None:
             return None
         if isinstance(value, Param):
@@ -232,8 +231,7 @@ class OnnxEmitter:
     # -- running lowerings
 
     def lower(self, chosen: Mapping[Node, Callable[[OnnxEmitter, Node], Emitted]]) -> None:
-        """Emit the nodes of the graph that `chosen` maps to lowerings, in order; name the results after the IR
-        values."""
+        """Emit the graph's nodes in `chosen` by their lowerings, in order; name the results after the IR values."""
         for node in self.graph.nodes:
             if node in chosen:
                 self._scope = node.scope

@@ -106,8 +106,7 @@ class Tasks(ABC):
         return self.compute_relevance(self._scores([self.render_pair(*pair) for pair in pairs], batch, truncate))
 
     def compute_relevance(self, logits: Floats) -> list[float]:
-        """Return the score per pair that `rank` reports for logits [pairs, 1]. Raises WeftError if the model cannot
-        rank."""
+        """Return the score per pair that `rank` reports for logits [pairs, 1]. Raises WeftError as `rank` does."""
         logit = logits[:, 0]
         return [float(x) for x in (_sigmoid(logit) if self.require_ranking().activation == "sigmoid" else logit)]
 

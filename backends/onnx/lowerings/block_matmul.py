@@ -109,8 +109,7 @@ def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
 
 
 def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
-    """Emit x Wᵀ for the quantized weight W [out, in] of `node`. Products of the same x, identified by `key`, share
-    nodes."""
+    """Emit x Wᵀ for the quantized weight W of `node`. Products of the same x, identified by `key`, share nodes."""
     weight = node.required_operand("weight")
     assert isinstance(weight, Param)
     layout = find_layout(weight, e.target)

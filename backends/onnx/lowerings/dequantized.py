@@ -139,8 +139,7 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
 
 
 def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
-    """Emit x Wᵀ for the weight W [out, in] of `node`, stored as codes [in, out]. Products of the same x, identified by
-    `key`, share nodes."""
+    """Emit x Wᵀ for the weight W of `node`, stored as codes [in, out]. Equal `key` means equal x: it shares nodes."""
     weight = node.required_operand("weight")
     assert isinstance(weight, Param)
     layout = find_layout(weight)

@@ -82,8 +82,7 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
 
 
 def _find_codes_refusal(node: Node, head: int, target: Backend) -> str | None:
-    """Return None, or the reason (str) why the kernel cannot quantize the cache of `node`, whose heads have `head`
-    features."""
+    """Return None, or why (str) the kernel cannot quantize the cache of `node` with heads of width `head`."""
     k, v = node.required_operand("k_scale"), node.required_operand("v_scale")
     if k.shape != v.shape:
         return "the kernel takes scales of channels for keys and values, or one for each, not both"

@@ -45,8 +45,7 @@ def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
 
 
 def report_dequantized(graph: Graph, target: Backend) -> list[str]:
-    """Return notes for the user, one per reason, on weights that a pass quantized but that `target` stores
-    dequantized."""
+    """Return notes for the user, one per reason, on quantized weights that `target` stores dequantized."""
     kept_weights, weights_by_reason = set(list_kept_weights(graph, target)), dict[str, list[str]]()
     for weight in list_read_params(graph):
         if is_quantized(weight) and weight not in kept_weights:

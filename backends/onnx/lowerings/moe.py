@@ -54,8 +54,7 @@ def TopKRouter(e: OnnxEmitter, node: Node) -> Out:
 
 
 def _mask_groups(e: OnnxEmitter, node: Node, ranked: Out) -> Out:
-    """Return `ranked` [..., experts], the scores of the router `node`, with −∞ for experts outside of the best
-    groups."""
+    """Return `ranked` [..., experts] with −∞ for experts outside of the best groups of the router `node`."""
     a, shape, dtype = node.attrs, node.output.shape, node.output.type.dtype
     pads, last = [0] * (len(shape) - 1), e.constant([-1])
     members = e.op("Reshape", ranked, e.constant([*pads, a["groups"], -1]))
@@ -101,8 +100,7 @@ BF16_ROUTER_BUG = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits
 
 
 def has_bf16_router_bug(node: Node, target: Backend) -> bool:
-    """Return whether ONNX Runtime's kernel would choose wrong experts for `node`: on CUDA in bf16 it misreads
-    logits."""
+    """Return whether ONNX Runtime's kernel would misread the logits of `node`: on CUDA in bf16."""
     return node.op is ops.moe and target.device == "cuda" and node.output.type.dtype == dtypes.bf16
 
 
@@ -160,7 +158,7 @@ def interleave_rows(e: OnnxEmitter, gate: Value | None, up: Value | None, like: 
 
 def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | None]:
     """Return the routing for the kernel MoE: (logits [tokens, experts], k experts per token, the factor [..., 1] by
-    which to multiply the kernel's result, None for 1). The kernel is always told to normalize the k weights: without
+    which to multiply the kernel's result, None for 1). The kernel always normalizes the k weights: without
     normalization it overwrites its input if ONNX Runtime lets input and output share memory."""
     router, combine = _find_absorbable_router(node), node.required_operand("combine")
     dtype, experts = combine.type.dtype, combine.width

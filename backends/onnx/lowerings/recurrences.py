@@ -31,8 +31,7 @@ Out = onnx.Value
 
 
 def to_f32(e: OnnxEmitter, value: Value | None) -> Any:
-    """Return the ONNX value of `value`, on CPUs cast to f32: states sum many terms, and CPU kernels lack other
-    dtypes."""
+    """Return the ONNX value of `value`; on CPUs cast to f32, because states sum many terms and kernels lack f16."""
     out = e[value]
     is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
     return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out
@@ -253,8 +252,7 @@ def _find_taps_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.causal_conv, targets=on_cpu, when=_find_taps_refusal)
 def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
-    """Emit a product per tap. On CPUs it is as fast as the faster of Conv (for many tokens) and CausalConvWithState
-    (for one)."""
+    """Emit a product per tap: on CPUs as fast as the faster of Conv (many tokens) and CausalConvWithState (one)."""
     x, weight, bias, past = node.required_operand("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})

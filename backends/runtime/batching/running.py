@@ -150,8 +150,7 @@ class RunningBatch(Batch):
         return first, count
 
     def _requeue_longest(self) -> None:
-        """Move the answer that generated the most tokens in its row to the end of the queue, if these are at least
-        `quantum` tokens."""
+        """Move the answer with the most tokens generated in its row, if at least `quantum`, to the end of the queue."""
         candidates = [(row.new_tokens, at) for at, row in enumerate(self._rows) if row is not None and row.decodes]
         most, at = max(candidates, default=(0, 0))
         if most >= self.quantum:

@@ -230,8 +230,7 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _record_ends(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Record the last token of each of `prompts`, which are in the first rows: an idle row repeats its last
-        token."""
+        """Record the last token of each of `prompts`, which are in the first rows: idle rows repeat it."""
 
     @abstractmethod
     def _run_tokens(
@@ -244,8 +243,7 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _step(self, rows: Ints, tokens: Ints) -> None:
-        """Run token `tokens[i]` in row `rows[i]`, for each i, while all other rows repeat their last token; write the
-        logits to `_scores`."""
+        """Run token `tokens[i]` in row `rows[i]` for each i; other rows repeat their last token. Fill `_scores`."""
 
     @abstractmethod
     def _step_first(self, tokens: Ints) -> None:

@@ -166,8 +166,7 @@ def _log_softmax(logits: Floats) -> Floats:
 
 
 def _select_largest(scores: Floats, count: int) -> Iterator[tuple[int, float]]:
-    """Return an iterator over (index, value) of the `count` largest of `scores` [n], largest first; infinite ones are
-    left out."""
+    """Yield (index, value) of the `count` largest of `scores` [n], largest first, but leave out infinite ones."""
     # Partition first: linear in the vocabulary, and only a few candidates remain to sort.
     indices = np.arange(scores.size) if count >= scores.size else np.argpartition(-scores, count - 1)[:count]
     indices = indices[np.argsort(-scores[indices], kind="stable")]

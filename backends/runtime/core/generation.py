@@ -266,7 +266,7 @@ class Generator:
 
     def _encode_prompts(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
         """Return (token ids, maximum number of new tokens) for each prompt of `batch`. The maximum is `max_tokens`, or
-        what fits into the model's maximum length if that is less."""
+        the number that the model's maximum length leaves, if that is less."""
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []

@@ -30,8 +30,7 @@ class ExpertCounts:
 
 @dataclass
 class Timings:
-    """Time and memory of a generation, summed over the rows of its batch. Prefill includes sampling the first
-    tokens."""
+    """Time and memory of a generation, summed over its batch. Prefill includes sampling the first tokens."""
 
     prompt_tokens: int = 0  # without the tokens that a conversation has cached
     prefill_seconds: float = 0.0

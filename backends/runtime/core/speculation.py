@@ -109,8 +109,7 @@ class Speculation:
         return self.prompt_lookup_num_tokens > 0 or self.assistant is not None
 
     def check(self, decoder: CachedDecoder[Any]) -> None:
-        """Check that `decoder` can verify drafts, and that the assistant, if set, can propose them. Raises WeftError if
-        not."""
+        """Check that `decoder` can verify drafts and the assistant, if set, propose them. Raises WeftError if not."""
         if not decoder.can_rewind or not decoder.padded:
             why = "its tokens compete" if decoder.can_rewind else "states and rolling caches cannot drop tokens again"
             raise WeftError(f"the model cannot verify drafted tokens: {why}; generate without drafts")

@@ -45,8 +45,7 @@ class EncodedSources:
         return cls(session, buffers, np.arange(len(readings)))
 
     def gather_rows(self, rows: Ints) -> EncodedSources:
-        """Return a copy whose batch row r is row `rows[r]` of `self`; return `self` if no row would get another
-        source."""
+        """Return a copy whose batch row r is row `rows[r]` of `self`, or `self` if no row would get another source."""
         of = self.of[rows]
         if np.array_equal(of, self.of):
             return self
@@ -84,8 +83,7 @@ class SourceEncoder:
             )
 
     def select_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of `inputs` (the decoder's inputs by name) that this encoder provides: its outputs and its
-        mask."""
+        """Return the entries of `inputs` (decoder inputs by name) that this encoder provides: outputs and mask."""
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 

@@ -30,8 +30,7 @@ LONGEST = 1 << 24  # characters of a prompt; the longest contexts are a few mill
 
 
 class GenerationTag(Extension):
-    """A jinja2 extension that renders the body of `{% generation %}`, which marks the assistant's tokens for
-    training."""
+    """A jinja2 extension that renders the body of `{% generation %}`, a mark for training."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 

@@ -18,8 +18,7 @@ IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 
 
 def check_sound(sound: Sound, prompt: object) -> Floats:
-    """Return the sound `prompt` as float32. Raises WeftError unless it is a float array of the shape `sound`
-    describes."""
+    """Return the sound `prompt` as float32. Raises WeftError unless it is a float array of the shape of `sound`."""
     if not is_sound(prompt):
         raise WeftError(f"a prompt is {quote_prompt(prompt)}, but the model takes sound: an array of floats, {sound}")
     length = prompt.shape[-1]
@@ -30,8 +29,7 @@ def check_sound(sound: Sound, prompt: object) -> Floats:
 
 
 def quote_prompt(prompt: object) -> str:
-    """Return a description of `prompt` for an error message: the shape of an array, else the first 60 characters of its
-    repr."""
+    """Return a description of `prompt` for errors: the shape of an array, else the start of its repr."""
     return f"an array {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else f"{prompt!r:.60}"
 
 

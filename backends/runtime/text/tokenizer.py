@@ -32,8 +32,7 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Return whether `prompt` is one sequence of token ids: an integer array with one axis, or a nonempty sequence of
-    integers."""
+    """Return whether `prompt` is one sequence of token ids: an integer array [n], or a nonempty sequence of int."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1 and prompt.dtype.kind in "iu"
     return (
@@ -78,8 +77,7 @@ def check_text(what: str, text: str) -> None:
 
 
 def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return (token ids [rows, longest] padded with zeros on the right, their mask [rows, longest], False for
-    padding)."""
+    """Return (token ids [rows, longest], right-padded with zeros; their mask [rows, longest], False for padding)."""
     lengths = np.array([len(row) for row in rows])
     mask: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int64)
@@ -158,8 +156,7 @@ class Tokenizer:
 
     @contextlib.contextmanager
     def _truncate_encodings(self, limit: int | None) -> Iterator[None]:
-        """Truncate encodings inside the block to `limit` tokens (None: do not truncate); convert errors to
-        WeftError."""
+        """Truncate encodings inside the block to `limit` tokens (None: all); convert errors to WeftError."""
         with _convert_library_errors("encode"):
             if limit is not None:
                 self._fast.enable_truncation(limit)

@@ -74,8 +74,7 @@ class CapturedSteps:
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
 
     def run_step(self, keys: int) -> Tensor:
-        """Run a step in which each row attends to at most `keys` keys; return float32 logits [batch, vocab], valid
-        until the next step."""
+        """Run a step with up to `keys` keys per row; return f32 logits [batch, vocab], valid until the next step."""
         logits: Tensor = self._run(("logits",), keys, lambda: self._logits().float(), [])
         return logits
 

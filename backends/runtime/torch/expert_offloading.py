@@ -274,8 +274,7 @@ _libc: Any = ctypes.CDLL(None) if os.name == "posix" else None
 
 
 def _check_mapped(stacks: Sequence[Tensor], name: str) -> None:
-    """Check that all of `stacks` are mapped from files: only such memory can be released. Raises WeftError that begins
-    with `name` if not."""
+    """Check that all of `stacks` are mapped from files: other memory cannot be released. Raises WeftError if not."""
     maps = Path("/proc/self/maps")
     if not maps.is_file() or not hasattr(_libc, "madvise"):
         raise WeftError(

@@ -66,8 +66,7 @@ def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> TorchE
 
 
 class TorchEncoder(EncoderModel):
-    """An encoder that runs a generated module with an output `last_hidden_state`. Raises WeftError without that
-    output."""
+    """An encoder that runs a generated module. Raises WeftError without an output `last_hidden_state`."""
 
     def __init__(self, model: Any, facts: FolderFacts) -> None:
         super().__init__(facts, facts.outputs)
@@ -126,8 +125,7 @@ def import_torch() -> Any:
 
 @contextmanager
 def import_from(folder: Path) -> Iterator[None]:
-    """Make imports of the modules `NAMES` inside the block find those in `folder`; restore sys.path and sys.modules
-    after the block."""
+    """Import the modules `NAMES` from `folder` inside the block; restore sys.path and sys.modules after it."""
     path, before = str(folder.resolve()), _pop_modules()
     sys.path.insert(0, path)
     try:

@@ -84,8 +84,7 @@ class TorchDecoder(CachedDecoder["TorchContext"]):
         return TorchContext(self, batch, capacity)
 
     def run_model(self, **inputs: Any) -> Tensor:
-        """Run the model and return its logits; `inputs` that it does not declare are dropped. Raises WeftError when
-        PyTorch fails."""
+        """Run the model on those of `inputs` that it declares; return its logits. Raises WeftError if PyTorch fails."""
         with convert_torch_errors(self.name), torch.inference_mode():
             logits: Tensor = self.model(**{name: value for name, value in inputs.items() if name in self.inputs})
         return logits
@@ -95,8 +94,7 @@ class TorchDecoder(CachedDecoder["TorchContext"]):
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
     def to_source_tensor(self, values: NDArray[Any]) -> Tensor:
-        """Return an encoder input as a tensor on the model's device: floats (sound) in the dtype of the weights, token
-        ids and masks as int64."""
+        """Return an encoder input on the device: sound in the dtype of the weights, token ids and masks as int64."""
         if values.dtype.kind == "f":
             return self.to_device(values).to(next(self.model.parameters()).dtype)
         return self.to_device(values.astype(np.int64))
