@@ -211,7 +211,7 @@ def test_another_kernel_reads_one_scale_and_several() -> None:
     decoding = Decoding(graph, "ort-cpu", 1, 32)
     assert "GroupQueryAttention" not in decoding.ops
     cached = next(n for n in decoding.graph.nodes if n.op is ops.attention)
-    refused = LOWERINGS["attention"][0].refusal(cached, TARGETS["ort-cpu"])
+    refused = LOWERINGS["attention"][0].find_refusal(cached, TARGETS["ort-cpu"])
     assert refused == "the kernel takes scales of channels for keys and values, or one for each, not both"
     inputs, meant = drawn(graph, 1, v_scale="one")
     np.testing.assert_allclose(decoding.chunks(inputs, (6, 1, 10)), formula(meant, every), atol=2e-5)
