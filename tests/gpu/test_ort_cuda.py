@@ -84,7 +84,7 @@ def opened(name: str, dtype: str, graphs: bool = True, draws: bool = False) -> G
         rolling=facts.rolling,
     )
     if draws:
-        model.contexts = onnx.SamplingOrtContext
+        model.context_class = onnx.SamplingOrtContext
     return Generator(model, stop_ids=facts.eos, folder=facts.folder)
 
 
