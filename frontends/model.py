@@ -66,9 +66,9 @@ class Model(Displayable):
         Raises:
             WeftError: if `strict`, and a part is missing that changes the outputs, unless `without` accepts it.
         """
-        from .models.left_out import accept
+        from .models.left_out import check_accepted
 
-        left_out = accept(self.spec, self.left_out, self.without) if strict else self.left_out
+        left_out = check_accepted(self.spec, self.left_out, self.without) if strict else self.left_out
         return [*self.notes, *(f"left out: {part}" for part in left_out)]
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:

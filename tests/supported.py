@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.other_types import MULTIMODAL, PAIRS, REFUSED
-from weft.frontends.models.tables.overview import overview
+from weft.frontends.models.tables.overview import tabulate_families
 
 # family -> target -> way of running (full, chunked, decode) -> largest error, relative to the largest value
 Errors = dict[str, dict[str, dict[str, float]]]
@@ -62,7 +62,7 @@ def read_genai() -> frozenset[str]:
 def page() -> str:
     """Return the table of the measured families and the refused types as a page of Markdown."""
     errors, genai = read_errors(), read_genai()
-    head, *rows = overview({name: family for name, family in FAMILIES.items() if name in errors})
+    head, *rows = tabulate_families({name: family for name, family in FAMILIES.items() if name in errors})
     lines = [(*head, "genai", *TARGETS), tuple("---" for _ in (*head, "genai", *TARGETS))]
     for name, *columns in rows:
         worst = (f"{max(errors[name][target].values()):.1e}" for target in TARGETS)

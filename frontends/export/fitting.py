@@ -19,7 +19,7 @@ from weft.passes.edits.edit import replace_weights
 from weft.passes.fitting.matrices import Matrix, find_matrices
 from weft.passes.forms import canonicalize
 
-from ..formats.weft.model_folder import exact
+from ..formats.weft.model_folder import find_exact_dtype
 from ..model import Model
 from ..models.families import LoadedModel
 from .inversion import Shape, ShapedRecipe, invert_recipes
@@ -126,7 +126,7 @@ def fit_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
     cast_dtypes = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, *RANDOM)}
     if len(cast_dtypes) == 1 and cast_dtypes < set(STORED) and dtypes.f32 not in cast_dtypes:
         return cast_dtypes.pop()
-    kinds = {exact(tensor.recipe, dtypes.f32, graph.reader) for tensor in tensors}
+    kinds = {find_exact_dtype(tensor.recipe, dtypes.f32, graph.reader) for tensor in tensors}
     return kinds.pop() if len(kinds) == 1 else dtypes.f32
 
 

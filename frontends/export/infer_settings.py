@@ -31,7 +31,7 @@ def propose_settings(
         WeftError: if no settings can be inferred.
     """
     if source_name is not None and source_name in names and model.settings is not None:
-        yield source_name, model.settings.explicit
+        yield source_name, model.settings.resolved
     settings = infer_settings(graph)
     yield from ((name, settings) for name in names)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from weft.backends.safetensors import Progress, count_written, parse_stored, write_file
 from weft.ir.storage import replace_file
 
-from ..formats.weft.model_folder import parameters
+from ..formats.weft.model_folder import collect_weights
 from ..model import Model
 
 
@@ -21,7 +21,7 @@ def write_parameters(
     Raises:
         WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
     """
-    tensors = parameters(model.graph, None if dtype is None else parse_stored(dtype))
+    tensors = collect_weights(model.graph, None if dtype is None else parse_stored(dtype))
     with replace_file(Path(out), model.files) as partial:
         write_file(partial, tensors, count_written(progress, tensors))
         model.check_unchanged()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from weft.ir.errors import WeftError
 
 
-def check_tiled(name: str, extents: Mapping[str, tuple[int, int]], start: int, size: int, align: int = 1) -> None:
+def check_tiling(name: str, extents: Mapping[str, tuple[int, int]], start: int, size: int, align: int = 1) -> None:
     """Raise WeftError unless the tensors of the file `name` follow each other gaplessly from byte `start` to `size`.
 
     `extents` are the first byte of each tensor and the byte after its last; each begins at the next multiple of

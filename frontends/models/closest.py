@@ -11,9 +11,9 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Param
 from weft.ir.recipes.readers import TensorReader
 
-from .config_keys import RecordingConfig, meaning, normalized
+from .config_keys import RecordingConfig, explain, normalize_config
 from .families import FAMILIES
-from .loading import describe
+from .loading import build_from_table
 from .tables.family import Config, Family
 
 LAYERS = 2  # layers to compare: all others have the same names
@@ -44,10 +44,10 @@ class Resemblance:
         return f"{self.family} ({'; '.join(parts)})"
 
 
-def closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resemblance]:
+def find_closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resemblance]:
     """Return at most `most` families that fit a folder with `config` and the tensors of `reader`, best first."""
     stored = reader.keys()
-    short, keys = _shorten_config(config), frozenset(key for key in stored if _layer(key) < LAYERS)
+    short, keys = _shorten_config(config), frozenset(key for key in stored if _find_layer(key) < LAYERS)
     tables = [table for name, table in FAMILIES.items() if name == table.model_types[0]]
     candidates = [_measure(table, short, keys, reader) for table in tables]
     matches = sorted((r for r in candidates if r is not None and r.score > 0.5), key=lambda r: -r.score)
@@ -66,15 +66,15 @@ def _measure(family: Family, config: Config, keys: frozenset[str], reader: Tenso
         with contextlib.suppress(WeftError):  # of shapes that do not fit
             n_found += sources <= keys and param.recipe.shape(reader) == param.shape
 
-    recorded = RecordingConfig(normalized(config, family.model_types[0]))
+    recorded = RecordingConfig(normalize_config(config, family.model_types[0]))
     try:
-        describe(family, recorded, keys, "config.json", check)
+        build_from_table(family, recorded, keys, "config.json", check)
     except WeftError:
         return None
     if not parameters:
         return None
-    unread = sorted({_pattern(k) for k in keys - keys_read})
-    ignored = sorted(k for k in config if k not in recorded.read and not meaning(k) and config[k] not in (None, False))
+    unread = sorted({_mask_index(k) for k in keys - keys_read})
+    ignored = sorted(k for k in config if k not in recorded.read and not explain(k) and config[k] not in (None, False))
     score = n_found / parameters - len(keys - keys_read) / max(len(keys), 1) - 0.002 * len(ignored)
     return Resemblance(family.model_types[0], n_found, parameters, unread, ignored, score)
 
@@ -89,13 +89,13 @@ def _shorten_config(config: Config) -> dict[str, Any]:
     return {**config, **{k: min(v, LAYERS) for k, v in depths.items()}, **lists}
 
 
-def _layer(key: str) -> int:
+def _find_layer(key: str) -> int:
     """Return the number of the layer that the tensor `key` belongs to, 0 outside of layers."""
     match = re.search(r"\.(\d+)\.", key)
     return int(match[1]) if match else 0
 
 
-def _pattern(key: str) -> str:
+def _mask_index(key: str) -> str:
     return re.sub(r"\.\d+\.", ".{i}.", key)
 
 

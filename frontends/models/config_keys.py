@@ -111,13 +111,13 @@ class RecordingConfig(dict[str, Any]):
 
 
 @cache
-def facts() -> Mapping[str, Mapping[str, Any]]:
+def load_facts() -> Mapping[str, Mapping[str, Any]]:
     """Return the facts of transformers' config classes by model type, as described at the top of this file."""
     by_type: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name(FACTS))
     return by_type
 
 
-def meaning(path: str, config: Mapping[str, Any] | None = None) -> str:
+def explain(path: str, config: Mapping[str, Any] | None = None) -> str:
     """Return the reason why the key at the dotted `path` of `config` does not affect the outputs; "" if it may.
 
     A key of a nested object has the same meaning as at the top level.
@@ -126,12 +126,12 @@ def meaning(path: str, config: Mapping[str, Any] | None = None) -> str:
     return next((reason for reason, names in _REASONS if any(map(names.fullmatch, spellings))), "")
 
 
-def normalized(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+def normalize_config(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     """Return `config` with one value for each setting that it spells twice, as in transformers.
 
     The result is `config` itself if nothing changes.
     """
-    type_facts = _facts_of(config, model_type)
+    type_facts = _find_facts(config, model_type)
     # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
     ordered, places = type_facts.get("ordered", ()), {key: i for i, key in enumerate(config)}
     overrides = {
@@ -174,7 +174,7 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
     return rope
 
 
-def unread_keys(
+def find_unread_keys(
     config: Mapping[str, Any], model_type: str, inert: Collection[str], read: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[Unread]:
     """Yield the keys of `config` that `read(config)`, its settings, ignores; not `inert`, null or default ones.
@@ -182,14 +182,14 @@ def unread_keys(
     A key is read if (a) `read` accesses it, (b) `read` would access it with one other key absent or one flag inverted
     (such as use_sliding_window=false, which disables the window), or (c) another value of it gives other settings.
     """
-    type_facts, resolved = _facts_of(config, model_type), normalized(config, model_type)
+    type_facts, resolved = _find_facts(config, model_type), normalize_config(config, model_type)
     for key, replaced in type_facts.get("overrides", {}).items():
         if key in config and config.get(replaced, config[key]) not in (config[key], None):
             loser, winner = (replaced, key) if resolved[replaced] == config[key] else (key, replaced)
             yield Unread(loser, config[loser], f"{winner}={config[winner]!r}")
     recorded, defaults = RecordingConfig(resolved), type_facts.get("defaults", {})
     settings = read(recorded)
-    for path, value in leaves(resolved, None):
+    for path, value in iter_leaves(resolved, None):
         *outer, last = path.split(".")
         if value is not None and last not in _ROPE_KEYS and not {_ROPE, _SCALING}.isdisjoint(outer):
             yield Unread(path, value)
@@ -201,23 +201,23 @@ def unread_keys(
     def is_unread(path: str, value: Any) -> bool:
         return (
             path not in skipped
-            and not meaning(path, resolved)
+            and not explain(path, resolved)
             and value is not None
             and defaults.get(path, _ABSENT) != value
         )
 
-    unused = {path: value for path, value in leaves(resolved, recorded.read) if is_unread(path, value)}
-    unused = {path: value for path, value in unused.items() if not _matters(resolved, path, value, read, settings)}
+    unused = {path: value for path, value in iter_leaves(resolved, recorded.read) if is_unread(path, value)}
+    unused = {path: value for path, value in unused.items() if not _has_effect(resolved, path, value, read, settings)}
     if unused:
-        for path, value in leaves(resolved, recorded.read):
+        for path, value in iter_leaves(resolved, recorded.read):
             for alternative in (_ABSENT,) if not isinstance(value, bool) else (_ABSENT, not value):
-                variant = RecordingConfig(_with_value(resolved, path, alternative))
-                _attempt(read, variant)
+                variant = RecordingConfig(_set_value(resolved, path, alternative))
+                _try_read(read, variant)
                 unused = {path: value for path, value in unused.items() if path not in variant.read}
     yield from (Unread(path, value) for path, value in unused.items())
 
 
-def leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iter_leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and the value of each key of `config`.
 
     A non-empty nested mapping yields its own keys instead; with `read`, only if its path is in `read` and it is not
@@ -226,7 +226,7 @@ def leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str 
     for key, value in config.items():
         path = f"{prefix}{key}"  # keys of objects built in Python may be numbers
         if isinstance(value, Mapping) and value and (read is None or (path in read and key not in (_ROPE, _SCALING))):
-            yield from leaves(value, read, f"{path}.")
+            yield from iter_leaves(value, read, f"{path}.")
         else:
             yield path, value
 
@@ -235,31 +235,31 @@ _ABSENT = object()
 _ROPE_TOP = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 
 
-def _facts_of(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+def _find_facts(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     stated = config.get("model_type")
-    return facts().get(stated if isinstance(stated, str) and stated in facts() else model_type, {})
+    return load_facts().get(stated if isinstance(stated, str) and stated in load_facts() else model_type, {})
 
 
-def _matters(
+def _has_effect(
     config: Mapping[str, Any], path: str, value: Any, read: Callable[[Mapping[str, Any]], object], settings: object
 ) -> bool:
     """Return whether `read` fails or returns other `settings` with another value at `path`, or without it."""
-    alternatives = (_ABSENT, *_alternatives(value))
-    return any(_attempt(read, _with_value(config, path, alternative)) != settings for alternative in alternatives)
+    alternatives = (_ABSENT, *_vary(value))
+    return any(_try_read(read, _set_value(config, path, alternative)) != settings for alternative in alternatives)
 
 
-def _with_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+def _set_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return `config` with another `value` at the dotted `path`; `_ABSENT` removes the key."""
     key, _, rest = (path, "", "") if path in config else path.partition(".")
     if rest:
-        value = _with_value(config[key], rest, value)
+        value = _set_value(config[key], rest, value)
     result = {**config, key: value}
     if value is _ABSENT:
         del result[key]
     return result
 
 
-def _alternatives(value: Any) -> tuple[Any, ...]:
+def _vary(value: Any) -> tuple[Any, ...]:
     if isinstance(value, bool):
         return (not value,)
     if isinstance(value, int | float):
@@ -267,7 +267,7 @@ def _alternatives(value: Any) -> tuple[Any, ...]:
     return (f"{value}?",) if isinstance(value, str) else ()
 
 
-def _attempt(read: Callable[[Mapping[str, Any]], object], config: Mapping[str, Any]) -> object:
+def _try_read(read: Callable[[Mapping[str, Any]], object], config: Mapping[str, Any]) -> object:
     try:
         return read(config)
     except (WeftError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as e:

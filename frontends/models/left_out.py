@@ -55,42 +55,42 @@ _REASONS = {
 }
 
 
-def meaning_of_tensor(key: str) -> str:
+def explain_tensor(key: str) -> str:
     """Return the reason why the tensor `key`, one of the table's `unused`, is not read."""
     return next((reason for reason, names in _REASONS.items() if re.fullmatch(names, key)), "of another head")
 
 
-def unread_tensors(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
+def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
     """Yield an entry for each module with tensors in `unread` but none in `read`; equal ones of layers are one."""
-    parents = {key[:end] for key in read for end in _dots(key)}
+    parents = {key[:end] for key in read for end in _find_dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:
-        module = next((key[:end] for end in _dots(key) if key[:end] not in parents), key)
+        module = next((key[:end] for end in _find_dots(key) if key[:end] not in parents), key)
         modules.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", module), []).append(key)
     for module, keys in modules.items():
-        yield LeftOut("tensors", module, "" if keys == [module] else several(keys))
+        yield LeftOut("tensors", module, "" if keys == [module] else summarize(keys))
 
 
-def several(keys: Sequence[str]) -> str:
+def summarize(keys: Sequence[str]) -> str:
     """Return the first two of `keys`, and the number of remaining keys, as a phrase."""
     return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
-def unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
+def find_unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
     """Yield an entry for each config key in `unread`."""
     for key in unread:
         reason = f", overridden by {key.override}" if key.override else ""
         yield LeftOut("key", key.path, f"{key.value!r:.60}{reason}")
 
 
-def unread_entries(contents: Mapping[str, Any], known_keys: Collection[str], file: str) -> Iterator[LeftOut]:
+def find_unread_entries(contents: Mapping[str, Any], known_keys: Collection[str], file: str) -> Iterator[LeftOut]:
     """Yield an entry for each key of `contents`, read from `file`, that is neither in `known_keys` nor null."""
     for key, value in contents.items():
         if value is not None and key not in known_keys:
             yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 
-def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:
+def check_accepted(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:
     """Check that all `parts` left out of `source` that change outputs are named in `without`; return all other parts.
 
     Raises:
@@ -110,6 +110,6 @@ def accept(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> l
     return [part for part in parts if part.name not in without]
 
 
-def _dots(key: str) -> list[int]:
+def _find_dots(key: str) -> list[int]:
     """Return the positions of the dots in `key`, where the names of its modules end."""
     return [match.start() for match in re.finditer(r"\.", key)]

@@ -14,9 +14,9 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import stream_rows
 from weft.ir.storage.documents import quote_value
 
-from .config_keys import unread_keys
-from .left_out import LeftOut, unread_settings, unread_tensors
-from .tables.family import UNFIT, Config, Model, Table, blaming
+from .config_keys import find_unread_keys
+from .left_out import LeftOut, find_unread_modules, find_unread_settings
+from .tables.family import RULE_ERRORS, Config, Model, Table, blame_keys
 from .tables.settings import Settings, build
 
 _DEPTHS = (  # config keys that count layers
@@ -59,17 +59,19 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
     _check_depth(table, config, keys, source)
 
     def check(param: Param) -> None:
-        _check(param, reader, keys)
+        _check_param(param, reader, keys)
         keys_read.update(param.recipe.sources())
 
     table = _untie_stored(table, table.read(config, keys, source), reader, keys)
-    loaded = describe(table, config, keys, source, check)
+    loaded = build_from_table(table, config, keys, source, check)
     loaded.graph.reader = reader
     rest = sorted(keys - keys_read)
     idle, unused = ({k for p in patterns for k in fnmatch.filter(rest, p)} for patterns in (table.idle, table.unused))
     unread = [k for k in rest if k not in idle | unused]
-    settings = unread_keys(config, table.model_types[0], table.inert, lambda variant: table.read(variant, keys, source))
-    left_out = [*unread_tensors(unread, keys_read), *unread_settings(settings)]
+    settings = find_unread_keys(
+        config, table.model_types[0], table.inert, lambda variant: table.read(variant, keys, source)
+    )
+    left_out = [*find_unread_modules(unread, keys_read), *find_unread_settings(settings)]
     return replace(loaded, unread=unread, ignored=sorted(idle | unused), idle=sorted(idle), left_out=left_out)
 
 
@@ -89,8 +91,8 @@ def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: 
     equal = head.shape(reader) == embed.shape(reader) and all(
         np.array_equal(*pair) for pair in zip(stream_rows(head, reader), stream_rows(embed, reader), strict=True)
     )
-    without_tie = {name: rule for name, rule in table.found.items() if name != "tie"}
-    return table if equal else replace(table, settings={**table.settings, "tie": False}, found=without_tie)
+    without_tie = {name: rule for name, rule in table.from_keys.items() if name != "tie"}
+    return table if equal else replace(table, settings={**table.settings, "tie": False}, from_keys=without_tie)
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
@@ -104,7 +106,7 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
             raise WeftError(f"{source}: {name}={quote_value(value)} layers, and {has}; {cause}")
 
 
-def describe(
+def build_from_table(
     table: Table, config: Config, keys: frozenset[str], source: str, check: Callable[[Param], None] = lambda param: None
 ) -> LoadedModel:
     """Return the model of `config` whose parameters name the tensors of a checkpoint with `keys`.
@@ -123,8 +125,8 @@ def describe(
 
     try:
         module, graph = model(config)
-    except (WeftError, *UNFIT) as e:
-        raise WeftError(f"{source}: {blaming(e, model, config)}") from e
+    except (WeftError, *RULE_ERRORS) as e:
+        raise WeftError(f"{source}: {blame_keys(e, model, config)}") from e
     for param in graph.params.values():
         recipe = table.recipe(param.name, settings, keys)
         if recipe is not None:
@@ -137,7 +139,7 @@ def describe(
     return LoadedModel(graph, module, settings)
 
 
-def _check(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:
+def _check_param(param: Param, reader: TensorReader, keys: frozenset[str]) -> None:
     for key in param.recipe.sources():
         if key not in keys:
             raise WeftError(

@@ -12,14 +12,14 @@ from weft.ir.recipes import Add, Recipe, Scale, Slice
 
 from ..dsl import HeadTransform, TaskHead
 from ..dsl.heads import FIXED, PROBLEMS
-from .left_out import LeftOut, several
+from .left_out import LeftOut, summarize
 from .tables.family import Config, Family, Fetch, Names, Rule, key
-from .tables.settings import ACTIVATIONS, Settings, norm_of
+from .tables.settings import ACTIVATIONS, Settings, build_norm
 
 _CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
 GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
 BASE = "that of the base model"  # as the value of an activation
-ENCODER_ALONE = ("t5", "mt5", "umt5")  # their checkpoints may have the encoder only
+SEPARABLE_ENCODERS = ("t5", "mt5", "umt5")  # their checkpoints may have the encoder only
 _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version)$")
 
 
@@ -62,12 +62,12 @@ class Head:
 
         transform, tied = None, bool(evaluate(self.tied))
         if self.dense:
-            activation, norm = evaluate(self.activation), norm_of(s) if self.norm else None
+            activation, norm = evaluate(self.activation), build_norm(s) if self.norm else None
             activation = s.activation if activation == BASE else activation
             width = s.embed_dim if tied else evaluate(self.width)
             bias = bool(evaluate(self.dense_bias))
             transform = HeadTransform(norm, ACTIVATIONS.get(activation, activation), bias, width)
-        labels: Any = None if self.task in (*FIXED, "fill-mask") else evaluate(self.labels) or labels_of(config)
+        labels: Any = None if self.task in (*FIXED, "fill-mask") else evaluate(self.labels) or read_labels(config)
         problem = config.get("problem_type") if self.task.endswith("classification") else None
         pool, bias = evaluate(self.pool), bool(evaluate(self.bias))
         problem = problem if problem in PROBLEMS else None
@@ -92,7 +92,7 @@ class Head:
         return fetch(with_weight if fetch.has(with_weight) and not fetch.has(self.out_bias) else self.out_bias)
 
 
-def labels_of(config: Config) -> int | tuple[str, ...]:
+def read_labels(config: Config) -> int | tuple[str, ...]:
     """Return the names of a config's labels in order, or their number: 2 by default, as in transformers."""
     names = config.get("id2label")
     if isinstance(names, Mapping) and names:
@@ -103,20 +103,20 @@ def labels_of(config: Config) -> int | tuple[str, ...]:
     return int(config.get("num_labels") or 2)
 
 
-def suffix_of(config: Config) -> str:
+def find_class_suffix(config: Config) -> str:
     """Return the suffix that a config's class adds to its base model (ForTokenClassification); "" without one."""
     classes = config.get("architectures")
     match = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
     return match[0] if match else ""
 
 
-def base_class(config: Config) -> list[str] | None:
+def find_base_classes(config: Config) -> list[str] | None:
     """Return `architectures` with each class replaced by its base model (["BertModel"] for ["BertForMaskedLM"])."""
     classes = config.get("architectures")
     return classes and [f"{_CLASS.sub('', str(name)).removesuffix('Model')}Model" for name in classes]
 
 
-def with_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
+def add_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
     """Return `table` with the head of the class of `config`, or `table` itself if it does not list that class.
 
     `keys` are those of the checkpoint, empty without one. If they lack the head's tensors, the table gets no head, and
@@ -125,7 +125,7 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     Raises:
         WeftError: if the table refuses a key of the config.
     """
-    head = table.tasks.get(suffix_of(config))
+    head = table.tasks.get(find_class_suffix(config))
     if head is None:
         return table, None
     has_prefix = head.prefix is not None and (not keys or any(k.startswith(head.prefix) for k in keys))
@@ -137,14 +137,16 @@ def with_head(table: Family, config: Config, keys: frozenset[str], source: str) 
     needed = [*([] if task_head.tied else [head.out]), *filter(None, (head.dense, head.norm))]
     missing = [f"{name}.weight" for name in needed if keys and not fetch.has(f"{name}.weight")]
     if missing:
-        detail = f"{config['architectures'][0]} initializes {several(missing)} at random, as the checkpoint lacks them"
+        detail = (
+            f"{config['architectures'][0]} initializes {summarize(missing)} at random, as the checkpoint lacks them"
+        )
         return replace(table, prefix=prefix), LeftOut("head", missing[0].partition(".")[0], detail, changes=True)
     rule: Any = lambda c: head.build_head(c, settings)  # noqa: E731 - a module is callable, and would be called
     names = head.names("decoder.head" if settings.kind == "encoder-decoder" else "head")
     return replace(with_head_table, names={**table.names, **names}, settings={**table.settings, "head": rule}), None
 
 
-def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
+def add_token_head(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
     """Return `table` with a reranker's head: the logit of the first of `tokens`, minus that of a second.
 
     Raises:
@@ -165,17 +167,17 @@ def with_tokens(table: Family, config: Config, keys: frozenset[str], source: str
     return replace(table, names={**table.names, "head.out": rows}, settings={**table.settings, "head": rule})
 
 
-def encoder_alone(table: Family) -> Family:
+def extract_encoder(table: Family) -> Family:
     """Return a table of the encoder of `table` (an encoder-decoder): it outputs hidden states, or labels of tokens."""
     names = {key.removeprefix("encoder."): value for key, value in table.names.items()}
     refuse = {key: values for key, values in table.refuse.items() if key != "is_encoder_decoder"}
-    encoder = table.but(
+    encoder = table.derive(
         *table.model_types, names=names, kind="encoder", unused=(*table.unused, "lm_head.*", "decoder.*")
     )
     return replace(encoder, refuse=refuse, tasks={"ForTokenClassification": replace(TOKENS, prefix="transformer.")})
 
 
-def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
+def write_head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config keys for the head that graph.meta (`facts`) describes, for `table`; {} without a head."""
     if (task := facts.get("task")) is None:
         return {}
@@ -188,12 +190,12 @@ def head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"architectures": [f"{base}{suffix}"], **config}
 
 
-def unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
+def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
     """Return the head of the class of `config` if weft does not read it, else None.
 
     `unread_keys` may contain the head's tensors. `logits`: the model has the head of a language model.
     """
-    suffix = suffix_of(config)
+    suffix = find_class_suffix(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
         return None
     keys = [k for k in unread_keys if not _BUFFERS.search(k) and not (table.prefix and k.startswith(table.prefix))]
@@ -201,7 +203,7 @@ def unread_head(table: Family, config: Config, unread_keys: Sequence[str], logit
         return None
     heads = ", ".join(table.tasks) or "none"
     detail = (
-        f"{several(keys)} of {config['architectures'][0]}; heads that weft reads in {table.model_types[0]} models: "
+        f"{summarize(keys)} of {config['architectures'][0]}; heads that weft reads in {table.model_types[0]} models: "
     )
     return LeftOut("head", keys[0].partition(".")[0], detail + heads, changes=True)
 
@@ -213,23 +215,23 @@ TOKENS = Head("token-classification", "classifier")
 SPANS = Head("question-answering", "qa_outputs")
 
 
-def language_model(home: str, dense: str, norm: str, out: str = "decoder", **options: Any) -> Head:
+def build_lm_head(home: str, dense: str, norm: str, out: str = "decoder", **options: Any) -> Head:
     """Return a masked-language-model head whose dense layer, norm, output and bias are under `home`."""
     names: dict[str, Any] = {"dense": f"{home}.{dense}", "norm": f"{home}.{norm}", "out_bias": f"{home}.bias"}
     return Head("fill-mask", f"{home}.{out}", **{"activation": "gelu", "tied": _tied, **names, **options})
 
 
-def dense_first(activation: str | Rule = "tanh", home: str = "classifier") -> Head:
+def build_dense_head(activation: str | Rule = "tanh", home: str = "classifier") -> Head:
     """Return a head for labels that reads the first token, with a linear layer called dense under `home` before it."""
     return Head("text-classification", f"{home}.out_proj", "first", f"{home}.dense", activation=activation)
 
 
-def pretrained(words: Head, sentences: Head, output: str = "seq_relationship_logits") -> Head:
+def add_sentence_head(words: Head, sentences: Head, output: str = "seq_relationship_logits") -> Head:
     """Return the masked-language-model head `words` with the additional head `sentences`, a classifier of pairs."""
     return replace(words, output="prediction_logits", also=replace(sentences, output=output))
 
 
-_words = language_model("cls.predictions", "transform.dense", "transform.LayerNorm", activation=BASE)
+_words = build_lm_head("cls.predictions", "transform.dense", "transform.LayerNorm", activation=BASE)
 _next = Head("next-sentence-prediction", "cls.seq_relationship", "pooler", labels=2)
 BERT_HEADS: dict[str, Head | None] = {
     "ForSequenceClassification": Head("text-classification", "classifier", "pooler"),
@@ -238,11 +240,11 @@ BERT_HEADS: dict[str, Head | None] = {
     "ForMultipleChoice": Head("multiple-choice", "classifier", "pooler"),
     "ForMaskedLM": _words,
     "ForNextSentencePrediction": _next,
-    "ForPreTraining": pretrained(_words, _next),
+    "ForPreTraining": add_sentence_head(_words, _next),
 }
 ROBERTA_HEADS: dict[str, Head | None] = {
-    "ForSequenceClassification": dense_first(),
-    "ForMaskedLM": language_model("lm_head", "dense", "layer_norm"),
+    "ForSequenceClassification": build_dense_head(),
+    "ForMaskedLM": build_lm_head("lm_head", "dense", "layer_norm"),
     **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
 }
 # Of decoders: GenericForSequenceClassification and its like.
@@ -255,9 +257,9 @@ GENERIC_HEADS: dict[str, Head | None] = {
 }
 _start = key("decoder_start_token_id", default=0)
 _eos = key("eos_token_id", default=1)
-AT_THE_END = replace(dense_first(home="classification_head"), pool="token", token=_eos, start=_start)
+LAST_EOS_HEAD = replace(build_dense_head(home="classification_head"), pool="token", token=_eos, start=_start)
 ENCODER_DECODER_HEADS: dict[str, Head | None] = {
-    "ForSequenceClassification": AT_THE_END,
+    "ForSequenceClassification": LAST_EOS_HEAD,
     "ForQuestionAnswering": replace(SPANS, start=_start),
 }
 GPT_HEADS: dict[str, Head | None] = {**GENERIC_HEADS, "ForTokenClassification": TOKENS, "ForQuestionAnswering": SPANS}

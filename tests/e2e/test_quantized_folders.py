@@ -172,7 +172,7 @@ def test_every_byte_and_exponent_of_mxfp4(tmp_path: Path) -> None:
     scales[1, 7] = 255
     stored = {"x_blocks": blocks, "x_scales": scales}
     (tmp_path / "config.json").write_text("{}")
-    reader = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=MXFP4)).weights()
+    reader = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=MXFP4)).open_weights()
     codes = np.array([e2m1(code) for byte in range(256) for code in (byte & 15, byte >> 4)])
     want = np.ldexp(codes[:, None], np.arange(253) - 127)
     assert (list(reader.keys()), reader.shape("x")) == (["x"], (2, 512, 253))
@@ -190,7 +190,7 @@ def test_tiles_as_transformers_dequantizes_them(shape: tuple[int, ...], tmp_path
     scales = torch.rand((*shape[:-2], shape[-2] // 128, shape[-1] // 128), generator=generator)
     stored = {"x": codes.view(torch.float8_e4m3fn), "x_scale_inv": scales}
     (tmp_path / "config.json").write_text("{}")
-    reader = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=FP8)).weights()
+    reader = Folder.open(rewritten(tmp_path, tmp_path / "x", stored, quantization_config=FP8)).open_weights()
     want = Fp8Dequantize(None)._dequantize_one(stored["x"], scales, torch.float32).numpy()
     for start, stop in ((0, shape[0]), (1, 2), (shape[0] // 2 - 1, shape[0] - 1)):
         assert np.array_equal(reader.read("x", start, stop), want[start:stop])

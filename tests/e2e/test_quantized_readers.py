@@ -31,7 +31,7 @@ def opened(folder: Path, how: dict[str, Any], tensors: dict[str, Array]) -> Tens
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": how}))
     named = {f"x.{part}": np.ascontiguousarray(t) for part, t in tensors.items()}
     save_file(named, folder / "model.safetensors", {"format": "pt"})
-    return Folder.open(folder).weights()
+    return Folder.open(folder).open_weights()
 
 
 def same(reader: TensorReader, want: Array, ulps: int = 0) -> None:
@@ -104,7 +104,7 @@ def test_the_first_folders_have_a_file_of_their_own(file: str, names: str, tmp_p
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / file).write_text(json.dumps(dict(zip(names.split(), (4, 32), strict=True))))
     folder = Folder.open(tmp_path)
-    same(folder.weights(), w.numbers)
+    same(folder.open_weights(), w.numbers)
     assert tmp_path / file in folder.files
 
 

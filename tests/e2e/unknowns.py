@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from weft.frontends import load_source
 from weft.frontends.formats.hf.contents import OF_TOWERS
 from weft.frontends.model import Model
-from weft.frontends.models.config_keys import meaning
+from weft.frontends.models.config_keys import explain
 
 KEY, TENSOR, FILE = "attention_magic", "magic.projection.weight", "magic_head.json"
 # What transformers itself writes and weft does not use: a setting of Blenderbot's beam search, and a base of DBRX that
@@ -51,7 +51,7 @@ def _add_key(config: dict[str, Any], prefix: str) -> list[str]:
     """Add an unknown key to `config` and to the objects in it that mean something; return where."""
     added = [prefix + KEY]
     for name, value in config.items():
-        if isinstance(value, dict) and value and not meaning(name) and not OF_TOWERS.search(name):
+        if isinstance(value, dict) and value and not explain(name) and not OF_TOWERS.search(name):
             added += _add_key(value, f"{prefix}{name}.")
     config[KEY] = 3
     return added

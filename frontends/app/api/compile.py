@@ -25,7 +25,7 @@ from weft.passes.analysis.states import find_caches
 from weft.passes.forms import derive_graphs
 from weft.passes.library.target.rope_length import RopeLength
 
-from ...formats.weft.manifest import hashing, record
+from ...formats.weft.manifest import build_manifest, hash_files
 from ...model import Model, SourceLike
 from ...models.families import FAMILIES
 from .rewrite import resolve_pipeline
@@ -151,11 +151,11 @@ def compile(
         if progress:
             progress("weights", done, total)
 
-    with replace_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+    with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
         if model.tokenizer is not None:  # first: it may be refused
             model.tokenizer(folder)
         built.write(folder, step)
-        manifest = record(graph, backend, dtype, length, str(pipeline), model, hashes())
+        manifest = build_manifest(graph, backend, dtype, length, str(pipeline), model, hashes())
         write_manifest(folder, MANIFEST, manifest | built.facts)
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}

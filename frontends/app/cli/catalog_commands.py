@@ -251,11 +251,11 @@ def families_command(name: str | None) -> None:
       weft families gemma2
     """
     from ...models.families import FAMILIES
-    from ...models.tables.overview import overview
+    from ...models.tables.overview import tabulate_families
 
     _check_name(name, FAMILIES, "family", "families")
     if name is None:
-        head, *rows = overview(FAMILIES)
+        head, *rows = tabulate_families(FAMILIES)
         return print_table(head, rows)
     gguf, loaded_by = FAMILIES[name].gguf, FAMILIES[name].transformers
     echo(f"Hugging Face folders: {f'read, and exported for {loaded_by}' if loaded_by else 'read'}")

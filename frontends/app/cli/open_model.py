@@ -19,9 +19,9 @@ def find_compiled_folder(source: str) -> Path | None:
     """Return the compiled folder that `source` names, as a path or in the hub's cache; None for other sources."""
     from weft.backends.runtime.compiled_folder import GENAI, MANIFEST
 
-    from ...formats.hf.hub import hub_snapshot
+    from ...formats.hf.hub import find_snapshot
 
-    folder = Path(source) if Path(source).exists() else hub_snapshot(source) or Path(source)
+    folder = Path(source) if Path(source).exists() else find_snapshot(source) or Path(source)
     return folder if any((folder / name).is_file() for name in (MANIFEST, GENAI)) else None
 
 

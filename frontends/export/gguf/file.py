@@ -27,7 +27,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from ...model import Model
-from ...models.families import architectures, describe
+from ...models.families import architectures, build_from_table
 from ..fitting import Candidate, FamilyFit, fit_dtype, fit_family
 from ..infer_settings import propose_settings
 from ..inversion import ShapedRecipe
@@ -100,7 +100,7 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     for name, settings in propose_settings(model, graph, source_name, names):
         with contextlib.suppress(WeftError):  # an architecture that cannot express these settings
             config, tensors = propose_metadata(tables[name], settings), list_tensor_names(tables[name], settings)
-            loaded = describe(tables[name], config, tensors, f"the metadata of a {name} model")
+            loaded = build_from_table(tables[name], config, tensors, f"the metadata of a {name} model")
             reference, divisors = divide_frequencies(graph, loaded.graph)
             extra = {**divisors, **list_divisors(settings)}
             yield Candidate(name, config, replace(loaded, graph=reference), extra_tensors=extra)

@@ -15,7 +15,7 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from ...models.families import FAMILIES, Settings, architectures
 from ...models.tables.family import GGUFArchitecture, Loader
 from ...models.tables.gguf import NORMED, RECURRENT, SPARSE, VALUED
-from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, gguf_rope
+from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, write_gguf_rope
 from ..inversion import ShapedRecipe
 
 # The first architecture that expresses a graph is chosen: these in this order, the plainest first, then others.
@@ -45,7 +45,9 @@ def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
         WeftError: if the architecture cannot express the settings.
     """
     architecture, loader = table.model_types[0], table.loader or Loader()
-    is_partial = s.rope is not None and any(r is not None and r.dim not in (None, s.head_size) for r in s.each("rope"))
+    is_partial = s.rope is not None and any(
+        r is not None and r.dim not in (None, s.head_size) for r in s.expand("rope")
+    )
     if loader.experts == ("none" if s.moe is not None else "required"):
         raise WeftError(f"{architecture} {'does not support' if s.moe is not None else 'requires'} experts")
     if loader.head == ("own" if s.tie else "tied"):
@@ -54,20 +56,20 @@ def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
         raise WeftError(f"{architecture} requires RoPE on entire heads")
     if s.head_size * s.head_count != s.dim and not loader.free_heads:
         raise WeftError(f"{architecture} requires heads of size width / number of heads")
-    windows = [w for w in s.each("window") if w is not None and loader.windows]
+    windows = [w for w in s.expand("window") if w is not None and loader.windows]
     default_scale = s.head_size**-0.5
     has_scale = s.scale is not None and not isinstance(s.scale, tuple) and abs(s.scale / default_scale - 1) > 1e-6
     metadata = {
-        **table.says(replace(s, scale=s.scale if has_scale else None)),
+        **table.to_config(replace(s, scale=s.scale if has_scale else None)),
         "context_length": s.learned_positions or s.context or _MANY,
-        "feed_forward_length": s.ffn or (s.moe is not None and s.first("moe").hidden) or None,
+        "feed_forward_length": s.ffn or (s.moe is not None and s.find_first("moe").hidden) or None,
         "attention.value_length": s.head_dim,
         "attention.layer_norm_rms_epsilon": s.eps if s.norm == "rms" else None,
         "attention.layer_norm_epsilon": s.eps if s.norm != "rms" else None,
         "attention.sliding_window": windows[0] if windows else None,
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,
-        "use_parallel_residual": s.first("arrangement").startswith("parallel"),
+        "use_parallel_residual": s.find_first("arrangement").startswith("parallel"),
         **_list_rope_keys(s),
         **_list_expert_keys(s),
     }
@@ -98,25 +100,25 @@ def list_tensor_names(table: GGUFArchitecture, s: Settings) -> frozenset[str]:
 
 def _list_rope_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of rotary positions, with a second base if layers with windows differ (known in Gemma 3 only)."""
-    pairs = [pair for pair in zip(s.each("rope"), s.each("window"), strict=True) if pair[0] is not None]
+    pairs = [pair for pair in zip(s.expand("rope"), s.expand("window"), strict=True) if pair[0] is not None]
     if not pairs:
         return {}
     full = next((rope for rope, window in pairs if window is None), pairs[0][0])
     local = next((rope for rope, window in pairs if window is not None), full)
-    metadata = gguf_rope(full) | {"rope.dimension_count": full.dim or s.head_size}
+    metadata = write_gguf_rope(full) | {"rope.dimension_count": full.dim or s.head_size}
     return metadata if local == full else {**metadata, "rope.freq_base_swa": local.theta}
 
 
 def _list_expert_keys(s: Settings) -> dict[str, Any]:
     if s.moe is None:
         return {SPARSE: []}
-    moe = s.first("moe")
+    moe = s.find_first("moe")
     return {
         "expert_shared_feed_forward_length": None if moe.shared is None else moe.shared.hidden,
         "expert_count": moe.experts,
         "expert_used_count": moe.k,
         "expert_feed_forward_length": moe.hidden,
-        SPARSE: [i for i, layer in enumerate(s.each("moe")) if layer is not None],
+        SPARSE: [i for i, layer in enumerate(s.expand("moe")) if layer is not None],
     }
 
 
@@ -139,7 +141,7 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
 
 def list_divisors(s: Settings) -> dict[str, ShapedRecipe]:
     """Return LongRoPE's divisors by tensor name; {} for other rotations. Raise WeftError if a list is missing."""
-    rope = s.first("rope") if s.rope is not None else None
+    rope = s.find_first("rope") if s.rope is not None else None
     if rope is None or "factors" not in rope.used_settings:
         return {}
     lists = {SHORT: rope.factors, LONG: rope.long_factors}

@@ -8,9 +8,9 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...models.config_keys import RecordingConfig, normalized
+from ...models.config_keys import RecordingConfig, normalize_config
 from ...models.families import FAMILIES, Family, Settings
-from ...models.tables.rope_config import rope_parameters
+from ...models.tables.rope_config import write_rope
 from ...models.tables.settings import ACTIVATIONS
 
 # The first family that expresses a graph is chosen: these in this order, the plainest first, then others.
@@ -45,7 +45,7 @@ def propose_config(name: str, s: Settings) -> dict[str, Any]:
         raise WeftError(f"no config has a name for the activation {s.activation}")
     positions = s.learned_positions or s.context or _MANY
     s = replace(s, activation=activation, context=positions, learned_positions=positions)
-    candidates = {**family.says(s), **_list_shared_keys(s, partial=False)}
+    candidates = {**family.to_config(s), **_list_shared_keys(s, partial=False)}
     settings = _try_read(family, candidates)
     # partial unless the config states it
     if settings is not None and _list_rotated_widths(settings) != _list_rotated_widths(s):
@@ -56,14 +56,14 @@ def propose_config(name: str, s: Settings) -> dict[str, Any]:
 
 def _list_rotated_widths(s: Settings) -> set[int]:
     """Return the numbers of rotated features per head, over all layers with RoPE."""
-    return {r.dim or int(r.fraction * s.head_size) for r in s.each("rope") if r is not None}
+    return {r.dim or int(r.fraction * s.head_size) for r in s.expand("rope") if r is not None}
 
 
 def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
     """Return whether the family's table reads `key`, or would read it without a synonym in the config. The test is that
     the settings change without the key, or with an invalid value."""
     rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
-    recorded = RecordingConfig(normalized({**rest, key: config[key]}, family.model_types[0]))
+    recorded = RecordingConfig(normalize_config({**rest, key: config[key]}, family.model_types[0]))
     usual = _try_read(family, recorded)
     if key in recorded and key not in recorded.read:  # true for most keys: this saves three readings
         return False
@@ -84,7 +84,7 @@ def _list_shared_keys(s: Settings, partial: bool) -> dict[str, Any]:
         **_repeat_value("intermediate_size n_inner", s.ffn),
         "hidden_activation": s.activation,
         "max_position_embeddings": s.context,
-        "use_parallel_residual": s.first("arrangement").startswith("parallel"),
+        "use_parallel_residual": s.find_first("arrangement").startswith("parallel"),
         **_repeat_value("qk_layernorm use_qk_norm", s.qk_norm != "none"),
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,
@@ -102,7 +102,7 @@ def _repeat_value(names: str, value: Any) -> dict[str, Any]:
 def _list_scale_keys(s: Settings) -> dict[str, Any]:
     """Return the config keys of the scale of attention scores, with values for `s`."""
     default_scale = s.head_size**-0.5
-    scales = [default_scale if scale is None else scale for scale in s.each("scale")]
+    scales = [default_scale if scale is None else scale for scale in s.expand("scale")]
     by_layer = s.layers > 1 and abs(scales[0] / scales[1] - 2) < 1e-6
     return {
         "attention_multiplier": scales[0],
@@ -119,7 +119,7 @@ def _round_if_close(number: float) -> float:
 
 def _list_window_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of sliding windows: their size and their layers."""
-    windows = s.each("window")
+    windows = s.expand("window")
     size = next((w for w in windows if w is not None), None)
     return {
         "sliding_window": size,
@@ -131,7 +131,7 @@ def _list_window_keys(s: Settings) -> dict[str, Any]:
 
 
 def _list_rope_keys(s: Settings, partial: bool) -> dict[str, Any]:
-    ropes, windows = s.each("rope"), s.each("window")
+    ropes, windows = s.expand("rope"), s.expand("window")
     present = [rope for rope in ropes if rope is not None]
     if not present:
         return {"no_rope_layers": [0] * s.layers}
@@ -140,13 +140,11 @@ def _list_rope_keys(s: Settings, partial: bool) -> dict[str, Any]:
         for kind, full in (("full_attention", True), ("sliding_attention", False))
     }
     differ = all(by_kind.values()) and by_kind["full_attention"] != by_kind["sliding_attention"]
-    by_layer_kind = {
-        kind: rope_parameters(rope, s.head_size, partial) for kind, rope in by_kind.items() if rope is not None
-    }
+    by_layer_kind = {kind: write_rope(rope, s.head_size, partial) for kind, rope in by_kind.items() if rope is not None}
     longrope = {_TWICE[0]: present[0].original} if present[0].scaling == "longrope" else {}
     return {
         **longrope,
-        "rope_parameters": by_layer_kind if differ else rope_parameters(present[0], s.head_size, partial),
+        "rope_parameters": by_layer_kind if differ else write_rope(present[0], s.head_size, partial),
         "rotary_dim": present[0].dim or s.head_size,
         "no_rope_layers": [int(rope is not None) for rope in ropes],
     }
@@ -156,11 +154,11 @@ def _list_expert_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of mixtures of experts, which must be equal in all layers that have one."""
     if s.moe is None:
         return {}
-    moe = s.first("moe")
+    moe = s.find_first("moe")
     return {
         **_repeat_value("num_experts num_local_experts", moe.experts),
         "num_experts_per_tok": moe.k,
-        "mlp_only_layers": [i for i, layer in enumerate(s.each("moe")) if layer is None],
+        "mlp_only_layers": [i for i, layer in enumerate(s.expand("moe")) if layer is None],
         "norm_topk_prob": moe.router.renormalize,
         "moe_intermediate_size": moe.hidden,
         "intermediate_size": s.ffn or moe.hidden,

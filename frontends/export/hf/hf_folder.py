@@ -19,11 +19,11 @@ from weft.ir.recipes.streams import stream_rows
 from weft.ir.storage import replace_folder, write_manifest
 from weft.ir.types import dtypes
 
-from ...formats.hf import Folder, one_side
-from ...formats.weft.manifest import PROVENANCE, hashing, provenance
+from ...formats.hf import Folder, extract_submodel
+from ...formats.weft.manifest import PROVENANCE, build_provenance, hash_files
 from ...model import Model
-from ...models.families import FAMILIES, Family, describe
-from ...models.task_heads import GENERATES, base_class, head_config, suffix_of, with_head
+from ...models.families import FAMILIES, Family, build_from_table
+from ...models.task_heads import GENERATES, add_head, find_base_classes, find_class_suffix, write_head_config
 from ..fitting import Candidate, FamilyFit, fit_dtype, fit_family
 from ..infer_settings import propose_settings
 from ..inversion import Shape, ShapedRecipe
@@ -92,14 +92,14 @@ def write_huggingface(
     dequantized = [key for key in aside if key in quantized]
     if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
         note(f"{list_first(dequantized)}: dequantized values are written instead of codes, in {kind}")
-    with replace_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+    with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         write_json(folder / "config.json", config)
         write_embedding(folder, model.graph, requested)
         _write_generation(model, folder)
         if model.tokenizer is not None:
             model.tokenizer(folder)
-        write_manifest(folder, PROVENANCE, provenance(model, hashes()))
+        write_manifest(folder, PROVENANCE, build_provenance(model, hashes()))
     return result
 
 
@@ -118,12 +118,15 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     dropped = "quantization_config", "torch_dtype"  # the written tensors are dequantized and have another dtype
     if (origin := model.origin("safetensors")) is not None:
         source = Folder.open(origin)
-        config, weights = {key: value for key, value in source.config.items() if key not in dropped}, source.weights()
+        config, weights = (
+            {key: value for key, value in source.config.items() if key not in dropped},
+            source.open_weights(),
+        )
         shapes = {key: weights.shape(key) for key in list(weights.keys())}
         if config.get("model_type") in FAMILIES:
             idle = {key: ShapedRecipe(Source(key), shapes[key]) for key in model.idle}
             yield replace(_make_candidate(config["model_type"], config, shapes, source), extra_tensors=idle)
-        elif (side := one_side(source, model.family)) is not None:
+        elif (side := extract_submodel(source, model.family)) is not None:
             with contextlib.suppress(WeftError):
                 text = {key: value for key, value in side[1].items() if key not in dropped}
                 yield _make_text_candidate(side[0], {**text, **_list_token_keys(model)}, shapes)
@@ -133,7 +136,7 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
         return name != family, ("moe" in FAMILIES[name].settings) != sparse
 
     for name, settings in propose_settings(model, graph, family, sorted(list_families(), key=unlikely)):
-        config = propose_config(name, settings) | head_config(FAMILIES[name], graph.meta)
+        config = propose_config(name, settings) | write_head_config(FAMILIES[name], graph.meta)
         with contextlib.suppress(WeftError):  # a family that cannot express these settings
             yield _make_candidate(name, {**config, **_list_token_keys(model)}, {})
 
@@ -153,12 +156,12 @@ def _make_candidate(
     name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], source: Folder | None = None
 ) -> Candidate:
     keys, title = frozenset(shapes), f"the config of a {name} model"
-    table, _ = with_head(FAMILIES[name], config, keys, title)
+    table, _ = add_head(FAMILIES[name], config, keys, title)
     if source is not None and source.sentence is not None:
         table = source.sentence.table(FAMILIES[name], config)
-    loaded = describe(table, config, keys, title)
-    if (suffix := suffix_of(config)) and suffix not in GENERATES and "task" not in loaded.graph.meta:
-        config = {**config, "architectures": base_class(config)}  # the class had a head that is left out
+    loaded = build_from_table(table, config, keys, title)
+    if (suffix := find_class_suffix(config)) and suffix not in GENERATES and "task" not in loaded.graph.meta:
+        config = {**config, "architectures": find_base_classes(config)}  # the class had a head that is left out
     return Candidate(name, config, loaded, shapes)
 
 

@@ -6,6 +6,6 @@ Code here knows the file format. Never here: which tensor is which parameter; th
 from __future__ import annotations
 
 from .reader import GGUFTensors
-from .tokenizer import TokenIds, token_ids, write_tokenizer
+from .tokenizer import TokenIds, read_token_ids, write_tokenizer
 
-__all__ = ["GGUFTensors", "TokenIds", "token_ids", "write_tokenizer"]
+__all__ = ["GGUFTensors", "TokenIds", "read_token_ids", "write_tokenizer"]

@@ -23,7 +23,7 @@ from weft.ir.storage.documents import open_regular
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ..tiling import check_tiled
+from ..tiling import check_tiling
 
 VERSIONS = (2, 3)
 MAX_DIMS = 4
@@ -67,7 +67,7 @@ def read_header(path: Path) -> Header:
         if path.is_dir():
             raise WeftError(f"{path} is a folder, not a GGUF file")
         with open(open_regular(path), "rb") as file:
-            return _HeaderParser(path, file, os.fstat(file.fileno()).st_size).header()
+            return _HeaderParser(path, file, os.fstat(file.fileno()).st_size).parse()
     except FileNotFoundError:
         raise WeftError(f"{path}: no such GGUF file") from None
     except OSError as error:
@@ -79,103 +79,103 @@ class _HeaderParser:
         self.path, self.file, self.size, self.at = path, file, size, 0
         self.values = 0
 
-    def header(self) -> Header:
+    def parse(self) -> Header:
         magic = self.file.read(4)
         self.at = len(magic)
         if magic != b"GGUF":
-            raise self.bad(f"is not a GGUF file: it begins with {magic!r} instead of b'GGUF'")
-        version = self.number("I", "the version")
+            raise self.error(f"is not a GGUF file: it begins with {magic!r} instead of b'GGUF'")
+        version = self.read_number("I", "the version")
         # The version is a small number, so in the other byte order its low half is 0.
         if version & 0xFFFF == 0 and version:
-            raise self.bad("is a big-endian GGUF file; convert it with the gguf package's gguf-convert-endian")
+            raise self.error("is a big-endian GGUF file; convert it with the gguf package's gguf-convert-endian")
         if version not in VERSIONS:
-            raise self.bad(f"is GGUF version {version}; supported are {' and '.join(map(str, VERSIONS))}")
-        n_tensors, n_keys = self.number("Q", "the tensor count"), self.number("Q", "the key count")
+            raise self.error(f"is GGUF version {version}; supported are {' and '.join(map(str, VERSIONS))}")
+        n_tensors, n_keys = self.read_number("Q", "the tensor count"), self.read_number("Q", "the key count")
         if n_tensors > MAX_TENSORS:
-            raise self.bad(f"is damaged: it counts {n_tensors} tensors, more than {MAX_TENSORS}")
+            raise self.error(f"is damaged: it counts {n_tensors} tensors, more than {MAX_TENSORS}")
         metadata: dict[str, Any] = {}
         for index in range(n_keys):
-            key = self.string(f"metadata key {index} of {n_keys}")
+            key = self.read_string(f"metadata key {index} of {n_keys}")
             if key in metadata:
-                raise self.bad(f"repeats the metadata key {key}")
-            metadata[key] = self.value(self.number("I", f"the type of metadata {key}"), f"metadata {key}")
+                raise self.error(f"repeats the metadata key {key}")
+            metadata[key] = self.read_value(self.read_number("I", f"the type of metadata {key}"), f"metadata {key}")
         alignment = metadata.get("general.alignment", 32)
         # type(): GGUF has booleans, and isinstance takes them for integers.
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise self.bad(f"has general.alignment {alignment!r}, which is not a power of two")
-        entries = [self.entry(f"tensor {index} of {n_tensors}") for index in range(n_tensors)]
+            raise self.error(f"has general.alignment {alignment!r}, which is not a power of two")
+        entries = [self.read_entry(f"tensor {index} of {n_tensors}") for index in range(n_tensors)]
         # The data begin at the next multiple of the alignment; offsets of tensors count from there.
         start = -(-self.at // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         for name, shape, ggml_type, offset in entries:
             if name in tensors:
-                raise self.bad(f"lists the tensor {name} twice")
-            tensors[name] = self.tensor(name, shape, ggml_type, offset, start, alignment)
+                raise self.error(f"lists the tensor {name} twice")
+            tensors[name] = self.check_tensor(name, shape, ggml_type, offset, start, alignment)
         extents = {t.name: (t.offset, t.offset + t.nbytes) for t in tensors.values()}
-        check_tiled(str(self.path), extents, start, self.size, alignment)
+        check_tiling(str(self.path), extents, start, self.size, alignment)
         return Header(version, metadata, tensors)
 
-    def tensor(
+    def check_tensor(
         self, name: str, shape: tuple[int, ...], ggml_type: int, offset: int, start: int, alignment: int
     ) -> TensorInfo:
-        dtype = storage_types().get(ggml_type)
+        dtype = list_dtypes().get(ggml_type)
         if dtype is None:
-            supported = ", ".join(t.name.upper() for t in storage_types().values())
-            raise self.bad(
-                f"stores tensor {name} as {type_name(ggml_type)}, which weft cannot decode; it decodes {supported}"
+            supported = ", ".join(t.name.upper() for t in list_dtypes().values())
+            raise self.error(
+                f"stores tensor {name} as {name_ggml_type(ggml_type)}, which weft cannot decode; it decodes {supported}"
             )
         if shape[-1] % dtype.block:
-            raise self.bad(
+            raise self.error(
                 f"has tensor {name} with rows of {shape[-1]} elements, not whole {dtype.name.upper()} blocks "
                 f"of {dtype.block}"
             )
         nbytes = dtype.bytes_for(math.prod(shape))
         if offset % alignment:
-            raise self.bad(
+            raise self.error(
                 f"places tensor {name} at offset {offset}, which is not a multiple of its alignment {alignment}"
             )
         if start + offset + nbytes > self.size:
-            raise self.bad(
+            raise self.error(
                 f"is truncated: tensor {name} ends at byte {start + offset + nbytes} but the file has {self.size}; "
                 "fetch it again"
             )
         return TensorInfo(name, shape, dtype, ggml_type, start + offset, nbytes)
 
-    def entry(self, label: str) -> tuple[str, tuple[int, ...], int, int]:
-        name = self.string(f"the name of {label}")
-        n_dims = self.number("I", f"the rank of {name}")
+    def read_entry(self, label: str) -> tuple[str, tuple[int, ...], int, int]:
+        name = self.read_string(f"the name of {label}")
+        n_dims = self.read_number("I", f"the rank of {name}")
         if n_dims > MAX_DIMS:
-            raise self.bad(f"gives tensor {name} {n_dims} dimensions; ggml has at most {MAX_DIMS}")
+            raise self.error(f"gives tensor {name} {n_dims} dimensions; ggml has at most {MAX_DIMS}")
         # GGUF lists the innermost axis first.
-        shape = tuple(self.number("Q", f"the shape of {name}") for _ in range(n_dims))[::-1] or (1,)
-        return name, shape, self.number("I", f"the type of {name}"), self.number("Q", f"the offset of {name}")
+        shape = tuple(self.read_number("Q", f"the shape of {name}") for _ in range(n_dims))[::-1] or (1,)
+        return name, shape, self.read_number("I", f"the type of {name}"), self.read_number("Q", f"the offset of {name}")
 
-    def count(self, values: int) -> None:
+    def add_values(self, values: int) -> None:
         """Add `values` to the number of metadata values, and raise WeftError above the limit."""
         self.values += values
         if self.values > MAX_VALUES:
-            raise self.bad(f"holds more than {MAX_VALUES} values of metadata, which no model needs")
+            raise self.error(f"holds more than {MAX_VALUES} values of metadata, which no model needs")
 
-    def value(self, kind: int, label: str, depth: int = 0) -> Any:
-        self.count(1)
+    def read_value(self, kind: int, label: str, depth: int = 0) -> Any:
+        self.add_values(1)
         if kind in _SCALARS:
-            return self.number(_SCALARS[kind], label)
+            return self.read_number(_SCALARS[kind], label)
         if kind == _STRING:
-            return self.string(label)
+            return self.read_string(label)
         if kind != _ARRAY or depth >= MAX_NESTING:
-            raise self.bad(f"has {label} of unknown value type {kind}")
-        kind, count = self.number("I", label), self.number("Q", label)
+            raise self.error(f"has {label} of unknown value type {kind}")
+        kind, count = self.read_number("I", label), self.read_number("Q", label)
         if kind == _STRING:
-            return self.strings(count, label)
+            return self.read_strings(count, label)
         if kind not in _SCALARS:
-            return [self.value(kind, label, depth + 1) for _ in range(count)]
+            return [self.read_value(kind, label, depth + 1) for _ in range(count)]
         # Scalars are read in one piece: scores and token types have one for every token.
         code = np.dtype("<" + _SCALARS[kind] if kind != _BOOL else np.bool_)
-        raw = self.take(count * code.itemsize, label)
-        self.count(count)
+        raw = self.read_bytes(count * code.itemsize, label)
+        self.add_values(count)
         return np.frombuffer(raw, code).tolist()
 
-    def strings(self, count: int, label: str) -> list[str]:
+    def read_strings(self, count: int, label: str) -> list[str]:
         """Read and return an array of `count` strings in one loop: vocabularies and merges have 100,000 strings."""
         strings: list[str] = []
         read, length_of, remaining = self.file.read, _FORMS["Q"], self.size - self.at
@@ -191,33 +191,33 @@ class _HeaderParser:
             remaining -= 8 + length
         self.file.seek(self.size - remaining)
         self.at = self.size - remaining
-        self.count(len(strings))
+        self.add_values(len(strings))
         if len(strings) < count:  # read the unsound string by `value`, which reports its fault
-            strings += [self.value(_STRING, label) for _ in range(count - len(strings))]
+            strings += [self.read_value(_STRING, label) for _ in range(count - len(strings))]
         return strings
 
-    def string(self, label: str) -> str:
-        raw = self.take(self.number("Q", label), label)
+    def read_string(self, label: str) -> str:
+        raw = self.read_bytes(self.read_number("Q", label), label)
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise self.bad(f"has {label} that is not UTF-8 at byte {self.at - len(raw) + error.start}") from None
+            raise self.error(f"has {label} that is not UTF-8 at byte {self.at - len(raw) + error.start}") from None
 
-    def number(self, code: str, label: str) -> Any:
+    def read_number(self, code: str, label: str) -> Any:
         form = _FORMS[code]
-        return form(self.take(_SIZES[code], label))[0]
+        return form(self.read_bytes(_SIZES[code], label))[0]
 
-    def take(self, count: int, label: str) -> bytes:
+    def read_bytes(self, count: int, label: str) -> bytes:
         # A damaged count may be huge: compare it with the file before memory is taken.
         raw = self.file.read(count) if count <= self.size - self.at else b""
         if len(raw) < count:
-            raise self.bad(
+            raise self.error(
                 f"is truncated or damaged: {label} needs {count} bytes at byte {self.at} but the file has {self.size}"
             )
         self.at += count
         return raw
 
-    def bad(self, message: str) -> WeftError:
+    def error(self, message: str) -> WeftError:
         return WeftError(f"{self.path} {message}")
 
 
@@ -226,14 +226,14 @@ _SIZES = {code: Struct("<" + code).size for code in _FORMS}
 
 
 @cache
-def storage_types() -> dict[int, DType]:
+def list_dtypes() -> dict[int, DType]:
     """Return the dtypes of the ggml tensor types that weft decodes, by ggml's type number."""
     from gguf.constants import GGMLQuantizationType
 
     return {t.value: dtypes.ALL[t.name.lower()] for t in GGMLQuantizationType if t.name.lower() in dtypes.ALL}
 
 
-def type_name(ggml_type: int) -> str:
+def name_ggml_type(ggml_type: int) -> str:
     """Return ggml's name of a tensor type, or a phrase with its number if ggml has no name."""
     from gguf.constants import GGMLQuantizationType
 

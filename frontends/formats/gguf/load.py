@@ -16,14 +16,14 @@ from weft.ir.recipes import Map, Scale, Source
 from weft.ir.storage.documents import Record, quote_value
 
 from ...models.families import LoadedModel, architectures, load
-from ...models.left_out import LeftOut, unread_tensors
+from ...models.left_out import LeftOut, find_unread_modules
 from ...models.tables.gguf import BIASED, GATED, INDEXED, NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
-from .tokenizer import TokenIds, has_tokenizer, token_ids
+from .tokenizer import TokenIds, has_tokenizer, read_token_ids
 
 # The tensor whose presence in a layer gives the layer this property.
-OF_LAYERS = {
+LAYER_TENSORS = {
     SPARSE: "ffn_gate_inp",
     RECURRENT: "ssm_in",
     NORMED: "ssm_norm",
@@ -55,7 +55,7 @@ _SAMPLING = {
 
 POOLINGS = ("none", "mean", "cls", "last")  # of llama.cpp, by number
 
-OF_TENSORS = (*OF_LAYERS, "vocab_size", "token_types", FREQUENCIES, SHORT, LONG)
+DERIVED_KEYS = (*LAYER_TENSORS, "vocab_size", "token_types", FREQUENCIES, SHORT, LONG)
 
 
 def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
@@ -71,7 +71,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
             f"{path}: architecture {quote_value(name)} is not known; "
             f"weft imports {', '.join(sorted(families))} from GGUF"
         )
-    config = _config(reader, f"{name}.")
+    config = _read_config(reader, f"{name}.")
     loaded = load(families[name], config, reader, str(path))
     frequencies = loaded.graph.params.get("rope.frequencies")
     if frequencies is not None and FREQUENCIES in loaded.ignored and FREQUENCIES not in config:
@@ -87,15 +87,17 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
     if loaded.settings.kind == "encoder" and (pooling := config.get("pooling_type")) in (1, 2, 3):
         loaded.graph.meta["pooling"] = POOLINGS[pooling]
         del config["pooling_type"]
-    loaded.left_out[:] = [*_unread_parts(loaded, name, config), *_unread_metadata(reader.metadata, name)]
-    ids = token_ids(reader.metadata) if has_tokenizer(reader.metadata) else TokenIds(None, [], None, False, False)
+    loaded.left_out[:] = [*_find_unread(loaded, name, config), *_list_metadata(reader.metadata, name)]
+    ids = read_token_ids(reader.metadata) if has_tokenizer(reader.metadata) else TokenIds(None, [], None, False, False)
     loaded.graph.meta.update(
         eos_token_ids=list(ids.eos),
         bos_token_id=ids.bos,
         pad_token_id=ids.pad,
         source={"format": "gguf", "path": str(path)},
     )
-    metadata = {key: _decimal(value) for key, value in reader.metadata.items() if key.startswith("general.sampling.")}
+    metadata = {
+        key: _to_decimal(value) for key, value in reader.metadata.items() if key.startswith("general.sampling.")
+    }
     if sampling := read_sampling_defaults(
         Record(path, metadata), {ours: f"general.sampling.{k}" for ours, k in _SAMPLING.items()}
     ):
@@ -105,36 +107,36 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
     return reader, loaded
 
 
-def _unread_parts(loaded: LoadedModel, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
+def _find_unread(loaded: LoadedModel, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
     """Yield the tensors of `loaded` that nothing reads, and those of its unread keys that are in `unread_keys`.
 
     Key names get the prefix of the `architecture`. Skipped are keys derived from tensors, and of RoPE without RoPE.
     """
-    yield from unread_tensors(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
+    yield from find_unread_modules(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
     for part in loaded.left_out:
         expected = (
-            part.name in OF_TENSORS or part.name not in unread_keys or (part.name.startswith("rope.") and not rotates)
+            part.name in DERIVED_KEYS or part.name not in unread_keys or (part.name.startswith("rope.") and not rotates)
         )
         if part.kind == "key" and not expected:
             yield replace(part, name=f"{architecture}.{part.name}")
 
 
-def _unread_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator[LeftOut]:
+def _list_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator[LeftOut]:
     """Yield the keys of `metadata` that nothing reads, except the keys of its `architecture`."""
     for key, value in metadata.items():
         if not key.startswith(f"{architecture}.") and not _KNOWN_KEYS.fullmatch(key):
             yield LeftOut("key", key, quote_value(value))
 
 
-def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
+def _read_config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     """Return the architecture's keys without their prefix, with float32 values as their shortest decimals.
 
     Facts that only the tensors state are added: the vocabulary size, the number of token types, the layers of each kind
-    of `OF_LAYERS`, and LongRoPE's factors. Layers that predict later tokens do not count in block_count.
+    of `LAYER_TENSORS`, and LongRoPE's factors. Layers that predict later tokens do not count in block_count.
     """
     prefixes = (prefix, "xielu.")  # the file names the values of this activation without the architecture
-    config = {k.removeprefix(prefix): _decimal(v) for k, v in reader.metadata.items() if k.startswith(prefixes)}
+    config = {k.removeprefix(prefix): _to_decimal(v) for k, v in reader.metadata.items() if k.startswith(prefixes)}
     if config.get("rope.scaling.type") == "none":
         del config["rope.scaling.type"]
     # Layers that are trained to predict later tokens come last.
@@ -146,14 +148,14 @@ def _config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     for name, tensor in (("vocab_size", "token_embd.weight"), ("token_types", "token_types.weight")):
         if tensor in keys:
             config.setdefault(name, reader.shape(tensor)[0])
-    for kind, tensor in OF_LAYERS.items():
+    for kind, tensor in LAYER_TENSORS.items():
         pattern = re.compile(rf"(?:enc\.)?blk\.(\d{{1,9}})\.{tensor}\.weight")
         config[kind] = sorted(int(match[1]) for key in keys if (match := pattern.fullmatch(key)))
     for tensor in keys & {SHORT, LONG, *([FREQUENCIES] if prefix == "gemma4." else [])}:
-        config[tensor] = tuple(_decimal(float(f)) for f in reader.read(tensor, 0, reader.shape(tensor)[0]))
+        config[tensor] = tuple(_to_decimal(float(f)) for f in reader.read(tensor, 0, reader.shape(tensor)[0]))
     return config
 
 
-def _decimal(value: Any) -> Any:
+def _to_decimal(value: Any) -> Any:
     # 1e-05 in float32 is 9.99999974e-06 as a Python float; the shortest decimal is the intended value.
     return float(str(np.float32(value))) if isinstance(value, float) else value

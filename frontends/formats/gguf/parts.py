@@ -16,7 +16,7 @@ from .header import Header, read_header
 _PART = re.compile(r"(.*-)\d{5}-of-(\d{5})(\.gguf)")
 
 
-def part_files(path: Path) -> tuple[Path, ...]:
+def list_parts(path: Path) -> tuple[Path, ...]:
     """Return the paths of all parts of the model that `path` is a part of (by its name), whether or not they exist."""
     match = _PART.fullmatch(path.name)
     names = [f"{match[1]}{i + 1:05}-of-{match[2]}{match[3]}" for i in range(int(match[2]))] if match else []
@@ -29,7 +29,7 @@ def read_parts(path: Path) -> dict[Path, Header]:
     Raises:
         WeftError: if a part is missing, invalid or from another model.
     """
-    header, files, parts = read_header(path), part_files(path), dict[Path, Header]()
+    header, files, parts = read_header(path), list_parts(path), dict[Path, Header]()
     if (count := header.metadata.get("split.count", 1)) in (0, 1):
         return {path: header}
     if len(files) != count:

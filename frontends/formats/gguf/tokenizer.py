@@ -59,7 +59,7 @@ def has_tokenizer(metadata: Metadata) -> bool:
     return any(key.startswith("tokenizer.") for key in metadata)
 
 
-def token_ids(metadata: Metadata) -> TokenIds:
+def read_token_ids(metadata: Metadata) -> TokenIds:
     """Return the special token ids and flags in GGUF `metadata`, with the defaults of the tokenizer's kind.
 
     Raises:
@@ -67,13 +67,13 @@ def token_ids(metadata: Metadata) -> TokenIds:
             vocabulary.
     """
     vocab = _Vocab(metadata)
-    bos, eos = vocab.begin, vocab.end
-    ends = [eos, vocab.id("eot"), vocab.id("eom"), *(vocab.index.get(text) for text in _TURN_ENDS)]
+    bos, eos = vocab.begin_id, vocab.end_id
+    ends = [eos, vocab.find_id("eot"), vocab.find_id("eom"), *(vocab.index.get(text) for text in _TURN_ENDS)]
     begins = vocab.kind in ("llama", "bert") or vocab.pre in WHOLE_PIECES
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", begins)) and bos is not None
     add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", vocab.kind in ("bert", "t5"))) and eos is not None
     unique = list(dict.fromkeys(end for end in ends if end is not None))
-    return TokenIds(bos, unique, vocab.id("padding"), add_bos, add_eos)
+    return TokenIds(bos, unique, vocab.find_id("padding"), add_bos, add_eos)
 
 
 def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
@@ -86,16 +86,16 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
     Raises:
         WeftError: if the metadata describes no tokenizer, one of an unknown kind or pre-tokenizer, or is inconsistent.
     """
-    vocab, ids = _Vocab(metadata), token_ids(metadata)
+    vocab, ids = _Vocab(metadata), read_token_ids(metadata)
     tokenizer = _KINDS[vocab.kind](vocab)
     added = _add_tokens(tokenizer, vocab)
     begin = [vocab.tokens[ids.bos]] if ids.add_bos and ids.bos is not None else []
     end = [vocab.tokens[ids.eos[0]]] if ids.add_eos else []
     if begin or end:
         tokenizer.post_processor = _build_template(vocab, begin, end)
-    names = {"bos": ids.bos, "eos": ids.eos[0] if ids.eos else None, "unk": vocab.id("unknown"), "pad": ids.pad}
+    names = {"bos": ids.bos, "eos": ids.eos[0] if ids.eos else None, "unk": vocab.find_id("unknown"), "pad": ids.pad}
     if vocab.kind == "bert":
-        names |= {"cls": vocab.begin, "sep": vocab.end, "mask": vocab.id("mask")}
+        names |= {"cls": vocab.begin_id, "sep": vocab.end_id, "mask": vocab.find_id("mask")}
     special = {f"{name}_token": vocab.tokens[index] for name, index in names.items() if index is not None}
     architecture = metadata.get("general.architecture", "")
     config = {
@@ -121,16 +121,16 @@ class _Vocab:
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
-        self.kind: str = self.get("model", str)
+        self.kind: str = self.read("model", str)
         if self.kind not in _KINDS:
             raise WeftError(
                 f"tokenizer.ggml.model is {quote_value(self.kind)}; supported tokenizers are {', '.join(_KINDS)}"
             )
-        self.pre: str = self.get("pre", str, "default")
+        self.pre: str = self.read("pre", str, "default")
         if self.kind == "gpt2" and self.pre not in SPLITS:
             raise WeftError(f"tokenizer.ggml.pre is {quote_value(self.pre)}; supported are {', '.join(sorted(SPLITS))}")
-        tokens = self.strings("tokens")
-        self.types: list[int] = self.get("token_type", list[int], [NORMAL] * len(tokens))
+        tokens = self.read_strings("tokens")
+        self.types: list[int] = self.read("token_type", list[int], [NORMAL] * len(tokens))
         if len(self.types) != len(tokens):
             raise WeftError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(tokens)} tokens")
         self.tokens = list(map(_mark_continuation, tokens, self.types)) if self.kind == "bert" else tokens
@@ -139,24 +139,24 @@ class _Vocab:
             repeated = next(token for index, token in enumerate(self.tokens) if self.index[token] != index)
             raise WeftError(f"tokenizer.ggml.tokens holds {quote_value(repeated)} twice, so it has no single id")
         # llama.cpp renamed BERT's [CLS] and [SEP] keys over time
-        self.begin = self.id("cls", "bos") if self.kind == "bert" else self.id("bos")
-        self.end = self.id("seperator", "eos") if self.kind == "bert" else self.id("eos")
+        self.begin_id = self.find_id("cls", "bos") if self.kind == "bert" else self.find_id("bos")
+        self.end_id = self.find_id("seperator", "eos") if self.kind == "bert" else self.find_id("eos")
 
-    def get(self, key: str, kind: Any, *default: Any) -> Any:
+    def read(self, key: str, kind: Any, *default: Any) -> Any:
         value = self.metadata.get(f"tokenizer.ggml.{key}", *default)
         if not matches_type(value, kind):
             fault = "is missing" if value is None else f"is {quote_value(value)}, not of type {name_type(kind)}"
             raise WeftError(f"tokenizer.ggml.{key} {fault} in the GGUF metadata, so the tokenizer cannot be rebuilt")
         return value
 
-    def strings(self, key: str) -> list[str]:
-        values = self.get(key, list)
+    def read_strings(self, key: str) -> list[str]:
+        values = self.read(key, list)
         wrong = next((index for index, value in enumerate(values) if not isinstance(value, str)), None)
         if wrong is not None:
             raise WeftError(f"tokenizer.ggml.{key}[{wrong}] is {quote_value(values[wrong])}, not text")
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
-    def id(self, *names: str) -> int | None:
+    def find_id(self, *names: str) -> int | None:
         """Return the id of the first special token among `names` that the file has, or the default of the last name."""
         for name in names:
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -170,10 +170,10 @@ class _Vocab:
         default = _DEFAULT_IDS.get(self.kind, {}).get(names[-1])
         return default if default is not None and default < len(self.tokens) else None
 
-    def merges(self) -> list[tuple[str, str]]:
+    def read_merges(self) -> list[tuple[str, str]]:
         """Return the pairs of tokens that BPE merges, first merge first."""
         pairs: list[tuple[str, str]] = []
-        for index, merge in enumerate(self.strings("merges")):
+        for index, merge in enumerate(self.read_strings("merges")):
             # From 1: the left token is not empty, so a leading blank belongs to it.
             cut = merge.find(" ", 1)
             pair = (merge[:cut], merge[cut + 1 :])
@@ -185,16 +185,16 @@ class _Vocab:
             pairs.append(pair)
         return pairs
 
-    def scores(self) -> list[float]:
+    def read_scores(self) -> list[float]:
         """Return the score of each token."""
-        scores: list[float] = self.get("scores", list[float])
+        scores: list[float] = self.read("scores", list[float])
         if len(scores) != len(self.tokens):
             raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
         return scores
 
-    def scored_merges(self) -> list[tuple[str, str]]:
+    def derive_merges(self) -> list[tuple[str, str]]:
         """Return the merges that a SentencePiece vocabulary implies: all splits of a piece in two, best score first."""
-        entries = zip(self.tokens, self.scores(), self.types, strict=True)
+        entries = zip(self.tokens, self.read_scores(), self.types, strict=True)
         pieces = {token: score for token, score, kind in entries if kind not in _NEVER_MERGED}
         ranked = sorted(pieces, key=lambda piece: -pieces[piece])
         return [
@@ -219,7 +219,7 @@ def _build_byte_level(vocab: _Vocab) -> Tokenizer:
     """Build a byte-level BPE tokenizer (GPT-2): bytes as printable characters, words split by regular expressions."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    model = models.BPE(vocab=vocab.index, merges=vocab.merges(), ignore_merges=vocab.pre in WHOLE_PIECES)
+    model = models.BPE(vocab=vocab.index, merges=vocab.read_merges(), ignore_merges=vocab.pre in WHOLE_PIECES)
     tokenizer = Tokenizer(model)
     steps = [pre_tokenizers.Split(Regex(split), "isolated") for split in SPLITS[vocab.pre]]
     spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -232,9 +232,9 @@ def _build_sentencepiece(vocab: _Vocab) -> Tokenizer:
     """Build a SentencePiece BPE tokenizer: spaces as ▁, no split into words, characters without a token as bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    unknown = vocab.id("unknown")
+    unknown = vocab.find_id("unknown")
     byte_fallback = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
-    merges = vocab.merges() if "tokenizer.ggml.merges" in vocab.metadata else vocab.scored_merges()
+    merges = vocab.read_merges() if "tokenizer.ggml.merges" in vocab.metadata else vocab.derive_merges()
     unk_token = None if unknown is None else vocab.tokens[unknown]
     tokenizer = Tokenizer(
         models.BPE(vocab=vocab.index, merges=merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
@@ -255,19 +255,19 @@ def _build_unigram(vocab: _Vocab) -> Tokenizer:
     """Build a SentencePiece Unigram tokenizer (Kudo 2018): a string becomes the pieces with the best sum of scores."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    pieces = list(zip(vocab.tokens, vocab.scores(), strict=True))
+    pieces = list(zip(vocab.tokens, vocab.read_scores(), strict=True))
     byte_fallback = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocab.id("unknown"), byte_fallback=byte_fallback))
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=vocab.find_id("unknown"), byte_fallback=byte_fallback))
     steps: list[normalizers.Normalizer] = []
-    if table := vocab.get("precompiled_charsmap", list[int], []):  # replacements of characters, such as wide digits
+    if table := vocab.read("precompiled_charsmap", list[int], []):  # replacements of characters, such as wide digits
         try:
             steps.append(normalizers.Precompiled(bytes(table)))
         except Exception as e:  # the class that the library raises
             raise WeftError(f"tokenizer.ggml.precompiled_charsmap is not such a table: {e}") from None
-    if vocab.get("remove_extra_whitespaces", bool, True):
+    if vocab.read("remove_extra_whitespaces", bool, True):
         steps += [normalizers.Replace(Regex(space), to) for space, to in (("^ +| +$", ""), (" {2,}", " "))]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    prefix = "always" if vocab.get("add_space_prefix", bool, True) else "never"
+    prefix = "always" if vocab.read("add_space_prefix", bool, True) else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prefix)
     tokenizer.decoder = decoders.Metaspace("▁", prefix)
     return tokenizer
@@ -277,7 +277,7 @@ def _build_wordpiece(vocab: _Vocab) -> Tokenizer:
     """Build a WordPiece tokenizer (BERT, uncased)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    unknown = vocab.id("unknown")
+    unknown = vocab.find_id("unknown")
     unk_token = "[UNK]" if unknown is None else vocab.tokens[unknown]
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab.index, unk_token=unk_token))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -299,7 +299,7 @@ def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]
     """Add the tokens that are matched unsplit to `tokenizer`; return them in the format of tokenizer_config.json."""
     from tokenizers import AddedToken
 
-    special_ids = {vocab.begin, vocab.end, vocab.id("mask")}
+    special_ids = {vocab.begin_id, vocab.end_id, vocab.find_id("mask")}
     added: dict[int, bool] = {}  # id -> special
     for index, (text, kind) in enumerate(zip(vocab.tokens, vocab.types, strict=True)):
         special = kind in (CONTROL, UNKNOWN) or text in _TURN_ENDS or index in special_ids

@@ -5,8 +5,8 @@ Code here knows the folder's layout. Never here: the meaning of checkpoint keys;
 
 from __future__ import annotations
 
-from .folder import Folder, load_folder, one_side
+from .folder import Folder, extract_submodel, load_folder
 from .merging import join_adapters
 from .safetensors import SafetensorsReader
 
-__all__ = ["Folder", "SafetensorsReader", "join_adapters", "load_folder", "one_side"]
+__all__ = ["Folder", "SafetensorsReader", "extract_submodel", "join_adapters", "load_folder"]

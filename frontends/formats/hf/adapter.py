@@ -92,7 +92,7 @@ class Adapter:
 
     def tensor(self, key: str) -> Recipe:
         """Return a recipe that reads the tensor `key` of this adapter from a `JoinedReader`."""
-        return Source(key_of(self.number, key))
+        return Source(build_joined_key(self.number, key))
 
     def error(self, fault: str) -> WeftError:
         """Return an error whose message is the name of the adapter followed by `fault`."""
@@ -103,7 +103,7 @@ class Adapter:
         return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
 
 
-def key_of(number: int, key: str) -> str:
+def build_joined_key(number: int, key: str) -> str:
     """Return the key of the tensor `key` of adapter `number` in a `JoinedReader`."""
     return f"adapter{number}:{key}"
 
@@ -113,7 +113,7 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
-def open_reader(folder: Path) -> SafetensorsFile:
+def open_adapter(folder: Path) -> SafetensorsFile:
     """Open the tensors of the adapter in `folder`.
 
     Raises:
@@ -136,7 +136,7 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
         raise WeftError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}")
     config = read_json(folder / ADAPTER_CONFIG)
     _check_config(config, folder / ADAPTER_CONFIG)
-    adapter = Adapter(folder, number, config, open_reader(folder))
+    adapter = Adapter(folder, number, config, open_adapter(folder))
     modules: dict[tuple[str, int], Update] = {}
     for key in adapter.reader.tensors:
         if not adapter.reader.dtype(key).is_float:

@@ -10,8 +10,8 @@ from typing import Any
 
 from weft.backends.runtime.core.sampler import DEFAULTS
 
-from ...models.config_keys import meaning
-from ...models.left_out import LeftOut, several
+from ...models.config_keys import explain
+from ...models.left_out import LeftOut, summarize
 
 # Files that do not affect the computation, by the reason.
 _MEANINGLESS = {
@@ -71,11 +71,11 @@ OF_TOWERS = re.compile(
 )
 
 
-def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
+def find_unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
     """Yield the files and folders in `folder` that are not among `files` (read) and may affect the outputs."""
     names_read = {file.relative_to(folder).parts[0] for file in files if file.is_relative_to(folder)}
     for path in sorted(folder.iterdir()):
-        if path.name in names_read or meaning_of_file(path.name):
+        if path.name in names_read or explain_file(path.name):
             continue
         name = path.name + ("/" if path.is_dir() else "")
         if path.suffix == ".py":
@@ -86,12 +86,12 @@ def unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
             yield LeftOut("file", name, "nothing reads it")
 
 
-def meaning_of_file(name: str) -> str:
+def explain_file(name: str) -> str:
     """Return the reason why the file `name` does not affect the outputs, or "" if it may."""
     return next((reason for reason, names in _MEANINGLESS.items() if any(fnmatch.fnmatch(name, n) for n in names)), "")
 
 
-def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
+def find_unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
     """Yield the keys of a generation_config.json that change transformers' tokens but that weft ignores."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
@@ -99,29 +99,29 @@ def unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
             yield LeftOut("key", f"generation_config.json:{key}", f"{value!r:.60}")
 
 
-def unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
+def find_unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
     """Yield an entry for each of the `modules` other than the language model; `keys` name all ignored tensors.
 
     Vision and audio towers and projectors do not change the logits of text-only input.
     """
     for module in sorted(modules):
         kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
-        detail = several([key for key in keys if lies_in(key, [module])]) + (
+        detail = summarize([key for key in keys if is_inside(key, [module])]) + (
             "; not needed for text input" if kind else ""
         )
         yield LeftOut(kind or "tensors", module, detail)
 
 
-def lies_in(key: str, modules: Collection[str]) -> bool:
+def is_inside(key: str, modules: Collection[str]) -> bool:
     """Return whether the tensor or module `key` is one of `modules` or inside one."""
     return any(key == module or key.startswith(f"{module}.") for module in modules)
 
 
-def unread_around(config: Mapping[str, Any], read: Collection[str]) -> Iterator[LeftOut]:
+def find_unread_outer(config: Mapping[str, Any], read: Collection[str]) -> Iterator[LeftOut]:
     """Yield an entry for each unread key of a composite `config`, such as LLaVA's.
 
     Keys in `read`, which the language model uses, and keys of vision and audio towers are skipped.
     """
     for key, value in config.items():
-        if value is not None and key not in ("text_config", *read) and not meaning(key) and not OF_TOWERS.search(key):
+        if value is not None and key not in ("text_config", *read) and not explain(key) and not OF_TOWERS.search(key):
             yield LeftOut("key", key, f"{value!r:.60}")

@@ -13,30 +13,37 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage.documents import Record, read_json
 from weft.passes.library.positions.multimodal_rope import INTERLEAVED, SECTIONS
 
-from ...models.closest import closest
+from ...models.closest import find_closest
 from ...models.config_keys import RecordingConfig
 from ...models.families import FAMILIES, Family, LoadedModel, load
 from ...models.left_out import LeftOut
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, PAIRS, REFUSED, SAME
-from ...models.task_heads import ENCODER_ALONE, encoder_alone, unread_head, with_head, with_tokens
+from ...models.task_heads import SEPARABLE_ENCODERS, add_head, add_token_head, extract_encoder, find_unread_head
 from .adapter import Adapter
-from .contents import OF_TOWERS, lies_in, unread_around, unread_files, unread_generation, unread_towers
+from .contents import (
+    OF_TOWERS,
+    find_unread_files,
+    find_unread_generation,
+    find_unread_outer,
+    find_unread_towers,
+    is_inside,
+)
 from .merging import load_merged
-from .quantized import dequantize_reader, unread_scheme
-from .safetensors import SafetensorsReader, weight_files
+from .quantized import dequantize_reader, find_unread_scheme
+from .safetensors import SafetensorsReader, list_weight_files
 from .sentence_transformers.ranking import (
     LOGIT_SCORE,
     check_tokens,
-    modules,
-    rank_facts,
-    rank_files,
-    score_tokens,
-    unread_ranking,
+    find_unread_ranking,
+    list_ranking_files,
+    read_modules,
+    read_ranking,
+    read_score_tokens,
 )
-from .sentence_transformers.sentence import Sentence, read_sentence, static_config, transformer_home
+from .sentence_transformers.sentence import Sentence, find_transformer, read_sentence, read_static_config
 from .sentence_transformers.static import STATIC, STATIC_EMBEDDING
-from .tokens.added import named_token
-from .tokens.files import tokenizer_files
+from .tokens.added import find_token
+from .tokens.files import list_tokenizer_files
 
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
 NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # fall back to the tokenizer's names if no config has an id
@@ -68,9 +75,9 @@ class Folder:
         """
         if not path.is_dir():
             raise WeftError(f"{path} is not a folder")
-        root, kinds = path, modules(path)
-        path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else transformer_home(root)
-        static = static_config(root) if STATIC_EMBEDDING in kinds else None
+        root, kinds = path, read_modules(path)
+        path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else find_transformer(root)
+        static = read_static_config(root) if STATIC_EMBEDDING in kinds else None
         if static is None and not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
         generation = path / "generation_config.json"
@@ -85,18 +92,18 @@ class Folder:
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
         pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
         sentence = None if pairs else read_sentence(root, config)
-        return cls(path, config, generation_config, sentence, rank_files(root) if pairs else ())
+        return cls(path, config, generation_config, sentence, list_ranking_files(root) if pairs else ())
 
     @property
     def tokenizer_files(self) -> list[Path]:
         """Return the paths of the tokenizer's files that exist."""
-        return tokenizer_files(self.path)
+        return list_tokenizer_files(self.path)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """Return the paths of all files that are read: config, generation config, tokenizer, weights."""
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
-        base_files = (*(file for file in configs if file.is_file()), *self.tokenizer_files, *weight_files(self.path))
+        base_files = (*(f for f in configs if f.is_file()), *self.tokenizer_files, *list_weight_files(self.path))
         return (*base_files, *self.ranking, *(() if self.sentence is None else self.sentence.files))
 
     @property
@@ -110,7 +117,7 @@ class Folder:
             else ()
         )
 
-    def weights(self) -> TensorReader:
+    def open_weights(self) -> TensorReader:
         """Return a reader of the tensors that dequantizes them.
 
         Raises:
@@ -118,23 +125,23 @@ class Folder:
         """
         return dequantize_reader(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
-    def token_facts(self) -> dict[str, Any]:
+    def read_tokens(self) -> dict[str, Any]:
         """Return special tokens as entries of graph.meta; generation_config.json overrides config.json."""
 
         def ids(name: str) -> list[int]:
             for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):
                 if config.get(name) not in (None, -1):  # -1 means "none" in the first Llamas
                     return Record(self.path / file, config).tokens(name)
-            token = named_token(self.path, name.removesuffix("_id")) if name in NAMED else None
+            token = find_token(self.path, name.removesuffix("_id")) if name in NAMED else None
             return [] if token is None else [token]
 
         first = {name: next(iter(ids(name)), None) for name in SPECIAL_TOKENS}
         never = {name: ids(name) for name in ("suppress_tokens", "begin_suppress_tokens")}
-        lists = {**never, "begin_tokens": self._begin_tokens()}
+        lists = {**never, "begin_tokens": self._list_begin_tokens()}
         single = {k: v for k, v in first.items() if v is not None} | {k: v for k, v in lists.items() if v}
         return {"eos_token_ids": ids("eos_token_id"), **single}
 
-    def sampling(self) -> dict[str, Any]:
+    def read_sampling(self) -> dict[str, Any]:
         """Return the sampling defaults of generation_config.json, and max_tokens for the length of an answer.
 
         Raises:
@@ -144,7 +151,7 @@ class Folder:
         max_tokens = record.integer("max_new_tokens", None, least=1)
         return read_sampling_defaults(record) | ({} if max_tokens is None else {"max_tokens": max_tokens})
 
-    def _begin_tokens(self) -> list[list[int]]:
+    def _list_begin_tokens(self) -> list[list[int]]:
         """Return the alternatives for each of the first tokens of an answer, as in Whisper's prompt.
 
         The prompt has the language (any, unless the config names one), the task, and the token for "no timestamps".
@@ -191,7 +198,7 @@ def load_folder(
         table = STATIC
     elif family is None and isinstance(model_type, str) and model_type in FAMILIES:
         table = FAMILIES[model_type]
-    elif (language_model := one_side(folder, family)) is not None:
+    elif (language_model := extract_submodel(folder, family)) is not None:
         table, config, towers = language_model
         for family_name in PAIRS.get(str(model_type), {}).keys() - {*table.model_types}:
             other_sides.append(LeftOut("tensors", FAMILIES[family_name].prefix[:-1], f"--as {family_name} reads them"))
@@ -199,7 +206,7 @@ def load_folder(
         table = FAMILIES.lookup(family)
     else:
         raise _unknown_type_error(folder, source)
-    weights, read_adapters, tokens, head = folder.weights(), list[Adapter](), score_tokens(path), None
+    weights, read_adapters, tokens, head = folder.open_weights(), list[Adapter](), read_score_tokens(path), None
     if sentence is not None and sentence.projects_only and table.settings.get("kind") == "image-encoder":
         sentence = None  # its files are for sequences of tokens
     if sentence is not None:
@@ -208,41 +215,43 @@ def load_folder(
         table, weights = sentence.table(table, config), sentence.join_weights(weights)
     elif tokens:
         check_tokens(tokens, config.get("vocab_size"), source)
-        table = with_tokens(table, config, frozenset(weights.keys()), source, tokens)
+        table = add_token_head(table, config, frozenset(weights.keys()), source, tokens)
     else:
         keys = frozenset(weights.keys())
-        if model_type in ENCODER_ALONE and not any("decoder." in key for key in keys):
-            table = encoder_alone(table)
-        table, head = with_head(table, config, keys, source)
+        if model_type in SEPARABLE_ENCODERS and not any("decoder." in key for key in keys):
+            table = extract_encoder(table)
+        table, head = add_head(table, config, keys, source)
     if adapters:
         loaded, read_adapters = load_merged(table, config, weights, source, adapters)
     else:
         loaded = load(table, config, weights, source)
     if not tokens:
         unread_keys = [*loaded.ignored, *loaded.unread]
-        head = head or unread_head(table, config, unread_keys, "logits" in loaded.graph.outputs)
+        head = head or find_unread_head(table, config, unread_keys, "logits" in loaded.graph.outputs)
     if head:
         loaded.left_out[:] = [head, *(part for part in loaded.left_out if part.name != head.name)]
     if loaded.graph.meta.get("task") == "text-classification":
-        loaded.graph.meta["rank"] = rank_facts(path, config)
+        loaded.graph.meta["rank"] = read_ranking(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if read_adapters:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in read_adapters]
     if towers is not None:
         _report_towers(towers, loaded, folder.config, config)
-    loaded.left_out.extend((*other_sides, *_unread(folder, path)))
+    loaded.left_out.extend((*other_sides, *_find_unread(folder, path)))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
-        loaded.left_out.extend(unread_generation(folder.generation))
-        if sampling := folder.sampling():
+        loaded.left_out.extend(find_unread_generation(folder.generation))
+        if sampling := folder.read_sampling():
             loaded.graph.meta["sampling"] = sampling
     token_source = replace(folder, config=config) if other_sides else folder  # tokens of a pair are in its text config
-    loaded.graph.meta.update(token_source.token_facts(), **_rope_facts(config), source=origin)
+    loaded.graph.meta.update(token_source.read_tokens(), **_read_rope_sections(config), source=origin)
     if sentence is not None:
         sentence.describe(loaded.graph)
     return folder, loaded, read_adapters
 
 
-def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
+def extract_submodel(
+    folder: Folder, family: str | None = None
+) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
     """Return the table and config of one model inside a composite model, and the names of the modules outside it.
 
     That is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): the text encoder, or
@@ -260,7 +269,7 @@ def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[st
     family, defaults, fixed = SAME.get(str(text_type), (str(text_type), {}, {}))
     if family not in FAMILIES:
         return None
-    table, keys, text = FAMILIES[family], list(folder.weights().keys()), {**defaults, **text, **fixed}
+    table, keys, text = FAMILIES[family], list(folder.open_weights().keys()), {**defaults, **text, **fixed}
     prefix, head = table.prefix, "lm_head."  # for a language model stored next to the other modules
     for name in LANGUAGE_MODELS:
         prefixes = (p for p in (f"{name}.{table.prefix}", f"model.{name}.", f"{name}.") if _has(keys, p))
@@ -276,15 +285,15 @@ def one_side(folder: Folder, family: str | None = None) -> tuple[Family, dict[st
     return side, text, other_modules
 
 
-def _unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
+def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
     """Yield the unread keys and files of `folder`, whose top folder is `root`, except the keys of config.json."""
     if isinstance(scheme := folder.config.get(QUANTIZED), RecordingConfig):
-        yield from unread_scheme(scheme)
+        yield from find_unread_scheme(scheme)
     if folder.sentence is not None:
         yield from folder.sentence.left_out
     if folder.ranking:
-        yield from unread_ranking(root)
-    yield from unread_files(root, folder.files)
+        yield from find_unread_ranking(root)
+    yield from find_unread_files(root, folder.files)
 
 
 def _report_towers(
@@ -298,9 +307,9 @@ def _report_towers(
     if "text_config" in around:
         read = text.keys() - {part.name for part in parts}
         parts = [replace(p, name=f"text_config.{p.name}") if p.kind == "key" else p for p in parts]
-        parts.extend(unread_around(around, read))
-    loaded.left_out[:] = [*unread_towers(towers, loaded.ignored), *parts]
-    loaded.ignored[:] = [key for key in loaded.ignored if not lies_in(key, towers)]  # these are listed by tower
+        parts.extend(find_unread_outer(around, read))
+    loaded.left_out[:] = [*find_unread_towers(towers, loaded.ignored), *parts]
+    loaded.ignored[:] = [key for key in loaded.ignored if not is_inside(key, towers)]  # these are listed by tower
 
 
 def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]]:
@@ -314,11 +323,11 @@ def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]
     if not isinstance(side_config, Mapping):
         raise WeftError(f"{folder.path / 'config.json'}: {side}_config={side_config!r:.60} is not a mapping")
     defaults, kind = PAIRS[str(pair_config["model_type"])][family]
-    pair_facts = {"projection_dim": pair_config.get("projection_dim", 512), "architectures": [kind]}
-    return replace(table, unused=unused), {**defaults, **side_config, **pair_facts}
+    shared_settings = {"projection_dim": pair_config.get("projection_dim", 512), "architectures": [kind]}
+    return replace(table, unused=unused), {**defaults, **side_config, **shared_settings}
 
 
-def _rope_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_rope_sections(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the multimodal RoPE sections of `config` as entries of graph.meta (pass multimodal-rope); {} without any.
 
     They state how the rotated pairs of a head are split over three axes. Qwen3's code interleaves the sections, code of
@@ -348,7 +357,7 @@ def _unknown_type_error(folder: Folder, source: str) -> WeftError:
         return WeftError(f"{source}: models of type {kind} are not supported: {REFUSED[kind]}")
     fault = f"{source}: model_type {kind!r} is not known"
     try:
-        families = closest(folder.config, folder.weights())
+        families = find_closest(folder.config, folder.open_weights())
     except WeftError:  # without weights that can be read there is nothing to compare
         families = []
     if not families:

@@ -12,7 +12,7 @@ from weft.ir.storage.documents import expand_home, read_text
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
-def hub_snapshot(spec: str) -> Path | None:
+def find_snapshot(spec: str) -> Path | None:
     """Return the newest local snapshot of the hub repository `spec`; None if none was downloaded."""
     if not HUB_ID.fullmatch(spec):
         return None

@@ -20,11 +20,11 @@ from weft.ir.recipes.matrices import MatMul, Norms
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 
-from ...models.loading import LoadedModel, describe, load
+from ...models.loading import LoadedModel, build_from_table, load
 from ...models.tables.family import Family
-from .adapter import Adapter, Tokens, Update, key_of, open_reader, read_adapter
+from .adapter import Adapter, Tokens, Update, build_joined_key, open_adapter, read_adapter
 from .safetensors import RoutedReader, SafetensorsFile
-from .updates import scale_by, stack_expert_updates, transpose_matrix, transposed_keys, with_rows
+from .updates import find_transposed_keys, replace_rows, scale_by, stack_expert_updates, transpose_matrix
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # names of the stacked expert weights in transformers
 
@@ -41,7 +41,9 @@ class JoinedReader(RoutedReader):
         return self.base.path
 
     def keys(self) -> Iterable[str]:
-        added = (key_of(number, key) for number, adapter in enumerate(self.adapters) for key in adapter.tensors)
+        added = (
+            build_joined_key(number, key) for number, adapter in enumerate(self.adapters) for key in adapter.tensors
+        )
         return [*self.base.keys(), *added]
 
     def find(self, key: str) -> tuple[TensorReader, str]:
@@ -75,7 +77,7 @@ class _PatchedReader(RoutedReader):
 
 def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
     """Return a reader of `base` and of the adapters in `folders`, for a graph into which they are already merged."""
-    return JoinedReader(base, tuple(map(open_reader, folders)))
+    return JoinedReader(base, tuple(map(open_adapter, folders)))
 
 
 def load_merged(
@@ -105,7 +107,7 @@ def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
     Raises:
         WeftError: naming the adapter that does not fit the model.
     """
-    if merger.tied and any(merger.unties(adapter) for adapter in adapters):
+    if merger.tied and any(merger.changes_tie(adapter) for adapter in adapters):
         merger = merger.untie()
     joined = JoinedReader(merger.base, tuple(adapter.reader for adapter in adapters))
     for adapter in adapters:
@@ -125,11 +127,11 @@ class Merger(abc.ABC):
         self.keys = frozenset(base.keys()) | ({head} if head else set())
         self.layout = base  # the shapes of the weights; other than the base's if an adapter resizes them
         self.weights: dict[str, Recipe] = {}
-        self.owner: dict[str, str] = {}  # the folder of the adapter that last changed a weight
+        self.changed_by: dict[str, str] = {}  # the folder of the adapter that last changed a weight
         self.stacks: dict[
             str, tuple[Adapter, list[Recipe]]
         ] = {}  # updates of stacks whose checkpoint tensors are per expert
-        self.stored_transposed = {key for p in graph.params.values() for key in transposed_keys(p.recipe)}
+        self.stored_transposed = {key for p in graph.params.values() for key in find_transposed_keys(p.recipe)}
         self.read = {key for p in graph.params.values() for key in p.recipe.sources()}
 
     @property
@@ -143,7 +145,7 @@ class Merger(abc.ABC):
         """Return the parameter of the token embedding, or None."""
         return self.graph.params.get("embed.weight")
 
-    def unties(self, adapter: Adapter) -> bool:
+    def changes_tie(self, adapter: Adapter) -> bool:
         """Return whether `adapter` changes the embedding or head, so that a tied model must be untied."""
         names = (*adapter.updates, *adapter.replaced)
         heads = (*names, *adapter.resaved)
@@ -158,7 +160,7 @@ class Merger(abc.ABC):
         """Return a merger of the same model with a separate head, whose weight is a copy of the embedding's."""
 
     @abc.abstractmethod
-    def spellings(self, name: str) -> Iterator[str]:
+    def list_spellings(self, name: str) -> Iterator[str]:
         """Yield the checkpoint keys that may belong to the weight that adapters call `name`."""
 
     def build_graph(self, keys: frozenset[str]) -> Graph | None:
@@ -167,9 +169,9 @@ class Merger(abc.ABC):
 
     def find(self, name: str) -> str | None:
         """Return the checkpoint key of the weight that an adapter calls `name`, or None."""
-        return next((key for key in self.spellings(name) if key in self.keys), None)
+        return next((key for key in self.list_spellings(name) if key in self.keys), None)
 
-    def find_read(self, name: str, key: str, adapter: Adapter) -> str:
+    def require_read(self, name: str, key: str, adapter: Adapter) -> str:
         """Return `find(name)` for the tensor `key` of `adapter`; raise WeftError if the model does not read it."""
         home = self.find(name)
         if home is None or home not in self.read:
@@ -182,20 +184,20 @@ class Merger(abc.ABC):
         """Merge `adapter`, whose tensors `reader` has, into the recipes; raise WeftError if it does not fit."""
         self._check_saved(adapter)
         # A copy, as several tensors of this adapter may belong to one weight: only earlier adapters count as conflicts.
-        changed = dict(self.owner)
+        changed = dict(self.changed_by)
         for names in (adapter.resaved, adapter.replaced, adapter.updates):
             homes = [home for home in map(self.find, names) if home is not None]
             if repeated := [home for home in homes if homes.count(home) > 1]:
                 raise adapter.error(f" has two tensors for {repeated[0]}")
         for name, key in adapter.resaved.items():
-            home = self.find_read(name, key, adapter)
+            home = self.require_read(name, key, adapter)
             self._put(home, key, adapter, changed)
             if self.head and home == self.embed and not changed.get(self.head):
                 self.weights[self.head] = self.weights[home]  # they were one tensor while tied
         for name, key in adapter.replaced.items():
-            self._put(self.find_read(name, key, adapter), key, adapter, changed)
+            self._put(self.require_read(name, key, adapter), key, adapter, changed)
         for name, tokens in adapter.tokens.items():
-            home = self.find_read(name, tokens.key, adapter)
+            home = self.require_read(name, tokens.key, adapter)
             splits_tie = self.head and not {self.embed, self.head} <= set(map(self.find, adapter.tokens))
             if splits_tie or home in map(self.find, (*adapter.updates, *adapter.replaced)):
                 raise adapter.error(
@@ -207,9 +209,9 @@ class Merger(abc.ABC):
             if update.stacked and self.find(name) is None:
                 self.stacks.setdefault(name, (adapter, []))[1].append(stack_expert_updates(update, adapter, False))
                 continue
-            home = self.find_read(name, update.down, adapter)
+            home = self.require_read(name, update.down, adapter)
             self.weights[home] = self._apply_update(home, update, adapter)
-            self.owner[home] = str(adapter.path)
+            self.changed_by[home] = str(adapter.path)
             self._check(home, reader, adapter, update.up, update.down, update.magnitude)
             if update.bias:
                 bias = self.find(name.removesuffix("weight") + "bias")
@@ -252,7 +254,7 @@ class Merger(abc.ABC):
                 "was it trained after the vocabulary was resized, or on another model?"
             )
         self.weights[home] = adapter.tensor(key)
-        self.owner[home] = str(adapter.path)
+        self.changed_by[home] = str(adapter.path)
 
     def _put_tokens(self, home: str, tokens: Tokens, adapter: Adapter) -> None:
         """Replace rows of the weight `home` by the rows `tokens` of `adapter`."""
@@ -262,15 +264,15 @@ class Merger(abc.ABC):
                 f": {adapter.describe_tensors(tokens.key)} for the tokens {list(tokens.indices)} does "
                 f"not fit {home} {[rows, *widths]}"
             )
-        self.weights[home] = with_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
-        self.owner[home] = str(adapter.path)
+        self.weights[home] = replace_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
+        self.changed_by[home] = str(adapter.path)
 
     def _shape(self, home: str) -> tuple[int, ...]:
         return self.layout.shape(self.embed if home == self.head else home)
 
     def _check(self, home: str, reader: TensorReader, adapter: Adapter, *keys: str) -> None:
         """Check that the merged weight `home` has its original shape; the error names tensors `keys` of `adapter`."""
-        if not _is_shaped(self.weights[home], self._shape(home), reader):
+        if not _has_shape(self.weights[home], self._shape(home), reader):
             raise adapter.error(
                 f": {adapter.describe_tensors(*keys)} do not fit {home} {list(self._shape(home))}; "
                 "is it an adapter of this model?"
@@ -293,7 +295,7 @@ class Merger(abc.ABC):
             if param.name in added:
                 adapter, update = added[param.name]
                 param.recipe = Add((param.recipe, update))
-                if not _is_shaped(param.recipe, param.shape, reader):
+                if not _has_shape(param.recipe, param.shape, reader):
                     raise adapter.error(f" does not fit {param.name} {list(param.shape)}")
         self.graph.reader = reader
 
@@ -381,7 +383,7 @@ class _FamilyMerger(Merger):
         merger.weights[head] = Source(embed)
         return merger
 
-    def spellings(self, name: str) -> Iterator[str]:
+    def list_spellings(self, name: str) -> Iterator[str]:
         aliases, prefix = self.family.aliases.items(), self.family.prefix
         head = self.family.names.get("lm_head")
         if isinstance(head, str) and name.startswith(
@@ -392,10 +394,10 @@ class _FamilyMerger(Merger):
             yield from (s, prefix + s, s.removeprefix(prefix))
 
     def build_graph(self, keys: frozenset[str]) -> Graph | None:
-        return describe(self.family, self.config, keys, self.source).graph
+        return build_from_table(self.family, self.config, keys, self.source).graph
 
 
-def _is_shaped(recipe: Recipe, shape: tuple[int, ...], reader: TensorReader) -> bool:
+def _has_shape(recipe: Recipe, shape: tuple[int, ...], reader: TensorReader) -> bool:
     """Return whether the result of `recipe`, which reads tensors from `reader`, has that `shape`."""
     try:
         return recipe.shape(reader) == shape

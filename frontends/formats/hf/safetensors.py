@@ -25,7 +25,7 @@ from weft.ir.storage.documents import Record, open_regular, parse_json
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
-from ..tiling import check_tiled
+from ..tiling import check_tiling
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of an adapter in the same folder; no part of the model
 _WRAPPERS = ("_orig_mod.", "module.")  # of torch.compile, and of DistributedDataParallel
@@ -84,7 +84,7 @@ class SafetensorsFile:
         self.metadata = Record(f"the header of {self.path}", header).get("__metadata__", dict[str, str], {})
         entries = {k: v for k, v in header.items() if k != "__metadata__"}
         tensors = {key: self._tensor(key, entry, 8 + length) for key, entry in entries.items()}
-        check_tiled(str(self.path), {key: (t.offset, t.end) for key, t in tensors.items()}, 8 + length, size)
+        check_tiling(str(self.path), {key: (t.offset, t.end) for key, t in tensors.items()}, 8 + length, size)
         if size > (end := max((t.end for t in tensors.values()), default=8 + length)):
             raise WeftError(
                 f"{self.path} is damaged: its tensors end at byte {end}, the file at {size}; fetch it again"
@@ -186,7 +186,7 @@ class SafetensorsReader(RoutedReader):
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        indexed = _weight_map(folder)
+        indexed = _map_tensors(folder)
         self.files = {name: SafetensorsFile(folder / name) for name in sorted(set(indexed.values()))}
         homes: dict[str, str] = {}  # by the files' contents, as in transformers: an index may leave tensors out
         for name, file in self.files.items():
@@ -233,7 +233,7 @@ def _strip_wrappers(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     return names, list(dict.fromkeys(prefixes))
 
 
-def weight_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of the model in `folder`; with an index, also those that it names in subfolders."""
     paths = {path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS}
     if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
@@ -241,11 +241,11 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(paths)
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
+def _map_tensors(folder: Path) -> dict[str, str]:
     """Return the file name of each tensor name; without an index, map each file name to itself."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": "model.safetensors"}
-    files = [path.relative_to(folder).as_posix() for path in weight_files(folder)]
+    files = [path.relative_to(folder).as_posix() for path in list_weight_files(folder)]
     if not (folder / INDEX).is_file():
         if not files:
             is_pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))

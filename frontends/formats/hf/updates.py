@@ -21,7 +21,7 @@ def transpose_matrix(recipe: Recipe) -> Recipe:
     return Permute(recipe, (1, 0))
 
 
-def transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
+def find_transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
     """Yield the keys of weights that `recipe` reads transposed, because they are stored [in, out] (Conv1D).
 
     `flipped`: the result of `recipe` is transposed already.
@@ -31,7 +31,7 @@ def transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
     if isinstance(recipe, Permute) and recipe.axes in ((1, 0), (0, 2, 1)):
         flipped = not flipped
     for part in recipe.parts:
-        yield from transposed_keys(part, flipped)
+        yield from find_transposed_keys(part, flipped)
 
 
 def stack_expert_updates(update: Update, adapter: Adapter, transpose: bool) -> Recipe:
@@ -50,7 +50,7 @@ def stack_expert_updates(update: Update, adapter: Adapter, transpose: bool) -> R
     return scale_by(Concat(tuple(items)), update.scale)
 
 
-def with_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
+def replace_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
     """Return `table` [count, width] with the rows `tokens.indices` replaced by `rows`."""
     order = sorted(range(len(tokens.indices)), key=tokens.indices.__getitem__)
     items: list[Recipe] = []

@@ -16,7 +16,7 @@ from ..hf.merging import Merger, merge
 _HEAD, _BASE = "lm_head.weight", "model."  # as target transformers calls them
 
 
-def merge_into(graph: Graph, source: str, folders: Sequence[Path]) -> list[Adapter]:
+def merge_adapters(graph: Graph, source: str, folders: Sequence[Path]) -> list[Adapter]:
     """Merge the adapters in `folders` into the weights of `graph`, which errors call `source`, in that order.
 
     The graph reads tensors by the names that PEFT gives them. A head that is tied to the embedding becomes a separate
@@ -26,7 +26,7 @@ def merge_into(graph: Graph, source: str, folders: Sequence[Path]) -> list[Adapt
         WeftError: naming the adapter, and the key or tensor that is unsound or does not fit the model.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
-    table = _embedding(graph)
+    table = _find_embedding(graph)
     tied = table is not None and any(node.op is not ops.embedding for node in table.users)
     merge(_GraphMerger(graph, graph.reader, source, tied), adapters)
     return adapters
@@ -37,7 +37,7 @@ class _GraphMerger(Merger):
 
     @property
     def embedding(self) -> Param | None:
-        return _embedding(self.graph)
+        return _find_embedding(self.graph)
 
     def is_head(self, name: str) -> bool:
         return name == _HEAD
@@ -55,11 +55,11 @@ class _GraphMerger(Merger):
         merger.weights[_HEAD] = Source(key)
         return merger
 
-    def spellings(self, name: str) -> Iterator[str]:
+    def list_spellings(self, name: str) -> Iterator[str]:
         yield from (name, _BASE + name, name.removeprefix(_BASE))
 
 
-def _embedding(graph: Graph) -> Param | None:
+def _find_embedding(graph: Graph) -> Param | None:
     """Return the embedding table that maps input ids to hidden states, or None."""
     tokens = graph.inputs.get("input_ids")
     for node in tokens.users if tokens is not None else ():

@@ -20,11 +20,11 @@ from weft.passes.analysis.states import SOUND, find_state_inputs, limit_source, 
 
 from ...model import Model
 
-ANSWER_FACTS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # of models that generate
-TASK_FACTS = ("task", "labels", "problem_type", "rank")  # of models with a head
+ANSWER_KEYS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # of models that generate
+TASK_KEYS = ("task", "labels", "problem_type", "rank")  # of models with a head
 
 
-def record(
+def build_manifest(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
     """Return the manifest of `graph`, compiled for `target` after the passes `pipeline`.
@@ -47,15 +47,15 @@ def record(
         "eos_token_ids": meta.get("eos_token_ids", []),
         "bos_token_id": meta.get("bos_token_id"),
         "pad_token_id": meta.get("pad_token_id"),
-        **{name: meta[name] for name in ANSWER_FACTS if meta.get(name) not in (None, [])},
-        **(_encoder_entries(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
+        **{name: meta[name] for name in ANSWER_KEYS if meta.get(name) not in (None, [])},
+        **(_list_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
         **{
             name: meta[name]
-            for name in ("pooling", "normalize", "padding", "sentence", "sampling", *TASK_FACTS)
+            for name in ("pooling", "normalize", "padding", "sentence", "sampling", *TASK_KEYS)
             if name in meta
         },
         **make_manifest_records(graph, find_state_inputs(graph)),
-        **_padding_entries(graph),
+        **_list_padding(graph),
         "pipeline": pipeline,
         "left_out": [part.record() for part in model.left_out],
         "source": _origin(model, hashes),
@@ -63,7 +63,7 @@ def record(
     }
 
 
-def _padding_entries(graph: Graph) -> dict[str, Any]:
+def _list_padding(graph: Graph) -> dict[str, Any]:
     """Return entries that state whether padding changes a sequence: if tokens compete, or blocks count from the end."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
@@ -71,7 +71,7 @@ def _padding_entries(graph: Graph) -> dict[str, Any]:
     return {"compares_tokens": compete or bool(dense), **above}
 
 
-def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
+def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     """Return the record written next to a model: its source and the passes that rewrote it."""
     from weft import __version__
 
@@ -82,7 +82,7 @@ def provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     """Return the source of `model`: its name, the hashes of its files, and the source's own record."""
     return {
-        "spec": _absolute(model.spec),
+        "spec": _make_absolute(model.spec),
         "description": model.description,
         "seed": model.seed,
         "hashes": hashes,
@@ -93,7 +93,7 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _encoder_entries(graph: Graph, length: int) -> dict[str, Any]:
+def _list_encoder(graph: Graph, length: int) -> dict[str, Any]:
     """Return the manifest entries of an encoder-decoder: the longest source, and the first and last tokens of answers.
 
     The first token defaults to decoder_start, then bos, then pad, then token 0.
@@ -102,7 +102,7 @@ def _encoder_entries(graph: Graph, length: int) -> dict[str, Any]:
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {
         "max_source_length": limit_source(graph, length),
-        **_sound_entry(graph),
+        **_list_sound(graph),
         "decoder_start_token_id": next((token for token in starts if token is not None), 0),
         **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
         **(
@@ -113,7 +113,7 @@ def _encoder_entries(graph: Graph, length: int) -> dict[str, Any]:
     }
 
 
-def _sound_entry(graph: Graph) -> dict[str, Any]:
+def _list_sound(graph: Graph) -> dict[str, Any]:
     """Return the entry that describes the audio input of an encoder, or an empty dict if it has none."""
     for name in SOUND:
         if name in graph.inputs:
@@ -122,7 +122,7 @@ def _sound_entry(graph: Graph) -> dict[str, Any]:
     return {}
 
 
-def _absolute(spec: str) -> str:
+def _make_absolute(spec: str) -> str:
     """Return the name `spec` of a source as an absolute path if it is a path; links are kept."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = expand_home(file if file.endswith(".py") else spec)
@@ -132,7 +132,7 @@ def _absolute(spec: str) -> str:
 
 
 @contextlib.contextmanager
-def hashing(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
+def hash_files(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
     """Hash the files of `model` in a thread during the block; hashing stops if the block does not request the result.
 
     The yielded function waits for the hashes and returns them; it raises WeftError if a file has changed since the

@@ -17,7 +17,7 @@ from ..hf.folder import SPECIAL_TOKENS
 
 def check_metadata(graph: Graph, name: str) -> None:
     """Raise WeftError if metadata of `graph`, read from the file `name`, has an impossible value."""
-    for key, (expected, fits) in _FACTS.items():
+    for key, (expected, fits) in _CHECKS.items():
         value = graph.meta.get(key)
         if value is not None and not fits(value):
             raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is not a {expected}")
@@ -51,7 +51,7 @@ def _is_sentence(value: Any) -> bool:
 _KINDS = ("decoder", "encoder", "encoder-decoder", "image-encoder", "audio-encoder")
 _SAMPLED = {"max_tokens", *DEFAULTS}
 _COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
-_FACTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kind": (f"kind of model: {', '.join(_KINDS)}", lambda value: value in _KINDS),
     **dict.fromkeys(_COUNTS, ("positive integer", _is_count)),
     **dict.fromkeys(SPECIAL_TOKENS, ("token", _is_token)),

@@ -41,8 +41,8 @@ from weft.ir.types.dtypes import DType
 from ...model import Model
 from ...models.left_out import LeftOut
 from ..hf.safetensors import SafetensorsReader
-from ..hf.tokens.files import copy_tokenizer, tokenizer_files
-from .manifest import PROVENANCE, hashing, provenance
+from ..hf.tokens.files import copy_tokenizer, list_tokenizer_files
+from .manifest import PROVENANCE, build_provenance, hash_files
 from .metadata import check_metadata
 
 GRAPH = "model.weft"
@@ -63,20 +63,20 @@ def write_model(
         WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     graph, stored = model.graph.clone(), None if dtype is None else parse_stored(dtype)
-    blocks = {name: packed for name, param in graph.params.items() if (packed := in_blocks(param))}
-    tensors = parameters(graph, stored, leave=blocks)
+    blocks = {name: packed for name, param in graph.params.items() if (packed := store_blocks(param))}
+    tensors = collect_weights(graph, stored, leave=blocks)
     for name in tensors:
         graph.params[name].recipe = Source(name)
     for name, (recipe, parts) in blocks.items():
         tensors |= parts
         graph.params[name].recipe = recipe
     graph.meta.pop("source", None)  # it is the folder itself, wherever it is moved
-    with replace_folder(Path(out), model.files) as folder, hashing(model) as hashes:
+    with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         if model.tokenizer is not None:
             model.tokenizer(folder)
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")
-        write_manifest(folder, PROVENANCE, provenance(model, hashes()))
+        write_manifest(folder, PROVENANCE, build_provenance(model, hashes()))
 
 
 def read_model(spec: str, path: Path) -> Model:
@@ -93,8 +93,8 @@ def read_model(spec: str, path: Path) -> Model:
     graph.reader = SafetensorsReader(path)
     verify(graph, recipes=True)
     read = {key for p in graph.params.values() for key in p.recipe.sources()}
-    tokenizer = tokenizer_files(path)
-    record = _provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {}
+    tokenizer = list_tokenizer_files(path)
+    record = _read_provenance(path / PROVENANCE) if (path / PROVENANCE).is_file() else {}
     left_out = [LeftOut.read(entry) for entry in Record(path / PROVENANCE, record).records("left_out", [])]
     files = (path / GRAPH, *tokenizer, *sorted(path.glob("*.safetensors")))
     return Model(
@@ -111,14 +111,14 @@ def read_model(spec: str, path: Path) -> Model:
     )
 
 
-def _provenance(path: Path) -> dict[str, Any]:
+def _read_provenance(path: Path) -> dict[str, Any]:
     """Return the record of a model folder's source and passes, without the entries in `SEALED` (its own files)."""
     record = read_json(path)
     check_format(path, record)
     return {key: value for key, value in record.items() if key not in SEALED}
 
 
-def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
+def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     """Return the recipe of a quantized parameter over stored codes and scales, and these tensors by name.
 
     None for a parameter that is not quantized in a block layout.
@@ -159,18 +159,18 @@ def in_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     return stored_recipe, tensors
 
 
-def parameters(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
+def collect_weights(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
     """Return the parameters of `graph` that store weights, except `leave`; dtypes as in `write_model`."""
     tensors = {}
     for name, param in graph.params.items():
         if name not in leave and param.recipe.has(Source, *RANDOM):
-            exact_dtype = exact(param.recipe, param.type.dtype, graph.reader)
+            exact_dtype = find_exact_dtype(param.recipe, param.type.dtype, graph.reader)
             kind = dtype if dtype is not None and exact_dtype.is_float else exact_dtype
             tensors[name] = Tensor(param.type.concrete({}), kind, partial(stream_rows, param.recipe, graph.reader))
     return tensors
 
 
-def exact(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
+def find_exact_dtype(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
     """Return a dtype that represents exactly a tensor of `dtype`, computed by `recipe`.
 
     It is the checkpoint's dtype if `recipe` only moves elements of tensors of one dtype, else `dtype`.

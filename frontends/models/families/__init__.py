@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ..loading import LoadedModel, describe, load
+from ..loading import LoadedModel, build_from_table, load
 from ..tables.family import Families, Family, GGUFArchitecture, key
 from ..tables.settings import Settings, build
 
@@ -26,4 +26,4 @@ def architectures() -> dict[str, GGUFArchitecture]:
     return {name: table for table in tables for name in table.model_types}
 
 
-__all__ = ["FAMILIES", "Family", "LoadedModel", "Settings", "architectures", "build", "describe", "key", "load"]
+__all__ = ["FAMILIES", "Family", "LoadedModel", "Settings", "architectures", "build", "build_from_table", "key", "load"]

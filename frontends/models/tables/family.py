@@ -15,7 +15,7 @@ from weft.ir.registry import Registry
 from weft.ir.storage.documents import matches_type, quote_value
 
 from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
-from ..config_keys import normalized
+from ..config_keys import normalize_config
 from .settings import Settings
 
 Config = Mapping[str, Any]
@@ -28,7 +28,7 @@ _OUTSIDE = (  # names outside base models
     *("text_projection", "visual_projection"),
 )
 _ABSENT = object()
-UNFIT = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # raised by invalid values in rules
+RULE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # raised by invalid values in rules
 _HINTS = get_type_hints(Settings)
 
 
@@ -86,12 +86,12 @@ def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup
     return Lookup(keys, default, reciprocal)
 
 
-def required(config: Config, *names: str) -> tuple[Any, ...]:
+def read_required(config: Config, *names: str) -> tuple[Any, ...]:
     """Return the values under the keys `names`; raise WeftError if one is missing."""
     return tuple(key(name)(config) for name in names)
 
 
-def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
+def mask_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
     """Return the rule whose value per layer is `make(config)` if `chosen(config)` is true for the layer, else None."""
 
     def rule(config: Config) -> tuple[Any, ...]:
@@ -102,7 +102,7 @@ def in_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
     return rule
 
 
-_NOT_INHERITED = ("transformers", "gguf", "loader")  # `but` drops these fields: another class or loader may differ
+_NOT_INHERITED = ("transformers", "gguf", "loader")  # `derive` drops these fields: another class or loader may differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Table:
     names: checkpoint name (or `Template`) of each parameter, with {i} for the layer; a name without its last part
     covers weight and bias. prefix: optional prefix of checkpoint names. aliases: other spellings inside checkpoint
     names.
-    found: settings that follow from the checkpoint's keys.
+    from_keys: settings that follow from the checkpoint's keys.
     unused: patterns of checkpoint keys that no model needs (masks, buffers, training heads). idle: those of them that
     an export keeps because transformers asks for them.
     refuse: config keys (`outer.inner` in a mapping) and the only values that the table can express.
@@ -124,14 +124,14 @@ class Table:
     settings: Mapping[str, Any]
     names: Mapping[str, str | Template]
     prefix: str = ""
-    found: Mapping[str, Callable[[frozenset[str]], Any]] = field(default_factory=dict)
+    from_keys: Mapping[str, Callable[[frozenset[str]], Any]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
     refuse: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     inert: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def but(self, *model_types: str, **changes: Any) -> Self:
+    def derive(self, *model_types: str, **changes: Any) -> Self:
         """Return a copy of this table for other `model_types`, with other settings or fields.
 
         Fields that are mappings are extended (None removes an entry), all others replaced; fields for export are not
@@ -160,14 +160,14 @@ class Table:
                 raise WeftError(f"{source}: {name}={value!r} is not supported for {self.model_types[0]} models")
         values: dict[str, Any] = {}
         for f in fields(Settings):
-            if f.name in self.found:
-                values[f.name] = self.found[f.name](keys)
+            if f.name in self.from_keys:
+                values[f.name] = self.from_keys[f.name](keys)
             elif f.name in self.settings:
-                rule = partial(_setting, f.name, self.settings[f.name])
+                rule = partial(_evaluate, f.name, self.settings[f.name])
                 try:
                     values[f.name] = rule(config)
-                except (WeftError, *UNFIT) as e:
-                    reason = blaming(e, rule, config)
+                except (WeftError, *RULE_ERRORS) as e:
+                    reason = blame_keys(e, rule, config)
                     raise WeftError(f"{source}: {reason} (needed for {f.name} of a {self.model_types[0]} model)") from e
         return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
@@ -183,7 +183,7 @@ class Table:
                 return fetch(entry + suffix) if isinstance(entry, str) else entry(fetch, part, settings)
         return None
 
-    def says(self, s: Settings) -> dict[str, Any]:
+    def to_config(self, s: Settings) -> dict[str, Any]:
         """Return the config keys for the settings `s`; a key for several biases is true if one exists."""
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
@@ -233,7 +233,7 @@ class Family(Table):
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
         """Return the settings of a `config`; of two spellings, transformers' choice counts."""
-        return super().read(normalized(config, self.model_types[0]), keys, source)
+        return super().read(normalize_config(config, self.model_types[0]), keys, source)
 
 
 class Families(Registry[Family]):
@@ -262,7 +262,7 @@ def _lookup(config: Config, path: str, source: str) -> Any:
     return config.get(last, _ABSENT)
 
 
-def _setting(name: str, rule: Any, config: Config) -> Any:
+def _evaluate(name: str, rule: Any, config: Config) -> Any:
     """Return the value of `rule` (constant or function) for the setting `name`, type-checked."""
     value = rule(config) if callable(rule) else rule
     if not matches_type(value, _HINTS[name]):
@@ -270,7 +270,7 @@ def _setting(name: str, rule: Any, config: Config) -> Any:
     return value
 
 
-def blaming(e: Exception, make: Rule, config: Config) -> WeftError:
+def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
     """Return the error `e` of `make(config)` as a WeftError that names the config keys without which it does not occur.
 
     A positive integer is valid in itself, so it is named only if the error contains it and changes with another number.
@@ -282,16 +282,16 @@ def blaming(e: Exception, make: Rule, config: Config) -> WeftError:
             variant = {**config, name: value + 1} if str(value) in numbers else config
         else:
             variant = {n: v for n, v in config.items() if n != name}
-        if variant is not config and _error_of(make, variant) != str(e):
+        if variant is not config and _find_error(make, variant) != str(e):
             culprits.append(name)
     values = (f"{k}={reprlib.repr(config[k])}" for k in culprits)
     return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))
 
 
-def _error_of(make: Rule, config: Config) -> str | None:
+def _find_error(make: Rule, config: Config) -> str | None:
     """Return the error message of `make(config)`; None if it succeeds."""
     try:
         make(config)
-    except (WeftError, *UNFIT) as e:
+    except (WeftError, *RULE_ERRORS) as e:
         return str(e)
     return None

@@ -15,10 +15,10 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import GatedMLP, MoE, RoPE, Router
-from .family import Config, Fetch, GGUFArchitecture, Lookup, Rule, Template, in_layers, key, required
-from .rope_config import FREQUENCIES, LONG, SHORT, rope_of_gguf
+from .family import Config, Fetch, GGUFArchitecture, Lookup, Rule, Template, key, mask_layers, read_required
+from .rope_config import FREQUENCIES, LONG, SHORT, read_gguf_rope
 from .settings import Settings
-from .templates import half_of_each, packed_parts
+from .templates import slice_expert_half, split_qkv
 
 SPARSE, RECURRENT = "layers with experts", "layers with a state"
 NORMED = "layers with a norm after their state"
@@ -29,7 +29,7 @@ VALUED = "layers with a map of values"  # others use the keys as values, or thos
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 
-def half_split(name: str, role: str) -> Template:
+def deinterleave_heads(name: str, role: str) -> Template:
     """Return a template for q or k that reorders rows from llama.cpp's interleaved pairs to first and second halves."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -52,7 +52,7 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
     return lambda keys: not keys.isdisjoint(names)
 
 
-def local_layers(config: Config, every: int) -> list[bool]:
+def find_local_layers(config: Config, every: int) -> list[bool]:
     """Return for each layer whether it is local: by attention.sliding_window_pattern, else all except each
     `every`-th."""
     pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
@@ -61,32 +61,32 @@ def local_layers(config: Config, every: int) -> list[bool]:
     return [pattern == 0 or (i + 1) % pattern != 0 for i in layers]
 
 
-def windows(every: int) -> Callable[[Config], Any]:
-    """Return the rule for `window`: the file's window in local layers (see `local_layers`), None in all others."""
+def build_windows(every: int) -> Callable[[Config], Any]:
+    """Return the rule for `window`: the file's window in local layers (see `find_local_layers`), None in all others."""
 
     def rule(config: Config) -> tuple[int | None, ...] | None:
         window = config.get("attention.sliding_window")
-        return tuple(window if is_local else None for is_local in local_layers(config, every)) if window else None
+        return tuple(window if is_local else None for is_local in find_local_layers(config, every)) if window else None
 
     return rule
 
 
-def rotary_where_local(every: int, interleaved: bool = False) -> Rule:
+def build_local_ropes(every: int, interleaved: bool = False) -> Rule:
     """Return the rule for `rope` of models whose global layers have no positions."""
 
     def rule(config: Config) -> tuple[RoPE | None, ...]:
-        rope = replace(rope_of_gguf(config), interleaved=interleaved)
-        return tuple(rope if local else None for local in local_layers(config, every))
+        rope = replace(read_gguf_rope(config), interleaved=interleaved)
+        return tuple(rope if local else None for local in find_local_layers(config, every))
 
     return rule
 
 
-def interleaved(config: Config) -> RoPE:
+def build_interleaved_rope(config: Config) -> RoPE:
     """Return RoPE with adjacent pairs, as in the Hugging Face model (elsewhere the converter reorders rows)."""
-    return replace(rope_of_gguf(config), interleaved=True)
+    return replace(read_gguf_rope(config), interleaved=True)
 
 
-def most_kv_heads(config: Config) -> int | None:
+def find_max_kv_heads(config: Config) -> int | None:
     """Return attention.head_count_kv of the layers with attention, where it is not 0."""
     counts = config.get("attention.head_count_kv")
     return max(counts) if isinstance(counts, list) else counts
@@ -116,7 +116,7 @@ BASE = GGUFArchitecture(
         "ffn": _EachLayer(_WIDTH),
         "eps": key("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"),
         "context": _context,
-        "rope": rope_of_gguf,
+        "rope": read_gguf_rope,
     },
     names={
         "embed": "token_embd",
@@ -134,7 +134,7 @@ BASE = GGUFArchitecture(
         "final_norm": "output_norm",
         "lm_head": "output",
     },
-    found={
+    from_keys={
         "tie": lambda keys: "output.weight" not in keys,
         "qkv_bias": _has("blk.0.attn_q.bias", "blk.0.attn_qkv.bias"),
         "out_bias": _has("blk.0.attn_output.bias"),
@@ -151,13 +151,13 @@ BASE = GGUFArchitecture(
     ),
     refuse={"expert_count": (0, None), "attention.causal": (True, None)},
 )
-UNGATED = BASE.but(norm="layer", activation="gelu_new", gated=False)
-INTERLEAVED = {f"layers.{{i}}.attn.{x}": half_split(f"blk.{{i}}.attn_{x}", x) for x in "qk"}
+UNGATED = BASE.derive(norm="layer", activation="gelu_new", gated=False)
+INTERLEAVED = {f"layers.{{i}}.attn.{x}": deinterleave_heads(f"blk.{{i}}.attn_{x}", x) for x in "qk"}
 NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # called so, but before the feed-forward
-PACKED = packed_parts("layers.{i}.attn", "blk.{i}.attn_qkv")
+PACKED = split_qkv("layers.{i}.attn", "blk.{i}.attn_qkv")
 
 
-def either(name: str, other: Template) -> Template:
+def read_or(name: str, other: Template) -> Template:
     """Return a template that reads the tensor `name`, or `other` if a file lacks it."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -166,37 +166,37 @@ def either(name: str, other: Template) -> Template:
     return template
 
 
-APART_OR_PACKED = {
-    f"layers.{{i}}.attn.{x}": either(f"blk.{{i}}.attn_{x}", PACKED[f"layers.{{i}}.attn.{x}"]) for x in "qkv"
+SEPARATE_OR_PACKED = {
+    f"layers.{{i}}.attn.{x}": read_or(f"blk.{{i}}.attn_{x}", PACKED[f"layers.{{i}}.attn.{x}"]) for x in "qkv"
 }
 
 # -- experts
 
 
-def per_layer(make: Rule, list_key: str) -> Rule:
+def mask_unlisted(make: Rule, list_key: str) -> Rule:
     """Return the rule `make` restricted to the layers in the config's list `list_key`, None in all others."""
-    return in_layers(make, lambda c: (i in c[list_key] for i in range(key("block_count")(c))))
+    return mask_layers(make, lambda c: (i in c[list_key] for i in range(key("block_count")(c))))
 
 
-def shaped(name: str, *dims: int) -> Template:
+def reshape_tensor(name: str, *dims: int) -> Template:
     """Return a template for the tensor `name` in another shape; the last size may be -1."""
     return lambda fetch, part, settings: Reshape(fetch(name), dims)
 
 
-def experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:
+def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:
     """Return the rule for `moe` of an architecture whose files state the number and width of experts."""
 
     def make(config: Config) -> MoE:
         shared_width = config.get("expert_shared_feed_forward_length")
-        count, k = required(config, "expert_count", "expert_used_count")
+        count, k = read_required(config, "expert_count", "expert_used_count")
         hidden = key("expert_feed_forward_length", "feed_forward_length")(config)
         shared = GatedMLP(shared_width) if shared_width else None
         return MoE(count, hidden, k, router=router, shared=shared, shared_gate=shared_gate, **options)
 
-    return per_layer(make, SPARSE)
+    return mask_unlisted(make, SPARSE)
 
 
-def routing(config: Config, scoring: str, renormalize: bool = False) -> Router:
+def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Router:
     """Return the router for the scores and weights of experts, with llama.cpp's defaults.
 
     Routers with sigmoid scores always have a correction.
@@ -216,38 +216,40 @@ def routing(config: Config, scoring: str, renormalize: bool = False) -> Router:
     )
 
 
-def routed(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` of an architecture whose files also state how experts are scored; see `routing`.
+def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
+    """Return the rule for `moe` of an architecture whose files state how to score experts; see `read_routing`.
 
     `options` replace fields of the router.
     """
 
     def make(config: Config) -> MoE:
-        count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
+        count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
         shared_width = config.get("expert_shared_feed_forward_length") or hidden * config.get("expert_shared_count", 0)
         shared = GatedMLP(shared_width) if shared_width else None
-        return MoE(count, hidden, k, router=replace(routing(config, scoring, renormalize), **options), shared=shared)
+        return MoE(
+            count, hidden, k, router=replace(read_routing(config, scoring, renormalize), **options), shared=shared
+        )
 
-    return per_layer(make, SPARSE)
+    return mask_unlisted(make, SPARSE)
 
 
-def of_experts(part: str, kind: str) -> Template:
+def read_expert_part(part: str, kind: str) -> Template:
     """Return a template for gate or up of all experts: a tensor, or half of the fused one (--fuse-gate-up-exps)."""
     separate, fused = f"blk.{{i}}.ffn_{part}_exps.{kind}", f"blk.{{i}}.ffn_gate_up_exps.{kind}"
-    half = half_of_each(fused, 0 if part == "gate" else 1)
+    half = slice_expert_half(fused, 0 if part == "gate" else 1)
     return lambda fetch, name, settings: half(fetch, name, settings) if fetch.has(fused) else fetch(separate)
 
 
-MIXED = BASE.but(
+SPARSE_BASE = BASE.derive(
     names={
         "layers.{i}.ffn.router": "blk.{i}.ffn_gate_inp",
         "layers.{i}.ffn.router.correction": "blk.{i}.exp_probs_b.bias",
-        **{f"layers.{{i}}.ffn.experts.{n}": of_experts(n, "weight") for n in ("gate", "up")},
-        **{f"layers.{{i}}.ffn.experts.{n}_bias": of_experts(n, "bias") for n in ("gate", "up")},
+        **{f"layers.{{i}}.ffn.experts.{n}": read_expert_part(n, "weight") for n in ("gate", "up")},
+        **{f"layers.{{i}}.ffn.experts.{n}_bias": read_expert_part(n, "bias") for n in ("gate", "up")},
         "layers.{i}.ffn.experts.down": "blk.{i}.ffn_down_exps.weight",
         "layers.{i}.ffn.experts.down_bias": "blk.{i}.ffn_down_exps.bias",
         **{f"layers.{{i}}.ffn.shared.{n}": f"blk.{{i}}.ffn_{n}_shexp" for n in ("gate", "up", "down")},
-        "layers.{i}.ffn.shared_gate.weight": shaped("blk.{i}.ffn_gate_inp_shexp.weight", 1, -1),
+        "layers.{i}.ffn.shared_gate.weight": reshape_tensor("blk.{i}.ffn_gate_inp_shexp.weight", 1, -1),
     },
     refuse={"expert_count": None},
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from .family import Family
 
 
-def overview(families: Mapping[str, Family]) -> list[tuple[str, str, str]]:
+def tabulate_families(families: Mapping[str, Family]) -> list[tuple[str, str, str]]:
     """Return the table as rows: the column titles, then a row per family, sorted by name."""
     rows = [("family", "exported", "GGUF")]
     for name, family in sorted(families.items()):

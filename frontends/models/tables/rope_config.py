@@ -46,7 +46,7 @@ _BETAS = {f"beta_{x}": f"rope.scaling.yarn_beta_{x}" for x in ("fast", "slow")}
 # -- Hugging Face
 
 
-def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
+def read_rope(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     """Return the `RoPE` of a config, of any type that transformers supports for text models.
 
     `partial`: the family rotates only a part of each head if `partial_rotary_factor` is set; other families ignore that
@@ -56,8 +56,8 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     Raises:
         WeftError: if the type is unknown or lacks a number, or if partly rotated heads are scaled without `partial`.
     """
-    rope = rope_settings(config)
-    kind = _kind(rope)
+    rope = find_rope(config)
+    kind = _read_kind(rope)
     fraction = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
     if fraction != 1 and kind != "default" and not partial:
         raise WeftError(f"partial_rotary_factor={fraction} is not supported together with rope_scaling of type {kind}")
@@ -67,7 +67,7 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     # Null and 0 count as missing; `truncate` may be false.
     settings = {name: rope[key] for name, key in _NAMES.items() if rope.get(key) or rope.get(key) is False}
     if "original" in plain.used_settings:
-        settings["original"] = config["max_position_embeddings"] if kind == "dynamic" else _original(config, rope)
+        settings["original"] = config["max_position_embeddings"] if kind == "dynamic" else _read_original(config, rope)
     if kind == "llama3" and settings.get("high_freq", 4.0) <= settings.get("low_freq", 1.0):
         raise WeftError(f"high_freq_factor={settings['high_freq']} must exceed low_freq_factor")
     if kind in _TEMPERED and "factor" not in settings:
@@ -76,7 +76,8 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
         if name in _NEEDED and name not in settings:
             raise WeftError(f"RoPE of type {kind} needs {_NAMES[name]!r}")
     scaling = replace(
-        plain, **{name: _as(getattr(plain, name), settings[name]) for name in plain.used_settings if name in settings}
+        plain,
+        **{name: _cast_like(getattr(plain, name), settings[name]) for name in plain.used_settings if name in settings},
     )
     amplitude = rope.get("attention_factor") if kind in _TEMPERED else 1.0
     if amplitude is None:
@@ -91,7 +92,7 @@ def rope_of(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 
 
 def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
-    """Return `rope_of` for a family with other `defaults` of config keys, or with adjacent pairs (`interleaved`).
+    """Return `read_rope` for a family with other `defaults` of config keys, or with adjacent pairs (`interleaved`).
 
     A default for partial_rotary_factor enables that key. A default of rope_parameters applies only if the config has
     none.
@@ -102,12 +103,12 @@ def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mappin
         stated = {name: value for name, value in config.items() if value is not None}
         if stated.get("rope_scaling"):
             stated.setdefault("rope_parameters", stated["rope_scaling"])
-        return replace(rope_of({**defaults, **stated}, partial), interleaved=interleaved)
+        return replace(read_rope({**defaults, **stated}, partial), interleaved=interleaved)
 
     return rule
 
 
-def ropes_by_type(
+def build_ropes(
     local: Rule,
     partial: bool = False,
     bases: tuple[Rule, Rule] | None = None,
@@ -134,14 +135,14 @@ def ropes_by_type(
             local_config["rope_scaling"] = None
         if bases is not None:
             global_config["rope_theta"], local_config["rope_theta"] = (base(config) for base in bases)
-        ropes = rope_of(global_config, partial), rope_of(local_config, partial)
+        ropes = read_rope(global_config, partial), read_rope(local_config, partial)
         return tuple(ropes[window is not None] for window in local(config))
 
     return rule
 
 
-def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
-    """Return the rope_parameters that `rope_of` reads as `rope`; `head` is the number of features per head.
+def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
+    """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the number of features per head.
 
     `partial`: the family rotates a part of each head by default, so that the fraction is always written.
     """
@@ -159,7 +160,7 @@ def rope_parameters(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
     return parameters
 
 
-def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def find_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return rope_parameters of a config, or else rope_scaling; {} without either. Raises WeftError on other shapes."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
@@ -169,28 +170,28 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return rope
 
 
-def context_of(config: Mapping[str, Any]) -> int | None:
+def read_context(config: Mapping[str, Any]) -> int | None:
     """Return the context length; the original one if more needs other frequencies (pass rope-length)."""
     context = config.get("max_position_embeddings")
-    settings = rope_settings(config)
-    if _kind(settings) == "longrope":
-        return _original(config, settings)
+    settings = find_rope(config)
+    if _read_kind(settings) == "longrope":
+        return _read_original(config, settings)
     return None if context is None else int(context)
 
 
-def _as(default: Any, value: Any) -> Any:
+def _cast_like(default: Any, value: Any) -> Any:
     """Return `value` converted to the number type of `default`, or to a tuple of floats if that is ()."""
     return tuple(map(float, value)) if default == () else type(default)(value)
 
 
-def _kind(settings: Mapping[str, Any]) -> str:
+def _read_kind(settings: Mapping[str, Any]) -> str:
     kind = str(settings.get("rope_type") or settings.get("type") or "default")
     kind = "default" if kind == "mrope" else kind  # of Qwen2-VL, whose three positions are equal for text tokens
     older = kind == "su" or (kind == "yarn" and "short_factor" in settings)  # the first names of longrope
     return "longrope" if older else kind
 
 
-def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+def _read_original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
     for name in ("original_max_position_embeddings", "max_position_embeddings"):
         for mapping in (rope, config):
             if mapping.get(name):
@@ -201,7 +202,7 @@ def _original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
 # -- GGUF
 
 
-def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
+def read_gguf_rope(config: Mapping[str, Any]) -> RoPE:
     """Return the `RoPE` of llama.cpp's keys in `config`, without the architecture's prefix.
 
     LongRoPE's factors are not in the keys: they are tensors.
@@ -229,8 +230,8 @@ def rope_of_gguf(config: Mapping[str, Any]) -> RoPE:
     return RoPE(theta, dim, amplitude=amplitude, **scaling.settings)
 
 
-def gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return the keys that `rope_of_gguf` reads as `rope`, without the dimension; other scalings change the base."""
+def write_gguf_rope(rope: RoPE) -> dict[str, Any]:
+    """Return the keys that `read_gguf_rope` reads as `rope`, without the dimension; other scalings change the base."""
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling

@@ -160,16 +160,16 @@ class Settings:
     @property
     def head_size(self) -> int:
         """Return the width of an attention head (in the first attention layer, if layers differ)."""
-        size = self.first("head_dim") if isinstance(self.head_dim, tuple) else self.head_dim
+        size = self.find_first("head_dim") if isinstance(self.head_dim, tuple) else self.head_dim
         return size or self.dim // self.head_count
 
     @property
     def head_count(self) -> int:
         """Return the number of attention heads (of the first attention layer, if layers differ)."""
-        return (self.first("heads") if isinstance(self.heads, tuple) else self.heads) or 1
+        return (self.find_first("heads") if isinstance(self.heads, tuple) else self.heads) or 1
 
     @property
-    def explicit(self) -> Settings:
+    def resolved(self) -> Settings:
         """Return these settings with derived values filled in, and tuples of equal values replaced by the value."""
 
         def resolve_rope(rope: RoPE | None) -> RoPE | None:
@@ -182,7 +182,7 @@ class Settings:
         collapsed = {name: v[0] for name, v in values.items() if isinstance(v, tuple) and v == v[:1] * len(v)}
         return replace(self, **{**values, **collapsed, "kv_heads": self.groups, "head_dim": self.head_size})
 
-    def each(self, name: str) -> tuple[Any, ...]:
+    def expand(self, name: str) -> tuple[Any, ...]:
         """Return the setting `name` of every layer.
 
         Raises:
@@ -194,14 +194,14 @@ class Settings:
             raise WeftError(f"{len(values)} layer types are given for {self.layers} layers")
         return values
 
-    def first(self, name: str) -> Any:
+    def find_first(self, name: str) -> Any:
         """Return the first value of the setting `name` that is not None, in the order of layers."""
-        return next(value for value in _values_of(getattr(self, name)) if value is not None)
+        return next(value for value in _to_tuple(getattr(self, name)) if value is not None)
 
     @property
     def groups(self) -> int:
         """Return the number of key/value heads (of the first attention layer, if layers differ)."""
-        count = self.first("kv_heads") if isinstance(self.kv_heads, tuple) else self.kv_heads
+        count = self.find_first("kv_heads") if isinstance(self.kv_heads, tuple) else self.kv_heads
         return count or self.head_count
 
 
@@ -215,22 +215,24 @@ def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | Au
         WeftError: naming the setting that is unknown or does not fit.
     """
     for name in ("vocab", "dim", "layers", "heads", "ffn"):
-        if any(value is not None and value < 1 for value in _values_of(getattr(s, name))):
+        if any(value is not None and value < 1 for value in _to_tuple(getattr(s, name))):
             raise WeftError(f"{name}={getattr(s, name)} must be positive")
     if s.kind == "encoder-decoder":
-        decoder = _decoder(replace(s, **s.decoder), cross=True)
+        decoder = _build_decoder(replace(s, **s.decoder), cross=True)
         s = replace(s, head=None)
-        return EncoderDecoder(_encoder(s) if s.stem is None else _audio_encoder(s), decoder, s.share_embeddings)
+        return EncoderDecoder(
+            _build_encoder(s) if s.stem is None else _build_audio_encoder(s), decoder, s.share_embeddings
+        )
     if s.kind == "audio-encoder":
-        return _audio_encoder(s)
+        return _build_audio_encoder(s)
     if s.kind == "image-encoder":
-        return _image_encoder(s)
-    return _encoder(s) if s.kind == "encoder" else _decoder(s)
+        return _build_image_encoder(s)
+    return _build_encoder(s) if s.kind == "encoder" else _build_decoder(s)
 
 
-def _image_encoder(s: Settings) -> ImageEncoder:
-    layers, block = _layers(s)
-    norm = norm_of(s)
+def _build_image_encoder(s: Settings) -> ImageEncoder:
+    layers, block = _build_layers(s)
+    norm = build_norm(s)
     arguments = {
         "layers": layers,
         "block": block,
@@ -239,78 +241,78 @@ def _image_encoder(s: Settings) -> ImageEncoder:
         "pooler": s.image_pooler,
         "projection": None if s.image_pooler == "none" else s.projection,
         "pool_norm": None if s.final_norm else norm,
-        "pooler_block": _block(_layer(s, 0), norm) if s.image_pooler == "attention" else None,
+        "pooler_block": _build_block(_layer(s, 0), norm) if s.image_pooler == "attention" else None,
     }
-    return ImageEncoder(**_shared_fields(ImageEncoder, s) | arguments)
+    return ImageEncoder(**_select_fields(ImageEncoder, s) | arguments)
 
 
-def _audio_encoder(s: Settings) -> AudioEncoder:
-    layers, block = _layers(s)
+def _build_audio_encoder(s: Settings) -> AudioEncoder:
+    layers, block = _build_layers(s)
     norms = {
-        "embed_norm": norm_of(s) if s.embed_norm else None,
-        "final_norm": None if s.arrangement == "post" else norm_of(s),
+        "embed_norm": build_norm(s) if s.embed_norm else None,
+        "final_norm": None if s.arrangement == "post" else build_norm(s),
     }
-    return AudioEncoder(**_shared_fields(AudioEncoder, s) | {"layers": layers, "block": block} | norms)
+    return AudioEncoder(**_select_fields(AudioEncoder, s) | {"layers": layers, "block": block} | norms)
 
 
-def _encoder(s: Settings) -> Encoder:
-    return Encoder(**_model(Encoder, s) | {"final_norm": None if s.arrangement == "post" else norm_of(s)})
+def _build_encoder(s: Settings) -> Encoder:
+    return Encoder(**_build_arguments(Encoder, s) | {"final_norm": None if s.arrangement == "post" else build_norm(s)})
 
 
-def _decoder(s: Settings, cross: bool = False) -> Decoder:
-    return Decoder(**_model(Decoder, s, cross) | {"tie_embeddings": s.tie})
+def _build_decoder(s: Settings, cross: bool = False) -> Decoder:
+    return Decoder(**_build_arguments(Decoder, s, cross) | {"tie_embeddings": s.tie})
 
 
-def _shared_fields(module: type, s: _Layer) -> dict[str, Any]:
+def _select_fields(module: type, s: _Layer) -> dict[str, Any]:
     """Return the settings that are also fields of the class `module`, as its arguments."""
     return {f.name: getattr(s, f.name) for f in fields(module) if f.name in vars(s)}
 
 
-def _model(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
+def _build_arguments(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
     """Return the arguments that `Decoder` and `Encoder` have in common; `cross`: blocks attend to an encoder."""
-    layers, block = _layers(s, cross)
-    embed_norm = norm_of(s) if s.embed_norm else None
-    arguments = {"layers": layers, "block": block, "positions": _positions(s), "embed_norm": embed_norm}
-    return _shared_fields(module, s) | arguments
+    layers, block = _build_layers(s, cross)
+    embed_norm = build_norm(s) if s.embed_norm else None
+    arguments = {"layers": layers, "block": block, "positions": _build_positions(s), "embed_norm": embed_norm}
+    return _select_fields(module, s) | arguments
 
 
-def _layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
+def _build_layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
     """Return the arguments `layers` and `block` of a model; `cross`: blocks attend to an encoder."""
-    norm, n_blocks = norm_of(s), s.shared_layers or s.layers
+    norm, n_blocks = build_norm(s), s.shared_layers or s.layers
     if s.layers % n_blocks:
         raise WeftError(f"shared_layers={n_blocks} does not divide layers={s.layers}")
-    blocks: list[Any] = [_layer(s, i).block or _block(_layer(s, i), norm, cross) for i in range(n_blocks)]
+    blocks: list[Any] = [_layer(s, i).block or _build_block(_layer(s, i), norm, cross) for i in range(n_blocks)]
     if s.shared_layers:
         blocks = [Repeat(block, s.layers // n_blocks) for block in blocks]
     return (n_blocks, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
 
 
-def _positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
+def _build_positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
     if s.sinusoids is not None:
         return LearnedPositions(s.sinusoids.length, s.sinusoids.offset) if s.stored_sinusoids else s.sinusoids
     return LearnedPositions(s.learned_positions, s.position_offset) if s.learned_positions else None
 
 
-def _block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
+def _build_block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
     """Return the block of a layer's settings; `cross`: it also attends to an encoder."""
     # Positions of the source differ from those of the target sequence.
     cross_settings = replace(s, rope=None, bias=None, window=None, temperature=None, mask=None, value_conv=None)
-    memory = _attention(cross_settings, norm, CrossAttention) if cross else None
-    ffn = s.moe or _feed_forward(s, norm)
-    mixer = s.mixer or _attention(s, norm)
+    memory = _build_attention(cross_settings, norm, CrossAttention) if cross else None
+    ffn = s.moe or _build_feed_forward(s, norm)
+    mixer = s.mixer or _build_attention(s, norm)
     return Block(mixer, ffn, norm, s.arrangement, s.residual_scale, memory, s.weighted_residual)
 
 
-def _attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
+def _build_attention(s: _Layer, norm: Norm, kind: type[Attention] = Attention) -> Attention | None:
     if s.heads is None:
         return None
     each = norm if s.qk_norm_weight else norm.plain()
     norms: dict[str, Any] = {"sub_norm": norm if s.sub_norm else None}
     norms["qk_norm"] = None if s.qk_norm == "none" else QKNorm(each, s.qk_norm, s.qk_norm_last)
-    return kind(**_shared_fields(kind, s) | norms)
+    return kind(**_select_fields(kind, s) | norms)
 
 
-def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
+def _build_feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
     if s.ffn is None:
         return None
     sub_norm = norm if s.sub_norm else None
@@ -321,7 +323,7 @@ def _feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
     return (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias, sub_norm=sub_norm)
 
 
-def norm_of(s: Settings) -> Norm:
+def build_norm(s: Settings) -> Norm:
     """Return the norm in the settings `s`."""
     if s.norm == "rms":
         return RMSNorm(s.eps, s.norm_weight)
@@ -330,9 +332,9 @@ def norm_of(s: Settings) -> Norm:
 
 def _layer(s: Settings, i: int) -> _Layer:
     """Return the settings of layer `i`."""
-    return replace(s, **{name: s.each(name)[i] for name, value in vars(s).items() if isinstance(value, tuple)})
+    return replace(s, **{name: s.expand(name)[i] for name, value in vars(s).items() if isinstance(value, tuple)})
 
 
-def _values_of(value: Any) -> tuple[Any, ...]:
+def _to_tuple(value: Any) -> tuple[Any, ...]:
     """Return the values of a setting as a tuple: one element for all layers, or one per layer."""
     return value if isinstance(value, tuple) else (value,)

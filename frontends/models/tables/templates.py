@@ -1,6 +1,6 @@
 """Templates: recipes of parameters whose checkpoint tensors have another layout.
 
-A `Template` returned here only moves elements of the checkpoint's tensors, or applies an affine step.
+A `Template` retransposed here only moves elements of the checkpoint's tensors, or applies an affine step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .family import Fetch, Template
 from .settings import Settings
 
 
-def transposed(name: str) -> Template:
+def transpose_linear(name: str) -> Template:
     """Return a template for a linear layer stored [in, out] (Conv1D)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -26,15 +26,15 @@ def transposed(name: str) -> Template:
     return template
 
 
-def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False) -> Template:
+def slice_qkv(name: str, which: str, *, grouped: bool = False, transposed: bool = False) -> Template:
     """Return a template for part `which` (q, k or v) of a fused linear layer.
 
     The layer's outputs are all queries, then all keys, then all values; or, if `grouped`, for each key/value head its
-    queries, its key, its value. `turned`: it is stored transposed, [in, out].
+    queries, its key, its value. `transposed`: it is stored transposed, [in, out].
     """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        weight = transposed(name)(fetch, part, s) if turned else fetch(f"{name}.{part}")
+        weight = transpose_linear(name)(fetch, part, s) if transposed else fetch(f"{name}.{part}")
         heads, d = s.head_count, s.head_size
         runs, queries, keys = (s.groups, heads // s.groups, 1) if grouped else (1, heads, s.groups)
         first, count = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}[which]
@@ -48,18 +48,18 @@ def packed(name: str, which: str, *, grouped: bool = False, turned: bool = False
     return template
 
 
-def packed_parts(prefix: str, name: str, *, grouped: bool = False, turned: bool = False) -> dict[str, Template]:
-    """Return templates for the parameters q, k and v under `prefix`, fused in one linear layer; see `packed`."""
-    return {f"{prefix}.{which}": packed(name, which, grouped=grouped, turned=turned) for which in "qkv"}
+def split_qkv(prefix: str, name: str, *, grouped: bool = False, transposed: bool = False) -> dict[str, Template]:
+    """Return templates for the parameters q, k and v under `prefix`, fused in one linear layer; see `slice_qkv`."""
+    return {f"{prefix}.{which}": slice_qkv(name, which, grouped=grouped, transposed=transposed) for which in "qkv"}
 
 
-def gated(prefix: str, name: str) -> dict[str, str]:
+def name_gated_mlp(prefix: str, name: str) -> dict[str, str]:
     """Return checkpoint names for the parameters gate, up and down under `prefix`: `name`.gate_proj, up_proj,
     down_proj."""
     return {f"{prefix}.{which}": f"{name}.{which}_proj" for which in ("gate", "up", "down")}
 
 
-def half(name: str, index: int) -> Template:
+def slice_half(name: str, index: int) -> Template:
     """Return a template for the first (`index` 0) or second (1) half of the rows of a fused gate and up layer."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -70,7 +70,7 @@ def half(name: str, index: int) -> Template:
     return template
 
 
-def shifted(name: str) -> Template:
+def add_one(name: str) -> Template:
     """Return a template for a norm whose weight is stored minus 1 (Gemma, Nemotron)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -80,7 +80,7 @@ def shifted(name: str) -> Template:
     return template
 
 
-def halves_swapped(name: str, of_keys: bool = False) -> Template:
+def swap_halves(name: str, of_keys: bool = False) -> Template:
     """Return a template for queries (`of_keys`: keys) with second halves of heads first (RoPE of other sign)."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -92,17 +92,17 @@ def halves_swapped(name: str, of_keys: bool = False) -> Template:
     return template
 
 
-def by_arrangement(**names: str) -> Template:
+def pick_by_arrangement(**names: str) -> Template:
     """Return a template for the tensor whose name is that of `names` for the blocks' arrangement."""
-    return lambda fetch, part, settings: fetch(f"{names[str(settings.first('arrangement'))]}.{part}")
+    return lambda fetch, part, settings: fetch(f"{names[str(settings.find_first('arrangement'))]}.{part}")
 
 
-def flattened(name: str) -> Template:
+def flatten_heads(name: str) -> Template:
     """Return a template for per-head weights [heads, d] as one vector."""
     return lambda fetch, part, settings: Reshape(fetch(f"{name}.{part}"), (-1,))
 
 
-def joined(name: str, of_keys: bool = False) -> Template:
+def concat_heads(name: str, of_keys: bool = False) -> Template:
     """Return a template for a weight stored as a tensor per query head ({h} in `name`); `of_keys`: per KV head."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -112,7 +112,7 @@ def joined(name: str, of_keys: bool = False) -> Template:
     return template
 
 
-def block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
+def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
     """Return the block-diagonal matrix of `blocks`, each [rows, columns], which is the weight of a grouped layer."""
 
     def pad_row(i: int) -> Recipe:
@@ -122,7 +122,7 @@ def block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
     return blocks[0] if len(blocks) == 1 else Concat(tuple(map(pad_row, range(len(blocks)))))
 
 
-def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
+def scale_linear(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
     """Return a template for a linear layer times the config's `multipliers`; its bias times `bias`, by default the
     same."""
 
@@ -135,21 +135,21 @@ def times(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> 
     return template
 
 
-def half_of_each(name: str, index: int) -> Template:
+def slice_expert_half(name: str, index: int) -> Template:
     """Return a template for half `index` of axis 1 of tensor `name` [experts, 2 · hidden, dim]: gate (0) or up (1)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        hidden = experts_of(settings).hidden
+        hidden = find_experts(settings).hidden
         return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
 
     return template
 
 
-def experts_of(settings: Settings) -> MoE:
+def find_experts(settings: Settings) -> MoE:
     """Return the mixture of experts of the first layer that has one; all mixtures are equal."""
     if settings.block is None:
-        candidates: tuple[Any, ...] = (settings.first("moe"),)
+        candidates: tuple[Any, ...] = (settings.find_first("moe"),)
     else:
-        block = settings.first("block")
+        block = settings.find_first("block")
         candidates = getattr(block, "moe", None), block.ffn, getattr(block.ffn, "moe", None)
     return next(candidate for candidate in candidates if isinstance(candidate, MoE))

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING
 
 from weft.frontends.models import config_keys
-from weft.frontends.models.config_keys import FACTS, RecordingConfig, leaves, meaning
+from weft.frontends.models.config_keys import FACTS, RecordingConfig, explain, iter_leaves
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.family import Table
 from weft.ir import WeftError
@@ -33,8 +33,8 @@ def facts(model_type: str) -> dict[str, Any]:
     recorded = RecordingConfig(defaults)
     with contextlib.suppress(WeftError):  # of a class whose defaults no table takes
         Table.read(FAMILIES[model_type], recorded, frozenset(), model_type)
-    found = leaves(defaults, recorded.read)
-    unread = {key: value for key, value in found if key not in recorded.read and not meaning(key, defaults)}
+    found = iter_leaves(defaults, recorded.read)
+    unread = {key: value for key, value in found if key not in recorded.read and not explain(key, defaults)}
     skipped = ("rope_parameters", *overrides)
     found = {
         "overrides": dict(sorted(overrides.items())),

@@ -12,7 +12,7 @@ import pytest
 import weft
 from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
-from weft.frontends.models.tables.rope_config import rope_of_gguf
+from weft.frontends.models.tables.rope_config import read_gguf_rope
 from weft.ir import WeftError
 
 from ..conftest import Save
@@ -140,8 +140,8 @@ def test_gemma4_takes_no_other_divisors(written: Written) -> None:
 
 def test_the_amplitude_of_yarn_may_be_said() -> None:
     said = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "context_length": 64}
-    assert rope_of_gguf(said).amplitude == pytest.approx(1 + 0.1 * np.log(4))
-    assert rope_of_gguf({**said, "rope.scaling.yarn_attn_factor": 1.5}).amplitude == 1.5
+    assert read_gguf_rope(said).amplitude == pytest.approx(1 + 0.1 * np.log(4))
+    assert read_gguf_rope({**said, "rope.scaling.yarn_attn_factor": 1.5}).amplitude == 1.5
 
 
 def test_chatglm_with_one_map_for_queries_keys_and_values(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.tables.overview import overview
+from weft.frontends.models.tables.overview import tabulate_families
 
 from ...supported import page, read_errors, read_genai
 
@@ -18,7 +18,7 @@ def test_supported_page_is_generated(root: Path) -> None:
 
 
 def test_overview_rows_follow_the_tables() -> None:
-    head, *rows = overview(FAMILIES)
+    head, *rows = tabulate_families(FAMILIES)
     assert head == ("family", "exported", "GGUF")
     assert len(rows) == len(FAMILIES)
     for name, exported, gguf in rows:

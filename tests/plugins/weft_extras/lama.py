@@ -5,4 +5,6 @@ from weft.frontends.models.families.dense.llama import LLAMA
 from weft.frontends.models.tables import gguf
 from weft.frontends.models.tables.family import Loader
 
-FAMILIES.register(LLAMA.but("lama", transformers="LamaForCausalLM", gguf=gguf.BASE.but("lama-gguf", loader=Loader())))
+FAMILIES.register(
+    LLAMA.derive("lama", transformers="LamaForCausalLM", gguf=gguf.BASE.derive("lama-gguf", loader=Loader()))
+)

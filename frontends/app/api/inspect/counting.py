@@ -27,7 +27,7 @@ from weft.passes.analysis.costs import (
 from weft.passes.analysis.recurrences.formulas import write_formulas
 
 from ....model import SourceLike
-from ....models.left_out import meaning_of_tensor
+from ....models.left_out import explain_tensor
 from ..source.sources import load_source
 from .dimensions import find_dimensions
 from .inspection import CACHE_DTYPES, Inspection, RepeatedPart
@@ -87,7 +87,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         dimensions=find_dimensions(graph),
         blocks=blocks,
         unread=tuple(model.unread),
-        ignored=tuple(f"{key}: {meaning_of_tensor(key)}" for key in model.ignored),
+        ignored=tuple(f"{key}: {explain_tensor(key)}" for key in model.ignored),
         left_out=tuple(map(str, model.left_out)),
         random=model.random_init,
     )

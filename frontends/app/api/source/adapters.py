@@ -14,11 +14,11 @@ from weft.ir.storage.documents import expand_home, read_json
 
 from ....formats.hf import load_folder
 from ....formats.hf.adapter import ADAPTER_CONFIG, is_adapter
-from ....formats.hf.hub import hub_snapshot
-from ....formats.hf.safetensors import weight_files
+from ....formats.hf.hub import find_snapshot
+from ....formats.hf.safetensors import list_weight_files
 from ....formats.hf.sentence_transformers.sentence import MODULES
-from ....formats.hf.tokens.files import copy_tokenizer, tokenizer_files
-from ....formats.weft.graph_adapters import merge_into
+from ....formats.hf.tokens.files import copy_tokenizer, list_tokenizer_files
+from ....formats.weft.graph_adapters import merge_adapters
 from ....formats.weft.model_folder import GRAPH, read_model
 from ....model import Model
 
@@ -66,9 +66,9 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
     plain = folder.sentence is not None and folder.sentence.static
     home = _find_tokenizer_folder(folder.path, adapter_folders)
-    words = tokenizer_files(home) if loaded.graph.meta["kind"] != "image-encoder" else []
+    words = list_tokenizer_files(home) if loaded.graph.meta["kind"] != "image-encoder" else []
     base_files = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
-    adapter_files = tokenizer_files(home) if home != folder.path else []
+    adapter_files = list_tokenizer_files(home) if home != folder.path else []
     files = (*base_files, *adapter_files, *(file for adapter in merged for file in adapter.files))
     return Model(
         spec=str(source),
@@ -89,14 +89,14 @@ def _load_model_folder(spec: str, base: Path, given: Sequence[Path], before: Map
     `before` are the states of the files before reading.
     """
     model, home = read_model(spec, base), _find_tokenizer_folder(base, given)
-    merged = merge_into(model.graph, str(base / GRAPH), given)
+    merged = merge_adapters(model.graph, str(base / GRAPH), given)
     model.graph.meta["source"] = {
         "format": "weft",
         "path": str(base),
         "adapters": [str(adapter.path.absolute()) for adapter in merged],
     }
-    tokenizer = tokenizer_files(home)
-    base_files = [file for file in model.files if home == base or file not in tokenizer_files(base)]
+    tokenizer = list_tokenizer_files(home)
+    base_files = [file for file in model.files if home == base or file not in list_tokenizer_files(base)]
     files = (*base_files, *(tokenizer if home != base else []), *(file for adapter in merged for file in adapter.files))
     return replace(
         model,
@@ -117,7 +117,7 @@ def _find_tokenizer_folder(base: Path, adapters: Sequence[Path]) -> Path:
 def _find_folder(source: str | Path) -> Path | None:
     """Return the folder that `source` names: a path, or a repository in the local hub cache."""
     path = expand_home(source)
-    return path if path.is_dir() else hub_snapshot(str(source))
+    return path if path.is_dir() else find_snapshot(str(source))
 
 
 def _find_adapter(source: str | Path) -> Path:
@@ -137,7 +137,7 @@ def _find_base(adapter: Path) -> Path:
     name = config.get("base_model_name_or_path") or ""
     if not isinstance(name, str):
         raise WeftError(f"{adapter / ADAPTER_CONFIG}: base_model_name_or_path={name!r} is not a string")
-    has_weights = (adapter / "config.json").is_file() and bool(weight_files(adapter))
+    has_weights = (adapter / "config.json").is_file() and bool(list_weight_files(adapter))
     base = (_find_folder(name) or _find_folder(adapter / name)) if name else None
     if has_weights and base is not None and not base.samefile(adapter):
         raise WeftError(

@@ -17,7 +17,7 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage import Stamp, take_stamps
 from weft.ir.storage.documents import check_regular, expand_home, read_text
 
-from ....formats.hf.hub import HUB_ID, hub_snapshot
+from ....formats.hf.hub import HUB_ID, find_snapshot
 from ....model import Model, SourceLike
 
 
@@ -88,10 +88,10 @@ def find_architecture_file(spec: str) -> Path | None:
 
 def _load_gguf(spec: str, path: Path) -> Model:
     from ....formats.gguf.load import load_gguf
-    from ....formats.gguf.parts import part_files
+    from ....formats.gguf.parts import list_parts
     from ....formats.gguf.tokenizer import has_tokenizer, write_tokenizer
 
-    stamps_before = take_stamps(part_files(path))
+    stamps_before = take_stamps(list_parts(path))
     reader, loaded = load_gguf(path)
     return Model(
         spec=spec,
@@ -205,7 +205,7 @@ def _open_checkpoint(path: Path, adapters: Sequence[Path]) -> TensorReader:
 
     if path.suffix == ".gguf":
         return GGUFTensors(path)
-    base = SafetensorsReader(path) if (path / GRAPH).is_file() else Folder.open(path).weights()
+    base = SafetensorsReader(path) if (path / GRAPH).is_file() else Folder.open(path).open_weights()
     return join_adapters(base, adapters) if adapters else base
 
 
@@ -214,7 +214,7 @@ def _load_by_name(spec: str, seed: int) -> Model:
 
     if spec in PRESETS:
         return _build_model(PRESETS[spec].model(), spec, spec, f"preset {spec}", seed)
-    if (snapshot := hub_snapshot(spec)) is not None:
+    if (snapshot := find_snapshot(spec)) is not None:
         return _load_folder(spec, snapshot)
     if HUB_ID.fullmatch(spec) and not Path(spec).parent.is_dir():
         raise WeftError(

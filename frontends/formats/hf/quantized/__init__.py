@@ -9,6 +9,6 @@ Never here: rounding of activations, which such models may request at run time; 
 
 from __future__ import annotations
 
-from .methods import dequantize_reader, unread_scheme
+from .methods import dequantize_reader, find_unread_scheme
 
-__all__ = ["dequantize_reader", "unread_scheme"]
+__all__ = ["dequantize_reader", "find_unread_scheme"]

@@ -23,7 +23,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from .codes import Integers
-from .tensor import QuantizedTensor, check_finite, misfit, read_all, require_key
+from .tensor import QuantizedTensor, check_finite, misfit_error, read_all, require_key
 
 KINDS = ("nf4", "fp4")
 _STATE = "quant_state.bitsandbytes__"
@@ -98,7 +98,7 @@ class Int8Rows(Integers):
         return (reader.read(self.largest, start, stop) / np.float32(127))[:, None]
 
 
-def bitsandbytes(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
+def read_bnb(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of a bitsandbytes folder, by name.
 
     Raises:
@@ -124,7 +124,7 @@ def bitsandbytes(reader: TensorReader, keys: Collection[str], scheme: Mapping[st
 def _read_rows(reader: TensorReader, weight: str, largest: str, keys: Collection[str]) -> Int8Rows:
     shape, stored = reader.shape(weight), (reader.dtype(weight), reader.dtype(largest))
     if len(shape) != 2 or reader.shape(largest) != shape[:1] or stored != (dtypes.i8, dtypes.f32):
-        raise misfit(reader, weight, largest, expected="i8 [out, in] and f32 [out]")
+        raise misfit_error(reader, weight, largest, expected="i8 [out, in] and f32 [out]")
     order = f"{weight}_format"
     more_parts = (order,) if order in keys else ()
     if more_parts and np.any(read_all(reader, order)):
@@ -160,7 +160,9 @@ def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Co
         or any((reader.shape(k), reader.dtype(k)) != (s, d) for k, s, d in expected)
     ):
         keys_shown = (name, *(k for k, _, _ in expected))
-        raise misfit(reader, *keys_shown, expected=f"u8 [{-(-count // 2)}, 1] for {count} values in blocks of {block}")
+        raise misfit_error(
+            reader, *keys_shown, expected=f"u8 [{-(-count // 2)}, 1] for {count} values in blocks of {block}"
+        )
     return LookupTensor(kind, tuple(size), block, name, absmax, table, state, nested, nested_block, float(offset))
 
 

@@ -50,7 +50,7 @@ class Integers(QuantizedTensor):
     @property
     def layout(self) -> BlockLayout | None:
         """Return the block layout of the codes, or None if weft has none for them."""
-        group = kernel_group(self.group)
+        group = find_group(self.group)
         if self.index or self.bits not in INTEGER_BITS or not group or self.width % self.group:
             return None
         return build_integer_layout(self.bits, group, self.has_zeros, self.scale)
@@ -101,7 +101,7 @@ class Integers(QuantizedTensor):
         return self.zeros(reader, start, stop) if self.has_zeros else None
 
 
-def kernel_group(group: int) -> int:
+def find_group(group: int) -> int:
     """Return the group size of the block layout for groups of `group` values; 0 if groups do not fill bytes.
 
     Groups of a size that kernels do not support are split into smaller groups with equal scales.

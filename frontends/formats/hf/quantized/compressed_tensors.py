@@ -23,8 +23,8 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
 from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
-from .floats import Tiles, float4
-from .tensor import QuantizedTensor, misfit, read_all, require_key
+from .floats import Tiles, read_float4
+from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
 FORMATS = (
     "pack-quantized",
@@ -126,7 +126,7 @@ class Bytes(Integers):
         return np.broadcast_to(read_all(reader, key).reshape(1, 1), (stop - start, 1))
 
 
-def compressed_tensors(
+def read_compressed(
     reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]
 ) -> dict[str, QuantizedTensor]:
     """Return the weights of a compressed-tensors folder, by name.
@@ -139,7 +139,7 @@ def compressed_tensors(
     for key in keys:
         name, _, part = key.rpartition(".")
         if part == "weight_packed" and reader.dtype(key) == dtypes.u8:
-            tensors[f"{name}.weight"] = float4(reader, key, name, keys)
+            tensors[f"{name}.weight"] = read_float4(reader, key, name, keys)
         elif part == "weight_packed":
             tensors[f"{name}.weight"] = _read_packed(reader, key, name, keys, widths)
         elif part == "weight" and reader.dtype(key) in _BYTES:
@@ -208,7 +208,9 @@ def _read_packed(
         fits &= reader.dtype(zeros) == dtypes.i32 and reader.shape(zeros) == (_count_words(rows, bits, stream), groups)
     if not fits or reader.dtype(key) != dtypes.i32 or not is_scale_dtype(reader.dtype(scales)):
         widest = " or ".join(map(str, sorted(widths)))
-        raise misfit(reader, *present, expected=f"for a weight [{rows}, {width}] of {widest} bits in whole groups")
+        raise misfit_error(
+            reader, *present, expected=f"for a weight [{rows}, {width}] of {widest} bits in whole groups"
+        )
     group = width // groups
     if index:
         if reader.shape(index) != (width,) or not reader.dtype(index).is_int:
@@ -238,20 +240,20 @@ def _read_bytes(
     shape, scale_shape, kind = reader.shape(key), reader.shape(scales), reader.dtype(scales)
     zeros, is_single = zero if zero in keys else "", math.prod(scale_shape) == 1
     if len(shape) != 2 or not all(shape) or not (len(scale_shape) == 2 or is_single) or not is_scale_dtype(kind):
-        raise misfit(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
+        raise misfit_error(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
     rows, width = shape
     if zeros and reader.shape(zeros) != scale_shape:
-        raise misfit(reader, key, scales, zeros, expected="a zero point for each scale")
+        raise misfit_error(reader, key, scales, zeros, expected="a zero point for each scale")
     if reader.dtype(key) == dtypes.f8e4m3:
         tile = _find_tile(shape, (1, 1) if is_single else scale_shape, tiles)
         if tile is None:
-            raise misfit(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
+            raise misfit_error(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
         if zeros and np.any(read_all(reader, zeros)):
             raise WeftError(f"{zeros!r} is not 0, and floats have no zero points")
         return _TilesWithZeros(key, scales, tile, zeros)
     groups = 1 if is_single else scale_shape[1]
     if not is_single and (scale_shape[0] != rows or width % groups):
-        raise misfit(reader, key, scales, expected="floats for whole rows or groups of integers")
+        raise misfit_error(reader, key, scales, expected="floats for whole rows or groups of integers")
     shifted = bool(zeros) and bool(np.any(read_all(reader, zeros)))
     return Bytes(rows, width, 8, width // groups, kind, shifted, "", key, scales, zeros, not is_single)
 

@@ -21,7 +21,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LAYOUTS, NVFP4, BlockLayout, Blocks, unpack_codes
 from weft.ir.types.dtypes import DType
 
-from .tensor import QuantizedTensor, check_finite, misfit, read_all, require_key
+from .tensor import QuantizedTensor, check_finite, misfit_error, read_all, require_key
 
 _BYTES = np.arange(256, dtype=np.uint8)
 _NIBBLES = np.stack([_BYTES & 15, _BYTES >> 4], -1)  # the first of two values is in the low half
@@ -67,7 +67,7 @@ class MXFP4(Floats):
         return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
 
 
-def mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
+def read_mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the experts' weights in MXFP4, by name."""
     tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
@@ -77,7 +77,7 @@ def mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]
         blocks, scales = reader.shape(key), require_key(key, f"{name}_scales", keys)
         fits = len(blocks) == 4 and blocks[3] == 16 and reader.shape(scales) == blocks[:3]
         if not fits or {reader.dtype(key), reader.dtype(scales)} != {dtypes.u8}:
-            raise misfit(reader, key, scales, expected="u8 [experts, out, in / 32, 16], without the last axis")
+            raise misfit_error(reader, key, scales, expected="u8 [experts, out, in / 32, 16], without the last axis")
         tensors[name] = MXFP4(key, scales)
     return tensors
 
@@ -129,7 +129,7 @@ class Float4Matrix(Floats):
         return Blocks(codes.reshape(-1, count, group), scales, tensor_scales=tensor_scales)
 
 
-def float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -> Float4Matrix:
+def read_float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -> Float4Matrix:
     """Return the matrix whose `codes` belong to the module `name`, in the tensors of compressed-tensors."""
     scales, divisor = require_key(codes, f"{name}.weight_scale", keys), f"{name}.weight_global_scale"
     scale_dtype = reader.dtype(scales)
@@ -142,7 +142,7 @@ def float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -
         divisor_shape = reader.shape(matrix.divisor)
         fits = fits and divisor_shape in ((), (1,)) and reader.dtype(matrix.divisor).is_float
     if not fits:
-        raise misfit(reader, *matrix.parts, expected="u8 [out, in / 32], or f8e4m3 [out, in / 16] and one float")
+        raise misfit_error(reader, *matrix.parts, expected="u8 [out, in / 32], or f8e4m3 [out, in / 16] and one float")
     return matrix
 
 
@@ -189,7 +189,7 @@ class Tiles(Floats):
         return values
 
 
-def fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
+def read_fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the 8-bit weights with a scale per tile, by name.
 
     Raises:
@@ -209,6 +209,6 @@ def fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) 
         edges = (*(1 for _ in shape[2:]), *size)
         tiles = tuple(-(-n // edge) for n, edge in zip(shape, edges, strict=False))
         if len(shape) < 2 or reader.shape(scales) != tiles or not reader.dtype(scales).is_float:
-            raise misfit(reader, key, scales, expected=f"a float for each tile of {size[0]} · {size[1]}")
+            raise misfit_error(reader, key, scales, expected=f"a float for each tile of {size[0]} · {size[1]}")
         tensors[key] = Tiles(key, scales, edges)
     return tensors

@@ -25,7 +25,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
 from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
-from .tensor import QuantizedTensor, misfit, read_all, require_key
+from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
 _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position of output i of eight in a word
 _AWQ_VERSIONS = ("gemm", "exllama", "ipex")  # the last two only name the kernels
@@ -74,11 +74,11 @@ class GPTQ(Integers):
         return self.columns.read(reader, self.scale_key, start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        points = gptq_zeros(read_all(reader, self.qzeros), self.bits, self.lag, self.rows)
+        points = unpack_zero_points(read_all(reader, self.qzeros), self.bits, self.lag, self.rows)
         return np.ascontiguousarray(points[:, start:stop].T)
 
 
-def gptq_zeros(words: Array, bits: int, lag: int, rows: int) -> Array:
+def unpack_zero_points(words: Array, bits: int, lag: int, rows: int) -> Array:
     """Return the zero points u8 [groups, rows] in `words` i32 [groups, rows · bits / 32]; `rows` are outputs."""
     if lag and bits != 3:
         ones = sum(1 << shift for shift in range(0, 32, bits))
@@ -87,7 +87,7 @@ def gptq_zeros(words: Array, bits: int, lag: int, rows: int) -> Array:
     return (points + 1) & 7 if lag and bits == 3 else points
 
 
-def gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
+def read_gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of a GPTQ folder, by name.
 
     Raises:
@@ -114,7 +114,7 @@ def gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any])
         if [len(reader.shape(k)) for k in parts] != [2, 2, 2] or {reader.dtype(key), reader.dtype(qzeros)} != {
             dtypes.i32
         }:
-            raise misfit(reader, *parts, expected=expected)
+            raise misfit_error(reader, *parts, expected=expected)
         (words, rows), (groups, columns_of_scales), zeros = (reader.shape(k) for k in parts)
         module_bits = bits if single or not rows else zeros[1] * 32 // rows
         width = words * 32 // module_bits if module_bits in INTEGER_BITS else 0
@@ -128,14 +128,14 @@ def gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any])
             or words * 32 % module_bits
             or not is_scale_dtype(reader.dtype(scales))
         ):
-            raise misfit(reader, *parts, expected=expected)
+            raise misfit_error(reader, *parts, expected=expected)
         g_idx = f"{name}.g_idx"
         if scheme.get("desc_act"):
             require_key(key, g_idx, keys)
         g_idx = g_idx if g_idx in keys else ""
         index = g_idx if g_idx and _has_act_order(reader, g_idx, width, group, groups) else ""
         lag = int(kind == "gptq")
-        points = gptq_zeros(read_all(reader, qzeros), module_bits, lag, rows)
+        points = unpack_zero_points(read_all(reader, qzeros), module_bits, lag, rows)
         has_zeros = bool((points != 1 << (module_bits - 1)).any())
         layout = (rows, width, module_bits, group, reader.dtype(scales), has_zeros, index)
         tensors[f"{name}.weight"] = GPTQ(*layout, *parts, g_idx, lag, columns)
@@ -190,7 +190,7 @@ class AWQ(Integers):
         return codes.astype(np.uint8).reshape(-1, words.shape[1])[start - 8 * first : stop - 8 * first]
 
 
-def awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
+def read_awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of an AWQ folder, by name.
 
     Raises:
@@ -218,7 +218,7 @@ def awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) 
         fits = groups * group == width and shapes[1:] == [(groups, rows), (groups, rows // 8)]
         if not width or not fits or ints != {dtypes.i32} or not is_scale_dtype(reader.dtype(scales)):
             expected = f"i32 [in, out / 8], floats [in / {group}, out], i32 [in / {group}, out / 8]"
-            raise misfit(reader, *parts, expected=expected)
+            raise misfit_error(reader, *parts, expected=expected)
         layout = (rows, width, 4, group, reader.dtype(scales), True, "")
         tensors[f"{name}.weight"] = AWQ(*layout, *parts, columns)
     return tensors

@@ -9,24 +9,24 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 
-from ....models.config_keys import RecordingConfig, leaves
+from ....models.config_keys import RecordingConfig, iter_leaves
 from ....models.left_out import LeftOut
 from . import compressed_tensors as ct
-from .bitsandbytes import bitsandbytes
-from .floats import fp8, mxfp4
-from .gptq import awq, gptq
+from .bitsandbytes import read_bnb
+from .floats import read_fp8, read_mxfp4
+from .gptq import read_awq, read_gptq
 from .tensor import DequantizedReader, QuantizedTensor
-from .torchao import torchao
+from .torchao import read_torchao
 
 _Method = Callable[[TensorReader, Collection[str], Mapping[str, Any]], dict[str, QuantizedTensor]]
 METHODS: Mapping[str, _Method] = {
-    "mxfp4": mxfp4,
-    "fp8": fp8,
-    "gptq": gptq,
-    "awq": awq,
-    "compressed-tensors": ct.compressed_tensors,
-    "bitsandbytes": bitsandbytes,
-    "torchao": torchao,
+    "mxfp4": read_mxfp4,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "compressed-tensors": ct.read_compressed,
+    "bitsandbytes": read_bnb,
+    "torchao": read_torchao,
 }
 
 # Keys that do not change the weights, by the reason.
@@ -44,9 +44,9 @@ _MEANINGLESS = {
 _UNREAD = re.compile("|".join(" ".join(_MEANINGLESS.values()).split()))
 
 
-def unread_scheme(scheme: RecordingConfig) -> Iterator[LeftOut]:
+def find_unread_scheme(scheme: RecordingConfig) -> Iterator[LeftOut]:
     """Yield the keys of the quantization_config `scheme` that were not read although they may change the weights."""
-    for path, value in leaves(dict(scheme), scheme.read):
+    for path, value in iter_leaves(dict(scheme), scheme.read):
         if value and path not in scheme.read and not _UNREAD.fullmatch(path.rpartition(".")[2]):
             yield LeftOut("key", f"quantization_config.{path}", f"{value!r:.60}")
 

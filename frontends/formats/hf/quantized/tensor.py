@@ -93,7 +93,7 @@ def require_key(key: str, other: str, keys: Collection[str]) -> str:
     return other
 
 
-def misfit(reader: TensorReader, *keys: str, expected: str) -> WeftError:
+def misfit_error(reader: TensorReader, *keys: str, expected: str) -> WeftError:
     """Return a WeftError: the tensors `keys` are not codes and scales as in `expected`, a phrase for the message."""
     shown = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
     return WeftError(f"{', '.join(shown[:-1])} and {shown[-1]} are not codes and their scales, {expected}")

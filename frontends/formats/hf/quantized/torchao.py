@@ -22,12 +22,12 @@ from ..safetensors import SafetensorsReader
 from .codes import is_scale_dtype
 from .compressed_tensors import Bytes
 from .floats import Tiles
-from .tensor import QuantizedTensor, misfit, read_all, require_key
+from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
 _SUFFIX = "_qdata"
 
 
-def torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
+def read_torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
     """Return the weights of a torchao folder, by name.
 
     Raises:
@@ -57,14 +57,14 @@ def torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, An
 
 
 def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: Mapping[str, Any]) -> QuantizedTensor:
-    bits, (rows, width), (height, group) = _read_bits(data), _matrix_shape(reader, key), _block_shape(data)
+    bits, (rows, width), (height, group) = _read_bits(data), _read_shape(reader, key), _read_block(data)
     present = (key, scale, *((zero,) if zero else ()))
     is_single = (height, group) == (rows, width)
     scale_shape = (1, 1) if is_single else (rows, width // max(1, group))
     fits = bits and group and width % group == 0 and (is_single or height == 1) and reader.dtype(key) == dtypes.i8
     fits = fits and all(reader.shape(k) == scale_shape for k in present[1:]) and is_scale_dtype(reader.dtype(scale))
     if not fits or (zero and reader.dtype(zero) != dtypes.i8):
-        raise misfit(reader, *present, expected=f"each for {height} · {group} codes of a matrix")
+        raise misfit_error(reader, *present, expected=f"each for {height} · {group} codes of a matrix")
     # Symmetric tensors also have zero points.
     shifted = bool(zero) and bool(np.any(read_all(reader, zero)))
     return Bytes(rows, width, bits, group, reader.dtype(scale), shifted, "", key, scale, zero, not is_single)
@@ -79,10 +79,10 @@ def _read_bits(data: Mapping[str, Any]) -> int:
 
 
 def _read_floats(reader: TensorReader, key: str, scale: str, zero: str, data: Mapping[str, Any]) -> QuantizedTensor:
-    (rows, n_columns), (height, width) = _matrix_shape(reader, key), _block_shape(data)
+    (rows, n_columns), (height, width) = _read_shape(reader, key), _read_block(data)
     fits = height and reader.dtype(key) == dtypes.f8e4m3 and reader.dtype(scale) == dtypes.f32 and not zero
     if not fits or reader.shape(scale) != (-(-rows // height), -(-n_columns // width)):
-        raise misfit(reader, key, scale, expected=f"a float for each {height} · {width} of a matrix")
+        raise misfit_error(reader, key, scale, expected=f"a float for each {height} · {width} of a matrix")
     return Tiles(key, scale, (height, width))
 
 
@@ -94,14 +94,14 @@ _CLASSES: Mapping[str, _Builder] = {
 }
 
 
-def _matrix_shape(reader: TensorReader, key: str) -> tuple[int, int]:
+def _read_shape(reader: TensorReader, key: str) -> tuple[int, int]:
     shape = reader.shape(key)
     if len(shape) != 2 or not all(shape):
         raise WeftError(f"{key!r} {list(shape)} is not a matrix")
     return shape[0], shape[1]
 
 
-def _block_shape(data: Mapping[str, Any]) -> tuple[int, int]:
+def _read_block(data: Mapping[str, Any]) -> tuple[int, int]:
     """Return the edges of the blocks that share a scale, or (0, 0) if the metadata `data` does not state them."""
     block = data.get("block_size")
     if isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):

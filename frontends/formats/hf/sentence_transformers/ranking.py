@@ -9,7 +9,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, read_json
 
-from ....models.left_out import LeftOut, unread_entries
+from ....models.left_out import LeftOut, find_unread_entries
 
 LOGIT_SCORE = "LogitScore"  # the module that scores by the logits of tokens
 _CONFIG = "config_sentence_transformers.json"
@@ -22,10 +22,10 @@ _KNOWN = {
 }
 
 
-def score_tokens(folder: Path) -> list[int]:
+def read_score_tokens(folder: Path) -> list[int]:
     """Return the ids of the tokens whose logits score a pair: "yes", then "no" if the folder has it; [] without a
     LogitScore module."""
-    subfolder = modules(folder).get(LOGIT_SCORE)
+    subfolder = read_modules(folder).get(LOGIT_SCORE)
     if subfolder is None:
         return []
     record = Record.read(folder / subfolder / "config.json")
@@ -33,43 +33,45 @@ def score_tokens(folder: Path) -> list[int]:
     return [record.integer(name, least=0) for name in names]
 
 
-def rank_files(folder: Path) -> list[Path]:
+def list_ranking_files(folder: Path) -> list[Path]:
     """Return the files of sentence-transformers in the `folder` of a reranker."""
-    scores = [folder / subfolder / "config.json" for kind, subfolder in modules(folder).items() if kind == LOGIT_SCORE]
+    scores = [
+        folder / subfolder / "config.json" for kind, subfolder in read_modules(folder).items() if kind == LOGIT_SCORE
+    ]
     files = [folder / "modules.json", folder / _CONFIG, folder / _INPUTS, *scores]
     return [file for file in files if file.is_file()]
 
 
-def unread_ranking(folder: Path) -> Iterator[LeftOut]:
-    """Yield the keys that nothing reads in the files of `rank_files`."""
-    for file in rank_files(folder):
+def find_unread_ranking(folder: Path) -> Iterator[LeftOut]:
+    """Yield the keys that nothing reads in the files of `list_ranking_files`."""
+    for file in list_ranking_files(folder):
         if (known_keys := _KNOWN.get(file.name)) is not None:
-            yield from unread_entries(read_json(file), known_keys, str(file.relative_to(folder)))
+            yield from find_unread_entries(read_json(file), known_keys, str(file.relative_to(folder)))
 
 
-def rank_facts(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def read_ranking(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the score of a pair follows from its logit, as entries of graph.meta.
 
     activation: name of the function from logit to score. template: the chat template builds the prompt of a pair.
     prompt: the instruction before the pair.
     """
-    record = _record(folder / _CONFIG)
+    record = _read_record(folder / _CONFIG)
     in_config = config.get("sentence_transformers")
     activation = in_config.get("activation_fn") if isinstance(in_config, Mapping) else None
     activation = activation or config.get("sbert_ce_default_activation_function") or record.data.get("activation_fn")
-    inputs = _record(folder / _INPUTS)
+    inputs = _read_record(folder / _INPUTS)
     modalities = inputs.data.get("modality_config")
-    template = (folder / "chat_template.jinja").is_file() and bool(modules(folder))
+    template = (folder / "chat_template.jinja").is_file() and bool(read_modules(folder))
     prompts, name = record.record("prompts", {}), record.text("default_prompt_name", "") or ""
     return {
         "activation": str(activation or "Sigmoid").rpartition(".")[2].lower(),
         "template": template
-        and ("message" in modalities if isinstance(modalities, Mapping) else bool(score_tokens(folder))),
+        and ("message" in modalities if isinstance(modalities, Mapping) else bool(read_score_tokens(folder))),
         "prompt": prompts.text(name, "") if name else "",
     }
 
 
-def modules(folder: Path) -> dict[str, str]:
+def read_modules(folder: Path) -> dict[str, str]:
     """Return the folder of each module in modules.json of `folder`, by kind; {} without that file."""
     if not (folder / "modules.json").is_file():
         return {}
@@ -77,7 +79,7 @@ def modules(folder: Path) -> dict[str, str]:
     return {str(m.get("type")).rpartition(".")[2]: str(m.get("path")) for m in entries if isinstance(m, Mapping)}
 
 
-def _record(path: Path) -> Record:
+def _read_record(path: Path) -> Record:
     return Record.read(path) if path.is_file() else Record(path, {})
 
 

@@ -16,12 +16,12 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage.documents import Record, read_json
 
 from ....dsl import Dense, LayerNorm, SentencePooling, UnitLength, WeightedLayerPooling, WordWeights
-from ....models.left_out import LeftOut, unread_entries
+from ....models.left_out import LeftOut, find_unread_entries
 from ....models.tables.family import SENTENCE, Config, Family
-from ....models.task_heads import ENCODER_ALONE, encoder_alone
+from ....models.task_heads import SEPARABLE_ENCODERS, extract_encoder
 from ..hub import check_inside
-from ..safetensors import RoutedReader, SafetensorsReader, weight_files
-from .static import STATIC_EMBEDDING, table_config
+from ..safetensors import RoutedReader, SafetensorsReader, list_weight_files
+from .static import STATIC_EMBEDDING, build_table_config
 
 LAYERS = "all_layer_embeddings"  # an output of transformers with output_hidden_states
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
@@ -112,8 +112,8 @@ class Sentence:
         if kind == "encoder":
             return replace(table, names={**table.names, **names})
         changes: dict[str, Any] = {"kind": "encoder", "unused": (*table.unused, "lm_head.*", "decoder.*")}
-        if kind == "encoder-decoder" and name in ENCODER_ALONE:
-            return encoder_alone(table).but(*table.model_types, names=names)
+        if kind == "encoder-decoder" and name in SEPARABLE_ENCODERS:
+            return extract_encoder(table).derive(*table.model_types, names=names)
         if kind == "decoder" and table.settings.keys().isdisjoint(DECODERS_ONLY):
             is_split = name == "gemma3_text" and bool(config.get("use_bidirectional_attention"))
             changes["causal"] = not is_split and config.get("is_causal") is not False
@@ -123,7 +123,7 @@ class Sentence:
         else:
             raise WeftError(f"{self.files[0]}: a {name} model is not supported as its Transformer")
         refuse = {key: values for key, values in table.refuse.items() if key != passed}
-        return replace(table.but(*table.model_types, names=names, **changes), refuse=refuse)
+        return replace(table.derive(*table.model_types, names=names, **changes), refuse=refuse)
 
     def join_weights(self, base: TensorReader) -> TensorReader:
         """Return a reader of `base` and of the modules, whose keys are like ``2_Dense:linear.weight``."""
@@ -180,7 +180,7 @@ class _Step(NamedTuple):
     folder: Path
 
 
-def transformer_home(root: Path) -> Path:
+def find_transformer(root: Path) -> Path:
     """Return the folder of the transformer in `root`: the one in modules.json, or `root` itself without that file.
 
     Raises:
@@ -233,24 +233,24 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
         tuple(step.module for step in part) for part in (steps[:pooling_index], steps[pooling_index + 1 : last])
     )
     pooling = replace(steps[pooling_index].module, before=before, after=after, normalize=last < len(steps))
-    facts = {**_read_facts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
-    files += [file for folder in weights.values() for file in weight_files(folder)]
+    facts = {**_read_prompts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
+    files += [file for folder in weights.values() for file in list_weight_files(folder)]
     left_out = list[LeftOut]()
     for record in records:
         known_keys = record.read_keys.union(SIZES, FLAGS, ["__version__"])
-        left_out.extend(unread_entries(record.data, known_keys, str(Path(record.source).relative_to(root))))
+        left_out.extend(find_unread_entries(record.data, known_keys, str(Path(record.source).relative_to(root))))
     module_records = [step.record for step in steps if step.record]
     return Sentence(tuple(files), home, changes, pooling, module_records, weights, facts, left_out, projects, static)
 
 
-def static_config(root: Path) -> dict[str, Any] | None:
+def read_static_config(root: Path) -> dict[str, Any] | None:
     """Return the config of the table of vectors that replaces the transformer in `root`, or None for a transformer.
 
     Raises:
         WeftError: if tokens share rows, or the folder lists no modules.
     """
     kind, folder = _list_modules(root)[0]
-    return table_config(folder) if kind == STATIC_EMBEDDING else None
+    return build_table_config(folder) if kind == STATIC_EMBEDDING else None
 
 
 def _list_modules(root: Path) -> list[tuple[str, Path]]:
@@ -311,7 +311,7 @@ def _read_dense(record: Record) -> tuple[str, str, Dense]:
         record.flag("bias", True),
         record.flag("use_residual", False),
     )
-    return *_module_names(record), Dense(width, name.lower(), bias, residual)
+    return *_read_names(record), Dense(width, name.lower(), bias, residual)
 
 
 def _read_layer_pooling(record: Record) -> tuple[str, str, WeightedLayerPooling]:
@@ -324,7 +324,7 @@ def _read_word_weights(record: Record) -> tuple[str, str, WordWeights]:
     return TOKENS, TOKENS, WordWeights(tuple(weights.get(w, weights.get(w.lower(), default)) for w in words))
 
 
-def _module_names(record: Record) -> tuple[str, str]:
+def _read_names(record: Record) -> tuple[str, str]:
     """Return the name of the value that a module reads, and that of the value it writes."""
     reads = record.text("module_input_name", TEXT)
     return reads, record.text("module_output_name", reads)
@@ -335,7 +335,7 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
     "Dense": _read_dense,
     "WeightedLayerPooling": _read_layer_pooling,
     "WordWeights": _read_word_weights,
-    "Normalize": lambda record: (*_module_names(record), UnitLength()),
+    "Normalize": lambda record: (*_read_names(record), UnitLength()),
     "LayerNorm": lambda record: (TEXT, TEXT, LayerNorm()),
     "Dropout": lambda record: (TEXT, TEXT, None),  # for training only
 }
@@ -384,7 +384,7 @@ def _read_transformer(
     return {key: value for key, value in changes.items() if key not in HARMLESS}, limits, output
 
 
-def _read_facts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
+def _read_prompts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
     """Return the prompts, dimensions and similarity in config_sentence_transformers.json."""
     record = _read_record(root / CONFIG, files)
     records.append(record)

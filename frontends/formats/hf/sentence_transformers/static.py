@@ -33,7 +33,7 @@ STATIC = Family(  # a table of vectors: a transformer without layers
 )
 
 
-def table_config(folder: Path) -> dict[str, Any]:
+def build_table_config(folder: Path) -> dict[str, Any]:
     """Return a config with the sizes of the table in `folder`.
 
     Raises:

@@ -27,7 +27,7 @@ _BERT = (
 )
 
 
-def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
+def merge_added_tokens(folder: Path, out: Path) -> dict[str, str]:
     """Add the tokens that other files name to tokenizer.json of `out`, a copy of `folder`; drop truncation and padding.
 
     Return the padding token as an entry of tokenizer_config.json if only tokenizer.json has one, else {}. The rules are
@@ -41,7 +41,7 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
         raise WeftError(
             f"{config.source}: split_special_tokens is not supported; remove it to keep such tokens unsplit"
         )
-    if invalid := next((text for text, i in _vocabulary(stored).items() if isinstance(i, int) and i >= _MAX_ID), None):
+    if invalid := next((text for text, i in _read_vocab(stored).items() if isinstance(i, int) and i >= _MAX_ID), None):
         raise WeftError(
             f"{path}: the id of token {quote_value(invalid)} is {_MAX_ID:,} or more, which no model's table reaches"
         )
@@ -58,19 +58,19 @@ def merge_tokens(folder: Path, out: Path) -> dict[str, str]:
     return {"pad_token": stored.record("padding").text("pad_token")} if lacks_padding else {}
 
 
-def named_token(folder: Path, name: str) -> int | None:
+def find_token(folder: Path, name: str) -> int | None:
     """Return the id of the special token called `name` (such as eos_token) in the tokenizer of `folder`, or None."""
     text = get_token_text(read_special_tokens(folder).get(name))
     if text is None or not (folder / VOCABULARY).is_file():
         return None
     stored = Record.read(folder / VOCABULARY)
-    ids = _vocabulary(stored) | {
+    ids = _read_vocab(stored) | {
         token.text("content"): token.integer("id") for token in stored.records("added_tokens", [])
     }
     return ids[text] if type(ids.get(text)) is int else None
 
 
-def _vocabulary(stored: Record) -> dict[str, Any]:
+def _read_vocab(stored: Record) -> dict[str, Any]:
     """Return the ids of the tokens in `stored`, a tokenizer.json; {} for Unigram, whose vocabulary is a list."""
     vocab = stored.get("model", dict, {}).get("vocab")
     return vocab if isinstance(vocab, dict) else {}

@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, read_json
 
 from ..hub import check_inside
-from .added import CONFIG, VOCABULARY, merge_tokens
+from .added import CONFIG, VOCABULARY, merge_added_tokens
 
 TEMPLATE = "chat_template.jinja"
 _OLDER = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")  # of transformers 4
@@ -24,7 +24,7 @@ TOKENIZER_FILES = (
 )
 
 
-def tokenizer_files(folder: Path) -> list[Path]:
+def list_tokenizer_files(folder: Path) -> list[Path]:
     """Return the paths of the tokenizer's files in `folder`.
 
     Raises:
@@ -45,7 +45,7 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
     model with (`types`) or without token types. If tokenizer_config.json has several chat templates, which
     onnxruntime-genai cannot read, they become separate files. Raises WeftError if a file is invalid.
     """
-    for file in tokenizer_files(folder):
+    for file in list_tokenizer_files(folder):
         copy = out / file.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
@@ -55,7 +55,7 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
         if "tokenizer_class" not in config:  # else transformers takes the class of the model type, which may be weft's
             inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
             config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs} | config
-        config |= merge_tokens(folder, out)
+        config |= merge_added_tokens(folder, out)
         if lower or plain:
             tokenizer = read_json(out / VOCABULARY)
             normalizer, case = tokenizer.get("normalizer"), [{"type": "Lowercase"}] * lower

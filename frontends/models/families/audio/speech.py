@@ -10,7 +10,7 @@ from ....dsl import Convolution, GroupNorm, LearnedPositions, SoundStem
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.rope_config import rope_with
 from ...tables.settings import Settings
-from ...tables.templates import half
+from ...tables.templates import slice_half
 from ..seq2seq.bart import BART
 
 
@@ -45,7 +45,7 @@ def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
 
 
 _DECODER = ("decoder.layers.{i}.attn", "decoder.layers.{i}.cross")
-WHISPER = BART.but(
+WHISPER = BART.derive(
     "whisper",
     inert=("scale_embedding",),
     names={
@@ -54,7 +54,7 @@ WHISPER = BART.but(
         "decoder.embed": "decoder.embed_tokens",
         "decoder.lm_head": "proj_out",
     },
-    found={"tie": None, "head_bias": None},
+    from_keys={"tie": None, "head_bias": None},
     unused=("proj_out.weight",),
     aliases={"shared.": None},
     refuse={"is_encoder_decoder": (True, None)},
@@ -136,8 +136,8 @@ MOONSHINE = Family(
         **_layers(
             "decoder", {"attn": "input_layernorm", "cross": "post_attention_layernorm", "ffn": "final_layernorm"}
         ),
-        "decoder.layers.{i}.ffn.up": half("decoder.layers.{i}.mlp.fc1", 0),  # up above gate
-        "decoder.layers.{i}.ffn.gate": half("decoder.layers.{i}.mlp.fc1", 1),
+        "decoder.layers.{i}.ffn.up": slice_half("decoder.layers.{i}.mlp.fc1", 0),  # up above gate
+        "decoder.layers.{i}.ffn.gate": slice_half("decoder.layers.{i}.mlp.fc1", 1),
         "encoder.final_norm": "encoder.layer_norm",
         "decoder.embed": "decoder.embed_tokens",
         "decoder.final_norm": "decoder.norm",

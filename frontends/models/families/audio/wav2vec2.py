@@ -102,4 +102,4 @@ WAV2VEC2 = Family(
     ),
     refuse={"feat_extract_norm": ("group", "layer", None), "add_adapter": (False, None), "adapter_attn_dim": (None,)},
 )
-HUBERT = WAV2VEC2.but("hubert", prefix="hubert.", refuse={"conv_pos_batch_norm": (False, None)})
+HUBERT = WAV2VEC2.derive("hubert", prefix="hubert.", refuse={"conv_pos_batch_norm": (False, None)})

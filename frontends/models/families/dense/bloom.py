@@ -7,11 +7,11 @@ from typing import Any
 from ....dsl import ALiBi
 from ...tables import gguf
 from ...tables.family import Config, Family, key
-from ...tables.rope_config import context_of, rope_of
-from ...tables.templates import by_arrangement, packed_parts
+from ...tables.rope_config import read_context, read_rope
+from ...tables.templates import pick_by_arrangement, split_qkv
 from ...task_heads import GPT_HEADS
 
-BLOOM_GGUF = gguf.UNGATED.but("bloom", names=gguf.PACKED, rope=None, bias=lambda c: ALiBi(), embed_norm=True)
+BLOOM_GGUF = gguf.UNGATED.derive("bloom", names=gguf.PACKED, rope=None, bias=lambda c: ALiBi(), embed_norm=True)
 BLOOM = Family(
     model_types=("bloom",),
     inert=("n_embd", "n_positions", "hidden_dropout"),
@@ -37,7 +37,7 @@ BLOOM = Family(
         "embed": "word_embeddings",
         "embed_norm": "word_embeddings_layernorm",
         "layers.{i}.attn_norm": "h.{i}.input_layernorm",
-        **packed_parts("layers.{i}.attn", "h.{i}.self_attention.query_key_value", grouped=True),
+        **split_qkv("layers.{i}.attn", "h.{i}.self_attention.query_key_value", grouped=True),
         "layers.{i}.attn.o": "h.{i}.self_attention.dense",
         "layers.{i}.ffn_norm": "h.{i}.post_attention_layernorm",
         "layers.{i}.ffn.up": "h.{i}.mlp.dense_h_to_4h",
@@ -73,19 +73,19 @@ def _scaled_alibi(config: Config) -> ALiBi | None:
     return ALiBi(scale=head**-0.5) if config.get("alibi") else None
 
 
-FALCON = BLOOM.but(
+FALCON = BLOOM.derive(
     "falcon",
     inert=("intermediate_size", "ffn_hidden_size"),
     names={
         "layers.{i}.norm": "h.{i}.input_layernorm",
-        "layers.{i}.attn_norm": by_arrangement(pre="h.{i}.input_layernorm", parallel_norms="h.{i}.ln_attn"),
-        "layers.{i}.ffn_norm": by_arrangement(pre="h.{i}.post_attention_layernorm", parallel_norms="h.{i}.ln_mlp"),
+        "layers.{i}.attn_norm": pick_by_arrangement(pre="h.{i}.input_layernorm", parallel_norms="h.{i}.ln_attn"),
+        "layers.{i}.ffn_norm": pick_by_arrangement(pre="h.{i}.post_attention_layernorm", parallel_norms="h.{i}.ln_mlp"),
     },
     layers=key("num_hidden_layers", "n_layer"),
     heads=key("num_attention_heads", "n_head"),
     kv_heads=_kv_heads,
     ffn=lambda c: c.get("ffn_hidden_size") or 4 * key("hidden_size")(c),
-    context=context_of,
+    context=read_context,
     arrangement=_arrangement,
     embed_norm=False,
     activation=key("activation", default="gelu"),
@@ -93,15 +93,15 @@ FALCON = BLOOM.but(
     out_bias=key("bias", default=False),
     ffn_bias=key("bias", default=False),
     bias=_scaled_alibi,
-    rope=lambda c: None if c.get("alibi") else rope_of(c),
-    gguf=gguf.UNGATED.but(
+    rope=lambda c: None if c.get("alibi") else read_rope(c),
+    gguf=gguf.UNGATED.derive(
         "falcon",
         names={
             **gguf.PACKED,
             "layers.{i}.attn_norm": "blk.{i}.attn_norm_2",
             "layers.{i}.ffn_norm": "blk.{i}.attn_norm",
         },
-        found={"arrangement": lambda keys: "parallel_norms" if "blk.0.attn_norm_2.weight" in keys else "parallel"},
+        from_keys={"arrangement": lambda keys: "parallel_norms" if "blk.0.attn_norm_2.weight" in keys else "parallel"},
         activation="gelu",
     ),
 )
@@ -122,12 +122,12 @@ def _attention(name: str) -> Any:
     return lambda config: (config.get("attn_config") or {}).get(name)
 
 
-MPT = BLOOM.but(
+MPT = BLOOM.derive(
     "mpt",
     names={
         "embed": "wte",
         "layers.{i}.attn_norm": "blocks.{i}.norm_1",
-        **packed_parts("layers.{i}.attn", "blocks.{i}.attn.Wqkv"),
+        **split_qkv("layers.{i}.attn", "blocks.{i}.attn.Wqkv"),
         "layers.{i}.attn.o": "blocks.{i}.attn.out_proj",
         "layers.{i}.ffn_norm": "blocks.{i}.norm_2",
         "layers.{i}.ffn.up": "blocks.{i}.ffn.up_proj",
@@ -153,7 +153,7 @@ MPT = BLOOM.but(
     ffn_bias=False,
     clip=_attention("clip_qkv"),
     scale=_attention("softmax_scale"),
-    gguf=BLOOM_GGUF.but(
+    gguf=BLOOM_GGUF.derive(
         "mpt",
         activation="gelu",
         embed_norm=False,

@@ -8,9 +8,9 @@ from weft.ir.errors import WeftError
 
 from ....dsl import RoPE
 from ...tables import gguf
-from ...tables.family import Config, Loader, key, required
-from ...tables.rope_config import rope_of, rope_with
-from ...tables.templates import packed_parts
+from ...tables.family import Config, Loader, key, read_required
+from ...tables.rope_config import read_rope, rope_with
+from ...tables.templates import split_qkv
 from ...task_heads import GPT_HEADS
 from .gpt2 import GPT2
 from .llama import LLAMA
@@ -25,7 +25,7 @@ def _local_layers(config: Config) -> tuple[int | None, ...]:
     return tuple(config.get("window_size", 256) if kind == "local" else None for kind in types)
 
 
-GPT_NEO = GPT2.but(
+GPT_NEO = GPT2.derive(
     "gpt_neo",
     names={
         **{f"layers.{{i}}.attn.{x}": f"h.{{i}}.attn.attention.{x}_proj" for x in "qkv"},
@@ -44,7 +44,7 @@ GPT_NEO = GPT2.but(
     scale=1.0,
     transformers="GPTNeoForCausalLM",
 )
-GPTJ = GPT2.but(
+GPTJ = GPT2.derive(
     "gptj",
     names={
         "layers.{i}.norm": "h.{i}.ln_1",
@@ -66,16 +66,16 @@ GPTJ = GPT2.but(
 
 
 def _neox_rope(config: Config) -> Any:
-    size, heads = required(config, "hidden_size", "num_attention_heads")
+    size, heads = read_required(config, "hidden_size", "num_attention_heads")
     if config.get("head_dim") not in (None, size // heads):
         raise WeftError(
             f"head_dim={config['head_dim']} of gpt_neox models would rotate other features than their heads have"
         )
     rotary = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
-    return rope_of({**config, **rotary}, partial=True)
+    return read_rope({**config, **rotary}, partial=True)
 
 
-GPT_NEOX = LLAMA.but(
+GPT_NEOX = LLAMA.derive(
     "gpt_neox",
     kv_heads=None,
     head_dim=None,
@@ -91,7 +91,7 @@ GPT_NEOX = LLAMA.but(
     names={
         "embed": "embed_in",
         "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
-        **packed_parts("layers.{i}.attn", "layers.{i}.attention.query_key_value", grouped=True),
+        **split_qkv("layers.{i}.attn", "layers.{i}.attention.query_key_value", grouped=True),
         "layers.{i}.attn.o": "layers.{i}.attention.dense",
         "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
         "layers.{i}.ffn.up": "layers.{i}.mlp.dense_h_to_4h",
@@ -103,7 +103,7 @@ GPT_NEOX = LLAMA.but(
     tasks=GPT_HEADS,
     unused=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq", "embed_out.weight"),
     transformers="GPTNeoXForCausalLM",
-    gguf=gguf.UNGATED.but(
+    gguf=gguf.UNGATED.derive(
         "gptneox",
         names=gguf.PACKED,
         activation="gelu",
@@ -111,7 +111,7 @@ GPT_NEOX = LLAMA.but(
         loader=Loader("nqof", head="own", partial_rope=True),
     ),
 )
-GPT_NEOX_JAPANESE = GPT_NEOX.but(
+GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     "gpt_neox_japanese",
     inert=("intermediate_size",),
     names={"layers.{i}.attn.o.bias": "layers.{i}.attention.dense_bias"},
@@ -124,7 +124,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.but(
     ffn_bias=False,
     tie=key("tie_word_embeddings", default=True),
 )
-PHI = LLAMA.but(
+PHI = LLAMA.derive(
     "phi",
     names={
         "layers.{i}.norm": "layers.{i}.input_layernorm",
@@ -146,5 +146,5 @@ PHI = LLAMA.but(
     ffn_bias=True,
     head_bias=True,
     transformers="PhiForCausalLM",
-    gguf=gguf.UNGATED.but("phi2", arrangement="parallel", loader=Loader("nqofh", head="own", partial_rope=True)),
+    gguf=gguf.UNGATED.derive("phi2", arrangement="parallel", loader=Loader("nqofh", head="own", partial_rope=True)),
 )

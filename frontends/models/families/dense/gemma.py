@@ -12,8 +12,8 @@ from typing import Any
 from ....dsl import RoPE
 from ...tables import gguf
 from ...tables.family import Config, Loader, key
-from ...tables.rope_config import rope_of_gguf, ropes_by_type
-from ...tables.templates import shifted
+from ...tables.rope_config import build_ropes, read_gguf_rope
+from ...tables.templates import add_one
 from .llama import LLAMA, alternating
 
 _PERIOD = "sliding_window_pattern"
@@ -33,9 +33,9 @@ def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
 
 def _gguf_ropes(config: Config) -> Any:
     """Return the RoPE of each layer: local layers have a separate base and no scaling."""
-    wide = rope_of_gguf(config)
+    wide = read_gguf_rope(config)
     local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
-    windows = gguf.windows(6)(config)
+    windows = gguf.build_windows(6)(config)
     return wide if windows is None else tuple(wide if window is None else local for window in windows)
 
 
@@ -45,18 +45,18 @@ def _activation(config: Config) -> Any:
     return "gelu_pytorch_tanh" if name == "gelu" else name
 
 
-GEMMA_GGUF = gguf.BASE.but(
+GEMMA_GGUF = gguf.BASE.derive(
     "gemma",
     activation="gelu_pytorch_tanh",
     embed_scale=lambda c: math.sqrt(c["embedding_length"]),
     loader=Loader(head="tied", free_heads=True),
 )
-GEMMA = LLAMA.but(
+GEMMA = LLAMA.derive(
     "gemma",
     names={
-        "layers.{i}.attn_norm": shifted("layers.{i}.input_layernorm"),
-        "layers.{i}.ffn_norm": shifted("layers.{i}.post_attention_layernorm"),
-        "final_norm": shifted("norm"),
+        "layers.{i}.attn_norm": add_one("layers.{i}.input_layernorm"),
+        "layers.{i}.ffn_norm": add_one("layers.{i}.post_attention_layernorm"),
+        "final_norm": add_one("norm"),
     },
     refuse={"use_bidirectional_attention": (False, None)},
     kv_heads=key("num_key_value_heads", default=16),
@@ -68,21 +68,21 @@ GEMMA = LLAMA.but(
     transformers="GemmaForCausalLM",
     gguf=GEMMA_GGUF,
 )
-GEMMA2_GGUF = GEMMA_GGUF.but(
+GEMMA2_GGUF = GEMMA_GGUF.derive(
     "gemma2",
     arrangement="sandwich",
     scale=_gguf_scale(46),
     softcap=lambda c: c.get("attn_logit_softcapping", 50.0) or None,
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
-    window=lambda c: gguf.windows(2)({"attention.sliding_window": 4096, **c}),
+    window=lambda c: gguf.build_windows(2)({"attention.sliding_window": 4096, **c}),
     loader=Loader(head="tied", free_heads=True, windows=True),
 )
-GEMMA2 = GEMMA.but(
+GEMMA2 = GEMMA.derive(
     "gemma2",
     names={
-        "layers.{i}.attn_post_norm": shifted("layers.{i}.post_attention_layernorm"),
-        "layers.{i}.ffn_norm": shifted("layers.{i}.pre_feedforward_layernorm"),
-        "layers.{i}.ffn_post_norm": shifted("layers.{i}.post_feedforward_layernorm"),
+        "layers.{i}.attn_post_norm": add_one("layers.{i}.post_attention_layernorm"),
+        "layers.{i}.ffn_norm": add_one("layers.{i}.pre_feedforward_layernorm"),
+        "layers.{i}.ffn_post_norm": add_one("layers.{i}.post_feedforward_layernorm"),
     },
     kv_heads=key("num_key_value_heads", default=4),
     arrangement="sandwich",
@@ -94,27 +94,25 @@ GEMMA2 = GEMMA.but(
     transformers="Gemma2ForCausalLM",
     gguf=GEMMA2_GGUF,
 )
-GEMMA3 = GEMMA2.but(
+GEMMA3 = GEMMA2.derive(
     "gemma3_text",
     inert=("_sliding_window_pattern", "attn_logit_softcapping"),
-    names={f"layers.{{i}}.attn.{x}_norm": shifted(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
+    names={f"layers.{{i}}.attn.{x}_norm": add_one(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
     context=key("max_position_embeddings", default=None),
     qk_norm="head",
-    rope=ropes_by_type(
-        _GEMMA3_WINDOWS, bases=(key("rope_theta", default=1e6), key("rope_local_base_freq", default=1e4))
-    ),
+    rope=build_ropes(_GEMMA3_WINDOWS, bases=(key("rope_theta", default=1e6), key("rope_local_base_freq", default=1e4))),
     window=_GEMMA3_WINDOWS,
     softcap=None,  # of attention: the config has it, but transformers does not apply it
     logit_softcap=key("final_logit_softcapping", default=None),
     transformers="Gemma3ForCausalLM",
-    gguf=GEMMA2_GGUF.but(
+    gguf=GEMMA2_GGUF.derive(
         "gemma3",
         scale=_gguf_scale(62),
         softcap=None,
         logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
         rope=_gguf_ropes,
-        window=gguf.windows(6),
+        window=gguf.build_windows(6),
         loader=Loader(free_heads=True, qk_norm=True, windows=True),
     ),
 )
-VAULTGEMMA = GEMMA2.but("vaultgemma", arrangement="pre")
+VAULTGEMMA = GEMMA2.derive("vaultgemma", arrangement="pre")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, key
-from ...tables.templates import packed_parts, transposed
+from ...tables.templates import split_qkv, transpose_linear
 from ...task_heads import GPT_HEADS
 
 
@@ -18,7 +18,7 @@ def _scales(config: Config) -> Any:
     return tuple(plain / (i + 1) for i in range(config["n_layer"]))
 
 
-GPT2_GGUF = gguf.UNGATED.but(
+GPT2_GGUF = gguf.UNGATED.derive(
     "gpt2", names=gguf.PACKED, rope=None, learned_positions=key("context_length"), loader=Loader("nqof")
 )
 GPT2 = Family(
@@ -45,11 +45,11 @@ GPT2 = Family(
         "embed": "wte",
         "positions": "wpe",
         "layers.{i}.attn_norm": "h.{i}.ln_1",
-        **packed_parts("layers.{i}.attn", "h.{i}.attn.c_attn", turned=True),
-        "layers.{i}.attn.o": transposed("h.{i}.attn.c_proj"),
+        **split_qkv("layers.{i}.attn", "h.{i}.attn.c_attn", transposed=True),
+        "layers.{i}.attn.o": transpose_linear("h.{i}.attn.c_proj"),
         "layers.{i}.ffn_norm": "h.{i}.ln_2",
-        "layers.{i}.ffn.up": transposed("h.{i}.mlp.c_fc"),
-        "layers.{i}.ffn.down": transposed("h.{i}.mlp.c_proj"),
+        "layers.{i}.ffn.up": transpose_linear("h.{i}.mlp.c_fc"),
+        "layers.{i}.ffn.down": transpose_linear("h.{i}.mlp.c_proj"),
         "final_norm": "ln_f",
         "lm_head": "lm_head",
     },
@@ -62,11 +62,11 @@ GPT2 = Family(
 )
 
 # GPT-2 with one key/value head, its weights stored [out, in].
-GPT_BIGCODE = GPT2.but(
+GPT_BIGCODE = GPT2.derive(
     "gpt_bigcode",
     inert=("num_key_value_heads",),
     names={
-        **packed_parts("layers.{i}.attn", "h.{i}.attn.c_attn", grouped=True),
+        **split_qkv("layers.{i}.attn", "h.{i}.attn.c_attn", grouped=True),
         "layers.{i}.attn.o": "h.{i}.attn.c_proj",
         "layers.{i}.ffn.up": "h.{i}.mlp.c_fc",
         "layers.{i}.ffn.down": "h.{i}.mlp.c_proj",
@@ -74,5 +74,5 @@ GPT_BIGCODE = GPT2.but(
     kv_heads=lambda c: 1 if c.get("multi_query", True) else None,
     activation=key("activation_function", default="gelu_pytorch_tanh"),
     transformers="GPTBigCodeForCausalLM",
-    gguf=GPT2_GGUF.but("starcoder"),
+    gguf=GPT2_GGUF.derive("starcoder"),
 )

@@ -8,8 +8,8 @@ from typing import Any
 from ....dsl import RoPE, Router
 from ...tables import gguf
 from ...tables.family import Config, Family, Loader, Rule, key
-from ...tables.rope_config import context_of, rope_of, rope_of_gguf, rope_with
-from ...tables.templates import flattened, gated, half, joined, packed_parts
+from ...tables.rope_config import read_context, read_gguf_rope, read_rope, rope_with
+from ...tables.templates import concat_heads, flatten_heads, name_gated_mlp, slice_half, split_qkv
 from ...task_heads import GENERIC_HEADS
 
 NAMES = {
@@ -18,15 +18,15 @@ NAMES = {
     **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.self_attn.{x}_proj" for x in "qkvo"},
     **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_norm" for x in "qk"},
     "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
-    **gated("layers.{i}.ffn", "layers.{i}.mlp"),
+    **name_gated_mlp("layers.{i}.ffn", "layers.{i}.mlp"),
     "final_norm": "norm",
     "lm_head": "lm_head",
 }
 
-LLAMA_GGUF = gguf.MIXED.but(
+LLAMA_GGUF = gguf.SPARSE_BASE.derive(
     "llama",
     names=gguf.INTERLEAVED,
-    moe=gguf.experts(Router()),  # of Mixtral
+    moe=gguf.build_experts(Router()),  # of Mixtral
     loader=Loader(optional_biases="qof", experts="optional", free_heads=True),
 )
 LLAMA = Family(
@@ -45,8 +45,8 @@ LLAMA = Family(
         "out_bias": key("attention_bias", default=False),
         "ffn_bias": key("mlp_bias", default=False),
         "tie": key("tie_word_embeddings", default=False),
-        "rope": rope_of,
-        "context": context_of,
+        "rope": read_rope,
+        "context": read_context,
     },
     names=NAMES,
     prefix="model.",
@@ -87,7 +87,7 @@ def layer_windows(config: Config) -> Any:
     return windows(config, window, ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
 
 
-MISTRAL = LLAMA.but(
+MISTRAL = LLAMA.derive(
     "mistral",
     qkv_bias=False,
     out_bias=False,
@@ -97,7 +97,7 @@ MISTRAL = LLAMA.but(
     transformers="MistralForCausalLM",
     gguf=LLAMA_GGUF,
 )
-QWEN2 = LLAMA.but(
+QWEN2 = LLAMA.derive(
     "qwen2",
     inert=("layer_types", "max_window_layers"),
     ffn_bias=False,
@@ -105,9 +105,9 @@ QWEN2 = LLAMA.but(
     qkv_bias=True,
     out_bias=False,
     transformers="Qwen2ForCausalLM",
-    gguf=gguf.BASE.but("qwen2", "qwen2vl", loader=Loader(biases="q")),
+    gguf=gguf.BASE.derive("qwen2", "qwen2vl", loader=Loader(biases="q")),
 )
-QWEN3 = LLAMA.but(
+QWEN3 = LLAMA.derive(
     "qwen3",
     inert=("layer_types", "max_window_layers"),
     ffn_bias=False,
@@ -115,26 +115,26 @@ QWEN3 = LLAMA.but(
     head_dim=key("head_dim", default=128),
     qk_norm="head",
     transformers="Qwen3ForCausalLM",
-    gguf=gguf.BASE.but("qwen3", "qwen3vl", loader=Loader(free_heads=True, qk_norm=True)),
+    gguf=gguf.BASE.derive("qwen3", "qwen3vl", loader=Loader(free_heads=True, qk_norm=True)),
 )
 
 
 def _olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
     """Return the RoPE of OLMo 3, per layer if there are windows: local layers have no YaRN."""
-    wide, local = rope_of_gguf(config), gguf.windows(4)(config)
+    wide, local = read_gguf_rope(config), gguf.build_windows(4)(config)
     near = RoPE(config.get("rope.freq_base_swa", wide.theta), wide.dim)
     return wide if local is None else tuple(wide if window is None else near for window in local)
 
 
-OLMO2_GGUF = gguf.BASE.but(
+OLMO2_GGUF = gguf.BASE.derive(
     "olmo2",
-    found={"qk_norm": lambda keys: "full"},
+    from_keys={"qk_norm": lambda keys: "full"},
     arrangement="post_sublayer",
-    window=gguf.windows(4),
+    window=gguf.build_windows(4),
     rope=_olmo3_ropes,
     loader=Loader(head="own", qk_norm=True),
 )
-OLMO2 = LLAMA.but(
+OLMO2 = LLAMA.derive(
     "olmo2",
     ffn_bias=False,
     names={
@@ -147,7 +147,7 @@ OLMO2 = LLAMA.but(
     transformers="Olmo2ForCausalLM",
     gguf=OLMO2_GGUF,
 )
-OLMO = LLAMA.but(
+OLMO = LLAMA.derive(
     "olmo",
     ffn_bias=False,
     norm="layer",
@@ -155,11 +155,11 @@ OLMO = LLAMA.but(
     eps=1e-5,
     clip=key("clip_qkv", default=None),
     transformers="OlmoForCausalLM",
-    gguf=LLAMA_GGUF.but(
+    gguf=LLAMA_GGUF.derive(
         "olmo", norm="layer", norm_weight=False, clip=key("attention.clamp_kqv", default=None), loader=Loader()
     ),
 )
-GRANITE_GGUF = LLAMA_GGUF.but(
+GRANITE_GGUF = LLAMA_GGUF.derive(
     "granite",
     embed_scale=key("embedding_scale", default=1.0),
     scale=key("attention.scale", default=None),
@@ -167,7 +167,7 @@ GRANITE_GGUF = LLAMA_GGUF.but(
     logit_scale=key("logit_scale", reciprocal=True),
     loader=Loader(optional_biases="qof", free_heads=True),
 )
-GRANITE = LLAMA.but(
+GRANITE = LLAMA.derive(
     "granite",
     embed_scale=key("embedding_multiplier", default=1.0),
     scale=key("attention_multiplier", default=1.0),
@@ -193,26 +193,26 @@ def _smollm3_windows(config: Config) -> tuple[int | None, ...] | None:
     return windows(config, config.get("sliding_window"), types)
 
 
-SMOLLM3 = LLAMA.but(
+SMOLLM3 = LLAMA.derive(
     "smollm3",
     kv_heads=key("num_key_value_heads", default=4),
     rope=_smollm3_ropes,
     window=_smollm3_windows,
     tie=key("tie_word_embeddings", default=True),
     transformers="SmolLM3ForCausalLM",
-    gguf=LLAMA_GGUF.but(
+    gguf=LLAMA_GGUF.derive(
         "smollm3",
-        rope=lambda c: tuple(rope_of_gguf(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
+        rope=lambda c: tuple(read_gguf_rope(c) if (i + 1) % 4 else None for i in range(c["block_count"])),
         loader=Loader(free_heads=True),
     ),
 )
-PHI3 = LLAMA.but(
+PHI3 = LLAMA.derive(
     "phi3",
     ffn_bias=False,
     names={
-        **packed_parts("layers.{i}.attn", "layers.{i}.self_attn.qkv_proj"),
-        "layers.{i}.ffn.gate": half("layers.{i}.mlp.gate_up_proj", 0),
-        "layers.{i}.ffn.up": half("layers.{i}.mlp.gate_up_proj", 1),
+        **split_qkv("layers.{i}.attn", "layers.{i}.self_attn.qkv_proj"),
+        "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.gate_up_proj", 0),
+        "layers.{i}.ffn.up": slice_half("layers.{i}.mlp.gate_up_proj", 1),
     },
     eps=key("rms_norm_eps", default=1e-5),
     window=key("sliding_window", default=None),
@@ -220,18 +220,18 @@ PHI3 = LLAMA.but(
     qkv_bias=False,
     out_bias=False,
     transformers="Phi3ForCausalLM",
-    gguf=gguf.BASE.but(
+    gguf=gguf.BASE.derive(
         "phi3",
         names={
             **gguf.PACKED,
-            "layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0),
-            "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1),
+            "layers.{i}.ffn.gate": slice_half("blk.{i}.ffn_up", 0),
+            "layers.{i}.ffn.up": slice_half("blk.{i}.ffn_up", 1),
         },
         window=lambda c: c.get("attention.sliding_window") or None,
         loader=Loader(partial_rope=True),
     ),
 )
-STARCODER2 = LLAMA.but(
+STARCODER2 = LLAMA.derive(
     "starcoder2",
     names={"layers.{i}.ffn.up": "layers.{i}.mlp.c_fc", "layers.{i}.ffn.down": "layers.{i}.mlp.c_proj"},
     kv_heads=key("num_key_value_heads", default=2),
@@ -245,21 +245,21 @@ STARCODER2 = LLAMA.but(
     ffn_bias=key("use_bias", default=True),
     tie=key("tie_word_embeddings", default=True),
     transformers="Starcoder2ForCausalLM",
-    gguf=gguf.UNGATED.but("starcoder2", loader=Loader("nqof")),
+    gguf=gguf.UNGATED.derive("starcoder2", loader=Loader("nqof")),
 )
 
-EACH_HEAD = gguf.BASE.but(  # norms of each head, one tensor for all
-    names={f"layers.{{i}}.attn.{x}_norm": flattened(f"blk.{{i}}.attn_{x}_norm") for x in "qk"},
-    found={"qk_norm": lambda keys: "each" if "blk.0.attn_q_norm.weight" in keys else "none"},
+EACH_HEAD = gguf.BASE.derive(  # norms of each head, one tensor for all
+    names={f"layers.{{i}}.attn.{x}_norm": flatten_heads(f"blk.{{i}}.attn_{x}_norm") for x in "qk"},
+    from_keys={"qk_norm": lambda keys: "each" if "blk.0.attn_q_norm.weight" in keys else "none"},
     norm="layer",
 )
-STABLELM = LLAMA.but(
+STABLELM = LLAMA.derive(
     "stablelm",
     ffn_bias=False,
     names={
         "layers.{i}.norm": "layers.{i}.input_layernorm",  # the single norm of a parallel block
-        "layers.{i}.attn.q_norm": joined("layers.{i}.self_attn.q_layernorm.norms.{h}"),
-        "layers.{i}.attn.k_norm": joined("layers.{i}.self_attn.k_layernorm.norms.{h}", of_keys=True),
+        "layers.{i}.attn.q_norm": concat_heads("layers.{i}.self_attn.q_layernorm.norms.{h}"),
+        "layers.{i}.attn.k_norm": concat_heads("layers.{i}.self_attn.k_layernorm.norms.{h}", of_keys=True),
     },
     norm="layer",
     eps=key("layer_norm_eps", default=1e-5),
@@ -269,18 +269,18 @@ STABLELM = LLAMA.but(
     qkv_bias=key("use_qkv_bias", default=False),
     out_bias=False,
     transformers="StableLmForCausalLM",
-    gguf=EACH_HEAD.but(
+    gguf=EACH_HEAD.derive(
         "stablelm",
-        found={"arrangement": lambda keys: "pre" if "blk.0.ffn_norm.weight" in keys else "parallel"},
+        from_keys={"arrangement": lambda keys: "pre" if "blk.0.ffn_norm.weight" in keys else "parallel"},
         loader=Loader("n", "q", head="own", partial_rope=True, qk_norm=True),
     ),
 )
-COHERE = LLAMA.but(
+COHERE = LLAMA.derive(
     "cohere",
     ffn_bias=False,
     names={
         "layers.{i}.norm": "layers.{i}.input_layernorm",
-        **{f"layers.{{i}}.attn.{x}_norm": flattened(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
+        **{f"layers.{{i}}.attn.{x}_norm": flatten_heads(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
     },
     norm="layer",
     norm_bias=False,
@@ -291,15 +291,15 @@ COHERE = LLAMA.but(
     logit_scale=key("logit_scale", default=0.0625),
     tie=key("tie_word_embeddings", default=True),
     transformers="CohereForCausalLM",
-    gguf=EACH_HEAD.but(
+    gguf=EACH_HEAD.derive(
         "command-r",
         arrangement="parallel",
-        rope=lambda c: replace(rope_of_gguf(c), interleaved=True),
+        rope=lambda c: replace(read_gguf_rope(c), interleaved=True),
         logit_scale=key("logit_scale"),
         loader=Loader(head="tied", qk_norm=True),
     ),
 )
-BITNET = LLAMA.but(
+BITNET = LLAMA.derive(
     "bitnet",
     names={
         f"layers.{{i}}.{ours}.sub_norm": f"layers.{{i}}.{theirs}.{ours}_sub_norm"
@@ -313,7 +313,7 @@ BITNET = LLAMA.but(
     sub_norm=True,
     ffn_bias=False,
     transformers="BitNetForCausalLM",
-    gguf=gguf.BASE.but(
+    gguf=gguf.BASE.derive(
         "bitnet",
         names={f"layers.{{i}}.{part}.sub_norm": f"blk.{{i}}.{part}_sub_norm" for part in ("attn", "ffn")},
         activation=key("hidden_act", default="silu"),

@@ -11,10 +11,10 @@ from weft.ir.recipes import Full, Recipe, Reshape
 
 from ....dsl import RMSNorm, RoPE, ScoredKeysAttention, Temperature
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Loader, Rule, key, required
-from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings, rope_with, ropes_by_type
+from ...tables.family import Config, Fetch, Loader, Rule, key, read_required
+from ...tables.rope_config import build_ropes, find_rope, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import half, halves_swapped, shifted
+from ...tables.templates import add_one, slice_half, swap_halves
 from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGUF, alternating, windows
 
 
@@ -28,13 +28,13 @@ def rotary_where_local(rope: Rule, local: Rule) -> Rule:
     return rule
 
 
-ARCEE = LLAMA.but(
+ARCEE = LLAMA.derive(
     "arcee",
     eps=key("rms_norm_eps", default=1e-5),
     activation=key("hidden_act", default="relu2"),
     gated=False,
     transformers="ArceeForCausalLM",
-    gguf=LLAMA_GGUF.but("arcee", activation="relu2", gated=False, moe=None, loader=Loader(free_heads=True)),
+    gguf=LLAMA_GGUF.derive("arcee", activation="relu2", gated=False, moe=None, loader=Loader(free_heads=True)),
 )
 
 
@@ -51,7 +51,7 @@ def _llama3(theta: float, factor: float) -> dict[str, Any]:
 
 def _in_each_layer(config: Config, name: str) -> list[float]:
     """Return the value of the key `name` for each layer; the config may state one number for all."""
-    (values,) = required(config, name)
+    (values,) = read_required(config, name)
     return values if isinstance(values, list) else [values] * config["block_count"]
 
 
@@ -61,7 +61,7 @@ def _of_layer(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
 
 
 _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
-APERTUS = LLAMA.but(
+APERTUS = LLAMA.derive(
     "apertus",
     names={
         "layers.{i}.attn_norm": "layers.{i}.attention_layernorm",
@@ -74,25 +74,25 @@ APERTUS = LLAMA.but(
     ffn_bias=False,
     qk_norm="head",
     rope=rope_with(rope_theta=12e6, rope_parameters=_llama3(12e6, 8.0)),
-    gguf=gguf.BASE.but(
+    gguf=gguf.BASE.derive(
         "apertus",
         names={f"layers.{{i}}.ffn.activation.{n}": _of_layer(f"xielu.{n}") for n in _XIELU},
-        found={"qk_norm": lambda keys: "head"},
+        from_keys={"qk_norm": lambda keys: "head"},
         activation="xielu",
         gated=False,
         multipliers=lambda c: {f"xielu.{n}": _in_each_layer(c, f"xielu.{n}") for n in _XIELU},
     ),
 )
-SEED_OSS = LLAMA.but(
+SEED_OSS = LLAMA.derive(
     "seed_oss",
     kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
     qkv_bias=key("attention_bias", default=True),
     out_bias=key("attention_out_bias", default=False),
     transformers="SeedOssForCausalLM",
-    gguf=gguf.BASE.but("seed_oss", names=gguf.NORM_AFTER, loader=Loader(optional_biases="q", free_heads=True)),
+    gguf=gguf.BASE.derive("seed_oss", names=gguf.NORM_AFTER, loader=Loader(optional_biases="q", free_heads=True)),
 )
-HELIUM = LLAMA.but(
+HELIUM = LLAMA.derive(
     "helium",
     kv_heads=key("num_key_value_heads", default=20),
     head_dim=key("head_dim", default=128),
@@ -101,13 +101,13 @@ HELIUM = LLAMA.but(
     out_bias=False,
     transformers="HeliumForCausalLM",
 )
-_HALVES = {"layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0), "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1)}
-_GLM_GGUF = gguf.BASE.but("chatglm", names={**gguf.APART_OR_PACKED, **_HALVES}, rope=gguf.interleaved)
-GLM = LLAMA.but(
+_HALVES = {"layers.{i}.ffn.gate": slice_half("blk.{i}.ffn_up", 0), "layers.{i}.ffn.up": slice_half("blk.{i}.ffn_up", 1)}
+_GLM_GGUF = gguf.BASE.derive("chatglm", names={**gguf.SEPARATE_OR_PACKED, **_HALVES}, rope=gguf.build_interleaved_rope)
+GLM = LLAMA.derive(
     "glm",
     names={
-        "layers.{i}.ffn.gate": half("layers.{i}.mlp.gate_up_proj", 0),
-        "layers.{i}.ffn.up": half("layers.{i}.mlp.gate_up_proj", 1),
+        "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.gate_up_proj", 0),
+        "layers.{i}.ffn.up": slice_half("layers.{i}.mlp.gate_up_proj", 1),
     },
     kv_heads=key("num_key_value_heads", default=2),
     head_dim=key("head_dim", default=128),
@@ -119,7 +119,7 @@ GLM = LLAMA.but(
     transformers="GlmForCausalLM",
     gguf=_GLM_GGUF,
 )
-GLM4 = GLM.but(
+GLM4 = GLM.derive(
     "glm4",
     names={
         "layers.{i}.attn_post_norm": "layers.{i}.post_self_attn_layernorm",
@@ -127,18 +127,20 @@ GLM4 = GLM.but(
     },
     arrangement="sandwich",
     transformers="Glm4ForCausalLM",
-    gguf=_GLM_GGUF.but(
+    gguf=_GLM_GGUF.derive(
         "glm4",
         # Sections are M-RoPE's, for which the converter reorders the rows.
-        rope=lambda c: (rope_of_gguf if any(c.get("rope.dimension_sections") or ()) else gguf.interleaved)(c),
+        rope=lambda c: (read_gguf_rope if any(c.get("rope.dimension_sections") or ()) else gguf.build_interleaved_rope)(
+            c
+        ),
         arrangement="sandwich",
     ),
 )
-NANOCHAT = LLAMA.but(
+NANOCHAT = LLAMA.derive(
     "nanochat",
     names={
-        "layers.{i}.attn.q": halves_swapped("layers.{i}.self_attn.q_proj"),
-        "layers.{i}.attn.k": halves_swapped("layers.{i}.self_attn.k_proj", of_keys=True),
+        "layers.{i}.attn.q": swap_halves("layers.{i}.self_attn.q_proj"),
+        "layers.{i}.attn.k": swap_halves("layers.{i}.self_attn.k_proj", of_keys=True),
         "layers.{i}.ffn.up": "layers.{i}.mlp.fc1",
         "layers.{i}.ffn.down": "layers.{i}.mlp.fc2",
     },
@@ -151,7 +153,7 @@ NANOCHAT = LLAMA.but(
     ffn_bias=False,
     logit_softcap=lambda c: c.get("final_logit_softcapping", 15.0) or None,
 )
-MINISTRAL = MISTRAL.but(
+MINISTRAL = MISTRAL.derive(
     "ministral",
     qkv_bias=False,
     out_bias=False,
@@ -163,13 +165,13 @@ MINISTRAL = MISTRAL.but(
 
 def llama4_temperature(config: Config) -> Temperature:
     """Return the scale of queries that grows by `llama_4_scaling_beta` with each original context length."""
-    beta, length = required(rope_settings(config), "llama_4_scaling_beta", "original_max_position_embeddings")
+    beta, length = read_required(find_rope(config), "llama_4_scaling_beta", "original_max_position_embeddings")
     return Temperature(beta, length)
 
 
 def _mistral3_rope(config: Config) -> RoPE:
     """Return RoPE with amplitude 1 if YaRN's factors of rotations and of scores are equal."""
-    rope, strength = rope_of_gguf(config), config.get("rope.scaling.yarn_log_multiplier")
+    rope, strength = read_gguf_rope(config), config.get("rope.scaling.yarn_log_multiplier")
     return replace(rope, amplitude=rope.attention_factor(1.0, strength)) if strength else rope
 
 
@@ -178,7 +180,7 @@ def gguf_temperature(config: Config) -> Temperature | None:
     return Temperature(scale, key(length, "context_length")(config)) if scale else None
 
 
-MINISTRAL3 = MISTRAL.but(
+MINISTRAL3 = MISTRAL.derive(
     "ministral3",
     head_dim=key("head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-5),
@@ -187,7 +189,7 @@ MINISTRAL3 = MISTRAL.but(
     ffn_bias=False,
     temperature=llama4_temperature,
     window=key("sliding_window", default=None),
-    gguf=LLAMA_GGUF.but("mistral3", rope=_mistral3_rope, temperature=gguf_temperature),
+    gguf=LLAMA_GGUF.derive("mistral3", rope=_mistral3_rope, temperature=gguf_temperature),
 )
 EVERY_FOURTH_GLOBAL = alternating(4, period="sliding_window_pattern")
 _WINDOW = "attention.sliding_window"
@@ -198,25 +200,27 @@ def _exaone4_file(config: Config) -> Config:
     return {_WINDOW: 4096, **config} if config["block_count"] == 64 else config
 
 
-EXAONE4 = OLMO2.but(
+EXAONE4 = OLMO2.derive(
     "exaone4",
     qk_norm="head",
     qkv_bias=False,
     out_bias=False,
     window=EVERY_FOURTH_GLOBAL,
-    rope=lambda c: (rotary_where_local(rope_of, EVERY_FOURTH_GLOBAL) if c.get("sliding_window", 4096) else rope_of)(c),
+    rope=lambda c: (rotary_where_local(read_rope, EVERY_FOURTH_GLOBAL) if c.get("sliding_window", 4096) else read_rope)(
+        c
+    ),
     transformers="Exaone4ForCausalLM",
-    gguf=gguf.BASE.but(
+    gguf=gguf.BASE.derive(
         "exaone4",
         arrangement="post_sublayer",
-        window=lambda c: gguf.windows(4)(_exaone4_file(c)),
-        rope=lambda c: (gguf.rotary_where_local(4) if _exaone4_file(c).get(_WINDOW) else rope_of_gguf)(c),
+        window=lambda c: gguf.build_windows(4)(_exaone4_file(c)),
+        rope=lambda c: (gguf.build_local_ropes(4) if _exaone4_file(c).get(_WINDOW) else read_gguf_rope)(c),
     ),
 )
-OLMO3 = OLMO2.but(
+OLMO3 = OLMO2.derive(
     "olmo3",
     window=alternating(4),
-    rope=ropes_by_type(alternating(4), bases=(key("rope_theta", default=5e5), lambda c: 5e5)),
+    rope=build_ropes(alternating(4), bases=(key("rope_theta", default=5e5), lambda c: 5e5)),
     context=key("max_position_embeddings", default=None),
     transformers="Olmo3ForCausalLM",
     gguf=OLMO2_GGUF,
@@ -225,15 +229,15 @@ OLMO3 = OLMO2.but(
 
 def _hunyuan_rope(config: Config) -> RoPE:
     """Return RoPE whose base is multiplied by a power of the fixed `alpha`, although checkpoints call it dynamic."""
-    settings = rope_settings(config)
+    settings = find_rope(config)
     if settings.get("rope_type") != "dynamic" or not settings.get("alpha"):
-        return rope_of(config)
+        return read_rope(config)
     dim = key("head_dim")(config)
     theta = (settings.get("rope_theta") or config.get("rope_theta", 1e4)) * settings["alpha"] ** (dim / (dim - 2))
     return RoPE(theta)
 
 
-HUNYUAN = LLAMA.but(
+HUNYUAN = LLAMA.derive(
     "hunyuan_v1_dense",
     names={
         "layers.{i}.attn.q_norm": "layers.{i}.self_attn.query_layernorm",
@@ -245,9 +249,9 @@ HUNYUAN = LLAMA.but(
     qk_norm="head",
     qk_norm_last=True,
     transformers="HunYuanDenseV1ForCausalLM",
-    gguf=gguf.BASE.but("hunyuan-dense", qk_norm_last=True, loader=Loader(free_heads=True, qk_norm=True)),
+    gguf=gguf.BASE.derive("hunyuan-dense", qk_norm_last=True, loader=Loader(free_heads=True, qk_norm=True)),
 )
-ERNIE4_5 = LLAMA.but(
+ERNIE4_5 = LLAMA.derive(
     "ernie4_5",
     kv_heads=key("num_key_value_heads", default=2),
     head_dim=key("head_dim", default=128),
@@ -258,14 +262,14 @@ ERNIE4_5 = LLAMA.but(
     ffn_bias=key("use_bias", default=False),
     tie=key("tie_word_embeddings", default=True),
     transformers="Ernie4_5ForCausalLM",
-    gguf=gguf.BASE.but("ernie4_5", rope=gguf.interleaved),
+    gguf=gguf.BASE.derive("ernie4_5", rope=gguf.build_interleaved_rope),
 )
-NEMOTRON = LLAMA.but(
+NEMOTRON = LLAMA.derive(
     "nemotron",
     names={
-        "layers.{i}.attn_norm": shifted("layers.{i}.input_layernorm"),
-        "layers.{i}.ffn_norm": shifted("layers.{i}.post_attention_layernorm"),
-        "final_norm": shifted("norm"),
+        "layers.{i}.attn_norm": add_one("layers.{i}.input_layernorm"),
+        "layers.{i}.ffn_norm": add_one("layers.{i}.post_attention_layernorm"),
+        "final_norm": add_one("norm"),
     },
     norm="layer",
     eps=key("norm_eps", default=1e-5),
@@ -273,9 +277,9 @@ NEMOTRON = LLAMA.but(
     activation=key("hidden_act", default="relu2"),
     gated=False,
     transformers="NemotronForCausalLM",
-    gguf=gguf.UNGATED.but("nemotron", activation="relu2", loader=Loader("n", "qof", head="own", partial_rope=True)),
+    gguf=gguf.UNGATED.derive("nemotron", activation="relu2", loader=Loader("n", "qof", head="own", partial_rope=True)),
 )
-CWM = LLAMA.but(
+CWM = LLAMA.derive(
     "cwm",
     kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
@@ -286,7 +290,7 @@ CWM = LLAMA.but(
     window=alternating(4, first_global=True, window=8192),
     transformers="CwmForCausalLM",
 )
-INTERNLM3 = LLAMA.but(
+INTERNLM3 = LLAMA.derive(
     "internlm3",
     kv_heads=key("num_key_value_heads", default=2),
     head_dim=key("head_dim", default=128),
@@ -296,7 +300,7 @@ INTERNLM3 = LLAMA.but(
     ffn_bias=key("mlp_bias", "bias", default=False),
     transformers="LlamaForCausalLM",
 )
-IQUESTCODER = LLAMA.but(
+IQUESTCODER = LLAMA.derive(
     "iquestcoder",
     refuse={"clip_qkv": (None,), "use_sliding_window": (False, None)},
     kv_heads=key("num_key_value_heads", default=8),
@@ -310,14 +314,14 @@ def layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
     """Return the RoPE of each layer, with its base in layer_rope_theta; base 0 or null means no positions."""
     bases = config.get("layer_rope_theta")
     if bases is None:
-        return rope_of(config)
-    settings = rope_settings(config)
+        return read_rope(config)
+    settings = find_rope(config)
     return tuple(
-        rope_of({**config, "rope_parameters": {**settings, "rope_theta": base}}) if base else None for base in bases
+        read_rope({**config, "rope_parameters": {**settings, "rope_theta": base}}) if base else None for base in bases
     )
 
 
-GRANITE_SWA = GRANITE.but(
+GRANITE_SWA = GRANITE.derive(
     "granite_swa",
     names={"layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks"},
     eps=key("rms_norm_eps", default=1e-5),
@@ -326,7 +330,7 @@ GRANITE_SWA = GRANITE.but(
     rope=layer_ropes,
     tie=key("tie_word_embeddings", default=True),
 )
-HYPERCLOVAX = GRANITE.but(
+HYPERCLOVAX = GRANITE.derive(
     "hyperclovax",
     names={
         "layers.{i}.attn_post_norm": "layers.{i}.post_norm1",
@@ -337,19 +341,19 @@ HYPERCLOVAX = GRANITE.but(
     scale=key("attention_multiplier", default=None),
     logit_scale=key("logits_scaling", default=1.0),
 )
-COHERE2 = COHERE.but(
+COHERE2 = COHERE.derive(
     "cohere2",
     qk_norm="none",
     window=EVERY_FOURTH_GLOBAL,
     rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), EVERY_FOURTH_GLOBAL),
     ffn_bias=False,
     transformers="Cohere2ForCausalLM",
-    gguf=gguf.BASE.but(
+    gguf=gguf.BASE.derive(
         "cohere2",
         norm="layer",
         arrangement="parallel",
-        window=gguf.windows(4),
-        rope=gguf.rotary_where_local(4, interleaved=True),
+        window=gguf.build_windows(4),
+        rope=gguf.build_local_ropes(4, interleaved=True),
         logit_scale=key("logit_scale"),
         loader=Loader(head="tied", windows=True),
     ),
@@ -363,10 +367,10 @@ def _doge_attention(config: Config) -> ScoredKeysAttention:
     heads, norm = key("num_attention_heads")(config), RMSNorm(key("rms_norm_eps", default=1e-6)(config))
     head, bias = config.get("head_dim") or key("hidden_size")(config) // heads, config.get("attention_bias", False)
     groups, window = config.get("num_key_value_heads"), config.get("sliding_window")
-    return ScoredKeysAttention(heads, groups, head, rope_of(config), window, norm, bias)
+    return ScoredKeysAttention(heads, groups, head, read_rope(config), window, norm, bias)
 
 
-DOGE = LLAMA.but(
+DOGE = LLAMA.derive(
     "doge",
     names={
         "layers.{i}.attn.a": "layers.{i}.self_attn.A",

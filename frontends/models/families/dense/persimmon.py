@@ -6,13 +6,13 @@ from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ....dsl import DifferentialAttention
 from ...tables.family import Config, Fetch, Template, key
-from ...tables.rope_config import rope_of, rope_with
+from ...tables.rope_config import read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import packed_parts
+from ...tables.templates import split_qkv
 from .eleuther import GPTJ
 from .llama import LLAMA
 
-PERSIMMON = LLAMA.but(
+PERSIMMON = LLAMA.derive(
     "persimmon",
     kv_heads=None,
     norm="layer",
@@ -25,7 +25,7 @@ PERSIMMON = LLAMA.but(
     activation=key("hidden_act", default="relu2"),
     gated=False,
     names={
-        **packed_parts("layers.{i}.attn", "layers.{i}.self_attn.query_key_value", grouped=True),
+        **split_qkv("layers.{i}.attn", "layers.{i}.self_attn.query_key_value", grouped=True),
         "layers.{i}.attn.o": "layers.{i}.self_attn.dense",
         "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_layernorm",
         "layers.{i}.attn.k_norm": "layers.{i}.self_attn.k_layernorm",
@@ -47,7 +47,7 @@ def _of_four(which: int) -> Template:
     return template
 
 
-CODEGEN = GPTJ.but(
+CODEGEN = GPTJ.derive(
     "codegen",
     names={f"layers.{{i}}.attn.{name}": _of_four(which) for which, name in enumerate("qvk")},
     transformers="CodeGenForCausalLM",
@@ -61,7 +61,7 @@ def _differential(config: Config) -> tuple[DifferentialAttention, ...]:
             heads,
             config.get("num_key_value_heads") or heads,
             config.get("head_dim"),
-            rope_of(config),
+            read_rope(config),
             DifferentialAttention.lambda_of(i),
             key("rms_norm_eps", default=1e-5)(config),
             config.get("attention_bias", False),
@@ -70,7 +70,7 @@ def _differential(config: Config) -> tuple[DifferentialAttention, ...]:
     )
 
 
-DIFFLLAMA = LLAMA.but(
+DIFFLLAMA = LLAMA.derive(
     "diffllama",
     names={f"layers.{{i}}.attn.lambda_{x}{i}": f"layers.{{i}}.self_attn.lambda_{x}{i}" for x in "qk" for i in (1, 2)},
     eps=key("rms_norm_eps", default=1e-5),

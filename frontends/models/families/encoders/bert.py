@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...tables import gguf
 from ...tables.family import Config, Family, key
-from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, language_model, pretrained
+from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, add_sentence_head, build_lm_head
 
 LAYER = "encoder.layer.{i}"
 
@@ -44,12 +44,12 @@ BERT = Family(
         "pooler": "pooler.dense",
     },
     prefix="bert.",
-    found={"pooler": lambda keys: any(k.endswith("pooler.dense.weight") for k in keys)},
+    from_keys={"pooler": lambda keys: any(k.endswith("pooler.dense.weight") for k in keys)},
     tasks=BERT_HEADS,
     unused=("*embeddings.position_ids", "cls.*", "classifier.*", "qa_outputs.*"),
     refuse={"is_decoder": (False, None), "position_embedding_type": ("absolute", None)},
     aliases={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
-    gguf=gguf.UNGATED.but(
+    gguf=gguf.UNGATED.derive(
         "bert",
         refuse={"attention.causal": (False, None)},
         names={"layers.{i}.attn_norm": "blk.{i}.attn_output_norm", "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm"},
@@ -69,7 +69,7 @@ def _positions(config: Config) -> int:
     return int(key("max_position_embeddings")(config)) - int(key("pad_token_id", default=1)(config)) - 1
 
 
-ROBERTA = BERT.but(
+ROBERTA = BERT.derive(
     "roberta",
     "xlm-roberta",
     "camembert",
@@ -81,12 +81,12 @@ ROBERTA = BERT.but(
     position_offset=lambda c: key("pad_token_id", default=1)(c) + 1,
 )
 
-DATA2VEC_TEXT = ROBERTA.but("data2vec-text", prefix="data2vec_text.")
+DATA2VEC_TEXT = ROBERTA.derive("data2vec-text", prefix="data2vec_text.")
 
 SHARED = "encoder.albert_layer_groups.{i}.albert_layers.0"
 
-_words = language_model("predictions", "dense", "LayerNorm", activation=BASE)
-ALBERT = BERT.but(
+_words = build_lm_head("predictions", "dense", "LayerNorm", activation=BASE)
+ALBERT = BERT.derive(
     "albert",
     names={
         "embed_proj": "encoder.embedding_hidden_mapping_in",
@@ -99,11 +99,11 @@ ALBERT = BERT.but(
         "pooler": "pooler",
     },
     prefix="albert.",
-    found={"pooler": lambda keys: bool(keys & {"pooler.weight", "albert.pooler.weight"})},
+    from_keys={"pooler": lambda keys: bool(keys & {"pooler.weight", "albert.pooler.weight"})},
     unused=("*embeddings.position_ids", "predictions.*", "sop_classifier.*", "classifier.*"),
     tasks={
         "ForMaskedLM": _words,
-        "ForPreTraining": pretrained(
+        "ForPreTraining": add_sentence_head(
             _words, Head("next-sentence-prediction", "sop_classifier.classifier", "pooler"), "sop_logits"
         ),
         "ForNextSentencePrediction": None,

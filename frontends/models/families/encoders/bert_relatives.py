@@ -9,13 +9,13 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Take
 
 from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
-from ...tables.family import Config, Fetch, Rule, Template, key, required
+from ...tables.family import Config, Fetch, Rule, Template, key, read_required
 from ...tables.settings import ACTIVATIONS, Settings
-from ...task_heads import BASE, ROBERTA_HEADS, SPANS, Head, dense_first, labels_of, language_model
+from ...task_heads import BASE, ROBERTA_HEADS, SPANS, Head, build_dense_head, build_lm_head, read_labels
 from .bert import BERT, LAYER, ROBERTA
 
 _PRE = Head("text-classification", "classifier", "first", "pre_classifier", activation="relu")
-DISTILBERT = BERT.but(
+DISTILBERT = BERT.derive(
     "distilbert",
     inert=("sinusoidal_pos_embds",),
     names={
@@ -27,7 +27,7 @@ DISTILBERT = BERT.but(
         "layers.{i}.ffn_norm": "transformer.layer.{i}.output_layer_norm",
     },
     prefix="distilbert.",
-    found={"pooler": None},
+    from_keys={"pooler": None},
     tasks={
         "ForSequenceClassification": _PRE,
         "ForMultipleChoice": replace(_PRE, task="multiple-choice"),
@@ -61,13 +61,13 @@ def narrower(name: str, default: int | None) -> Rule:
     return rule
 
 
-ELECTRA = BERT.but(
+ELECTRA = BERT.derive(
     "electra",
     names={"embed_proj": "embeddings_project"},
     prefix="electra.",
-    found={"pooler": None},
+    from_keys={"pooler": None},
     tasks={
-        "ForSequenceClassification": dense_first("gelu"),
+        "ForSequenceClassification": build_dense_head("gelu"),
         "ForMultipleChoice": Head(
             *("multiple-choice", "classifier", "first", "sequence_summary.summary"),
             activation=key("summary_activation", default="gelu"),
@@ -90,12 +90,12 @@ ELECTRA = BERT.but(
     unused=("*embeddings.position_ids", "discriminator_predictions.*", "generator_*", "classifier.*"),
     embed_dim=narrower("embedding_size", 128),
 )
-REMBERT = BERT.but(
+REMBERT = BERT.derive(
     "rembert",
     names={"embed_proj": "encoder.embedding_hidden_mapping_in"},
     prefix="rembert.",
     tasks={
-        "ForMaskedLM": language_model(
+        "ForMaskedLM": build_lm_head(
             "cls.predictions",
             "dense",
             "LayerNorm",
@@ -108,7 +108,7 @@ REMBERT = BERT.but(
     },
     embed_dim=key("input_embedding_size", default=256),
 )
-BERT_GENERATION = BERT.but("bert-generation", found={"pooler": None}, unused=("lm_head.*",), token_types=0)
+BERT_GENERATION = BERT.derive("bert-generation", from_keys={"pooler": None}, unused=("lm_head.*",), token_types=0)
 
 
 def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -119,9 +119,9 @@ def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return Add((fetch(types), Take(fetch(tasks), (0,) * settings.token_types, 0)))
 
 
-ERNIE = BERT.but("ernie", inert=("use_task_id",), names={"token_types": _with_task}, prefix="ernie.")
+ERNIE = BERT.derive("ernie", inert=("use_task_id",), names={"token_types": _with_task}, prefix="ernie.")
 
-MEGATRON = BERT.but(
+MEGATRON = BERT.derive(
     "megatron-bert",
     names={
         "layers.{i}.attn_norm": f"{LAYER}.attention.ln",
@@ -131,7 +131,7 @@ MEGATRON = BERT.but(
     arrangement="pre",
     embed_norm=False,
 )
-XLM_ROBERTA_XL = ROBERTA.but(
+XLM_ROBERTA_XL = ROBERTA.derive(
     "xlm-roberta-xl",
     names={
         "layers.{i}.attn_norm": f"{LAYER}.attention.self_attn_layer_norm",
@@ -142,7 +142,7 @@ XLM_ROBERTA_XL = ROBERTA.but(
     embed_norm=False,
     eps=key("layer_norm_eps", default=1e-5),
 )
-ROBERTA_PRELAYERNORM = ROBERTA.but(
+ROBERTA_PRELAYERNORM = ROBERTA.derive(
     "roberta-prelayernorm",
     names={
         "layers.{i}.attn_norm": f"{LAYER}.attention.LayerNorm",
@@ -158,7 +158,7 @@ def _mpnet_positions(config: Config) -> int:
     return int(key("max_position_embeddings")(config)) - 2
 
 
-MPNET = BERT.but(
+MPNET = BERT.derive(
     "mpnet",
     names={
         **{f"layers.{{i}}.attn.{x}": f"{LAYER}.attention.attn.{x}" for x in "qkvo"},
@@ -192,7 +192,7 @@ _SUMMARY = {
     "summary_activation": (None,),
     **dict.fromkeys(("summary_use_proj", "summary_proj_to_labels"), (True, None)),
 }
-XLM = BERT.but(
+XLM = BERT.derive(
     "xlm",
     names={
         "embed": "embeddings",
@@ -206,7 +206,7 @@ XLM = BERT.but(
         "layers.{i}.ffn_norm": "layer_norm2.{i}",
     },
     prefix="transformer.",
-    found={"pooler": None},
+    from_keys={"pooler": None},
     tasks={
         "ForSequenceClassification": Head("text-classification", "sequence_summary.summary", "first", refuse=_SUMMARY),
         "ForQuestionAnsweringSimple": SPANS,
@@ -215,7 +215,7 @@ XLM = BERT.but(
             *("multiple-choice", "logits_proj", "first", "sequence_summary.summary"),
             activation=None,
             refuse=_SUMMARY,
-            width=lambda c: len(found) if isinstance(found := labels_of(c), tuple) else found,
+            width=lambda c: len(labels) if isinstance(labels := read_labels(c), tuple) else labels,
         ),
         "WithLMHeadModel": Head(
             *("fill-mask", "pred_layer.proj"),
@@ -235,14 +235,14 @@ XLM = BERT.but(
     activation=lambda c: "gelu" if c.get("gelu_activation", True) else "relu",
 )
 # transformers 5 cannot run FlauBERT with pre_norm: each layer asks its cache for an item that it does not have.
-FLAUBERT = XLM.but("flaubert", inert=("bos_index", "eos_index", "pad_index"), refuse={"pre_norm": (False, None)})
+FLAUBERT = XLM.derive("flaubert", inert=("bos_index", "eos_index", "pad_index"), refuse={"pre_norm": (False, None)})
 
 
 # -- X-MOD: an adapter per language after each block, of which that of default_language is read
 
 
 def _xmod_block(config: Config) -> AdaptedBlock:
-    dim, heads, hidden = required(config, "hidden_size", "num_attention_heads", "intermediate_size")
+    dim, heads, hidden = read_required(config, "hidden_size", "num_attention_heads", "intermediate_size")
     eps, act, pre = (
         key("layer_norm_eps", default=1e-12)(config),
         ACTIVATIONS[config.get("hidden_act", "gelu")],
@@ -286,7 +286,7 @@ def _feed_forward_norm(which: str) -> Template:
     return template
 
 
-XMOD = ROBERTA.but(
+XMOD = ROBERTA.derive(
     "xmod",
     names={
         **{name.replace("{i}.", "{i}.block."): of for name, of in BERT.names.items() if name.startswith("layers.")},
@@ -321,7 +321,7 @@ def _frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return next((fetch(name) for name in stored), rope.recipe(settings.head_size))
 
 
-ESM = ROBERTA.but(
+ESM = ROBERTA.derive(
     "esm",
     names={
         "embed_norm": "embeddings.layer_norm",

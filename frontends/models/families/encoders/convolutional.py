@@ -8,8 +8,8 @@ from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 from ....dsl import SpanConvAttention
 from ...tables.family import Config, Fetch, Template, key
 from ...tables.settings import Settings
-from ...tables.templates import block_diagonal
-from ...task_heads import BASE, Head, dense_first
+from ...tables.templates import build_block_diagonal
+from ...task_heads import BASE, Head, build_dense_head
 from .bert import BERT, LAYER
 from .bert_relatives import ELECTRA, narrower
 
@@ -25,7 +25,7 @@ def _grouped(name: str, groups: str) -> Template:
         rows = settings.ffn if "intermediate" in name else settings.dim
         columns = settings.ffn if ".output." in name else settings.dim
         matrix, height = Reshape(stored, (rows, columns // count)), rows // count
-        return block_diagonal(
+        return build_block_diagonal(
             [Slice(matrix, 0, g * height, (g + 1) * height) for g in range(count)], height, columns // count
         )
 
@@ -38,7 +38,7 @@ def _groups(config: Config) -> dict[str, int]:
 
 
 _SQUEEZE = "encoder.layers.{i}"
-SQUEEZEBERT = BERT.but(
+SQUEEZEBERT = BERT.derive(
     "squeezebert",
     inert=("embedding_size",),
     names={
@@ -87,7 +87,7 @@ def _grouped_layer(name: str, down: bool) -> Template:
         sizes = settings.ffn // groups, settings.dim // groups
         wide, high = sizes if down else sizes[::-1]
         transposed_groups = Permute(stored, (0, 2, 1))
-        return block_diagonal(
+        return build_block_diagonal(
             [Reshape(Slice(transposed_groups, 0, g, g + 1), (high, wide)) for g in range(groups)], high, wide
         )
 
@@ -95,7 +95,7 @@ def _grouped_layer(name: str, down: bool) -> Template:
 
 
 _SELF = f"{LAYER}.attention.self"
-CONVBERT = BERT.but(
+CONVBERT = BERT.derive(
     "convbert",
     names={
         "embed_proj": "embeddings_project",
@@ -109,12 +109,12 @@ CONVBERT = BERT.but(
     },
     prefix="convbert.",
     tasks={
-        "ForSequenceClassification": dense_first(BASE),
+        "ForSequenceClassification": build_dense_head(BASE),
         "ForMultipleChoice": Head("multiple-choice", "classifier", "last"),
         "ForMaskedLM": ELECTRA.tasks["ForMaskedLM"],
         **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
     },
-    found={"pooler": None},
+    from_keys={"pooler": None},
     unused=(*BERT.unused, "generator_*"),
     embed_dim=narrower("embedding_size", 768),
     mixer=_span,
@@ -146,16 +146,16 @@ def _taps(config: Config) -> int:
     return int(key("conv_kernel_size", default=65)(config))
 
 
-NYSTROMFORMER = BERT.but(
+NYSTROMFORMER = BERT.derive(
     "nystromformer",
     names={"layers.{i}.attn.conv": _kernels},
     prefix="nystromformer.",
     tasks={
-        "ForSequenceClassification": dense_first(BASE),
+        "ForSequenceClassification": build_dense_head(BASE),
         "ForMultipleChoice": Head("multiple-choice", "classifier", "first", "pre_classifier", activation="relu"),
         **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
     },
-    found={"pooler": None},
+    from_keys={"pooler": None},
     eps=key("layer_norm_eps", default=1e-5),
     activation=key("hidden_act", default="gelu_new"),
     position_offset=2,

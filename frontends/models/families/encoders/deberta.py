@@ -8,9 +8,9 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import MLP, Block, ConvolvedBlock, DisentangledAttention, LayerNorm, RelativeTable
-from ...tables.family import Config, Fetch, Template, key, required
+from ...tables.family import Config, Fetch, Template, key, read_required
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import packed
+from ...tables.templates import slice_qkv
 from ...task_heads import Head
 from .bert import BERT, LAYER
 
@@ -55,7 +55,7 @@ def _convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...] | Non
     if kernel <= 0:
         return None
     norm = LayerNorm(key("layer_norm_eps", default=1e-7)(config))
-    hidden, layers = required(config, "intermediate_size", "num_hidden_layers")
+    hidden, layers = read_required(config, "intermediate_size", "num_hidden_layers")
     feed = MLP(hidden, ACTIVATIONS[config.get("hidden_act", "gelu")], bias=True)
     act = ACTIVATIONS[config.get("conv_act", "tanh")]
     block = Block(_attention(config), feed, norm, "post")
@@ -72,7 +72,7 @@ def _width(config: Config) -> int:
 _POOLED = Head(
     *("text-classification", "classifier", "first", "pooler.dense"), activation=key("pooler_hidden_act", default="gelu")
 )
-DEBERTA_V2 = BERT.but(
+DEBERTA_V2 = BERT.derive(
     "deberta-v2",
     inert=("pooler_hidden_size", "pooler_hidden_act"),
     names={
@@ -85,7 +85,7 @@ DEBERTA_V2 = BERT.but(
         "layers.{i}.conv_norm": "encoder.conv.LayerNorm",
     },
     prefix="deberta.",
-    found={"pooler": None},
+    from_keys={"pooler": None},
     tasks={
         "ForSequenceClassification": _POOLED,
         "ForMultipleChoice": replace(_POOLED, task="multiple-choice"),
@@ -111,7 +111,7 @@ DEBERTA_V2 = BERT.but(
 
 def _packed(which: str) -> Template:
     """Return a template for `which` (q, k or v) of a layer fused head by head; q and v have separate biases."""
-    weight = packed(f"{SELF}.in_proj", which, grouped=True)
+    weight = slice_qkv(f"{SELF}.in_proj", which, grouped=True)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return weight(fetch, part, settings) if part == "weight" else fetch(f"{SELF}.{which}_bias")
@@ -119,7 +119,7 @@ def _packed(which: str) -> Template:
     return template
 
 
-DEBERTA = DEBERTA_V2.but(
+DEBERTA = DEBERTA_V2.derive(
     "deberta",
     inert=("pooler_hidden_size", "pooler_hidden_act"),
     names={

@@ -14,7 +14,7 @@ from weft.ir.recipes import Recipe
 from ....dsl import BlockSparse, FourierMixing, RMSNorm, T5Bias, TransientGlobalAttention, TransientGlobals
 from ...tables.family import Config, Fetch, Rule, Template, key
 from ...tables.settings import Settings
-from ...task_heads import BASE, dense_first
+from ...task_heads import BASE, build_dense_head
 from ..seq2seq.bart import BART
 from ..seq2seq.t5 import T5, relative_bias
 from .bert import BERT, LAYER, ROBERTA
@@ -33,7 +33,7 @@ def _windows(layers: str) -> Rule:
     return rule
 
 
-LONGFORMER = ROBERTA.but(
+LONGFORMER = ROBERTA.derive(
     "longformer",
     prefix="longformer.",
     tasks=dict.fromkeys(("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")),  # global attention
@@ -50,7 +50,7 @@ def _led_decoder(config: Config) -> dict[str, Any]:
     return {**{setting: key(name)(config) for setting, name in sizes.items()}, **fixed}
 
 
-LED = BART.but(
+LED = BART.derive(
     "led",
     names={
         **{
@@ -112,7 +112,7 @@ def _longt5_decoder(config: Config) -> dict[str, Any]:
     return full | {"layers": key("num_decoder_layers", "num_layers")(config)}
 
 
-LONGT5 = T5.but(
+LONGT5 = T5.derive(
     "longt5",
     names={
         **{f"encoder.layers.{{i}}.attn.{x}": _encoder(x) for x in "qkvo"},
@@ -145,17 +145,20 @@ def _blocks(config: Config) -> BlockSparse | None:
     return BlockSparse(block, first_weight=1 + random, dense=(5 + 2 * random) * block)
 
 
-BIG_BIRD = BERT.but(
+BIG_BIRD = BERT.derive(
     "big_bird",
     names={"pooler": "pooler"},
-    found={"pooler": lambda keys: not keys.isdisjoint(("pooler.weight", "bert.pooler.weight"))},
-    tasks={"ForSequenceClassification": dense_first(BASE), "ForQuestionAnswering": None},  # its code masks the question
+    from_keys={"pooler": lambda keys: not keys.isdisjoint(("pooler.weight", "bert.pooler.weight"))},
+    tasks={
+        "ForSequenceClassification": build_dense_head(BASE),
+        "ForQuestionAnswering": None,
+    },  # its code masks the question
     mask=_blocks,
     activation=key("hidden_act", default="gelu_new"),
     embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,
     qkv_bias=key("use_bias", default=True),
 )
-FNET = BERT.but(
+FNET = BERT.derive(
     "fnet",
     inert=("num_attention_heads",),
     names={"embed_proj": "embeddings.projection", "layers.{i}.attn_norm": f"{LAYER}.fourier.output.LayerNorm"},

@@ -10,15 +10,15 @@ from weft.ir.recipes import Full, Recipe
 from ....dsl import HeadTransform, LayerNorm, RoPE
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Rule, key
-from ...tables.rope_config import rope_of_gguf, rope_with, ropes_by_type
+from ...tables.rope_config import build_ropes, read_gguf_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import half, packed_parts
-from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, dense_first, language_model
+from ...tables.templates import slice_half, split_qkv
+from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, build_dense_head, build_lm_head
 from ..dense.llama import LLAMA, alternating
 from .bert import BERT
 from .bert_relatives import narrower
 
-EUROBERT = LLAMA.but(
+EUROBERT = LLAMA.derive(
     "eurobert",
     unused=("*.rotary_emb.inv_freq", "lm_head.*", "dense.*", "classifier.*"),
     tasks={
@@ -35,7 +35,7 @@ EUROBERT = LLAMA.but(
     },
     kind="encoder",
     eps=key("rms_norm_eps", default=1e-5),
-    gguf=gguf.BASE.but("eurobert", kind="encoder", refuse={"attention.causal": (False, None)}),
+    gguf=gguf.BASE.derive("eurobert", kind="encoder", refuse={"attention.causal": (False, None)}),
 )
 
 
@@ -53,7 +53,7 @@ def _decoder_windows(config: Config) -> tuple[int | None, ...]:
 
 def _by_type(local: Rule) -> Rule:
     bases = key("global_rope_theta", default=160_000.0), key("local_rope_theta", default=10_000.0)
-    return ropes_by_type(local, bases=bases, near_scaled=True)
+    return build_ropes(local, bases=bases, near_scaled=True)
 
 
 def _gguf_local(config: Config) -> list[bool]:
@@ -69,7 +69,7 @@ def _gguf_windows(config: Config) -> tuple[int | None, ...] | None:
 
 
 def _gguf_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
-    wide = rope_of_gguf(config)
+    wide = read_gguf_rope(config)
     near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
     if not config.get("attention.sliding_window"):
         return wide
@@ -97,18 +97,18 @@ def _pool(config: Config) -> str:
     return "mean" if config.get("classifier_pooling") == "mean" else "first"
 
 
-MODERNBERT = LLAMA.but(
+MODERNBERT = LLAMA.derive(
     "modernbert",
     inert=("layer_types",),
     names={
         "embed": "embeddings.tok_embeddings",
         "embed_norm": "embeddings.norm",
-        **packed_parts("layers.{i}.attn", "layers.{i}.attn.Wqkv"),
+        **split_qkv("layers.{i}.attn", "layers.{i}.attn.Wqkv"),
         "layers.{i}.attn.o": "layers.{i}.attn.Wo",
         "layers.{i}.attn_norm": "layers.{i}.attn_norm",
         "layers.{i}.ffn_norm": "layers.{i}.mlp_norm",
-        "layers.{i}.ffn.gate": half("layers.{i}.mlp.Wi", 0),
-        "layers.{i}.ffn.up": half("layers.{i}.mlp.Wi", 1),
+        "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.Wi", 0),
+        "layers.{i}.ffn.up": slice_half("layers.{i}.mlp.Wi", 1),
         "layers.{i}.ffn.down": "layers.{i}.mlp.Wo",
         "final_norm": "final_norm",
     },
@@ -137,12 +137,12 @@ MODERNBERT = LLAMA.but(
     embed_norm=True,
     rope=_by_type(_windows),
     window=_windows,
-    gguf=gguf.BASE.but(
+    gguf=gguf.BASE.derive(
         "modern-bert",
         names={
             **gguf.PACKED,
-            "layers.{i}.ffn.gate": half("blk.{i}.ffn_up", 0),
-            "layers.{i}.ffn.up": half("blk.{i}.ffn_up", 1),
+            "layers.{i}.ffn.gate": slice_half("blk.{i}.ffn_up", 0),
+            "layers.{i}.ffn.up": slice_half("blk.{i}.ffn_up", 1),
         },
         refuse={"attention.causal": (False, None)},
         kind="encoder",
@@ -154,7 +154,7 @@ MODERNBERT = LLAMA.but(
         window=_gguf_windows,
     ),
 )
-MODERNBERT_DECODER = MODERNBERT.but(
+MODERNBERT_DECODER = MODERNBERT.derive(
     "modernbert-decoder",
     inert=("layer_types",),
     names={
@@ -177,16 +177,16 @@ MODERNBERT_DECODER = MODERNBERT.but(
     head_bias=key("decoder_bias", default=True),
     head_transform=_transform,
 )
-ROFORMER = BERT.but(
+ROFORMER = BERT.derive(
     "roformer",
     names={"embed_proj": "embeddings_project"},
     prefix="roformer.",
     tasks={
-        "ForSequenceClassification": dense_first(BASE),
+        "ForSequenceClassification": build_dense_head(BASE),
         "ForMultipleChoice": Head("multiple-choice", "classifier", "last"),
         **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
     },
-    found={"pooler": None},
+    from_keys={"pooler": None},
     idle=("*encoder.embed_positions.weight",),  # the sines and cosines of all rotations
     refuse={"rotary_value": (False, None)},
     embed_dim=narrower("embedding_size", None),
@@ -194,11 +194,11 @@ ROFORMER = BERT.but(
     rope=lambda c: RoPE(interleaved=True),
 )
 NOMIC = "encoder.layers.{i}"  # transformers renames tensors when it loads, and back when it saves
-NOMIC_BERT = BERT.but(
+NOMIC_BERT = BERT.derive(
     "nomic_bert",
     names={
         "embed_norm": "emb_ln",
-        **packed_parts("layers.{i}.attn", f"{NOMIC}.attn.Wqkv"),
+        **split_qkv("layers.{i}.attn", f"{NOMIC}.attn.Wqkv"),
         "layers.{i}.attn.o": f"{NOMIC}.attn.out_proj",
         "layers.{i}.attn_norm": f"{NOMIC}.norm1",
         "layers.{i}.ffn.gate": f"{NOMIC}.mlp.fc12",
@@ -208,7 +208,7 @@ NOMIC_BERT = BERT.but(
     },
     prefix="nomic_bert.",
     tasks={
-        "ForMaskedLM": language_model("cls.predictions", "transform.dense", "transform.layer_norm", activation=BASE),
+        "ForMaskedLM": build_lm_head("cls.predictions", "transform.dense", "transform.layer_norm", activation=BASE),
         **dict.fromkeys(("ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")),
     },
     context=key("max_position_embeddings", default=2048),
@@ -220,7 +220,7 @@ NOMIC_BERT = BERT.but(
     qkv_bias=False,
     out_bias=False,
     ffn_bias=False,
-    gguf=gguf.BASE.but(
+    gguf=gguf.BASE.derive(
         "nomic-bert",
         names={
             **gguf.PACKED,
@@ -228,7 +228,7 @@ NOMIC_BERT = BERT.but(
             "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm",
         },
         refuse={"attention.causal": (False, None)},
-        found={"qkv_bias": lambda keys: False},
+        from_keys={"qkv_bias": lambda keys: False},
         kind="encoder",
         norm="layer",
         arrangement="post",
@@ -236,10 +236,10 @@ NOMIC_BERT = BERT.but(
         token_types=lambda c: c["token_types"],
     ),
 )
-JINA_V3 = NOMIC_BERT.but(
+JINA_V3 = NOMIC_BERT.derive(
     "jina_embeddings_v3",
     names={
-        **packed_parts("layers.{i}.attn", f"{NOMIC}.mixer.Wqkv"),
+        **split_qkv("layers.{i}.attn", f"{NOMIC}.mixer.Wqkv"),
         "layers.{i}.attn.o": f"{NOMIC}.mixer.out_proj",
         "layers.{i}.ffn.up": f"{NOMIC}.mlp.fc1",
         "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
@@ -266,15 +266,15 @@ def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return Full(0.0, (settings.ffn,))
 
 
-GTE = NOMIC_BERT.but(
+GTE = NOMIC_BERT.derive(
     "gte",
     names={
         "embed_norm": "embeddings.LayerNorm",
-        **packed_parts("layers.{i}.attn", f"{GTE_LAYER}.attention.qkv_proj"),
+        **split_qkv("layers.{i}.attn", f"{GTE_LAYER}.attention.qkv_proj"),
         "layers.{i}.attn.o": f"{GTE_LAYER}.attention.o_proj",
         "layers.{i}.attn_norm": f"{GTE_LAYER}.attn_ln",
-        "layers.{i}.ffn.gate.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 1),
-        "layers.{i}.ffn.up.weight": half(f"{GTE_LAYER}.mlp.up_gate_proj", 0),
+        "layers.{i}.ffn.gate.weight": slice_half(f"{GTE_LAYER}.mlp.up_gate_proj", 1),
+        "layers.{i}.ffn.up.weight": slice_half(f"{GTE_LAYER}.mlp.up_gate_proj", 0),
         "layers.{i}.ffn.gate.bias": _no_bias,
         "layers.{i}.ffn.up.bias": _no_bias,
         "layers.{i}.ffn.down": f"{GTE_LAYER}.mlp.down_proj",
@@ -284,7 +284,7 @@ GTE = NOMIC_BERT.but(
     tasks={  # published checkpoints are called new, transformers' class gte
         "ForSequenceClassification": replace(_pooled, prefix="gte."),
         "ForTokenClassification": replace(TOKENS, prefix="gte."),
-        "ForMaskedLM": language_model("lm_head", "dense", "norm", out_bias="", prefix="gte."),
+        "ForMaskedLM": build_lm_head("lm_head", "dense", "norm", out_bias="", prefix="gte."),
     },
     context=key("max_position_embeddings", default=8192),
     token_types=key("type_vocab_size", default=1),

@@ -77,21 +77,23 @@ VIT = Family(
     },
     prefix="vit.",
     tasks={"ForImageClassification": Head("image-classification", "classifier", "first")},
-    found={"image_pooler": lambda keys: "dense" if any(k.endswith("pooler.dense.weight") for k in keys) else "none"},
+    from_keys={
+        "image_pooler": lambda keys: "dense" if any(k.endswith("pooler.dense.weight") for k in keys) else "none"
+    },
     unused=("*classifier.*", "*mask_token", "decoder.*"),
     refuse={"pooler_act": ("tanh", None)},
 )
-DEIT = VIT.but(
+DEIT = VIT.derive(
     "deit",
     names={"prefix": _tokens("embeddings.cls_token", "embeddings.distillation_token")},
     prefix="deit.",
     prefix_tokens=2,
 )
-VIT_MSN = VIT.but("vit_msn", eps=key("layer_norm_eps", default=1e-6))
-VIT_MAE = VIT.but(  # no patch is masked, as when it is used for features
-    "vit_mae", found={"image_pooler": None}, unused=("*classifier.*", "*mask_token", "decoder.*", "fc_norm.*")
+VIT_MSN = VIT.derive("vit_msn", eps=key("layer_norm_eps", default=1e-6))
+VIT_MAE = VIT.derive(  # no patch is masked, as when it is used for features
+    "vit_mae", from_keys={"image_pooler": None}, unused=("*classifier.*", "*mask_token", "decoder.*", "fc_norm.*")
 )
-IJEPA = VIT.but(
+IJEPA = VIT.derive(
     "ijepa",
     prefix="ijepa.",
     tasks={"ForImageClassification": Head("image-classification", "classifier", "mean")},
@@ -129,7 +131,7 @@ def _dinov2_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
 
 
 _PARTS = Head("image-classification", "classifier", "first+mean")
-DINOV2 = VIT.but(
+DINOV2 = VIT.derive(
     "dinov2",
     inert=("intermediate_size",),
     names={
@@ -142,14 +144,14 @@ DINOV2 = VIT.but(
     },
     prefix="dinov2.",
     tasks={"ForImageClassification": _PARTS},
-    found={"image_pooler": None},
+    from_keys={"image_pooler": None},
     eps=key("layer_norm_eps", default=1e-6),
     ffn=_dinov2_ffn,
     activation=lambda c: "silu" if c.get("use_swiglu_ffn") else c.get("hidden_act", "gelu"),
     gated=lambda c: bool(c.get("use_swiglu_ffn")),
     image_pooler="first",
 )
-DINOV2_REGISTERS = DINOV2.but(
+DINOV2_REGISTERS = DINOV2.derive(
     "dinov2_with_registers",
     inert=("intermediate_size",),
     names={"registers": _registers},
@@ -192,7 +194,7 @@ def _at_the_last_place(config: Config) -> SentencePooling:
     return SentencePooling("end", after=(Dense(width, "identity"),))
 
 
-CLIP_VISION = VIT.but(
+CLIP_VISION = VIT.derive(
     "clip_vision_model",
     names={
         **_CLIP,
@@ -205,7 +207,7 @@ CLIP_VISION = VIT.but(
         "projection": "visual_projection",
     },
     prefix="vision_model.",
-    found={"image_pooler": None},
+    from_keys={"image_pooler": None},
     unused=("*position_ids", "visual_projection.*"),
     inert=_OLDER,
     patch=key("patch_size", default=32),
@@ -230,7 +232,7 @@ def _packed(which: int) -> Template:
     return template
 
 
-SIGLIP_VISION = CLIP_VISION.but(
+SIGLIP_VISION = CLIP_VISION.derive(
     "siglip_vision_model",
     names={
         "final_norm": "post_layernorm",
@@ -241,7 +243,7 @@ SIGLIP_VISION = CLIP_VISION.but(
         "pooler.ffn.up": "head.mlp.fc1",
         "pooler.ffn.down": "head.mlp.fc2",
     },
-    found={"image_pooler": lambda keys: "attention" if any(k.endswith("head.probe") for k in keys) else "none"},
+    from_keys={"image_pooler": lambda keys: "attention" if any(k.endswith("head.probe") for k in keys) else "none"},
     unused=("*position_ids",),
     patch=key("patch_size", default=16),
     eps=key("layer_norm_eps", default=1e-6),
@@ -255,7 +257,7 @@ SIGLIP_VISION = CLIP_VISION.but(
 
 # -- the text encoders in the same space
 
-CLIP_TEXT = BERT.but(
+CLIP_TEXT = BERT.derive(
     "clip_text_model",
     names={
         **_CLIP,
@@ -265,7 +267,7 @@ CLIP_TEXT = BERT.but(
         "sentence.after_0.linear": "text_projection",
     },
     prefix="text_model.",
-    found={"pooler": None},
+    from_keys={"pooler": None},
     refuse={"is_decoder": None, "position_embedding_type": None},
     unused=("*position_ids", "text_projection.*"),
     inert=_OLDER,
@@ -278,7 +280,7 @@ CLIP_TEXT = BERT.but(
     eps=key("layer_norm_eps", default=1e-5),
     activation=key("hidden_act", default="quick_gelu"),
 )
-SIGLIP_TEXT = CLIP_TEXT.but(
+SIGLIP_TEXT = CLIP_TEXT.derive(
     "siglip_text_model",
     names={"sentence.after_0.linear": "head"},
     unused=("*position_ids",),

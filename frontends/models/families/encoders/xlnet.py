@@ -39,7 +39,7 @@ _SUMMARY = Head(
     activation=key("summary_activation", default="tanh"),
     refuse={"summary_type": ("last", None), "summary_use_proj": (True, None)},
 )
-XLNET = BERT.but(
+XLNET = BERT.derive(
     "xlnet",
     inert=("d_head",),
     names={
@@ -56,7 +56,7 @@ XLNET = BERT.but(
         "layers.{i}.ffn_norm": f"{_LAYER}.ff.layer_norm",
     },
     prefix="transformer.",
-    found={"pooler": None},
+    from_keys={"pooler": None},
     tasks={
         "ForSequenceClassification": _SUMMARY,
         "ForMultipleChoice": replace(_SUMMARY, task="multiple-choice"),

@@ -11,10 +11,10 @@ from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
+from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required
+from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import experts_of, gated
+from ...tables.templates import find_experts, name_gated_mlp
 from ..dense.llama import LLAMA, OLMO2, alternating, windows
 from ..dense.llama_relatives import (
     ERNIE4_5,
@@ -39,7 +39,7 @@ from .deepseek import (
 from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, granite_experts
 
 _CORRECTED = {**SPARSE, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"}
-SHARED = {**_CORRECTED, **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts")}
+SHARED = {**_CORRECTED, **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts")}
 
 
 def _dots_types(config: Config) -> list[str]:
@@ -47,16 +47,16 @@ def _dots_types(config: Config) -> list[str]:
     return ["full_attention" if i < full else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 
-DOTS1 = LLAMA.but(
+DOTS1 = LLAMA.derive(
     "dots1",
     ffn_bias=False,
     names=SHARED,
     qk_norm="head",
     window=lambda c: windows(c, c.get("sliding_window", 4096), _dots_types(c)),
     moe=experts_after(corrected(renormalize=False, scale=1.0, groups=1, top_groups=1), first_dense=0),
-    gguf=gguf.MIXED.but("dots1", moe=gguf.routed("sigmoid")),
+    gguf=gguf.SPARSE_BASE.derive("dots1", moe=gguf.route_experts("sigmoid")),
 )
-GLM4_MOE = LLAMA.but(
+GLM4_MOE = LLAMA.derive(
     "glm4_moe",
     ffn_bias=False,
     names=SHARED,
@@ -66,9 +66,9 @@ GLM4_MOE = LLAMA.but(
     out_bias=False,
     qk_norm=lambda c: "head" if c.get("use_qk_norm") else "none",
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=1),
-    gguf=gguf.MIXED.but("glm4moe", names=gguf.NORM_AFTER, moe=gguf.routed("sigmoid")),
+    gguf=gguf.SPARSE_BASE.derive("glm4moe", names=gguf.NORM_AFTER, moe=gguf.route_experts("sigmoid")),
 )
-SOLAR_OPEN = GLM4_MOE.but(
+SOLAR_OPEN = GLM4_MOE.derive(
     "solar_open",
     inert=("intermediate_size",),
     ffn=None,
@@ -78,7 +78,7 @@ SOLAR_OPEN = GLM4_MOE.but(
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=None),
     gguf=GLM4_MOE.gguf,
 )
-EXAONE_MOE = LLAMA.but(
+EXAONE_MOE = LLAMA.derive(
     "exaone_moe",
     ffn_bias=False,
     names={**SHARED, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.e_score_correction_bias"},
@@ -88,19 +88,19 @@ EXAONE_MOE = LLAMA.but(
     qkv_bias=False,
     out_bias=False,
     window=EVERY_FOURTH_GLOBAL,
-    rope=rotary_where_local(rope_of, EVERY_FOURTH_GLOBAL),
+    rope=rotary_where_local(read_rope, EVERY_FOURTH_GLOBAL),
     moe=experts_after(corrected(groups=1, top_groups=1), first_dense=1),
-    gguf=gguf.MIXED.but(
-        "exaone-moe", window=gguf.windows(4), rope=gguf.rotary_where_local(4), moe=gguf.routed("sigmoid")
+    gguf=gguf.SPARSE_BASE.derive(
+        "exaone-moe", window=gguf.build_windows(4), rope=gguf.build_local_ropes(4), moe=gguf.route_experts("sigmoid")
     ),
 )
-HY_V3 = LLAMA.but(
+HY_V3 = LLAMA.derive(
     "hy_v3",
     names={
         **SPARSE,
         "layers.{i}.ffn.router": "layers.{i}.mlp.router.gate",
         "layers.{i}.ffn.router.correction": "layers.{i}.mlp.expert_bias",
-        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
+        **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
     },
     kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
@@ -115,7 +115,7 @@ HY_V3 = LLAMA.but(
     ),
 )
 _AFMOE_WINDOWS = alternating(4, window=1024, period="global_attn_every_n_layers")
-AFMOE = LLAMA.but(
+AFMOE = LLAMA.derive(
     "afmoe",
     names={
         **SHARED,
@@ -134,20 +134,20 @@ AFMOE = LLAMA.but(
     ffn_bias=False,
     qk_norm="head",
     window=_AFMOE_WINDOWS,
-    rope=rotary_where_local(rope_of, _AFMOE_WINDOWS),
+    rope=rotary_where_local(read_rope, _AFMOE_WINDOWS),
     moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1, shared=2),
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "afmoe",
         names={"layers.{i}.attn.gate": "blk.{i}.attn_gate"},
         arrangement="sandwich",
         embed_scale=lambda c: math.sqrt(c["embedding_length"]),  # files do not state it; llama.cpp always scales
         gate=True,
-        window=gguf.windows(4),
-        rope=gguf.rotary_where_local(4),
-        moe=gguf.routed("sigmoid"),
+        window=gguf.build_windows(4),
+        rope=gguf.build_local_ropes(4),
+        moe=gguf.route_experts("sigmoid"),
     ),
 )
-FLEX_OLMO = OLMO2.but(
+FLEX_OLMO = OLMO2.derive(
     "flex_olmo",
     names=SPARSE,
     eps=key("rms_norm_eps", default=1e-6),
@@ -158,21 +158,21 @@ FLEX_OLMO = OLMO2.but(
 
 
 def _hunyuan_moe(config: Config) -> MoE:
-    experts, hidden, k = required(config, "num_experts", "intermediate_size", "moe_topk")
+    experts, hidden, k = read_required(config, "num_experts", "intermediate_size", "moe_topk")
     act = activation(config)
     experts, k = (n[0] if isinstance(n, list) and len(set(n)) == 1 else n for n in (experts, k))
     return MoE(experts, hidden, k, act, shared=GatedMLP(hidden, act))
 
 
-HUNYUAN_MOE = HUNYUAN.but(
+HUNYUAN_MOE = HUNYUAN.derive(
     "hunyuan_v1_moe",
     names={
         **SPARSE,
         "layers.{i}.ffn.router": "layers.{i}.mlp.gate.wg",
-        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
+        **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
     },
     moe=_hunyuan_moe,
-    gguf=gguf.MIXED.but("hunyuan-moe", qk_norm_last=True, moe=gguf.routed("softmax", renormalize=True)),
+    gguf=gguf.SPARSE_BASE.derive("hunyuan-moe", qk_norm_last=True, moe=gguf.route_experts("softmax", renormalize=True)),
 )
 
 
@@ -188,7 +188,7 @@ def _sigmoid_mixtral(config: Config) -> MoE:
     return replace(moe, router=replace(moe.router, scoring="sigmoid", correction=True))
 
 
-MINIMAX_M2 = MIXTRAL.but(
+MINIMAX_M2 = MIXTRAL.derive(
     "minimax_m2",
     names={"layers.{i}.ffn.router.correction": "layers.{i}.block_sparse_moe.e_score_correction_bias"},
     head_dim=key("head_dim", default=128),
@@ -200,8 +200,8 @@ MINIMAX_M2 = MIXTRAL.but(
     qk_norm="full",
     moe=_sigmoid_mixtral,
     transformers="MiniMaxM2ForCausalLM",
-    gguf=gguf.MIXED.but(
-        "minimax-m2", found={"qk_norm": lambda keys: "full"}, moe=gguf.routed("sigmoid", renormalize=True)
+    gguf=gguf.SPARSE_BASE.derive(
+        "minimax-m2", from_keys={"qk_norm": lambda keys: "full"}, moe=gguf.route_experts("sigmoid", renormalize=True)
     ),
 )
 
@@ -231,18 +231,18 @@ def _ernie_sparse(config: Config) -> list[bool]:
     return [(i + 1) % every == 0 and first <= i <= last for i in range(layers)]
 
 
-ERNIE4_5_MOE = ERNIE4_5.but(
+ERNIE4_5_MOE = ERNIE4_5.derive(
     "ernie4_5_moe",
     names={**SHARED, "layers.{i}.ffn.router.correction": flat("layers.{i}.mlp.moe_statics.e_score_correction_bias")},
     kv_heads=key("num_key_value_heads", default=4),
     head_dim=key("head_dim", default=None),
     head_bias=key("use_bias", default=False),
-    moe=in_layers(_ernie_moe, _ernie_sparse),
-    gguf=gguf.MIXED.but(
+    moe=mask_layers(_ernie_moe, _ernie_sparse),
+    gguf=gguf.SPARSE_BASE.derive(
         "ernie4_5-moe",
-        names={"layers.{i}.ffn.router.correction": gguf.shaped("blk.{i}.exp_probs_b.bias", -1)},
-        rope=gguf.interleaved,
-        moe=gguf.routed("softmax", renormalize=True, correction=True),
+        names={"layers.{i}.ffn.router.correction": gguf.reshape_tensor("blk.{i}.exp_probs_b.bias", -1)},
+        rope=gguf.build_interleaved_rope,
+        moe=gguf.route_experts("softmax", renormalize=True, correction=True),
     ),
 )
 
@@ -257,7 +257,7 @@ def _half_of_shared(index: int) -> Template:
     """Return a template for gate (`index` 0) or up (1) of the shared expert, stored in one tensor."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        shared = experts_of(settings).shared
+        shared = find_experts(settings).shared
         assert isinstance(shared, GatedMLP)
         rows = shared.hidden
         return Slice(fetch(f"layers.{{i}}.shared_mlp.input_linear.{part}"), 0, index * rows, (index + 1) * rows)
@@ -265,7 +265,7 @@ def _half_of_shared(index: int) -> Template:
     return template
 
 
-GRANITE_MOE_SHARED = GRANITE_MOE.but(
+GRANITE_MOE_SHARED = GRANITE_MOE.derive(
     "granitemoeshared",
     names={
         "layers.{i}.ffn.shared.gate": _half_of_shared(0),
@@ -275,7 +275,7 @@ GRANITE_MOE_SHARED = GRANITE_MOE.but(
     moe=_granite_shared,
     gguf=GRANITE_MOE.gguf,
 )
-GRANITE_MOE_SWA = GRANITE_MOE_SHARED.but(
+GRANITE_MOE_SWA = GRANITE_MOE_SHARED.derive(
     "granitemoe_swa",
     names={"layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks"},
     window=alternating(4, first_global=True, window=128),
@@ -292,14 +292,14 @@ def _mellum_sparse(config: Config) -> list[bool]:
     return [kind == "sparse" for kind in types]
 
 
-MELLUM = QWEN3_MOE.but(
+MELLUM = QWEN3_MOE.derive(
     "mellum",
     inert=("num_experts", "num_local_experts"),
     head_dim=key("head_dim", default=128),
     context=key("max_position_embeddings", default=None),
     window=_MELLUM_WINDOWS,
-    rope=ropes_by_type(_MELLUM_WINDOWS, bases=(lambda c: 5e5, lambda c: 1e4)),
-    moe=in_layers(
+    rope=build_ropes(_MELLUM_WINDOWS, bases=(lambda c: 5e5, lambda c: 1e4)),
+    moe=mask_layers(
         lambda c: QWEN3_MOE.settings["moe"](
             {"norm_topk_prob": True, **c, "decoder_sparse_step": 1, "mlp_only_layers": []}
         )[0],
@@ -309,8 +309,8 @@ MELLUM = QWEN3_MOE.but(
 
 # -- multi-head latent attention
 
-YOUTU = DEEPSEEK_V3.but("youtu", moe=None, tie=key("tie_word_embeddings", default=True))
-GLM4_MOE_LITE = DEEPSEEK_V3.but(
+YOUTU = DEEPSEEK_V3.derive("youtu", moe=None, tie=key("tie_word_embeddings", default=True))
+GLM4_MOE_LITE = DEEPSEEK_V3.derive(
     "glm4_moe_lite",
     eps=key("rms_norm_eps", default=1e-5),
     moe=experts_after(corrected(scale=1.8, groups=1, top_groups=1), first_dense=1),
@@ -327,35 +327,35 @@ def _mistral4_mla(config: Config) -> MLA:
     return replace(mla(config), temperature=llama4_temperature(config))
 
 
-MISTRAL4 = DEEPSEEK_V2.but(
+MISTRAL4 = DEEPSEEK_V2.derive(
     "mistral4",
     ffn_bias=False,
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
     mixer=_mistral4_mla,
     moe=experts_after(_softmax_groups, first_dense=0),
-    gguf=DEEPSEEK_GGUF.but(
+    gguf=DEEPSEEK_GGUF.derive(
         "mistral4",
         mixer=lambda c: replace(gguf_mla(c), temperature=gguf_temperature(c)),
-        moe=gguf.routed("softmax", group_score="top2"),
+        moe=gguf.route_experts("softmax", group_score="top2"),
     ),
 )
 
 
 def _minicpm3_mla(config: Config) -> MLA:
-    width, heads = required(config, "hidden_size", "num_attention_heads")
+    width, heads = read_required(config, "hidden_size", "num_attention_heads")
     value = config.get("v_head_dim") or width // heads
     return mla({"rope_interleave": False, **config, "v_head_dim": value})
 
 
 def _gguf_minicpm3_mla(config: Config) -> MLA:
     names = (f"attention.{n}" for n in ("head_count", "kv_lora_rank", "key_length", "layer_norm_rms_epsilon"))
-    heads, rank, width, eps = required(config, *names)
-    rope, rotary = rope_of_gguf(config), key("rope.dimension_count")(config)
+    heads, rank, width, eps = read_required(config, *names)
+    rope, rotary = read_gguf_rope(config), key("rope.dimension_count")(config)
     value = config.get("attention.value_length") or key("embedding_length")(config) // heads
     return MLA(heads, rank, width - rotary, rotary, value, rope, config.get("attention.q_lora_rank"), RMSNorm(eps))
 
 
-MINICPM3 = DEEPSEEK_V2.but(
+MINICPM3 = DEEPSEEK_V2.derive(
     "minicpm3",
     inert=("num_key_value_heads", "head_dim"),
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
@@ -368,7 +368,7 @@ MINICPM3 = DEEPSEEK_V2.but(
     ),
     logit_scale=lambda c: (c.get("dim_model_base") or c["hidden_size"]) / c["hidden_size"],
     tie=key("tie_word_embeddings", default=True),
-    gguf=gguf.BASE.but(  # files do not state the scales
+    gguf=gguf.BASE.derive(  # files do not state the scales
         "minicpm3",
         inert=(*gguf.BASE.inert, "attention.head_count_kv"),
         names={

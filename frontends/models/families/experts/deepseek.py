@@ -12,10 +12,10 @@ from weft.ir.recipes.frequencies import compute_yarn_temperature
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import REQUIRED, Config, Fetch, Names, Rule, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_of_gguf, rope_settings
+from ...tables.family import REQUIRED, Config, Fetch, Names, Rule, Template, key, mask_layers, read_required
+from ...tables.rope_config import find_rope, read_gguf_rope, read_rope
 from ...tables.settings import Settings
-from ...tables.templates import gated
+from ...tables.templates import name_gated_mlp
 from ..dense.llama import LLAMA
 from .mixtral import SPARSE, activation
 
@@ -44,10 +44,10 @@ def rows_of_heads(name: str, which: str) -> Template:
 def _rope(config: Config) -> RoPE:
     """Return the RoPE of the rotary part of each head, all of whose features are rotated.
 
-    partial_rotary_factor may state the size of the part, relative to either head size; `rope_of` refuses a factor that
+    partial_rotary_factor may state the size of the part, relative to either head size; `read_rope` refuses one that
     omits frequencies of a scaled type.
     """
-    settings, (plain, rotary) = dict(rope_settings(config)), required(config, "qk_nope_head_dim", "qk_rope_head_dim")
+    settings, (plain, rotary) = dict(find_rope(config)), read_required(config, "qk_nope_head_dim", "qk_rope_head_dim")
     fraction = settings.get("partial_rotary_factor") or 1.0
     sizes = [config["head_dim"]] if config.get("head_dim") else [rotary, plain + rotary]
     if settings.get("rope_type", settings.get("type", "default")) == "default" or rotary in (
@@ -55,21 +55,21 @@ def _rope(config: Config) -> RoPE:
     ):
         settings.pop("partial_rotary_factor", None)
     resolved = {**config, "rope_parameters": settings, "partial_rotary_factor": None}
-    return replace(rope_of(resolved), interleaved=config.get("rope_interleave", True))
+    return replace(read_rope(resolved), interleaved=config.get("rope_interleave", True))
 
 
 def _scale(config: Config) -> float | None:
     """Return 1/√d, times the square of YaRN's factor for the scores if the config enables it (mscale_all_dim)."""
-    rope, mscale = _rope(config), rope_settings(config).get("mscale_all_dim")
+    rope, mscale = _rope(config), find_rope(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
-    width = sum(required(config, "qk_nope_head_dim", "qk_rope_head_dim"))
+    width = sum(read_required(config, "qk_nope_head_dim", "qk_rope_head_dim"))
     return float(width**-0.5 * compute_yarn_temperature(rope.factor, float(mscale)) ** 2)
 
 
 def mla(config: Config) -> MLA:
     names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    heads, rank, plain, rotary, value = required(config, *names)
+    heads, rank, plain, rotary, value = read_required(config, *names)
     return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
 
 
@@ -105,7 +105,7 @@ def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, 
         experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
         return MoE(experts, hidden, key("num_experts_per_tok")(config), act, routing(config), **options)
 
-    return in_layers(make, sparse_layers(first_dense))
+    return mask_layers(make, sparse_layers(first_dense))
 
 
 def _v2(config: Config) -> Router:
@@ -159,7 +159,7 @@ def gguf_mla(config: Config) -> MLA:
         width - rotary,
         rotary,
         key("attention.value_length_mla")(config),
-        replace(rope_of_gguf(config), interleaved=True, amplitude=1.0),
+        replace(read_gguf_rope(config), interleaved=True, amplitude=1.0),
         config.get("attention.q_lora_rank"),
         RMSNorm(key("attention.layer_norm_rms_epsilon")(config)),
         None if strength == 1 else width**-0.5 * strength**2,
@@ -173,7 +173,7 @@ GGUF_LATENT: Names = {
     "layers.{i}.attn.kv_down": "blk.{i}.attn_kv_a_mqa",
     "layers.{i}.attn.kv_norm": "blk.{i}.attn_kv_a_norm",
 }
-DEEPSEEK_GGUF = gguf.MIXED.but(
+DEEPSEEK_GGUF = gguf.SPARSE_BASE.derive(
     "deepseek2",
     names={
         **GGUF_LATENT,
@@ -181,9 +181,9 @@ DEEPSEEK_GGUF = gguf.MIXED.but(
         "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
     },
     mixer=gguf_mla,
-    moe=gguf.routed("softmax"),
+    moe=gguf.route_experts("softmax"),
 )
-DEEPSEEK_V2 = LLAMA.but(
+DEEPSEEK_V2 = LLAMA.derive(
     "deepseek_v2",
     inert=("num_key_value_heads", "n_group", "topk_group", "ep_size", "head_dim", "seq_aux", "scoring_func"),
     names={
@@ -195,7 +195,7 @@ DEEPSEEK_V2 = LLAMA.but(
         "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
         "layers.{i}.attn.k_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
         "layers.{i}.attn.v_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
-        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
+        **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
     },
     refuse={
         "attention_bias": (False, None),
@@ -211,7 +211,7 @@ DEEPSEEK_V2 = LLAMA.but(
     moe=experts_after(_v2, first_dense=0, biased=True),
     gguf=DEEPSEEK_GGUF,
 )
-DEEPSEEK_V3 = DEEPSEEK_V2.but(
+DEEPSEEK_V3 = DEEPSEEK_V2.derive(
     "deepseek_v3",
     inert=("num_key_value_heads", "head_dim", "ep_size"),
     names={"layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"},

@@ -10,9 +10,9 @@ from weft.ir.recipes import Permute, Recipe, Slice
 from ....dsl import MoE, RoPE, Router
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, key
-from ...tables.rope_config import rope_of, rope_of_gguf
+from ...tables.rope_config import read_gguf_rope, read_rope
 from ...tables.settings import Settings
-from ...tables.templates import experts_of
+from ...tables.templates import find_experts
 from ..dense.llama import LLAMA, windows
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
@@ -24,7 +24,7 @@ def _interleaved(name: str, offset: int) -> Template:
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         weight, last = fetch(name), 1 if part.endswith("bias") else 2
-        mine = Slice(weight, last, offset, 2 * experts_of(settings).hidden, 2)
+        mine = Slice(weight, last, offset, 2 * find_experts(settings).hidden, 2)
         return mine if last == 1 else Permute(mine, (0, 2, 1))
 
     return template
@@ -37,7 +37,7 @@ def _transposed_experts(name: str) -> Template:
 
 def _rope(config: Config) -> RoPE:
     scaled = config.get("rope_parameters") or config.get("rope_scaling") or _ROPE
-    return rope_of({"rope_theta": 150_000.0, **config, "rope_parameters": scaled})
+    return read_rope({"rope_theta": 150_000.0, **config, "rope_parameters": scaled})
 
 
 def _windows(config: Config) -> Any:
@@ -58,7 +58,7 @@ def _moe(config: Config) -> MoE:
     )
 
 
-GPT_OSS = LLAMA.but(
+GPT_OSS = LLAMA.derive(
     "gpt_oss",
     inert=("initial_context_length", "experts_per_token"),
     names={
@@ -79,15 +79,15 @@ GPT_OSS = LLAMA.but(
     window=_windows,
     sinks=True,
     moe=_moe,
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "gpt-oss",
         names={
             "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
             "layers.{i}.ffn_norm": "blk.{i}.post_attention_norm",
         },
-        rope=lambda c: replace(rope_of_gguf(c), truncate=False),
-        window=gguf.windows(2),
+        rope=lambda c: replace(read_gguf_rope(c), truncate=False),
+        window=gguf.build_windows(2),
         sinks=True,
-        moe=gguf.experts(Router(bias=True), activation="swish(1.702)", bias=True, limit=7.0, shift=1.0),
+        moe=gguf.build_experts(Router(bias=True), activation="swish(1.702)", bias=True, limit=7.0, shift=1.0),
     ),
 )

@@ -88,7 +88,7 @@ def _gguf_indexed(config: Config) -> tuple[MLA, ...]:
     return _by_layer(plain, index, has_index)
 
 
-DEEPSEEK_V32 = DEEPSEEK_V3.but(
+DEEPSEEK_V32 = DEEPSEEK_V3.derive(
     "deepseek_v32",
     names={
         "layers.{i}.attn.index.q": "layers.{i}.self_attn.indexer.wq_b",
@@ -99,14 +99,14 @@ DEEPSEEK_V32 = DEEPSEEK_V3.but(
     mixer=_everywhere,
     moe=experts_after(corrected(), first_dense=3, shared=1),
 )
-GLM_MOE_DSA = DEEPSEEK_V32.but(
+GLM_MOE_DSA = DEEPSEEK_V32.derive(
     "glm_moe_dsa",
     inert=("num_key_value_heads", "head_dim", "layer_types"),
     eps=key("rms_norm_eps", default=1e-5),
     unused=(*DEEPSEEK_V32.unused, "model.layers.78.*"),  # an extra layer, trained to predict two tokens ahead
     mixer=lambda c: _by_layer(*_GLM(c), [kind == FULL for kind in index_types(c)]),
     moe=experts_after(corrected(groups=1, top_groups=1), first_dense=3, shared=1),
-    gguf=DEEPSEEK_GGUF.but(
+    gguf=DEEPSEEK_GGUF.derive(
         "glm-dsa",
         names={
             "layers.{i}.attn.index.q": "blk.{i}.indexer.attn_q_b",

@@ -7,9 +7,9 @@ from typing import Any
 
 from ....dsl import Gate, GatedMLP, MoE, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, in_layers, key
-from ...tables.rope_config import rope_of, rope_of_gguf, rope_with, ropes_by_type
-from ...tables.templates import gated, times
+from ...tables.family import Config, key, mask_layers
+from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
+from ...tables.templates import name_gated_mlp, scale_linear
 from ..dense.llama import LLAMA, alternating, windows
 from ..dense.llama_relatives import COHERE2, rotary_where_local
 from .corrected import SHARED
@@ -59,12 +59,12 @@ def _cohere_experts(config: Config) -> MoE:
     )
 
 
-COHERE2_MOE = COHERE2.but(
+COHERE2_MOE = COHERE2.derive(
     "cohere2_moe",
     names={
         **SPARSE,
-        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
-        "layers.{i}.ffn.shared.down": times("layers.{i}.mlp.shared_experts.down_proj", "shared"),
+        **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
+        "layers.{i}.ffn.shared.down": scale_linear("layers.{i}.mlp.shared_experts.down_proj", "shared"),
     },
     head_dim=key("head_dim", default=128),
     ffn=key("prefix_dense_intermediate_size", "intermediate_size"),
@@ -73,7 +73,7 @@ COHERE2_MOE = COHERE2.but(
     window=_cohere_windows,
     rope=_cohere_ropes,
     multipliers=lambda c: {"shared": _cohere_share(c)},
-    moe=in_layers(_cohere_experts, sparse_layers(0)),
+    moe=mask_layers(_cohere_experts, sparse_layers(0)),
 )
 
 # -- MiMo-V2-Flash: local layers have twice the KV heads, and sinks
@@ -88,7 +88,7 @@ def _mimo_windows(config: Config) -> tuple[int | None, ...]:
 
 def _mimo_ropes(config: Config) -> Any:
     bases = (lambda c: 5e6), (lambda c: 1e4)  # fixed in transformers if rope_parameters are absent
-    rule = ropes_by_type(_mimo_windows, partial=True, bases=bases, partial_rotary_factor=0.334)
+    rule = build_ropes(_mimo_windows, partial=True, bases=bases, partial_rotary_factor=0.334)
     return rule({**config, "partial_rotary_factor": 0.334})
 
 
@@ -112,17 +112,17 @@ def _gguf_groups(config: Config) -> int | tuple[int, ...]:
 
 
 def _gguf_ropes(config: Config) -> tuple[RoPE, ...]:
-    wide = rope_of_gguf(config)
+    wide = read_gguf_rope(config)
     near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
-    return tuple(near if local else wide for local in gguf.local_layers(config, 1))
+    return tuple(near if local else wide for local in gguf.find_local_layers(config, 1))
 
 
-MIMO_V2_FLASH = LLAMA.but(
+MIMO_V2_FLASH = LLAMA.derive(
     "mimo_v2_flash",
     inert=("sliding_window",),
     names={
         **SHARED,
-        "layers.{i}.attn.v": times("layers.{i}.self_attn.v_proj", "values"),
+        "layers.{i}.attn.v": scale_linear("layers.{i}.self_attn.v_proj", "values"),
         "layers.{i}.attn.sinks": "layers.{i}.self_attn.attention_sink_bias",
     },
     aliases={"attention_sink_bias": "sinks"},
@@ -139,19 +139,19 @@ MIMO_V2_FLASH = LLAMA.but(
     context=key("max_position_embeddings", default=None),
     multipliers=lambda c: {"values": 1.0 if (v := c.get("attention_value_scale", 0.707)) is None else v},
     moe=experts_after(_mimo_routing, first_dense=1, shared=0),
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "mimo2",
         names={
-            "layers.{i}.attn.v": times("blk.{i}.attn_v", "values"),
+            "layers.{i}.attn.v": scale_linear("blk.{i}.attn_v", "values"),
             "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
         },
         kv_heads=_gguf_groups,
         v_head_dim=key("attention.value_length", default=None),
-        window=gguf.windows(1),
-        sinks=lambda c: tuple(gguf.local_layers(c, 1)),
+        window=gguf.build_windows(1),
+        sinks=lambda c: tuple(gguf.find_local_layers(c, 1)),
         rope=_gguf_ropes,
         multipliers=lambda c: {"values": c.get("attention.value_scale", 1.0)},  # older files lack it
-        moe=gguf.routed("sigmoid", renormalize=True),
+        moe=gguf.route_experts("sigmoid", renormalize=True),
     ),
 )
 
@@ -178,12 +178,12 @@ def _flint_experts(config: Config) -> MoE:
     return replace(moe, router=router)
 
 
-FLINT = LLAMA.but(
+FLINT = LLAMA.derive(
     "flint",
     names={
         **SPARSE,
         "layers.{i}.attn.sinks": "layers.{i}.self_attn.softmax_offset",
-        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
+        **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
     },
     aliases={"softmax_offset": "sinks"},
     kv_heads=key("num_key_value_heads", default=4),
@@ -192,8 +192,8 @@ FLINT = LLAMA.but(
     qk_norm="head",
     sinks=True,
     window=_flint_windows,
-    rope=rotary_where_local(rope_of, _flint_windows),
-    moe=in_layers(_flint_experts, _flint_sparse),
+    rope=rotary_where_local(read_rope, _flint_windows),
+    moe=mask_layers(_flint_experts, _flint_sparse),
 )
 
 # -- Laguna: heads by layer, softplus gates of attention
@@ -217,14 +217,14 @@ def _laguna_experts(config: Config) -> MoE:
     )
 
 
-LAGUNA = LLAMA.but(
+LAGUNA = LLAMA.derive(
     "laguna",
     inert=("num_attention_heads",),
     names={
         **SHARED,
         "layers.{i}.attn.gate": "layers.{i}.self_attn.g_proj",
         "layers.{i}.ffn.router.correction": "layers.{i}.mlp.experts.e_score_correction_bias",
-        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
+        **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
     },
     aliases={"experts.e_score": "gate.e_score", "mlp.shared_expert.": "mlp.shared_experts."},
     refuse={"moe_router_logit_softcapping": (0, None), "moe_apply_router_weight_on_input": (False, None)},
@@ -235,9 +235,9 @@ LAGUNA = LLAMA.but(
     qk_norm="head",
     gate=lambda c: Gate("softplus", by_head=c.get("gating", True) in (True, "per-head")),
     window=_LAGUNA_WINDOWS,
-    rope=lambda c: ropes_by_type(_LAGUNA_WINDOWS, True)(
+    rope=lambda c: build_ropes(_LAGUNA_WINDOWS, True)(
         {**c, "rope_parameters": c.get("rope_parameters") or _LAGUNA_ROPES}
     ),
     context=key("max_position_embeddings", default=None),
-    moe=in_layers(_laguna_experts, sparse_layers(1)),
+    moe=mask_layers(_laguna_experts, sparse_layers(1)),
 )

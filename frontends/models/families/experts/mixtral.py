@@ -11,10 +11,10 @@ from weft.ir.recipes import Concat, Recipe, Reshape
 
 from ....dsl import GatedMLP, MoE, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Loader, Names, Rule, Template, in_layers, key
+from ...tables.family import Config, Fetch, Loader, Names, Rule, Template, key, mask_layers
 from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import experts_of, gated, half_of_each
+from ...tables.templates import find_experts, name_gated_mlp, slice_expert_half
 from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, windows
 
 
@@ -22,7 +22,7 @@ def stacked(name: str) -> Template:
     """Return a template for a weight [experts, out, in] stored as a tensor per expert ({e} in `name`)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        moe = experts_of(settings)
+        moe = find_experts(settings)
         rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
         weights = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
         return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in weights))
@@ -42,8 +42,8 @@ def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}
         return lambda fetch, part, settings: (fused if fetch.has(above) else separate)(fetch, part, settings)
 
     return {
-        f"{at}.experts.gate": either(half_of_each(above, 0), gate),
-        f"{at}.experts.up": either(half_of_each(above, 1), up),
+        f"{at}.experts.gate": either(slice_expert_half(above, 0), gate),
+        f"{at}.experts.up": either(slice_expert_half(above, 1), up),
         f"{at}.experts.down": either(lambda fetch, part, settings: fetch(below), down),
     }
 
@@ -91,7 +91,7 @@ def _qwen2_moe_windows(config: Config) -> Any:
     return windows(config, config.get("sliding_window", 4096), types)
 
 
-MIXTRAL = MISTRAL.but(
+MIXTRAL = MISTRAL.derive(
     "mixtral",
     names={
         "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate",
@@ -109,39 +109,39 @@ SPARSE = {
     "layers.{i}.ffn.router": "layers.{i}.mlp.gate",
     **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj"),
 }
-QWEN2_MOE = QWEN2.but(
+QWEN2_MOE = QWEN2.derive(
     "qwen2_moe",
     names={
         **SPARSE,
         "layers.{i}.ffn.shared_gate": "layers.{i}.mlp.shared_expert_gate",
-        **gated("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
+        **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
     },
     qkv_bias=key("qkv_bias", default=True),
     window=_qwen2_moe_windows,
-    moe=in_layers(_with_shared, _sparse),
+    moe=mask_layers(_with_shared, _sparse),
     transformers="Qwen2MoeForCausalLM",
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "qwen2moe",
-        moe=gguf.experts(Router(renormalize=False), shared_gate=True),
+        moe=gguf.build_experts(Router(renormalize=False), shared_gate=True),
         loader=Loader(biases="q", experts="required"),
     ),
 )
-QWEN3_MOE = QWEN3.but(
+QWEN3_MOE = QWEN3.derive(
     "qwen3_moe",
     inert=("shared_expert_intermediate_size", "max_window_layers", "layer_types"),
     names=SPARSE,
     head_dim=key("head_dim", default=None),
     window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,
-    moe=in_layers(_plain("moe_intermediate_size"), _sparse),
+    moe=mask_layers(_plain("moe_intermediate_size"), _sparse),
     transformers="Qwen3MoeForCausalLM",
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "qwen3moe",
         "qwen3vlmoe",
-        moe=gguf.experts(Router()),
+        moe=gguf.build_experts(Router()),
         loader=Loader(experts="required", free_heads=True, qk_norm=True),
     ),
 )
-OLMOE = LLAMA.but(
+OLMOE = LLAMA.derive(
     "olmoe",
     names=SPARSE,
     refuse={"clip_qkv": (None,)},
@@ -149,19 +149,19 @@ OLMOE = LLAMA.but(
     qk_norm="full",
     moe=_plain("intermediate_size"),
     transformers="OlmoeForCausalLM",
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "olmoe",
-        found={"qk_norm": lambda keys: "full"},
-        moe=gguf.experts(Router(renormalize=False)),
+        from_keys={"qk_norm": lambda keys: "full"},
+        moe=gguf.build_experts(Router(renormalize=False)),
         loader=Loader(experts="required", qk_norm=True),
     ),
 )
-GRANITE_MOE = GRANITE.but(
+GRANITE_MOE = GRANITE.derive(
     "granitemoe",
     names={
         "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.router.layer",
-        "layers.{i}.ffn.experts.gate": half_of_each("layers.{i}.block_sparse_moe.input_linear.weight", 0),
-        "layers.{i}.ffn.experts.up": half_of_each("layers.{i}.block_sparse_moe.input_linear.weight", 1),
+        "layers.{i}.ffn.experts.gate": slice_expert_half("layers.{i}.block_sparse_moe.input_linear.weight", 0),
+        "layers.{i}.ffn.experts.up": slice_expert_half("layers.{i}.block_sparse_moe.input_linear.weight", 1),
         "layers.{i}.ffn.experts.down": "layers.{i}.block_sparse_moe.output_linear.weight",
     },
     aliases={
@@ -171,7 +171,7 @@ GRANITE_MOE = GRANITE.but(
     },
     moe=_plain("intermediate_size", renormalize=True),
     transformers="GraniteMoeForCausalLM",
-    gguf=GRANITE_GGUF.but("granitemoe", loader=Loader(optional_biases="qof", experts="required", free_heads=True)),
+    gguf=GRANITE_GGUF.derive("granitemoe", loader=Loader(optional_biases="qof", experts="required", free_heads=True)),
 )
 
 

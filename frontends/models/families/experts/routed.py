@@ -12,10 +12,10 @@ from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
 
 from ....dsl import GatedMLP, Mask, MixtureOfAttention, MoE, RMSNorm, RoPE, Router, ShortcutBlock, Temperature
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Rule, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_settings, rope_with
+from ...tables.family import Config, Fetch, Rule, Template, key, mask_layers, read_required
+from ...tables.rope_config import find_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import experts_of, gated, packed_parts
+from ...tables.templates import find_experts, name_gated_mlp, split_qkv
 from ..dense.llama import LLAMA
 from .deepseek import DEEPSEEK_V3, latent_of, mla, rows_of_heads
 from .mixtral import MIXTRAL, activation, per_expert
@@ -75,7 +75,7 @@ def _transposed_half(name: str, index: int | None) -> Template:
     in]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        hidden, stored = experts_of(settings).hidden, fetch(name)
+        hidden, stored = find_experts(settings).hidden, fetch(name)
         if index is not None:
             stored = Slice(stored, 2, index * hidden, (index + 1) * hidden)
         return Permute(stored, (0, 2, 1))
@@ -91,21 +91,21 @@ _GGUF_CHUNKED = Mask(pattern="chunked", stride=8192)
 
 def _gguf_chunked(config: Config) -> list[bool]:
     """Return for each layer whether it has positions and chunks; True for all with window 0, which disables chunks."""
-    return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.local_layers(config, 4)
+    return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.find_local_layers(config, 4)
 
 
 def _gguf_llama4_moe(config: Config) -> MoE:
-    count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
+    count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
     shared = GatedMLP(hidden)
     return MoE(count, hidden, k, weigh_input=True, shared=shared, router=Router(scoring="sigmoid", renormalize=False))
 
 
 _FEED = "layers.{i}.feed_forward"
-LLAMA4 = LLAMA.but(
+LLAMA4 = LLAMA.derive(
     "llama4_text",
     names={
-        **gated("layers.{i}.ffn", _FEED),
-        **gated("layers.{i}.ffn.shared", f"{_FEED}.shared_expert"),
+        **name_gated_mlp("layers.{i}.ffn", _FEED),
+        **name_gated_mlp("layers.{i}.ffn.shared", f"{_FEED}.shared_expert"),
         "layers.{i}.ffn.router": f"{_FEED}.router",
         "layers.{i}.ffn.experts.gate": _transposed_half(f"{_FEED}.experts.gate_up_proj", 0),
         "layers.{i}.ffn.experts.up": _transposed_half(f"{_FEED}.experts.gate_up_proj", 1),
@@ -122,18 +122,18 @@ LLAMA4 = LLAMA.but(
     qk_norm_weight=False,
     temperature=_llama4_temperatures,
     mask=_chunks,
-    moe=in_layers(_llama4_moe, _llama4_sparse),
-    gguf=gguf.MIXED.but(
+    moe=mask_layers(_llama4_moe, _llama4_sparse),
+    gguf=gguf.SPARSE_BASE.derive(
         "llama4",
-        rope=lambda c: tuple(gguf.interleaved(c) if local else None for local in _gguf_chunked(c)),
+        rope=lambda c: tuple(gguf.build_interleaved_rope(c) if local else None for local in _gguf_chunked(c)),
         # Only the model with 128 experts has no norms; files do not say so.
         qk_norm=lambda c: tuple("head" if r and c.get("expert_count") != 128 else "none" for r in _gguf_chunked(c)),
-        found={"qk_norm": None},
+        from_keys={"qk_norm": None},
         qk_norm_last=True,
         qk_norm_weight=False,
         temperature=lambda c: tuple(None if r else Temperature(0.1, 8192, offset=1) for r in _gguf_chunked(c)),
         mask=lambda c: tuple(_GGUF_CHUNKED if r and c.get(_WINDOW) != 0 else None for r in _gguf_chunked(c)),
-        moe=gguf.per_layer(_gguf_llama4_moe, gguf.SPARSE),
+        moe=gguf.mask_unlisted(_gguf_llama4_moe, gguf.SPARSE),
     ),
 )
 
@@ -168,21 +168,21 @@ def _by_expert(name: str, transpose: bool = False) -> Template:
     """Return a template for the rows of all experts as [experts, hidden, dim]; the last axes swapped if `transpose`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        moe = experts_of(settings)
+        moe = find_experts(settings)
         rows = Reshape(fetch(name), (moe.experts, moe.hidden, -1))
         return Permute(rows, (0, 2, 1)) if transpose else rows
 
     return template
 
 
-DBRX = LLAMA.but(
+DBRX = LLAMA.derive(
     "dbrx",
     inert=("num_key_value_heads", "ffn_config.hidden_size"),
     names={
         "embed": "wte",
         "layers.{i}.attn_norm": "blocks.{i}.norm_attn_norm.norm_1",
         "layers.{i}.ffn_norm": "blocks.{i}.norm_attn_norm.norm_2",
-        **packed_parts("layers.{i}.attn", "blocks.{i}.norm_attn_norm.attn.Wqkv"),
+        **split_qkv("layers.{i}.attn", "blocks.{i}.norm_attn_norm.attn.Wqkv"),
         "layers.{i}.attn.o": "blocks.{i}.norm_attn_norm.attn.out_proj",
         "layers.{i}.ffn.router": "blocks.{i}.ffn.router.layer",
         "layers.{i}.ffn.experts.gate": _by_expert("blocks.{i}.ffn.experts.mlp.w1"),
@@ -206,13 +206,13 @@ DBRX = LLAMA.but(
     out_bias=False,
     clip=_inner("attn_config", "clip_qkv"),
     moe=_dbrx_moe,
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "dbrx",
         names={**gguf.PACKED, "layers.{i}.ffn_norm": "blk.{i}.attn_output_norm"},
         norm="layer",
-        found={"norm_bias": lambda keys: False},
+        from_keys={"norm_bias": lambda keys: False},
         clip=key("attention.clamp_kqv"),
-        moe=gguf.experts(Router()),
+        moe=gguf.build_experts(Router()),
     ),
 )
 
@@ -222,13 +222,13 @@ DBRX = LLAMA.but(
 def _phimoe_rope(config: Config) -> RoPE:
     """Return RoPE with the scaled frequencies; the amplitude is the config's for up to the original context."""
     config = {"rope_theta": 1e6, **config}
-    settings = rope_settings(config)
+    settings = find_rope(config)
     if settings.get("rope_type", settings.get("type", "default")) == "default":
-        return rope_of(config)
-    return rope_of({**config, "rope_parameters": {**settings, "attention_factor": key("short_mscale")(settings)}})
+        return read_rope(config)
+    return read_rope({**config, "rope_parameters": {**settings, "attention_factor": key("short_mscale")(settings)}})
 
 
-PHIMOE = MIXTRAL.but(
+PHIMOE = MIXTRAL.derive(
     "phimoe",
     names={"layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate"},
     aliases={"block_sparse_moe": "mlp", "block_sparse_moe.gate": "mlp.router"},
@@ -241,11 +241,11 @@ PHIMOE = MIXTRAL.but(
         MIXTRAL.settings["moe"](c),
         router=Router("sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01))),
     ),
-    gguf=gguf.MIXED.but(
+    gguf=gguf.SPARSE_BASE.derive(
         "phimoe",
         norm="layer",
         window=lambda c: c.get(_WINDOW) or None,
-        moe=gguf.experts(Router("sparsemixer", jitter=0.01)),  # llama.cpp leaves both out
+        moe=gguf.build_experts(Router("sparsemixer", jitter=0.01)),  # llama.cpp leaves both out
     ),
 )
 
@@ -258,7 +258,7 @@ def _jet_experts(config: Config) -> tuple[int, int]:
 
 def _moa(config: Config) -> MixtureOfAttention:
     kv, d = key("num_key_value_heads", default=16)(config), key("kv_channels", default=128)(config)
-    return MixtureOfAttention(*_jet_experts(config), kv, d, rope_of({**config, "head_dim": d}))
+    return MixtureOfAttention(*_jet_experts(config), kv, d, read_rope({**config, "head_dim": d}))
 
 
 def _jet_moe(config: Config) -> MoE:
@@ -294,14 +294,14 @@ def _kv(index: int) -> Template:
 
 def _half_of_jet(index: int) -> Template:
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        hidden = experts_of(settings).hidden
+        hidden = find_experts(settings).hidden
         return Slice(fetch("layers.{i}.mlp.input_linear.weight"), 1, index * hidden, (index + 1) * hidden)
 
     return template
 
 
 _MOA = "layers.{i}.self_attention.experts"
-JETMOE = LLAMA.but(
+JETMOE = LLAMA.derive(
     "jetmoe",
     inert=("num_attention_heads",),
     names={
@@ -341,7 +341,7 @@ def _scaled(name: str, rank: str) -> Template:
 
 
 def _longcat_block(config: Config) -> ShortcutBlock:
-    experts, hidden, k = required(config, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
+    experts, hidden, k = read_required(config, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
     moe = MoE(
         experts,
         hidden,
@@ -364,7 +364,7 @@ def _longcat_names(half: str, i: int) -> dict[str, str | Template]:
     return {
         f"layers.{{i}}.{half}.attn_norm": f"layers.{{i}}.input_layernorm.{i}",
         f"layers.{{i}}.{half}.ffn_norm": f"layers.{{i}}.post_attention_layernorm.{i}",
-        **gated(f"layers.{{i}}.{half}.ffn", f"layers.{{i}}.mlps.{i}"),
+        **name_gated_mlp(f"layers.{{i}}.{half}.ffn", f"layers.{{i}}.mlps.{i}"),
         f"{at}.q_down": f"{theirs}.q_a_proj",
         f"{at}.q_norm": f"{theirs}.q_a_layernorm",
         f"{at}.q_up": _scaled(f"{theirs}.q_b_proj", "q_rank"),
@@ -376,7 +376,7 @@ def _longcat_names(half: str, i: int) -> dict[str, str | Template]:
     }
 
 
-LONGCAT_FLASH = DEEPSEEK_V3.but(
+LONGCAT_FLASH = DEEPSEEK_V3.derive(
     "longcat_flash",
     inert=("num_key_value_heads", "head_dim"),
     names={

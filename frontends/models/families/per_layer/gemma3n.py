@@ -95,7 +95,7 @@ def _unstack(name: str) -> Template:
     return template
 
 
-GEMMA3N_GGUF = gguf.BASE.but(
+GEMMA3N_GGUF = gguf.BASE.derive(
     "gemma3n",
     names={
         **GGUF_PER_LAYER,
@@ -118,7 +118,7 @@ GEMMA3N_GGUF = gguf.BASE.but(
     gather=lambda c: GatherStreams(),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
 )
-GEMMA3N = LLAMA.but(
+GEMMA3N = LLAMA.derive(
     "gemma3n_text",
     names={
         **PER_LAYER,

@@ -21,10 +21,10 @@ from ....dsl import (
     SplitFeedForward,
 )
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, key, required
-from ...tables.rope_config import FREQUENCIES, rope_of
+from ...tables.family import Config, Fetch, Names, key, read_required
+from ...tables.rope_config import FREQUENCIES, read_rope
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import gated
+from ...tables.templates import name_gated_mlp
 from ..dense.llama import LLAMA
 from ..experts.mixtral import per_expert
 
@@ -58,7 +58,7 @@ def rope_of_type(config: Config, kind: str, head: int, defaults: dict[str, Any])
     base = {"rope_theta": defaults[kind]["rope_theta"]}
     settings = base | ((config.get("rope_parameters") or defaults).get(kind) or {})
     if settings.get("rope_type") != "proportional":
-        return rope_of({**config, "rope_parameters": settings})
+        return read_rope({**config, "rope_parameters": settings})
     rotated_pairs = int(settings.get("partial_rotary_factor", 1.0) * head // 2)
     theta = float(settings.get("rope_theta", defaults[kind]["rope_theta"]))
     return RoPE(theta, scaling="proportional", factor=float(settings.get("factor", 1.0)), rotated=rotated_pairs)
@@ -102,7 +102,7 @@ def _layers(config: Config) -> tuple[LayerWithInput, ...]:
     first_shared = len(types) - (config.get("num_kv_shared_layers") or 0)
     experts = None
     if config.get("enable_moe_block"):
-        count, k, inner = required(config, "num_experts", "top_k_experts", "moe_intermediate_size")
+        count, k, inner = read_required(config, "num_experts", "top_k_experts", "moe_intermediate_size")
         experts = MoE(count, inner, k, act)
 
     def layer(i: int) -> LayerWithInput:
@@ -160,7 +160,7 @@ PER_LAYER: Names = {
 
 def gguf_config(config: Config) -> dict[str, Any]:
     """Return the keys of a GGUF file, renamed to those of Hugging Face's configs of Gemma 3n and 4."""
-    layers, local = range(config["block_count"]), gguf.local_layers(config, 5)
+    layers, local = range(config["block_count"]), gguf.find_local_layers(config, 5)
     types = ["sliding_attention" if is_local else "full_attention" for is_local in local]
     wide = int(key("attention.key_length")(config))
     near = int(config.get("attention.key_length_swa", wide))
@@ -207,7 +207,7 @@ def _gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
         converted["intermediate_size"],
         len(converted["layer_types"]) - converted["num_kv_shared_layers"],
     )
-    local = gguf.local_layers(config, 5)
+    local = gguf.find_local_layers(config, 5)
     return _layers(
         {
             **converted,
@@ -237,11 +237,11 @@ GGUF_PER_LAYER: Names = {
     "layers.{i}.per_layer.norm": "blk.{i}.post_norm",
 }
 GGUF_SETTINGS: dict[str, Any] = {  # the blocks of these files state their own settings
-    "found": {"qk_norm": None, "qkv_bias": None, "out_bias": None},
+    "from_keys": {"qk_norm": None, "qkv_bias": None, "out_bias": None},
     **dict.fromkeys(("heads", "kv_heads", "head_dim", "ffn", "rope")),
     "embed_scale": lambda c: math.sqrt(c["embedding_length"]),
 }
-GEMMA4_GGUF = gguf.MIXED.but(
+GEMMA4_GGUF = gguf.SPARSE_BASE.derive(
     "gemma4",
     inert=(*gguf.BASE.inert, "rope.dimension_count", "rope.dimension_count_swa"),
     names={
@@ -256,7 +256,7 @@ GEMMA4_GGUF = gguf.MIXED.but(
         "layers.{i}.ffn.post_norm": "blk.{i}.post_ffw_norm",
         "layers.{i}.ffn.router_norm": lambda fetch, part, s: Scale(fetch("blk.{i}.ffn_gate_inp.scale"), s.dim**-0.5),
         "layers.{i}.ffn.moe.router": "blk.{i}.ffn_gate_inp",
-        **{f"layers.{{i}}.ffn.moe.experts.{n}": gguf.of_experts(n, "weight") for n in ("gate", "up")},
+        **{f"layers.{{i}}.ffn.moe.experts.{n}": gguf.read_expert_part(n, "weight") for n in ("gate", "up")},
         "layers.{i}.ffn.moe.experts.down": lambda fetch, part, s: Scale(
             fetch("blk.{i}.ffn_down_exps.weight"), fetch("blk.{i}.ffn_down_exps.scale")
         ),
@@ -266,14 +266,14 @@ GEMMA4_GGUF = gguf.MIXED.but(
     per_layer=lambda c: _embedding(gguf_config(c)),
     logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
 )
-GEMMA4 = LLAMA.but(
+GEMMA4 = LLAMA.derive(
     "gemma4_text",
     inert=("vocab_size_per_layer_input",),
     names={
         **inside(_BLOCK),
         **PER_LAYER,
         "layers.{i}.scalar": "layers.{i}.layer_scalar",
-        **gated("layers.{i}.ffn.dense", "layers.{i}.mlp"),
+        **name_gated_mlp("layers.{i}.ffn.dense", "layers.{i}.mlp"),
         "layers.{i}.ffn.dense_norm": "layers.{i}.pre_feedforward_layernorm",
         "layers.{i}.ffn.dense_post_norm": "layers.{i}.post_feedforward_layernorm_1",
         "layers.{i}.ffn.moe_norm": "layers.{i}.pre_feedforward_layernorm_2",

@@ -11,10 +11,10 @@ from weft.ir.recipes import Concat, Full, Recipe, Scale
 
 from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, Router, ShortConv
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_of_gguf, rope_with
+from ...tables.family import Config, Fetch, Names, Template, key, mask_layers, read_required
+from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import times
+from ...tables.templates import scale_linear
 from ..dense.llama import LLAMA
 from ..experts.mixtral import per_expert, stacked
 from .mamba import HEADED_STATES, NO_LIMIT, gguf_mamba2, mamba2_names, taps
@@ -45,7 +45,7 @@ def _lfm2_width(config: Config) -> int:
 
 def _lfm2_experts(config: Config) -> MoE:
     """Return the experts, routed by sigmoids; transformers' 1e-6 in the sum of scores is left out."""
-    experts, hidden, k = required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
+    experts, hidden, k = read_required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
     return MoE(
         experts,
         hidden,
@@ -68,7 +68,7 @@ def _gguf_short(config: Config) -> Iterator[bool]:
     return (n == 0 for n in (heads if isinstance(heads, list) else [heads] * config["block_count"]))
 
 
-_LFM2_GGUF = gguf.MIXED.but(
+_LFM2_GGUF = gguf.SPARSE_BASE.derive(
     "lfm2",
     names={
         **{f"layers.{{i}}.attn.{x}": f"blk.{{i}}.shortconv.{x}_proj" for x in ("in", "out")},
@@ -76,12 +76,12 @@ _LFM2_GGUF = gguf.MIXED.but(
         "final_norm": "token_embd_norm",
     },
     aliases={"token_embd_norm": "output_norm"},  # another name in some files
-    found={"qk_norm": lambda keys: "head"},
-    kv_heads=gguf.most_kv_heads,
+    from_keys={"qk_norm": lambda keys: "head"},
+    kv_heads=gguf.find_max_kv_heads,
     window=lambda c: c.get("attention.sliding_window") or None,
-    mixer=in_layers(lambda c: ShortConv(key("shortconv.l_cache")(c), False), _gguf_short),
+    mixer=mask_layers(lambda c: ShortConv(key("shortconv.l_cache")(c), False), _gguf_short),
 )
-LFM2 = LLAMA.but(
+LFM2 = LLAMA.derive(
     "lfm2",
     names={
         "layers.{i}.attn_norm": "layers.{i}.operator_norm",
@@ -106,10 +106,10 @@ LFM2 = LLAMA.but(
     qk_norm="head",
     tie=key("tie_embedding", "tie_word_embeddings", default=True),
     rope=rope_with(rope_theta=1e6),
-    mixer=in_layers(_short_conv, _lfm2_recurrent),
+    mixer=mask_layers(_short_conv, _lfm2_recurrent),
     gguf=_LFM2_GGUF,
 )
-LFM2_MOE = LFM2.but(
+LFM2_MOE = LFM2.derive(
     "lfm2_moe",
     names={
         "layers.{i}.ffn.router": "layers.{i}.feed_forward.gate",
@@ -117,8 +117,8 @@ LFM2_MOE = LFM2.but(
         **per_expert("layers.{i}.feed_forward.experts", "w1", "w3", "w2"),
     },
     ffn=key("intermediate_size"),
-    moe=in_layers(_lfm2_experts, _lfm2_sparse),
-    gguf=_LFM2_GGUF.but("lfm2moe", moe=gguf.routed("sigmoid", renormalize=True)),
+    moe=mask_layers(_lfm2_experts, _lfm2_sparse),
+    gguf=_LFM2_GGUF.derive("lfm2moe", moe=gguf.route_experts("sigmoid", renormalize=True)),
 )
 
 
@@ -152,9 +152,9 @@ def _multipliers(config: Config) -> dict[str, Any]:
 
 
 def _falcon_mixer(config: Config) -> ParallelHybrid:
-    heads, dim = required(config, "num_attention_heads", "hidden_size")
+    heads, dim = read_required(config, "num_attention_heads", "hidden_size")
     bias = config.get("attention_bias", False)
-    kv_heads, rope = config.get("num_key_value_heads", 8), rope_of(config)
+    kv_heads, rope = config.get("num_key_value_heads", 8), read_rope(config)
     attention = Attention(heads, kv_heads, config.get("head_dim"), rope, qkv_bias=bias, out_bias=bias)
     groups = config.get("mamba_n_groups", 1)
     normed = config.get("mamba_rms_norm", False)
@@ -181,27 +181,29 @@ def _parallel_names(names: Names) -> Names:
 
 def _gguf_falcon(config: Config) -> ParallelHybrid:
     """Return attention in parallel to a state space; llama.cpp applies its norm, if there is one, after the gate."""
-    heads, kv_heads = required(config, "attention.head_count", "attention.head_count_kv")
-    attention = Attention(heads, kv_heads, config.get("attention.key_length"), rope_of_gguf(config))
+    heads, kv_heads = read_required(config, "attention.head_count", "attention.head_count_kv")
+    attention = Attention(heads, kv_heads, config.get("attention.key_length"), read_gguf_rope(config))
     mamba = replace(gguf_mamba2(config), norm_first=False)
     return ParallelHybrid(attention, mamba if config[gguf.NORMED] else replace(mamba, norm=None))
 
 
-FALCON_H1 = LLAMA.but(
+FALCON_H1 = LLAMA.derive(
     "falcon_h1",
     inert=("mamba_d_head", "mamba_expand"),
     names={
         **_parallel_names(mamba2_names("layers.{i}.mamba")),
         "layers.{i}.attn.ssm.in": _state_input,
-        "layers.{i}.attn.ssm.out": times("layers.{i}.mamba.out_proj", "ssm_out"),
-        "layers.{i}.attn.attention.q": times("layers.{i}.self_attn.q_proj", "attention_in", bias=()),
-        "layers.{i}.attn.attention.k": times("layers.{i}.self_attn.k_proj", "attention_in", "key", bias=("key",)),
-        "layers.{i}.attn.attention.v": times("layers.{i}.self_attn.v_proj", "attention_in", bias=()),
-        "layers.{i}.attn.attention.o": times("layers.{i}.self_attn.o_proj", "attention_out"),
+        "layers.{i}.attn.ssm.out": scale_linear("layers.{i}.mamba.out_proj", "ssm_out"),
+        "layers.{i}.attn.attention.q": scale_linear("layers.{i}.self_attn.q_proj", "attention_in", bias=()),
+        "layers.{i}.attn.attention.k": scale_linear(
+            "layers.{i}.self_attn.k_proj", "attention_in", "key", bias=("key",)
+        ),
+        "layers.{i}.attn.attention.v": scale_linear("layers.{i}.self_attn.v_proj", "attention_in", bias=()),
+        "layers.{i}.attn.attention.o": scale_linear("layers.{i}.self_attn.o_proj", "attention_out"),
         "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
-        "layers.{i}.ffn.gate": times("layers.{i}.feed_forward.gate_proj", "gate"),
+        "layers.{i}.ffn.gate": scale_linear("layers.{i}.feed_forward.gate_proj", "gate"),
         "layers.{i}.ffn.up": "layers.{i}.feed_forward.up_proj",
-        "layers.{i}.ffn.down": times("layers.{i}.feed_forward.down_proj", "down"),
+        "layers.{i}.ffn.down": scale_linear("layers.{i}.feed_forward.down_proj", "down"),
         "final_norm": "final_layernorm",
     },
     refuse={"time_step_limit": NO_LIMIT, "hidden_act": ("silu", "swish", None)},
@@ -214,7 +216,7 @@ FALCON_H1 = LLAMA.but(
     logit_scale=key("lm_head_multiplier", default=1.0),
     multipliers=_multipliers,
     mixer=_falcon_mixer,
-    gguf=gguf.BASE.but(  # the converter multiplies the weights by all multipliers
+    gguf=gguf.BASE.derive(  # the converter multiplies the weights by all multipliers
         "falcon-h1",
         names={
             **_parallel_names(HEADED_STATES),
@@ -335,13 +337,13 @@ def _gguf_nemotron(config: Config) -> tuple[Any, ...]:
 
 
 def _gguf_nemotron_experts(config: Config) -> MoE:
-    count, k, hidden = required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
+    count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
     wide = key("expert_shared_feed_forward_length")(config)
-    latent, router = config.get("moe_latent_size"), gguf.routing(config, "sigmoid")
+    latent, router = config.get("moe_latent_size"), gguf.read_routing(config, "sigmoid")
     return MoE(count, hidden, k, "relu2", router, gated=False, shared=MLP(wide, "relu2"), latent=latent)
 
 
-NEMOTRON_H = LLAMA.but(
+NEMOTRON_H = LLAMA.derive(
     "nemotron_h",
     names={
         "embed": "embeddings",
@@ -367,13 +369,13 @@ NEMOTRON_H = LLAMA.but(
     head_dim=None,
     rope=None,
     eps=key("layer_norm_epsilon", default=1e-5),
-    ffn=in_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _nemotron_kinds(c))),
+    ffn=mask_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _nemotron_kinds(c))),
     gated=False,
     activation=_nemotron_activation,
     tie=False,  # whatever the config states
     mixer=_nemotron_mixers,
-    moe=in_layers(_nemotron_experts, lambda c: (kind == "moe" for kind in _nemotron_kinds(c))),
-    gguf=gguf.MIXED.but(
+    moe=mask_layers(_nemotron_experts, lambda c: (kind == "moe" for kind in _nemotron_kinds(c))),
+    gguf=gguf.SPARSE_BASE.derive(
         "nemotron_h",
         "nemotron_h_moe",
         names={
@@ -390,6 +392,6 @@ NEMOTRON_H = LLAMA.but(
         gated=False,
         activation="relu2",
         mixer=_gguf_nemotron,
-        moe=gguf.per_layer(_gguf_nemotron_experts, gguf.SPARSE),
+        moe=gguf.mask_unlisted(_gguf_nemotron_experts, gguf.SPARSE),
     ),
 )

@@ -8,10 +8,10 @@ from weft.ir.recipes import Concat, Recipe, Reshape
 
 from ....dsl import MLA, GatedDeltaNet, MoE, RMSNorm
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, Template, key, required
-from ...tables.rope_config import rope_of
+from ...tables.family import Config, Fetch, Names, Template, key, read_required
+from ...tables.rope_config import read_rope
 from ...tables.settings import Settings
-from ...tables.templates import gated
+from ...tables.templates import name_gated_mlp
 from ..dense.llama import LLAMA
 from ..experts.deepseek import DEEPSEEK_GGUF, corrected, experts_after, rows_of_heads
 from ..experts.mixtral import per_expert
@@ -100,10 +100,10 @@ def _olmo_kinds(config: Config) -> list[str]:
 
 def _olmo_rope(config: Config) -> Any:
     settings = config.get("rope_parameters") or {}
-    return None if settings.get("rope_theta", 0.0) is None else rope_of(config)
+    return None if settings.get("rope_theta", 0.0) is None else read_rope(config)
 
 
-OLMO_HYBRID = LLAMA.but(
+OLMO_HYBRID = LLAMA.derive(
     "olmo_hybrid",
     names={
         "layers.{i}.attn_norm": "layers.{i}.attention_layer_norm",
@@ -154,7 +154,7 @@ def _kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
         rank=size,
     )
     names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    heads, rank, plain, shared, value = required(config, *names)
+    heads, rank, plain, shared, value = read_required(config, *names)
     latent = MLA(heads, rank, plain, shared, value, None, config.get("q_lora_rank"), RMSNorm(1e-6))
     return tuple(delta if recurrent else latent for recurrent in _kimi_kinds(config))
 
@@ -182,10 +182,10 @@ def _kimi_experts(config: Config) -> tuple[MoE | None, ...]:
 
 def _gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
     names = ("ssm.conv_kernel", "kda.head_dim", "attention.layer_norm_rms_epsilon", "attention.head_count_kv")
-    conv, size, eps, kv_heads = required(config, *names)
-    heads, rotary = required(config, "attention.head_count", "rope.dimension_count")
+    conv, size, eps, kv_heads = read_required(config, *names)
+    heads, rotary = read_required(config, "attention.head_count", "rope.dimension_count")
     widths = (f"attention.{n}" for n in ("kv_lora_rank", "key_length_mla", "value_length_mla"))
-    rank, width, value = required(config, *widths)
+    rank, width, value = read_required(config, *widths)
     norm, queries = RMSNorm(1e-6), config.get("attention.q_lora_rank")
     delta = GatedDeltaNet(heads, size, conv=conv, gate="sigmoid", norm=RMSNorm(eps), per_key=True, rank=size)
     latent = MLA(heads, rank, width - rotary, rotary, value, None, queries, norm)
@@ -193,7 +193,7 @@ def _gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
 
 
 _KIMI = "layers.{i}.block_sparse_moe"
-KIMI_LINEAR = LLAMA.but(
+KIMI_LINEAR = LLAMA.derive(
     "kimi_linear",
     inert=(
         "num_key_value_heads",
@@ -229,11 +229,11 @@ KIMI_LINEAR = LLAMA.but(
         "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
         "layers.{i}.attn.k_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
         "layers.{i}.attn.v_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
-        **gated("layers.{i}.ffn", _KIMI),
+        **name_gated_mlp("layers.{i}.ffn", _KIMI),
         "layers.{i}.ffn.router": f"{_KIMI}.gate",
         "layers.{i}.ffn.router.correction": f"{_KIMI}.gate.e_score_correction_bias",
         **per_expert(f"{_KIMI}.experts", "w1", "w3", "w2"),
-        **gated("layers.{i}.ffn.shared", f"{_KIMI}.shared_experts"),
+        **name_gated_mlp("layers.{i}.ffn.shared", f"{_KIMI}.shared_experts"),
     },
     aliases={"block_sparse_moe": "mlp"},
     refuse={
@@ -251,7 +251,7 @@ KIMI_LINEAR = LLAMA.but(
     context=key("model_max_length", "max_position_embeddings", default=None),
     mixer=_kimi_mixers,
     moe=_kimi_experts,
-    gguf=DEEPSEEK_GGUF.but(
+    gguf=DEEPSEEK_GGUF.derive(
         "kimi-linear",
         inert=(*DEEPSEEK_GGUF.inert, "attention.key_length"),  # latent attention has a separate key for it
         names={
@@ -271,6 +271,6 @@ KIMI_LINEAR = LLAMA.but(
         head_dim=None,
         rope=None,
         mixer=_gguf_kimi_mixers,
-        moe=gguf.routed("sigmoid", renormalize=True),
+        moe=gguf.route_experts("sigmoid", renormalize=True),
     ),
 )

@@ -17,10 +17,10 @@ from ....dsl import (
     RWKVChannelMix,
     RWKVTimeMix,
 )
-from ...tables.family import Config, Family, Fetch, Template, key, required
+from ...tables.family import Config, Family, Fetch, Template, key, read_required
 from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import gated, shifted
+from ...tables.templates import add_one, name_gated_mlp
 from ..dense.llama import LLAMA
 from ..experts.mixtral import MIXTRAL, activation
 from .mamba import taps
@@ -32,7 +32,7 @@ _RECURRENT = "linear_attention"
 
 
 def _minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
-    heads, dim, layers = required(config, "num_attention_heads", "hidden_size", "num_hidden_layers")
+    heads, dim, layers = read_required(config, "num_attention_heads", "hidden_size", "num_hidden_layers")
     size, act, eps = config.get("head_dim") or dim // heads, activation(config), config.get("rms_norm_eps", 1e-5)
     kv_heads, window = config.get("num_key_value_heads") or heads, config.get("sliding_window")
     attention = Attention(heads, kv_heads, size, rope_with(rope_theta=1e6)(config), window)
@@ -71,7 +71,7 @@ def _lightning(which: str) -> Template:
     return template
 
 
-MINIMAX = MIXTRAL.but(
+MINIMAX = MIXTRAL.derive(
     "minimax",
     names={
         **{f"layers.{{i}}.attn.{x}": _lightning(x) for x in "qkv"},
@@ -99,7 +99,7 @@ def _griffin_activation(config: Config) -> str:
 
 
 def _griffin_mixers(config: Config) -> tuple[RGLRU | None, ...]:
-    heads, dim = required(config, "num_attention_heads", "hidden_size")
+    heads, dim = read_required(config, "num_attention_heads", "hidden_size")
     act = ACTIVATIONS[_griffin_activation(config)]
     unit = RGLRU(heads, config.get("lru_width") or dim, config.get("conv1d_width", 4), act)
     return tuple(unit if kind == "recurrent" else None for kind in _griffin_kinds(config))
@@ -125,13 +125,13 @@ def _blocks(name: str) -> Template:
 
 
 _GRIFFIN = "layers.{i}.temporal_block"
-RECURRENT_GEMMA = LLAMA.but(
+RECURRENT_GEMMA = LLAMA.derive(
     "recurrent_gemma",
     inert=("max_position_embeddings",),
     names={
-        "layers.{i}.attn_norm": shifted("layers.{i}.temporal_pre_norm"),
-        "layers.{i}.ffn_norm": shifted("layers.{i}.channel_pre_norm"),
-        "final_norm": shifted("final_norm"),
+        "layers.{i}.attn_norm": add_one("layers.{i}.temporal_pre_norm"),
+        "layers.{i}.ffn_norm": add_one("layers.{i}.channel_pre_norm"),
+        "final_norm": add_one("final_norm"),
         **{f"layers.{{i}}.attn.{x}": f"{_GRIFFIN}.{x}_proj" for x in "qkvo"},
         "layers.{i}.attn.in": f"{_GRIFFIN}.linear_x",
         "layers.{i}.attn.gate": f"{_GRIFFIN}.linear_y",
@@ -143,7 +143,7 @@ RECURRENT_GEMMA = LLAMA.but(
         "layers.{i}.attn.input": _blocks(f"{_GRIFFIN}.rg_lru.input_gate"),
         "layers.{i}.attn.recur": _blocks(f"{_GRIFFIN}.rg_lru.recurrent_gate"),
         "layers.{i}.attn.rate": f"{_GRIFFIN}.rg_lru.recurrent_param",
-        **gated("layers.{i}.ffn", "layers.{i}.mlp_block"),
+        **name_gated_mlp("layers.{i}.ffn", "layers.{i}.mlp_block"),
     },
     layers=key("num_hidden_layers", default=26),
     head_dim=key("head_dim", default=None),

@@ -10,10 +10,10 @@ from weft.ir.recipes import Map, Recipe, Reshape
 
 from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Family, Fetch, Names, Rule, Template, in_layers, key, required
-from ...tables.rope_config import rope_of, rope_of_gguf, rope_with
+from ...tables.family import Config, Family, Fetch, Names, Rule, Template, key, mask_layers, read_required
+from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import gated, half
+from ...tables.templates import name_gated_mlp, slice_half
 from ..dense.llama import GRANITE_GGUF, LLAMA, NAMES
 from ..experts.mixtral import GRANITE_MOE, activation, granite_experts, per_expert
 
@@ -106,8 +106,8 @@ HEADED_STATES: Names = {
     **_STATES,
     "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
     "layers.{i}.attn.a_log": log_rates(-1),
-    "layers.{i}.attn.d": gguf.shaped("blk.{i}.ssm_d", -1),
-    "layers.{i}.attn.norm.weight": gguf.shaped("blk.{i}.ssm_norm.weight", -1),
+    "layers.{i}.attn.d": gguf.reshape_tensor("blk.{i}.ssm_d", -1),
+    "layers.{i}.attn.norm.weight": gguf.reshape_tensor("blk.{i}.ssm_norm.weight", -1),
 }
 
 
@@ -117,20 +117,20 @@ def _gguf_mamba(normed: bool = False) -> Rule:
     def make(config: Config) -> Mamba:
         norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
         names = ("ssm.inner_size", "ssm.state_size", "ssm.conv_kernel", "ssm.time_step_rank")
-        inner, state, conv, rank = required(config, *names)
+        inner, state, conv, rank = read_required(config, *names)
         return Mamba(inner, state, conv, rank, norms=norm if normed or config.get("ssm.dt_b_c_rms") else None)
 
-    return gguf.per_layer(make, gguf.RECURRENT)
+    return gguf.mask_unlisted(make, gguf.RECURRENT)
 
 
 def gguf_mamba2(config: Config) -> Mamba2:
     names = (f"ssm.{n}" for n in ("inner_size", "time_step_rank", "state_size", "group_count", "conv_kernel"))
-    inner, heads, state, groups, conv = required(config, *names)
+    inner, heads, state, groups, conv = read_required(config, *names)
     norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
     return Mamba2(inner, heads, state, groups, conv, norm=norm, norm_groups=groups)
 
 
-MAMBA_GGUF = gguf.BASE.but(
+MAMBA_GGUF = gguf.BASE.derive(
     "mamba",
     inert=("feed_forward_length", "attention.head_count", "attention.head_count_kv", "context_length"),
     names=_STATES,
@@ -165,14 +165,14 @@ MAMBA = Family(
     aliases={"embeddings.weight": "embedding.weight"},
     gguf=MAMBA_GGUF,
 )
-FALCON_MAMBA = MAMBA.but("falcon_mamba", mixer=_falcon_mamba, gguf=MAMBA_GGUF)
-MAMBA2 = MAMBA.but(
+FALCON_MAMBA = MAMBA.derive("falcon_mamba", mixer=_falcon_mamba, gguf=MAMBA_GGUF)
+MAMBA2 = MAMBA.derive(
     "mamba2",
     inert=("head_dim", "time_step_rank", "d_inner", "d_model"),
     names=mamba2_names("layers.{i}.mixer"),
     mixer=_mamba2,
     tie=key("tie_word_embeddings", default=False),
-    gguf=MAMBA_GGUF.but("mamba2", names=HEADED_STATES, mixer=gguf.per_layer(gguf_mamba2, gguf.RECURRENT)),
+    gguf=MAMBA_GGUF.derive("mamba2", names=HEADED_STATES, mixer=gguf.mask_unlisted(gguf_mamba2, gguf.RECURRENT)),
 )
 
 
@@ -214,7 +214,7 @@ def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool
 
 
 def _jamba_experts(config: Config) -> MoE | None:
-    experts, hidden, k = required(config, "num_experts", "intermediate_size", "num_experts_per_tok")
+    experts, hidden, k = read_required(config, "num_experts", "intermediate_size", "num_experts_per_tok")
     return MoE(experts, hidden, k, activation(config), router=Router(renormalize=False)) if experts > 1 else None
 
 
@@ -226,10 +226,10 @@ def _bamba_recurrent(config: Config) -> Iterator[bool]:
 _HYBRID = {
     **NAMES,
     "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
-    **gated("layers.{i}.ffn", "layers.{i}.feed_forward"),
+    **name_gated_mlp("layers.{i}.ffn", "layers.{i}.feed_forward"),
     "final_norm": "final_layernorm",
 }
-JAMBA = LLAMA.but(
+JAMBA = LLAMA.derive(
     "jamba",
     names={
         **_HYBRID,
@@ -243,25 +243,25 @@ JAMBA = LLAMA.but(
     qkv_bias=False,
     out_bias=False,
     rope=None,
-    mixer=in_layers(_jamba_mamba, lambda c: (not attention for attention in _every("attn", 8, 4)(c))),
-    moe=in_layers(_jamba_experts, _every("expert", 2, 1)),
-    gguf=gguf.MIXED.but(
+    mixer=mask_layers(_jamba_mamba, lambda c: (not attention for attention in _every("attn", 8, 4)(c))),
+    moe=mask_layers(_jamba_experts, _every("expert", 2, 1)),
+    gguf=gguf.SPARSE_BASE.derive(
         "jamba",
         names=_STATES,
-        kv_heads=gguf.most_kv_heads,
+        kv_heads=gguf.find_max_kv_heads,
         rope=None,
         mixer=_gguf_mamba(normed=True),
-        moe=gguf.experts(Router(renormalize=False)),
+        moe=gguf.build_experts(Router(renormalize=False)),
     ),
 )
-BAMBA = LLAMA.but(
+BAMBA = LLAMA.derive(
     "bamba",
     inert=("mamba_d_head", "attn_rotary_emb"),
     names={**_HYBRID, **mamba2_names("layers.{i}.mamba")},
     refuse=_PLAIN,
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(partial_rotary_factor=0.5),
-    mixer=in_layers(lambda c: _hybrid_mamba2(c, eps=1e-5), _bamba_recurrent),
+    mixer=mask_layers(lambda c: _hybrid_mamba2(c, eps=1e-5), _bamba_recurrent),
 )
 
 
@@ -271,19 +271,19 @@ def _granite_recurrent(config: Config) -> Iterator[bool]:
 
 
 def _granite_rope(config: Config) -> RoPE | None:
-    return rope_of(config) if config.get("position_embedding_type") == "rope" else None
+    return read_rope(config) if config.get("position_embedding_type") == "rope" else None
 
 
 def _shared_expert_names(at: str) -> Names:
     packed = "layers.{i}.shared_mlp.input_linear"
     return {
-        f"{at}.gate": half(packed, 0),
-        f"{at}.up": half(packed, 1),
+        f"{at}.gate": slice_half(packed, 0),
+        f"{at}.up": slice_half(packed, 1),
         f"{at}.down": "layers.{i}.shared_mlp.output_linear",
     }
 
 
-GRANITE_HYBRID = GRANITE_MOE.but(
+GRANITE_HYBRID = GRANITE_MOE.derive(
     "granitemoehybrid",
     inert=("mamba_d_head", "num_experts_per_tok", "num_local_experts", "intermediate_size"),
     names={
@@ -294,14 +294,14 @@ GRANITE_HYBRID = GRANITE_MOE.but(
     refuse=_PLAIN,
     ffn=key("shared_intermediate_size"),
     rope=_granite_rope,
-    mixer=in_layers(lambda c: _hybrid_mamba2(c, eps=1e-6), _granite_recurrent),
+    mixer=mask_layers(lambda c: _hybrid_mamba2(c, eps=1e-6), _granite_recurrent),
     moe=granite_experts,
-    gguf=GRANITE_GGUF.but(
+    gguf=GRANITE_GGUF.derive(
         "granitehybrid",
         names=HEADED_STATES,
-        kv_heads=gguf.most_kv_heads,
+        kv_heads=gguf.find_max_kv_heads,
         logit_scale=key("logit_scale", default=1.0, reciprocal=True),
-        rope=lambda c: rope_of_gguf(c) if c.get("rope.scaling.finetuned", True) else None,
-        mixer=gguf.per_layer(gguf_mamba2, gguf.RECURRENT),
+        rope=lambda c: read_gguf_rope(c) if c.get("rope.scaling.finetuned", True) else None,
+        mixer=gguf.mask_unlisted(gguf_mamba2, gguf.RECURRENT),
     ),
 )

@@ -8,10 +8,10 @@ from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Slice
 
 from ....dsl import GatedDeltaNet, RMSNorm, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, in_layers, key, required
+from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required
 from ...tables.rope_config import rope_with
 from ...tables.settings import Settings
-from ...tables.templates import shifted
+from ...tables.templates import add_one
 from ..dense.llama import LLAMA
 from ..experts.mixtral import QWEN2_MOE
 from .delta_hybrids import GDN, RECURRENT, delta_of, delta_rule, kinds_of
@@ -59,12 +59,12 @@ def _qwen_experts(config: Config) -> Any:
     return QWEN2_MOE.settings["moe"]({"norm_topk_prob": True, **config})
 
 
-_QWEN = QWEN2_MOE.but(
+_QWEN = QWEN2_MOE.derive(
     names={
-        "layers.{i}.attn_norm": shifted("layers.{i}.input_layernorm"),
-        "layers.{i}.ffn_norm": shifted("layers.{i}.post_attention_layernorm"),
-        "final_norm": shifted("norm"),
-        **{f"layers.{{i}}.attn.{x}_norm": shifted(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
+        "layers.{i}.attn_norm": add_one("layers.{i}.input_layernorm"),
+        "layers.{i}.ffn_norm": add_one("layers.{i}.post_attention_layernorm"),
+        "final_norm": add_one("norm"),
+        **{f"layers.{{i}}.attn.{x}_norm": add_one(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
         "layers.{i}.attn.q": _of_each_head("layers.{i}.self_attn.q_proj", 0),
         "layers.{i}.attn.gate": _of_each_head("layers.{i}.self_attn.q_proj", 1),
         **GDN,
@@ -90,7 +90,7 @@ def _gguf_recurrent(config: Config) -> list[bool]:
 
 def _gguf_delta(config: Config) -> GatedDeltaNet:
     names = (f"ssm.{n}" for n in ("time_step_rank", "state_size", "inner_size", "group_count", "conv_kernel"))
-    heads, size, inner, groups, conv = required(config, *names)
+    heads, size, inner, groups, conv = read_required(config, *names)
     norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
     return GatedDeltaNet(heads, size, inner // heads, groups, conv, norm=norm)
 
@@ -143,7 +143,7 @@ def _of_heads(template: Template) -> Template:
 
 
 _GGUF_Q = "blk.{i}.attn_q"
-_QWEN_GGUF = gguf.MIXED.but(
+_QWEN_GGUF = gguf.SPARSE_BASE.derive(
     names={
         **gguf.NORM_AFTER,
         "layers.{i}.attn.q": _of_each_head(_GGUF_Q, 0),
@@ -153,10 +153,10 @@ _QWEN_GGUF = gguf.MIXED.but(
         "layers.{i}.attn.norm": "blk.{i}.ssm_norm",
         "layers.{i}.attn.out": "blk.{i}.ssm_out",
     },
-    found={"qk_norm": lambda keys: "head"},
+    from_keys={"qk_norm": lambda keys: "head"},
     gate=True,
-    mixer=in_layers(_gguf_delta, _gguf_recurrent),
-    moe=gguf.experts(Router(), shared_gate=True),
+    mixer=mask_layers(_gguf_delta, _gguf_recurrent),
+    moe=gguf.build_experts(Router(), shared_gate=True),
 )
 _QKVZ, _BA = "layers.{i}.linear_attn.in_proj_qkvz", "layers.{i}.linear_attn.in_proj_ba"
 _GATE = "layers.{i}.attn.gate"
@@ -173,7 +173,7 @@ def _gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> T
     return template
 
 
-QWEN3_NEXT = _QWEN.but(
+QWEN3_NEXT = _QWEN.derive(
     "qwen3_next",
     names={
         "layers.{i}.attn.qkv": _of_each_group(_QKVZ, 0, 1, 2, of=4),
@@ -182,19 +182,19 @@ QWEN3_NEXT = _QWEN.but(
         "layers.{i}.attn.dt.weight": _of_each_group(_BA, 1, of=2),
     },
     moe=_qwen_experts,
-    gguf=_QWEN_GGUF.but(
+    gguf=_QWEN_GGUF.derive(
         "qwen3next",
         names={
-            "layers.{i}.attn.qkv": gguf.either("blk.{i}.attn_qkv", _of_each_group("blk.{i}.ssm_in", 0, 1, 2, of=4)),
+            "layers.{i}.attn.qkv": gguf.read_or("blk.{i}.attn_qkv", _of_each_group("blk.{i}.ssm_in", 0, 1, 2, of=4)),
             "layers.{i}.attn.gate": _gate(
-                gguf.either("blk.{i}.attn_gate", _of_each_group("blk.{i}.ssm_in", 3, of=4)), _GGUF_Q
+                gguf.read_or("blk.{i}.attn_gate", _of_each_group("blk.{i}.ssm_in", 3, of=4)), _GGUF_Q
             ),
             "layers.{i}.attn.beta": _of_each_group("blk.{i}.ssm_ba", 0, of=2),
             "layers.{i}.attn.dt.weight": _of_each_group("blk.{i}.ssm_ba", 1, of=2),
         },
     ),
 )
-_QWEN3_5_GGUF = _QWEN_GGUF.but(
+_QWEN3_5_GGUF = _QWEN_GGUF.derive(
     "qwen35moe",
     names={
         "layers.{i}.attn.qkv": _rows_of_values("blk.{i}.attn_qkv"),
@@ -207,7 +207,7 @@ _QWEN3_5_GGUF = _QWEN_GGUF.but(
         "layers.{i}.attn.out": _columns_of_heads("blk.{i}.ssm_out"),
     },
 )
-QWEN3_5 = _QWEN.but(
+QWEN3_5 = _QWEN.derive(
     "qwen3_5_text",
     names={
         "layers.{i}.attn.qkv": "layers.{i}.linear_attn.in_proj_qkv",
@@ -217,8 +217,8 @@ QWEN3_5 = _QWEN.but(
     },
     kv_heads=key("num_key_value_heads", default=4),
     moe=None,
-    gguf=_QWEN3_5_GGUF.but("qwen35", moe=None),
+    gguf=_QWEN3_5_GGUF.derive("qwen35", moe=None),
 )
-QWEN3_5_MOE = QWEN3_5.but(
+QWEN3_5_MOE = QWEN3_5.derive(
     "qwen3_5_moe_text", kv_heads=_QWEN.settings["kv_heads"], moe=_qwen_experts, gguf=_QWEN3_5_GGUF
 )

@@ -10,8 +10,8 @@ from weft.ir.recipes import Add, Concat, Recipe, Reshape, Slice
 from weft.ir.recipes.matrices import MatMul
 
 from ....dsl import Attention, GatedMLP, Mamba, Mamba2, MemoryBlock, RMSNorm
-from ...tables.family import Config, Fetch, Names, Template, key, required
-from ...tables.rope_config import rope_of
+from ...tables.family import Config, Fetch, Names, Template, key, read_required
+from ...tables.rope_config import read_rope
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
 from .mamba import mamba2_names, taps
@@ -31,7 +31,7 @@ def _kinds(config: Config) -> list[bool]:
 
 
 def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
-    dim, heads = required(config, "hidden_size", "num_attention_heads")
+    dim, heads = read_required(config, "hidden_size", "num_attention_heads")
     bias, groups = config.get("add_bias_linear", False), config.get("mamba_ngroups", 1)
     mamba = Mamba2(
         int(config.get("mamba_expand", 2) * dim),
@@ -48,7 +48,7 @@ def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
         heads,
         config.get("num_key_value_heads") or heads,
         head := key("attention_head_dim", default=2 * dim // heads)(config),
-        rope_of(config) if config.get("use_mem_rope") else None,
+        read_rope(config) if config.get("use_mem_rope") else None,
         scale=(head / 2) ** -0.5,
         out_dim=dim,
     )
@@ -119,7 +119,7 @@ def _states() -> Names:
     return {**names, "layers.{i}.mamba.conv.weight": _either(*convolutions)}
 
 
-ZAMBA2 = LLAMA.but(
+ZAMBA2 = LLAMA.derive(
     "zamba2",
     inert=(
         "adapter_rank",
@@ -175,7 +175,7 @@ def _zamba_kinds(config: Config) -> list[bool]:
 
 
 def _zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
-    dim, heads = required(config, "hidden_size", "num_attention_heads")
+    dim, heads = read_required(config, "hidden_size", "num_attention_heads")
     states, rank = config.get("n_mamba_heads", 2), config.get("mamba_dt_rank", "auto")
     if states > _MOST_HEADS:
         raise WeftError(f"n_mamba_heads={states} exceeds {_MOST_HEADS}")
@@ -238,7 +238,7 @@ def _head_names(prefix: str, head: int) -> Names:
     }
 
 
-ZAMBA = ZAMBA2.but(
+ZAMBA = ZAMBA2.derive(
     "zamba",
     names={
         **{name: None for name in ZAMBA2.names if name.startswith("layers.{i}.mamba.")},

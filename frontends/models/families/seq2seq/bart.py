@@ -98,14 +98,14 @@ BART = Family(
     },
     prefix="model.",
     tasks=ENCODER_DECODER_HEADS,
-    found={"tie": lambda keys: "lm_head.weight" not in keys, "head_bias": lambda keys: "final_logits_bias" in keys},
+    from_keys={"tie": lambda keys: "lm_head.weight" not in keys, "head_bias": lambda keys: "final_logits_bias" in keys},
     unused=("*coder.embed_tokens.weight", "*coder.embed_positions.weight", "*coder.version"),
     idle=("*.encoder_attn*",),  # of a decoder without an encoder
     aliases={"shared.": "decoder.embed_tokens."},
 )
 # Their decoder starts with the last token of the source, a language.
 _OTHER_START = dict.fromkeys(("ForSequenceClassification", "ForQuestionAnswering"))
-MBART = BART.but("mbart", tasks=_OTHER_START, arrangement="pre")
+MBART = BART.derive("mbart", tasks=_OTHER_START, arrangement="pre")
 
 
 def _sinusoids(**options: Any) -> Rule:
@@ -113,22 +113,22 @@ def _sinusoids(**options: Any) -> Rule:
     return lambda c: Sinusoidal(key("max_position_embeddings")(c), interleaved=False, **options)
 
 
-MARIAN = BART.but(
+MARIAN = BART.derive(
     "marian",
     vocab=lambda c: key(*(["decoder_vocab_size"] if _alone(c) else []), "vocab_size")(c),
-    found={"stored_sinusoids": lambda keys: any(key.endswith("embed_positions.weight") for key in keys)},
+    from_keys={"stored_sinusoids": lambda keys: any(key.endswith("embed_positions.weight") for key in keys)},
     refuse={"share_encoder_decoder_embeddings": (True, None)},
     embed_norm=False,
     learned_positions=None,
     sinusoids=_sinusoids(),
 )
-PEGASUS = MARIAN.but("pegasus", arrangement="pre")
-PLBART = BART.but("plbart", tasks=_OTHER_START, embed_scale=scaled(True))
-MVP = BART.but("mvp", refuse={"use_prompt": (False, None)})
-BLENDERBOT = BART.but(
+PEGASUS = MARIAN.derive("pegasus", arrangement="pre")
+PLBART = BART.derive("plbart", tasks=_OTHER_START, embed_scale=scaled(True))
+MVP = BART.derive("mvp", refuse={"use_prompt": (False, None)})
+BLENDERBOT = BART.derive(
     "blenderbot", layers=_size("{}_layers", 2, 24), arrangement="pre", embed_norm=False, position_offset=0
 )
-BLENDERBOT_SMALL = BART.but(
+BLENDERBOT_SMALL = BART.derive(
     "blenderbot-small",
     position_offset=0,
     embed_norm_first=_alone,
@@ -142,7 +142,7 @@ def _first_position(config: Config) -> int:
     return int(key("pad_token_id", default=1)(config)) + 1
 
 
-M2M_100 = BART.but(
+M2M_100 = BART.derive(
     "m2m_100",
     arrangement="pre",
     activation=key("activation_function", default="relu"),
@@ -151,7 +151,7 @@ M2M_100 = BART.but(
     learned_positions=None,
     sinusoids=lambda c: _sinusoids(offset=_first_position(c), inclusive=True)(c),
 )
-XGLM = M2M_100.but(
+XGLM = M2M_100.derive(
     "xglm",
     names={"embed": "embed_tokens", **_decoder_alone("")},
     refuse={"pad_token_id": (0, 1, None)},  # the table is 0 in its row, which for other ids may be a token's

@@ -16,7 +16,7 @@ def _activation(config: Config) -> str:
     return "gelu_new" if name == "gelu" else name
 
 
-OPENAI_GPT = GPT2.but(
+OPENAI_GPT = GPT2.derive(
     "openai-gpt",
     names={"embed": "tokens_embed", "positions": "positions_embed"}
     | {f"layers.{{i}}.{ours}_norm": f"h.{{i}}.ln_{i}" for i, ours in ((1, "attn"), (2, "ffn"))},
@@ -26,7 +26,7 @@ OPENAI_GPT = GPT2.but(
     activation=_activation,
     scale=None,
 )
-CTRL = GPT2.but(
+CTRL = GPT2.derive(
     "ctrl",
     tasks={"ForSequenceClassification": Head("text-classification", "classifier", "last", bias=False)},
     names={
@@ -50,7 +50,7 @@ CTRL = GPT2.but(
     learned_positions=None,
     sinusoids=lambda c: Sinusoidal(key("n_positions")(c), interleaved=False),
 )
-BIOGPT = OPT.but(
+BIOGPT = OPT.derive(
     "biogpt",
     names={"final_norm": "layer_norm", "lm_head": "output_projection"},
     prefix="biogpt.",

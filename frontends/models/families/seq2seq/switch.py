@@ -46,7 +46,7 @@ def _names(part: str, ffn: int) -> Names:
     }
 
 
-SWITCH = T5.but(
+SWITCH = T5.derive(
     "switch_transformers",
     inert=("encoder_sparse_step", "decoder_sparse_step"),
     names={**_names("encoder", 1), **_names("decoder", 2)},

@@ -12,8 +12,8 @@ from ....dsl import T5Bias
 from ...tables import gguf
 from ...tables.family import Config, Family, Fetch, Names, Template, key
 from ...tables.settings import Settings
-from ...tables.templates import gated, shifted
-from ...task_heads import AT_THE_END, ENCODER_DECODER_HEADS
+from ...tables.templates import add_one, name_gated_mlp
+from ...task_heads import ENCODER_DECODER_HEADS, LAST_EOS_HEAD
 from ..dense.gemma import GEMMA2
 
 
@@ -106,7 +106,7 @@ def _gguf_scaled(config: Config) -> Any:
     return 1.0 if unscaled else key("embedding_length")(config) ** -0.5
 
 
-T5_GGUF = gguf.BASE.but(
+T5_GGUF = gguf.BASE.derive(
     "t5",
     inert=(*gguf.BASE.inert, "attention.head_count_kv"),
     names={
@@ -115,7 +115,7 @@ T5_GGUF = gguf.BASE.but(
         **_gguf_names("decoder", "dec"),
         "decoder.lm_head": "output",
     },
-    found=dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias", "head_bias", "norm_bias", "qk_norm")),
+    from_keys=dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias", "head_bias", "norm_bias", "qk_norm")),
     unused=("dec.blk.*.cross_attn_rel_b.weight",),
     kind="encoder-decoder",
     kv_heads=None,
@@ -147,15 +147,15 @@ T5 = Family(
         "decoder": lambda c: {"layers": key("num_decoder_layers", "num_layers")(c)},
     },
     names={"embed": "shared", **_names("encoder", 1), **_names("decoder", 2), "decoder.lm_head": "lm_head"},
-    found={"tie": lambda keys: "lm_head.weight" not in keys},
-    tasks={**ENCODER_DECODER_HEADS, "ForSequenceClassification": replace(AT_THE_END, prefix="transformer.")},
+    from_keys={"tie": lambda keys: "lm_head.weight" not in keys},
+    tasks={**ENCODER_DECODER_HEADS, "ForSequenceClassification": replace(LAST_EOS_HEAD, prefix="transformer.")},
     unused=("*coder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     refuse={"is_encoder_decoder": (True, None)},
     aliases={"shared.": "decoder.embed_tokens."},
     gguf=T5_GGUF,
 )
-MT5 = T5.but("mt5", logit_scale=1.0, gguf=T5_GGUF, **feed_forward("gated-gelu"))
-UMT5 = T5.but(
+MT5 = T5.derive("mt5", logit_scale=1.0, gguf=T5_GGUF, **feed_forward("gated-gelu"))
+UMT5 = T5.derive(
     "umt5",
     names={
         f"{part}.layers.{{i}}.attn.bias": f"{part}.block.{{i}}.layer.0.SelfAttention.relative_attention_bias"
@@ -174,12 +174,12 @@ UMT5 = T5.but(
 def _gemma_names(part: str) -> Names:
     """Return the names of `part` (encoder or decoder), which has norms before and after each sublayer."""
     layer = f"{part}.layers.{{i}}"
-    names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": shifted(f"{part}.norm")}
+    names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": add_one(f"{part}.norm")}
     for ours, theirs in {"attn": "self_attn", "cross": "cross_attn", "ffn": "feedforward"}.items():
-        names[f"{layer}.{ours}_norm"] = shifted(f"{layer}.pre_{theirs}_layernorm")
-        names[f"{layer}.{ours}_post_norm"] = shifted(f"{layer}.post_{theirs}_layernorm")
+        names[f"{layer}.{ours}_norm"] = add_one(f"{layer}.pre_{theirs}_layernorm")
+        names[f"{layer}.{ours}_post_norm"] = add_one(f"{layer}.post_{theirs}_layernorm")
         names |= {f"{layer}.{ours}.{x}": f"{layer}.{theirs}.{x}_proj" for x in "qkvo" if ours != "ffn"}
-    return {**names, **gated(f"{layer}.ffn", f"{layer}.mlp")}
+    return {**names, **name_gated_mlp(f"{layer}.ffn", f"{layer}.mlp")}
 
 
 def _of(part: str, rule: Any) -> Any:
@@ -208,6 +208,6 @@ T5GEMMA = Family(
     },
     names={**_gemma_names("encoder"), **_gemma_names("decoder"), "decoder.lm_head": "lm_head.out_proj"},
     prefix="model.",
-    found={"tie": lambda keys: "lm_head.out_proj.weight" not in keys},
+    from_keys={"tie": lambda keys: "lm_head.out_proj.weight" not in keys},
     refuse={"is_encoder_decoder": (True, None)},
 )

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.frontends.formats.gguf import GGUFTensors
-from weft.frontends.formats.gguf.header import storage_types
+from weft.frontends.formats.gguf.header import list_dtypes
 from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.types import dtypes
@@ -47,11 +47,11 @@ def stored(kind: Type, rng: np.random.Generator, shape: tuple[int, ...] = SHAPE)
         return rng.integers(-100, 100, shape).astype(INTEGERS[kind.name])
     if kind.name in DENSE:
         return rng.standard_normal(shape).astype(DENSE[kind.name])
-    row = storage_types()[kind.value].bytes_for(shape[-1])
+    row = list_dtypes()[kind.value].bytes_for(shape[-1])
     return rng.integers(0, 0x60, (*shape[:-1], row)).astype(np.uint8)
 
 
-@pytest.mark.parametrize("kind", [Type(number) for number in storage_types()], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Type(number) for number in list_dtypes()], ids=lambda kind: kind.name)
 def test_rows_of_every_type_equal_a_whole_dequantization(kind: Type, tmp_path: Path, rng: np.random.Generator) -> None:
     raw = stored(kind, rng)
     reader = GGUFTensors(write(tmp_path / "a.gguf", {"before": (raw[:1], kind), "w": (raw, kind)}))

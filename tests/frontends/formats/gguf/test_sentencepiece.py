@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from weft.frontends.formats.gguf import GGUFTensors, TokenIds, token_ids
+from weft.frontends.formats.gguf import GGUFTensors, TokenIds, read_token_ids
 from weft.ir.errors import WeftError
 
 from ...tokenizer_files import BYTE, CONTROL, CORPUS, NORMAL, TEXTS, UNKNOWN, USER, Files, genai_ids, write_gguf
@@ -126,7 +126,7 @@ def test_sentencepiece_special_tokens(spm_files: tuple[Files, Files], small_spm:
     assert files.ids("hello", special=True) == [1, *hello]
     assert files.fast.decode([1, *hello, 2]) == "hello"
     assert (files.hf.bos_token_id, files.hf.eos_token_id, files.hf.unk_token_id) == (1, 2, 0)
-    assert token_ids(small_spm) == TokenIds(bos=1, eos=[2], pad=None, add_bos=True, add_eos=False)
+    assert read_token_ids(small_spm) == TokenIds(bos=1, eos=[2], pad=None, add_bos=True, add_eos=False)
 
 
 def test_sentencepiece_without_bytes_uses_the_unknown_token(small_spm: dict[str, Any], tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_wordpiece(tmp_path: Path) -> None:
     assert (pair.ids, pair.type_ids) == (encoded["input_ids"], encoded["token_type_ids"])
     assert files.fast.decode(files.ids("unaffable worlds !")) == "unaffable worlds!"
     assert files.hf.model_max_length == 512
-    assert token_ids(BERT) == TokenIds(bos=3, eos=[4], pad=0, add_bos=True, add_eos=True)
+    assert read_token_ids(BERT) == TokenIds(bos=3, eos=[4], pad=0, add_bos=True, add_eos=True)
 
 
 # --- SentencePiece Unigram ------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_unigram_cuts_as_defined(unigram: dict[str, Any], tmp_path: Path) -> Non
         assert files.fast.decode(ids) == text
         assert files.hf.encode(text) == [*ids, 1]
     assert files.ids("☃") == [tokens.index("▁"), 2]
-    ids = token_ids(unigram)
+    ids = read_token_ids(unigram)
     assert (ids.bos, ids.eos[0], ids.pad, ids.add_bos, ids.add_eos) == (None, 1, 0, False, True)
 
 

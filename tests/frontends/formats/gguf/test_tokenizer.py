@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from weft.frontends.formats.gguf import GGUFTensors, TokenIds, token_ids, write_tokenizer
+from weft.frontends.formats.gguf import GGUFTensors, TokenIds, read_token_ids, write_tokenizer
 from weft.frontends.formats.gguf.splits import SPLITS
 from weft.ir.errors import WeftError
 
@@ -51,7 +51,7 @@ def smollm2_oracle(smollm2_gguf: Path) -> Tokenizer:
 
 
 def test_smollm2_ids(smollm2_gguf: Path) -> None:
-    assert token_ids(GGUFTensors(smollm2_gguf).metadata) == TokenIds(
+    assert read_token_ids(GGUFTensors(smollm2_gguf).metadata) == TokenIds(
         bos=1, eos=[2], pad=2, add_bos=False, add_eos=False
     )
 
@@ -226,19 +226,19 @@ def test_digits_stand_alone_or_in_threes(small_bpe: dict[str, Any], tmp_path: Pa
 
 
 def test_generation_ends_at_every_token_that_ends_a_turn(small_bpe: dict[str, Any]) -> None:
-    assert token_ids(small_bpe) == TokenIds(bos=None, eos=[0, 2], pad=None, add_bos=False, add_eos=False)
+    assert read_token_ids(small_bpe) == TokenIds(bos=None, eos=[0, 2], pad=None, add_bos=False, add_eos=False)
     named = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 8, "tokenizer.ggml.bos_token_id": 1}
     flags = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
-    assert token_ids({**small_bpe, **named, **flags}) == TokenIds(1, [0, 7, 8, 2], None, True, True)
+    assert read_token_ids({**small_bpe, **named, **flags}) == TokenIds(1, [0, 7, 8, 2], None, True, True)
 
 
 def test_bos_is_added_where_the_tokenizer_implies_it(small_bpe: dict[str, Any], tmp_path: Path) -> None:
     metadata = {**small_bpe, "tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 1}
     files = Files({**metadata, "tokenizer.ggml.add_eos_token": True}, tmp_path)
     assert files.ids("a", special=True) == [1, *files.ids("a"), 0] == files.hf.encode("a")
-    assert not token_ids({**metadata, "tokenizer.ggml.pre": "qwen2"}).add_bos
+    assert not read_token_ids({**metadata, "tokenizer.ggml.pre": "qwen2"}).add_bos
     del metadata["tokenizer.ggml.bos_token_id"]
-    assert not token_ids(metadata).add_bos
+    assert not read_token_ids(metadata).add_bos
 
 
 def test_empty_tokens_get_names_and_templates_are_optional(small_bpe: dict[str, Any], tmp_path: Path) -> None:
