@@ -101,8 +101,11 @@ fuzz: $(SETUP)  ## INPUTS mutated files and arguments by SEED: none may end in a
 stubs: $(SETUP)  ## the types of the public names, written from the code
 	$(BIN)/python -m tests.stubs
 
-lint: style  ## style and types
+lint: style  ## style and types; counts of unclear words, lines of rooms with their budgets, modules without a test file
 	$(BIN)/mypy
+	$(BIN)/python -m tests.style.words
+	$(BIN)/python -m tests.style.lines
+	$(BIN)/python -m tests.style.paths
 
 style: $(SETUP)
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.backends.torch.kernels.shared.cached_keys import Mask
+from weft.backends.torch.kernels.shared.cached_keys import CacheMask
 from weft.backends.torch.ops.masks import write_visibility
 from weft.ir import TensorType, dtypes, interpret, ops
 from weft.ir.graph import Graph
@@ -96,7 +96,7 @@ def test_kernels_mask_their_slots_alike(rule: VisibleKeys) -> None:
     """The kernels of decode steps know windows, chunks and every n-th key, of a cache whose slots are positions."""
     chunk = rule.stride if rule.pattern == "chunked" else None
     step = rule.stride if rule.pattern == "dilated" else 1
-    mask = Mask(TOKENS, rule.window, rule.keep_first, False, chunk, step)
+    mask = CacheMask(TOKENS, rule.window, rule.keep_first, False, chunk, step)
     found, _ = mask.visible(torch.arange(TOKENS))
     np.testing.assert_array_equal(found.numpy(), definition(rule))
     assert definition(rule).sum(1).max() <= mask.reach

@@ -92,8 +92,9 @@ def shrunk(module: Any) -> Any:
     elif isinstance(module, (MLA, T5Bias)):
         small.update(heads=3)
     elif isinstance(module, MoE):
-        groups = min(2, module.groups)
-        small.update(experts=4 * groups, k=min(2, module.k), groups=groups, top_groups=min(1, module.top_groups))
+        groups = min(2, module.router.groups)
+        router = dataclasses.replace(module.router, groups=groups, top_groups=min(1, module.router.top_groups))
+        small.update(experts=4 * groups, k=min(2, module.k), router=router)
     elif isinstance(given.get("layers"), int):
         small.update(layers=2)
     return type(module)(**small)

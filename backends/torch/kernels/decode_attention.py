@@ -21,7 +21,7 @@ import torch
 
 from .prefill.prefill_attention import prefill_attention
 from .shared import launch, split_keys
-from .shared.cached_keys import Mask, check_positions, key_slots, prefetch_cache, visible_range
+from .shared.cached_keys import CacheMask, check_positions, key_slots, prefetch_cache, visible_range
 from .shared.float8 import FLOAT8, check_scales, float8_to, from_bytes
 from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait_for_previous
 from .shared.online_softmax import attend, check_heads, scale_scores, to_base2, update_softmax
@@ -193,7 +193,7 @@ def decode_attention(
                 raise ValueError("a rolling cache takes one token at a time: the first of several may be gone")
             if uses_torch(kernel, _several_refusal, q, k, v, sinks, slopes, **seen):
                 return prefill_attention(q, k, v, start, **seen, **score, kernel=kernel)
-            return _launched(q, k, v, positions, Mask(k.shape[2]), 1, 0, splits, tickets, **score)
+            return _launched(q, k, v, positions, CacheMask(k.shape[2]), 1, 0, splits, tickets, **score)
         seen |= {"rolling": rolling, "tickets": tickets, "splits": splits}
         return decode_attention(q[:, 0], k, v, positions, **seen, **score, kernel=kernel)[:, None]
     coded = k_scale is not None and v_scale is not None
@@ -205,7 +205,7 @@ def decode_attention(
             f"the numbers of a key must lie one behind the other, not in strides {k.stride()}, {v.stride()}"
         )
     d, dv, capacity = q.shape[2], v.shape[3], k.shape[2]
-    mask = Mask(capacity, window, keep_first, rolling, chunk, dilation)
+    mask = CacheMask(capacity, window, keep_first, rolling, chunk, dilation)
     if uses_torch(
         kernel,
         lambda: (
@@ -222,7 +222,7 @@ def decode_attention(
             k, v = k[:, :, : mask.capacity], v[:, :, : mask.capacity]
         else:
             last = -1
-        if last >= 0 and slopes is None and mask == Mask(mask.capacity):
+        if last >= 0 and slopes is None and mask == CacheMask(mask.capacity):
             there = bias = None
         else:
             visible, distance = mask.visible(positions)
@@ -264,7 +264,7 @@ def _launched(
     k: torch.Tensor,
     v: torch.Tensor,
     positions: torch.Tensor,
-    mask: Mask,
+    mask: CacheMask,
     dilation: int,
     chunk: int,
     splits: int | None,

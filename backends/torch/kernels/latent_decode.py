@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from .shared import launch, split_keys
-from .shared.cached_keys import Mask, check_positions, key_slots, prefetch_cache, visible_range
+from .shared.cached_keys import CacheMask, check_positions, key_slots, prefetch_cache, visible_range
 from .shared.launch import DTYPES, jit, start_next, tl, uses_torch, wait_for_previous
 from .shared.online_softmax import HOPPER, attend, scale_scores, shared_memory, to_base2, update_softmax
 from .shared.operands import gradient_refusal, power_of_2
@@ -123,7 +123,7 @@ def latent_decode(
     _check(q, cache, positions, rank)
     (batch, heads, width), capacity = q.shape, cache.shape[2]
     rope = width - rank
-    mask = Mask(capacity, window, keep_first, rolling)
+    mask = CacheMask(capacity, window, keep_first, rolling)
     if uses_torch(
         kernel, lambda: launch.refusal(q) or refusal(rank, rope, q.dtype) or gradient_refusal(q, cache, sinks)
     ):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
-from ..shared.cached_keys import Mask
+from ..shared.cached_keys import CacheMask
 from ..shared.float8 import from_bytes
 from ..shared.online_softmax import attend
 from .window_attention import window_attention
@@ -50,7 +50,7 @@ def prefill_attention(
     score: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks}
     if chunk is not None or dilation > 1 or slopes is not None:
         rows = torch.arange(start, end, device=q.device)
-        there, distance = Mask(end, window, keep_first, False, chunk, dilation).visible(rows)
+        there, distance = CacheMask(end, window, keep_first, False, chunk, dilation).visible(rows)
         bias = None if slopes is None else slopes[:, None, None] * distance
         return attend(queries, k, v, there, bias=bias, **score).transpose(1, 2)
     narrow = window is not None and window < end

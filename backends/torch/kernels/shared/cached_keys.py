@@ -68,7 +68,7 @@ def prefetch_cache(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl
 
 
 @dataclass(frozen=True)
-class Mask:
+class CacheMask:
     """The mask of a new token over the keys of a KV cache. A key is visible if all fields admit it.
 
     - capacity: number of slots of the cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.backends.torch.kernels.decode_attention import _shape, decode_kernel
-from weft.backends.torch.kernels.shared.cached_keys import Mask
+from weft.backends.torch.kernels.shared.cached_keys import CacheMask
 
 from .form import BF16, FP16, FP32, Variant, variant
 
@@ -15,7 +15,7 @@ def variants() -> list[Variant]:
     plain = [(BF16, 128, 4), (BF16, 64, 8), (FP16, 256, 2), (BF16, 80, 1), (BF16, 16, 71), (FP32, 128, 4)]
     found = [_variant(dtype, d, d, group) for dtype, d, group in plain]
     found += [_variant(BF16, 576, 512, 16), _variant(FP32, 256, 256, 8), _variant(BF16, 128, 128, 48)]
-    ring = Mask(4096, 1024, 4, rolling=True).constants
+    ring = CacheMask(4096, 1024, 4, rolling=True).constants
     found += [
         _variant(BF16, 256, 256, 4, (), **ring, SOFTCAP=50.0, INSIDE=False),
         _variant(BF16, 64, 64, 8, ("sinks",), WINDOW=128),
