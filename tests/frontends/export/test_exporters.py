@@ -221,9 +221,9 @@ def test_classes_are_those_of_transformers() -> None:
 
 def test_the_plainest_family_is_proposed_first() -> None:
     families = """llama mistral qwen3 qwen2 gpt2 gpt_neox phi gemma gemma2 gemma3_text olmo2 olmo granite smollm3
-        starcoder2 stablelm cohere gptj gpt_neo gpt_bigcode phi3 mixtral qwen3_moe qwen2_moe olmoe granitemoe
-        bitnet persimmon codegen arcee seed_oss helium glm glm4 ministral exaone4 olmo3 hunyuan_v1_dense ernie4_5
-        nemotron cwm internlm3 iquestcoder cohere2 flex_olmo minimax_m2"""
+        starcoder2 stablelm cohere gptj gpt_neo gpt_bigcode phi3 mixtral qwen3_moe qwen2_moe olmoe
+        granitemoe bitnet arcee seed_oss helium glm glm4 ministral exaone4 olmo3 hunyuan_v1_dense
+        ernie4_5 nemotron cwm internlm3 iquestcoder cohere2 persimmon codegen flex_olmo minimax_m2"""
     architectures = """llama qwen2 qwen3 gemma gemma2 gemma3 phi2 phi3 gpt2 gptneox starcoder2 stablelm olmo2 olmo
         granite smollm3 command-r qwen2moe qwen3moe olmoe granitemoe arcee seed_oss hunyuan-dense nemotron cohere2"""
     assert list_families() == families.split()
