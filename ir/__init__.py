@@ -1,7 +1,7 @@
 """Intermediate representation: sizes, types, recipes, graph, ops, text form, verifier, interpreter.
 
-Never here: anything that changes a graph, knows a target or reads a file format; torch and onnx;
-imports from our other folders.
+Never here: code that rewrites graphs, knows a target or reads a file format; imports of torch, onnx, passes, backends
+or frontends.
 """
 
 if __name__ == "ir":

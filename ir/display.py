@@ -9,7 +9,7 @@ _renderers: list[Callable[..., Any]] = []
 
 
 def register_renderer(render: Callable[..., Any]) -> None:
-    """Use `render` to draw `Displayable`s: ``render(source, **options)`` returns an object with ``_repr_html_``."""
+    """Draw `Displayable`s with `render` from now on: ``render(source, **options)`` returns the picture object."""
     _renderers.append(render)
 
 
@@ -17,7 +17,7 @@ class Displayable:
     """An object that a notebook displays as its picture."""
 
     def show(self, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Any:
-        """Return the picture that `weft.show` draws: `height` in pixels, `depth` levels of parts and `parts` open."""
+        """Return the picture that `weft.show` draws, `height` pixels high, `depth` levels and the `parts` expanded."""
         return _renderers[-1](self, height=height, depth=depth, parts=parts)
 
     def _repr_html_(self) -> str | None:

@@ -20,13 +20,13 @@ Watch = Callable[[Node, tuple[Array, ...]], None]
 def interpret(
     graph: Graph, inputs: Mapping[str, Array], *, params: Mapping[str, Array] | None = None, watch: Watch | None = None
 ) -> dict[str, Array]:
-    """Run `graph` on `inputs` (by input name) and return its outputs by name; floats are float64.
+    """Run `graph` on `inputs` (by input name) and return its outputs by name; floats are computed in float64.
 
-    `params` overrides parameters by name; others come from their recipes. `watch(node, outputs)` is called after every
-    node. Values are dropped after their last use.
+    `params` has arrays for parameters by name; other parameters are computed by their recipes. `watch(node, outputs)`
+    is called after every node. Values are dropped after their last use.
 
     Raises:
-        WeftError: if an input is missing, unknown, or does not fit its type.
+        WeftError: if an input is missing or unknown, or its shape does not fit its type.
     """
     for name in inputs:
         if name not in graph.inputs:
@@ -72,7 +72,7 @@ def interpret(
 
 
 def run_node(op: Op, operands: list[Array | None], attrs: Mapping[str, Any], binding: Mapping[str, int]) -> Any:
-    """Run the reference of `op` on `operands`; return a tuple of outputs. Sizes in `attrs` are bound by `binding`."""
+    """Run the reference of `op` and return a tuple of outputs; `binding` has the symbolic sizes in `attrs`."""
     concrete = {k: _evaluate_sizes(v, binding) for k, v in attrs.items()}
     return op.run_reference(operands, concrete)
 
@@ -86,7 +86,7 @@ def _evaluate_sizes(value: Any, binding: Mapping[str, int]) -> Any:
 
 
 def widen(array: Array) -> Array:
-    """Return `array` converted: floats to float64, integers to int64; booleans stay."""
+    """Return `array` with floats as float64 and integers as int64; booleans stay."""
     if array.dtype == np.bool_:
         return array
     if np.issubdtype(array.dtype, np.integer):
@@ -95,10 +95,10 @@ def widen(array: Array) -> Array:
 
 
 def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
-    """Match the concrete `shape` of input `name` against `type`, and add the sizes that it determines to `binding`.
+    """Match the concrete `shape` of the input `name` with `type`; add the symbolic sizes that follow to `binding`.
 
     Raises:
-        WeftError: if they do not match.
+        WeftError: if the shape does not match the type under `binding`.
     """
     fits = len(shape) == type.rank
     for size, actual in zip(type.shape, shape, strict=False):
@@ -112,11 +112,11 @@ def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int]
         else:
             fits = fits and size == actual
     if not fits:
-        raise WeftError(f"input {name!r} has shape {list(shape)} but the graph wants {type}")
+        raise WeftError(f"input {name!r} has shape {list(shape)}, but the graph expects {type}")
 
 
 def list_named_sizes(graph: Graph) -> Iterator[str]:
-    """Yield the named sizes in the shapes of the graph inputs, each once."""
+    """Yield the names of the symbolic sizes in the shapes of the graph inputs, each once."""
     seen: set[str] = set()
     for value in graph.inputs.values():
         for size in value.type.shape:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use: its stub ``__init__.pyi`` lists them, for type checkers too."""
+"""Import the names of a package on first use. Its stub ``__init__.pyi`` lists them, also for type checkers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Return ``__getattr__`` and ``__all__`` of `package`, given the path of its ``__init__.py``.
+    """Return ``__getattr__`` and ``__all__`` for `package`; `file` is the path of its ``__init__.py``.
 
-    The stub next to it imports each name from its module: ``from .graph import Graph as Graph``.
+    The stub ``__init__.pyi`` next to `file` imports each name from its module: ``from .graph import Graph as Graph``.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = (node for node in stub.body if isinstance(node, ast.ImportFrom) and node.level == 1)

@@ -1,4 +1,4 @@
-"""The vocabulary in which ops are declared: the decorator `op`, cases, sizes, checks of operand types."""
+"""Everything that declarations of ops import: the decorator `op`, example cases, sizes, checks of operand types."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ __all__ = [
 def op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that declares an op with the decorated function as its reference, and registers it.
+    """Return a decorator that makes a NumPy function the reference of a new op, and registers and returns the op.
 
-    `outputs` has the names of the outputs, separated by spaces; `cases` are example calls.
+    `outputs` has the names of the outputs, separated by spaces ("": a single output without a name); `cases` are
+    example calls, which tests run.
     """
 
     def declare(reference: Callable[..., Any]) -> Op:

@@ -6,7 +6,7 @@ import unicodedata
 
 
 def format_count(number: int) -> str:
-    """Return `number` with a decimal unit: 1234567 as 1.23 M."""
+    """Format `number` with a decimal unit (k, M, G, T): 1234567 as 1.23 M; below 1000 as it is."""
     for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{(number + size // 2) // size:,} {unit}"
@@ -14,7 +14,7 @@ def format_count(number: int) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """Return a number of bytes with a binary unit: 1536 as 1.5 KiB."""
+    """Format a `number` of bytes with a binary unit (B, KiB, MiB, GiB): 1536 as 1.5 KiB."""
     number = min(number, 1e300)  # dividing a larger int overflows
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
@@ -24,10 +24,10 @@ def format_bytes(number: float) -> str:
 
 
 def escape_controls(text: str, keep: str = "\n\t") -> str:
-    """Return `text` with control characters and directional marks escaped, as ``\\u001b``, except those in `keep`.
+    """Return `text` with control characters and directional marks escaped (``\\u001b``), except characters in `keep`.
 
-    Names come from untrusted files, and answers from models: control characters move the cursor, set the title or
-    answer queries; directional marks (Unicode UAX #9) display a name backwards. The meaning of JSON does not change.
+    Text of files and models is untrusted: control characters can move the cursor, set the title or make the terminal
+    send input; directional marks (Unicode UAX #9) can display a name backwards. Escaped JSON keeps its meaning.
     """
     if text.isprintable():
         return text

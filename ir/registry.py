@@ -1,6 +1,6 @@
-"""Registries: items of one kind by name, which weft's modules and plugins add when they are imported.
+"""Registries: items of one kind by name, which modules of weft and plugins add when they are imported.
 
-Plugins are modules of other packages, found by entry points of the group `weft.plugins` or imported explicitly.
+Plugins are modules of other packages, found by entry points of the group `weft.plugins` or imported by `import_plugin`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _trouble = ""  # the error message of the first plugin that failed
 
 
 class DuplicateName(WeftError, ValueError):
-    """Error for two items of one kind with the same name."""
+    """The error for two different items of one kind with the same name."""
 
 
 class Registry(Mapping[str, T]):
-    """Items of one `kind` by name.
+    """A mapping from names to items of one `kind`, a noun for error messages such as "op".
 
-    The first iteration, or lookup of a name that is missing, imports the `catalogues` (packages whose modules add the
-    items of weft itself) and then the plugins. Names keep the order of addition. `hint` ends the error for an unknown
-    name.
+    The first iteration, or lookup of a missing name, imports the `catalogues` (space-separated packages whose modules
+    add weft's own items) and then the plugins. Iteration yields names in the order of addition. The error for an
+    unknown name ends with `hint` if no name is similar.
     """
 
     def __init__(self, kind: str, catalogues: str, hint: str) -> None:
@@ -40,35 +40,37 @@ class Registry(Mapping[str, T]):
         self._loaded = self._complete = False
 
     def add(self, name: str, item: T) -> None:
-        """Add `item`; an item with the same qualified name replaces it, as when a notebook cell runs again.
+        """Add `item` as `name`. It replaces an item with the same `__qualname__`, as when a notebook cell runs again.
 
         Raises:
-            DuplicateName: if another item has the name.
+            DuplicateName: if a different item has the name.
             WeftError: if the name is not a string.
         """
         if not isinstance(name, str):
-            raise WeftError(f"{self.kind} {name!r}: a name must be a text")
+            raise WeftError(f"{self.kind} {name!r}: the name must be a string, not {type(name).__name__}")
         present = self._items.setdefault(name, item)
         if present is not item and getattr(present, "__qualname__", present) != getattr(item, "__qualname__", item):
-            raise DuplicateName(f"{self.kind} {name} is declared twice: {present!r} and {item!r}")
+            raise DuplicateName(
+                f"{self.kind} {name} is declared twice, as {present!r} and {item!r}; rename one of them"
+            )
         self._items[name] = item
 
     def remove(self, name: str) -> None:
-        """Remove the item called `name`, if it exists."""
+        """Remove the item called `name`; do nothing if there is none."""
         self._items.pop(name, None)
 
     def lookup(self, name: str) -> T:
         """Return the item called `name`.
 
         Raises:
-            WeftError: if it does not exist; the message suggests the nearest names.
+            WeftError: if there is none; the message suggests similar names.
         """
         if name not in self:
             raise unknown_name_error(self.kind, name, self, self.hint)
         return self[name]
 
     def load(self) -> None:
-        """Import the catalogues and the plugins, once.
+        """Import the catalogues and the plugins; do nothing if they are imported.
 
         Raises:
             WeftError: if a plugin cannot be loaded.
@@ -110,7 +112,7 @@ class Registry(Mapping[str, T]):
 
 
 class Alternatives(Registry[list[T]]):
-    """Lists of items of one `kind` by name, in the order in which they are tried."""
+    """A registry of lists: each name has several items, in the order in which users of the registry try them."""
 
     def __init__(self, kind: str, catalogues: str, hint: str) -> None:
         super().__init__(kind, catalogues, hint)
@@ -135,12 +137,12 @@ class Alternatives(Registry[list[T]]):
 
 
 def load_plugins() -> bool:
-    """Import the plugins of all installed packages, once; return True when all are loaded, False during their import.
+    """Import the plugins of all installed packages at the first call; return False while they are imported, then True.
 
     An entry point names a module, which registers its items when it is imported, or a callable that registers them.
 
     Raises:
-        WeftError: naming a plugin that fails; at every call, so that nothing runs with an incomplete set of plugins.
+        WeftError: naming a plugin that fails. Later calls raise it again: nothing may run without that plugin.
     """
     global _plugins, _trouble
     if not _plugins:
@@ -163,10 +165,10 @@ def load_plugins() -> bool:
 
 
 def import_plugin(name: str) -> None:
-    """Import the module `name`, from the Python path or the working folder; it registers its items.
+    """Import the module `name`, which registers its items, from the Python path or the working folder.
 
     Raises:
-        WeftError: if the module does not exist, or fails.
+        WeftError: if there is no such module, or its import fails.
     """
     sys.path.append(folder := os.getcwd())  # at the end, where it hides no installed module
     try:
@@ -181,7 +183,10 @@ def import_plugin(name: str) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """Return a description of `error` of foreign code. Raise it again if it is an interrupt or comes from a signal."""
+    """Return the message of `error`, with its class unless it is a WeftError.
+
+    KeyboardInterrupt and subclasses of SystemExit (which signal handlers raise) are raised again instead.
+    """
     if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and type(error) is not SystemExit):
         raise error
     return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {format_error(error)}"

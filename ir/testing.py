@@ -17,11 +17,10 @@ from .types.dtypes import DType
 def build_node_graph(
     op: Op, case: Case, seed: int = 0, dtype: DType = dtypes.f32, weights: Collection[str] = ()
 ) -> tuple[Graph, dict[str, Array]]:
-    """Return a graph that applies `op` once to the operands of `case`, and the arrays of its inputs by name; floats
-    (float64 in the arrays) are declared as `dtype`.
+    """Return a graph that applies `op` once to the operands of `case`, drawn from `seed`, and its input arrays by name.
 
-    Inputs have the names of the operands (numbered if variadic), outputs y0, y1, …. The operands named in `weights`
-    become parameters, read from a checkpoint in memory.
+    Float inputs have the type `dtype`, but float64 arrays. Inputs are named like the operands (with the index appended
+    if variadic), outputs y0, y1, …. Operands named in `weights` become parameters, read from memory, not inputs.
     """
     reader = MemoryReader({})
     graph = Graph(op.name, reader)
@@ -52,7 +51,7 @@ def build_node_graph(
 
 
 def expand_bodies(graph: Graph) -> Graph:
-    """Return a copy of `graph` in which the bodies of ops replace nodes, once: ops in bodies are not expanded."""
+    """Return a copy of `graph` in which the body of its op replaces each node that has one; bodies stay as they are."""
     copy = graph.clone()
     for node in list(copy.nodes):
         if node.op.has_body:

@@ -1,4 +1,4 @@
-"""The analysis view of a graph: networkx does the graph algorithms."""
+"""Queries on graphs: the critical path, nodes by scope, structural hashes, total costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .graph import Graph, Node, Value
 
 
 def find_critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
-    """Return (nodes, FLOPs) of the chain of dependent nodes with the most FLOPs; `binding` has the named sizes."""
+    """Return the nodes, in execution order, and the total FLOPs of the chain of dependent nodes with the most FLOPs.
+
+    `binding` maps every named size of the graph to an integer.
+    """
     view = graph.to_networkx()
     for source, _, data in view.edges(data=True):
         flops = source.op.node_cost(source).flops if isinstance(source, Node) else 0
@@ -26,7 +29,7 @@ def find_critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[N
 
 
 def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
-    """Return the nodes of each scope, in graph order; scopes are in the order of first appearance."""
+    """Return a map from each scope to its nodes, in graph order; scopes are in the order of their first node."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         groups.setdefault(node.scope, []).append(node)
@@ -34,7 +37,10 @@ def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
 
 
 def hash_structure(nodes: Iterable[Node]) -> str:
-    """Return a hash (16 hex digits) of the ops, attributes and connections of `nodes`, without names and weights."""
+    """Return a hash (16 hex digits) of the ops, attributes, types and connections of `nodes`, in their order.
+
+    Names and weights do not count, so that equal layers of a model have equal hashes.
+    """
     order: dict[Value, str] = {}
     text = []
     for node in nodes:
@@ -60,5 +66,5 @@ def sum_node_costs(nodes: Iterable[Node]) -> Cost:
 
 
 def select_explicit_attributes(node: Node) -> dict[str, Any]:
-    """Return the attributes of a node that differ from their defaults."""
+    """Return the attributes of `node` that differ from their defaults, by name."""
     return {k: v for k, v in node.attrs.items() if node.op.attrs[k].default != v}

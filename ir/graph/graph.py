@@ -3,8 +3,8 @@
 A `Graph` owns an ordered list of `Node`s; a node applies an `Op` to `Value`s and defines new ones. A `Param` is a value
 whose bytes come from a recipe. Hierarchy is a string on the node, its `scope` ("layers.3.attn").
 
-The graph records the uses of every value: they change only through `Graph` and `Node` methods, so they are never
-stale. Editing a graph during iteration over ``graph.nodes`` is safe, see `linked`.
+Every value has a list of its uses, which the methods of `Graph` and `Node` keep up to date. A graph may be edited
+during iteration over ``graph.nodes`` (see the module `linked`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ AttrValue = Any  # int | float | bool | str | DType | Size | tuple of them | Non
 class Value(Operators["Value"]):
     """A tensor in the graph: a graph input, a parameter, or an output of a node.
 
-    ``x * 2 + y`` emits ops (see `operators`). Only code that keeps the graph well typed (`verify`) may assign `type`.
+    A node's output has the node as `producer` and its position as `index`. ``x * 2 + y`` emits ops (see `operators`).
+    Code that assigns `type` must keep the graph well typed, as `verify` checks.
     """
 
     __slots__ = ("_uses", "graph", "index", "name", "producer", "type")
@@ -55,7 +56,7 @@ class Value(Operators["Value"]):
         attrs: Mapping[str, AttrValue],
         name: str | Sequence[str] | None,
     ) -> tuple[Value, ...]:
-        """Apply `op` at the insertion point of the graph and return its outputs."""
+        """Insert a node of `op` at the insertion point and return its outputs; `name` is one for all or one for each."""
         full = op.check_attrs(attrs)
         types = op.types([None if v is None else v.type for v in operands], full)
         hints = (
@@ -68,12 +69,12 @@ class Value(Operators["Value"]):
 
     @property
     def uses(self) -> tuple[tuple[Node, int], ...]:
-        """(node, operand index) of every use, in order of creation. Graph outputs are not uses."""
+        """(node, operand index) of every use, in the order in which the uses were added. Graph outputs are not uses."""
         return tuple(self._uses)
 
     @property
     def users(self) -> tuple[Node, ...]:
-        """The nodes that read this value, each once."""
+        """The nodes that read this value, each once, in the order of `uses`."""
         return tuple(dict.fromkeys(node for node, _ in self._uses))
 
     @property
@@ -86,18 +87,14 @@ class Value(Operators["Value"]):
 
     @property
     def width(self) -> int:
-        """Size of the last axis.
-
-        Raises:
-            WeftError: if it is symbolic.
-        """
+        """Size of the last axis, which must be an integer: WeftError if it is symbolic."""
         size = self.type.shape[-1]
         if not isinstance(size, int):
             raise WeftError(f"the last axis of {self!r} has no fixed size")
         return size
 
     def replace_uses(self, new: Value, keep: Iterable[Node] = ()) -> None:
-        """Make every user (except nodes in `keep`) and every graph output read `new` instead."""
+        """Make every node that reads this value, except those in `keep`, and every graph output read `new` instead."""
         keys = set(keep)
         for node, i in self.uses:
             if node not in keys:
@@ -107,7 +104,7 @@ class Value(Operators["Value"]):
 
 
 class Param(Value):
-    """A value whose bytes come from `recipe`. Passes never change one in place: they derive a new one."""
+    """A weight: a value whose elements come from `recipe`. Passes do not change a recipe, they derive a new one."""
 
     __slots__ = ("__weakref__", "recipe")
 
@@ -120,17 +117,17 @@ class Op(OpSchema[Value]):
     """One operation on values: its schema, and methods on nodes that apply it."""
 
     def node_cost(self, node: Node) -> Cost:
-        """Return the cost of one node of this op; operands are read once unless the op declares another cost."""
+        """Return the cost of `node`, which applies this op: the declared cost, or the default of `cost_of`."""
         operands = [None if v is None else v.type for v in node.inputs]
         return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
 
     def expand(self, node: Node) -> tuple[Value, ...]:
-        """Emit the body for the operands of `node` at the insertion point; return one value per output of `node`."""
+        """Insert the body of this op for the operands of `node`, which stays; return one value per output of `node`."""
         return self.emit_body(node.inputs, node.attrs)
 
 
 class Node(LinkedElement):
-    """One application of `op` to `inputs` (None where an optional operand is absent)."""
+    """One application of `op` to `inputs`; an absent operand is None, or missing at the end. `attrs` is complete."""
 
     __slots__ = ("attrs", "graph", "inputs", "op", "outputs", "scope")
 
@@ -148,7 +145,7 @@ class Node(LinkedElement):
         return f"{self.op.name}({args}) in {self.scope or 'the top scope'}"
 
     def __str__(self) -> str:
-        """Return the line of the text form: outputs with types, op, operands, attributes other than their default."""
+        """Return the line of the text form: outputs with types, op, operands, and attributes that are not defaults."""
 
         cut = len(self.scope)
         inside = f"{self.scope}." if cut else ""
@@ -168,18 +165,18 @@ class Node(LinkedElement):
         return self.outputs[0]
 
     def operand(self, name: str) -> Value | None:
-        """Return the operand called `name` in the signature of the op; None if absent."""
+        """Return the operand called `name` in the signature of the op (KeyError if it has none); None if absent."""
         i = self.op.operand_index(name, self.attrs)
         return self.inputs[i] if i < len(self.inputs) else None
 
     def required_operand(self, name: str) -> Value:
-        """Return the operand called `name`, which must be present."""
+        """Return the operand called `name`, which must be present: its absence is an AssertionError."""
         value = self.operand(name)
         assert value is not None, name
         return value
 
     def set_input(self, index: int, value: Value | None) -> None:
-        """Replace one operand and update use lists; trailing absent operands are dropped, as in new nodes."""
+        """Make `value` (None: absent) the operand at `index` and update use lists; drop absent operands at the end."""
         old = self.inputs[index]
         if old is value:
             return
@@ -197,9 +194,9 @@ class Node(LinkedElement):
 class Graph(Displayable):
     """A computation: ordered `inputs` and `outputs` by name, `params` by name, `nodes` in execution order.
 
-    `meta` has metadata of the model (kind, special tokens, …) that the text form can represent. `reader` is the
-    checkpoint of `Source` recipes, `tokenize` maps strings to token ids (None without a tokenizer), and `origins` maps
-    scopes to the modules that emitted them, if known. Graphs are equal if their text forms are, which include `meta`.
+    `meta` has metadata of the model (kind, special tokens, …) as JSON values. `reader` reads the checkpoint tensors of
+    `Source` recipes. `tokenize` maps strings to lists of token ids (None without a tokenizer). `origins` maps scopes to
+    the modules that emitted them, where known. Graphs are equal if their text forms are, which include `meta`.
     """
 
     def __init__(self, name: str = "model", reader: TensorReader = EMPTY) -> None:
@@ -219,7 +216,7 @@ class Graph(Displayable):
         return len(self.nodes)
 
     def __str__(self) -> str:
-        """Return the text form, which `weft.ir.text` describes; it ends in a newline."""
+        """Return the text form that `weft.ir.text` describes, with a newline at the end."""
         lines = [f"graph {self.name} {{", *(f"  meta {k} = {json.dumps(v)}" for k, v in self.meta.items())]
         for name, v in self.inputs.items():
             lines.append(f"  input %{v.name}: {v.type}" + ("" if name == v.name else f" as {name}"))
@@ -242,7 +239,7 @@ class Graph(Displayable):
     # -- names and scopes
 
     def reserve_name(self, hint: str) -> str:
-        """Return and reserve a value name not used before: `hint`, or `hint` with the next free number."""
+        """Reserve a value name that is not in use and return it: `hint`, or else `hint_2`, `hint_3`, …"""
         name = hint
         while name in self._names:
             self._names[hint] += 1
@@ -252,7 +249,7 @@ class Graph(Displayable):
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Return a context in which ``.name`` is appended to the scope of new nodes; "" changes nothing."""
+        """Return a context in which ``.name`` is appended to the scope of new nodes; the name "" changes nothing."""
         outer = self._scope
         self._scope = f"{outer}.{name}" if outer and name else outer or name
         try:
@@ -262,12 +259,12 @@ class Graph(Displayable):
 
     @property
     def insertion_scope(self) -> str:
-        """The scope that new nodes get."""
+        """The scope of nodes that are inserted now."""
         return self._scope
 
     @contextlib.contextmanager
     def inserting(self, *, before: Node | None = None, after: Node | None = None) -> Iterator[None]:
-        """Return a context in which new nodes are inserted before (or after) the given node, in its scope."""
+        """Return a context in which new nodes are inserted before or after the given node (pass one), in its scope."""
         node = before or after
         assert node is not None and node.graph is self
         outer = self._anchor, self._scope
@@ -280,7 +277,7 @@ class Graph(Displayable):
     # -- building
 
     def add_input(self, name: str, type: TensorType, value_name: str | None = None) -> Value:
-        """Add the graph input `name` and return its value, called `value_name` or else `name` (made unique)."""
+        """Add the graph input `name`, which must be new; return its value, called `value_name` or by default `name`."""
         if name in self.inputs:
             raise WeftError(f"graph {self.name} already has an input {name!r}")
         value = Value(self, self.reserve_name(value_name or name), type)
@@ -288,13 +285,13 @@ class Graph(Displayable):
         return value
 
     def add_param(self, name: str, type: TensorType, recipe: Recipe) -> Param:
-        """Add a parameter and return it; a number is appended to a name in use."""
+        """Add a parameter of `type` whose elements come from `recipe`; append a number to `name` if that is in use."""
         unique = self.reserve_name(name)
         self.params[unique] = Param(self, unique, type, recipe)
         return self.params[unique]
 
     def add_output(self, name: str, value: Value) -> None:
-        """Make `value` the graph output called `name`."""
+        """Make `value` the graph output called `name`; raise WeftError if the graph already has such an output."""
         self._check_owned(value)
         if name in self.outputs:
             raise WeftError(f"graph {self.name} already has an output {name!r}")
@@ -309,7 +306,7 @@ class Graph(Displayable):
         names: Sequence[str],
         scope: str | None = None,
     ) -> Node:
-        """Insert a node at the insertion point. Ops call this after checking; call the op on values instead."""
+        """Insert a node with outputs of `types` and `names` and return it; ops check first and then call this."""
         node = Node(self, op, inputs, attrs, self._scope if scope is None else scope)
         node.outputs = tuple(
             Value(self, self.reserve_name(n), t, node, i) for i, (n, t) in enumerate(zip(names, types, strict=True))
@@ -328,13 +325,13 @@ class Graph(Displayable):
             raise ValueError(f"value {value!r} was erased")
 
     def release_name(self, value: Value) -> None:
-        """Free the name of `value`, which is no longer part of the graph, for reuse."""
+        """Allow the name of `value`, which is no longer part of the graph, to be used again."""
         self._names.pop(value.name, None)
 
     # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
-        """Remove `node`; raise ValueError if one of its outputs is still read or is a graph output."""
+        """Remove `node`; raise ValueError if another node reads one of its outputs, or one is a graph output."""
         for value in node.outputs:
             if value._uses or value.is_output:
                 raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")
@@ -344,13 +341,13 @@ class Graph(Displayable):
         self.nodes.remove(node)
 
     def erase_param(self, param: Param) -> None:
-        """Remove a parameter without readers and free its name; raise ValueError if it has one."""
+        """Remove `param` and allow its name to be used again; raise ValueError if a node or output reads it."""
         if param._uses or param.is_output:
             raise ValueError(f"cannot erase parameter {param!r}: still in use")
         del self.params[param.name], self._names[param.name]
 
     def replace(self, node: Node, *new: Value) -> None:
-        """Replace the outputs of `node` by `new`, one per output, which take over their names; erase `node`."""
+        """Erase `node`; readers of its output i read ``new[i]`` instead, which takes over the name of that output."""
         for old, value in zip(node.outputs, new, strict=True):
             old.replace_uses(value)
             if value.producer is not None and not value.producer.erased:
@@ -379,10 +376,10 @@ class Graph(Displayable):
         return clone
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """Return the analysis view: nodes, inputs, parameters and outputs as a multigraph, with one edge per operand.
+        """Return a multigraph for analysis, with an edge from producer to reader for each operand and graph output.
 
-        Vertices are `Node`s, input and parameter `Value`s, and output names (str), each with `kind` and `label`; an
-        edge carries `value` and operand `index`.
+        Vertices are `Node`s, input and parameter `Value`s, and output names (str). Each has `kind` (node, input, param
+        or output) and `label`; an edge has `value` and the operand's `index`.
         """
         import networkx as nx  # the import takes a fifth of a second
 

@@ -1,7 +1,7 @@
-"""A linked list that may be edited while it is iterated over.
+"""A doubly linked list that may be edited while it is iterated over.
 
-Items inserted after the current one are visited, items inserted before it are not. Removing any item, even the current
-one, is safe because a removed item keeps its links.
+Iteration visits items inserted after the current item, and none inserted before it. Any item may be removed, even the
+current one: a removed item keeps its links.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 
 class LinkedElement:
-    """An element of a `LinkedList`; `erased` is True once it was removed."""
+    """An element of a `LinkedList`; `erased` becomes True when it is removed from the list."""
 
     __slots__ = ("_next", "_prev", "erased")
 
@@ -26,7 +26,7 @@ L = TypeVar("L", bound=LinkedElement)
 
 
 class LinkedList(Generic[L]):
-    """Items in order; inserting and removing take constant time."""
+    """A doubly linked list of items; inserting and removing take constant time."""
 
     def __init__(self) -> None:
         self._first: L | None = None
@@ -52,7 +52,10 @@ class LinkedList(Generic[L]):
         return _walk(item._next, "_next")
 
     def insert(self, item: L, before: L | None = None) -> None:
-        """Insert `item` at the end, or before the item `before` (or its next remaining item if that was removed)."""
+        """Insert `item` before the item `before`, or at the end if that is None.
+
+        If `before` was removed, the first item after it that is still in the list replaces it.
+        """
         # Erased items keep their links, so this finds the next item that is still in the list.
         while before is not None and before.erased:
             before = before._next
@@ -69,7 +72,7 @@ class LinkedList(Generic[L]):
         self._count += 1
 
     def remove(self, item: L) -> None:
-        """Remove `item`. It keeps its links, so that iterators at it can continue."""
+        """Remove `item`. Iterators whose current item it is can continue, since `item` keeps its links."""
         if item._prev is None:
             self._first = item._next
         else:
@@ -82,7 +85,7 @@ class LinkedList(Generic[L]):
         self._count -= 1
 
     def find_first(self, items: Iterable[L]) -> L:
-        """Return the first of `items` in list order, in time proportional to their distance."""
+        """Return the item of `items` (at least one) that comes first in this list, in time linear in their distance."""
         first, *rest = dict.fromkeys(items)
         remaining: set[L | None] = set(rest)
         for before, after in itertools.zip_longest(self.items_before(first), self.items_after(first)):
@@ -94,7 +97,10 @@ class LinkedList(Generic[L]):
 
 
 def _walk(item: L | None, link: str) -> Iterator[L]:
-    """Yield `item` and its successors along `link`, which is read only when iteration continues."""
+    """Yield `item` and all items that follow along the attribute `link`, "_next" or "_prev"; nothing for None.
+
+    Links are read when iteration continues, so that edits since then count.
+    """
     while item is not None:
         yield item
         item = getattr(item, link)

@@ -1,7 +1,7 @@
 """Arithmetic and comparisons of values, in the operators of Python: ``x * sigmoid(x) + 1``, ``i - j < window``.
 
-Each operator emits the op of that name; either side may be a number. ``==`` compares identity, not elements: use
-`ops.equal` for these.
+Each operator emits an op (``+`` add, ``<`` less, ``&`` logical_and, …). One operand of arithmetic and comparisons may
+be a Python number. ``==`` compares identity; `ops.equal` compares elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ V = TypeVar("V")  # results of operators: values, or terms of a pattern
 
 
 class Operators(Generic[V]):
-    """The operators of values, and of the variables of patterns."""
+    """Base of graph values and of pattern variables: operators that emit ops and return a V."""
 
     __slots__ = ()
     __emit_priority__: ClassVar[int] = 0  # the operand with the highest emits
@@ -96,7 +96,11 @@ class Operators(Generic[V]):
         return self._apply("logical_not", self)
 
     def __bool__(self) -> bool:
-        """Return True; raise WeftError for a bool tensor, as in ``if x < 3``: its elements are not known yet."""
+        """Return True, so that ``if x:`` tests whether an optional value is present.
+
+        Raises:
+            WeftError: for a bool tensor, as in ``if x < 3``: its elements are unknown while a graph is built.
+        """
         kind = getattr(self, "type", None)  # variables of patterns have no type
         if kind is not None and kind.dtype == bool_:
             raise WeftError(
@@ -106,7 +110,10 @@ class Operators(Generic[V]):
         return True
 
     def _apply(self, name: str, *operands: Any) -> V:
-        """Emit the op called `name` on `operands`; return NotImplemented for other types, which Python then rejects."""
+        """Emit the op called `name` on `operands` and return its output.
+
+        Return NotImplemented if an operand is neither a value nor a number; Python then raises TypeError.
+        """
         supported = all(isinstance(v, Operators) or is_number(v) for v in operands)
         value: V = OPS[name](*operands) if supported else NotImplemented
         return value

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of the nodes of a scope: the module `made` that emitted them, and the `file` and `line` of its call.
+    """The origin of the nodes of a scope: the DSL `module` that emitted them.
 
-    The repr of `made` is its constructor call.
+    The repr of `module` is its constructor call, which is in `file` at `line` (None if unknown).
     """
 
     module: object

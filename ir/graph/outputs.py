@@ -9,14 +9,17 @@ V = TypeVar("V")
 
 
 class Outputs(UserDict[str, V], Generic[V]):
-    """Values by name, in order. `names` takes constant time: a decoder with caches has two outputs for every layer."""
+    """The outputs of a graph: values by output name, in order of insertion.
+
+    `names_of` takes constant time: a decoder with caches has two outputs for every layer.
+    """
 
     def __init__(self) -> None:
         self._names: dict[V, dict[str, None]] = {}
         super().__init__()
 
     def names_of(self, value: V) -> tuple[str, ...]:
-        """Return all output names of `value`; () if it is not an output."""
+        """Return all names under which `value` is an output, in order; () if it is not an output."""
         return tuple(self._names.get(value, ()))
 
     def __setitem__(self, name: str, value: V) -> None:

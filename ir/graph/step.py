@@ -30,15 +30,16 @@ NEXT = "next."  # prefix of graph outputs that are new states
 
 
 class Step:
-    """A function from states and the inputs at one token to new states and outputs; immutable.
+    """One token of a recurrence: maps states and the inputs at the token to new states and outputs; immutable.
 
-    Inputs of `graph` are the states [batch, ...], then `tokens` [batch, ...], then constants of any shape. Its outputs
-    are the new state of each state (called ``next.`` and its name), then the outputs [batch, ...]. `initial` maps each
-    state to the number that fills it before the first token. Two steps are equal if their text forms are.
+    The inputs of `graph` are the states [batch, ...], then `tokens` (the inputs at the token) [batch, ...], then
+    constants of any shape. Its outputs are the new states, called ``next.`` + state name, then other outputs [batch,
+    ...]. `initial` maps each state name to the number that fills it before the first token. Steps are equal if their
+    text forms are.
 
     Raises:
-        WeftError: if a new state has another type than its state, an axis of states and tokens is missing, or a size
-            has a name other than batch.
+        WeftError: if the graph is not such a function: a new state differs in type from its state, a first axis is not
+            batch, another size is symbolic, or inputs are missing or in another order.
     """
 
     def __init__(self, graph: Graph, initial: Mapping[str, float], tokens: Iterable[str]) -> None:
@@ -65,36 +66,36 @@ class Step:
         return tuple(self.initial)
 
     def new_state(self, state: str) -> Value:
-        """Return the value in the graph that is the new `state`."""
+        """Return the value of `graph` that is the new state called `state`."""
         return self.graph.outputs[NEXT + state]
 
     def input_type(self, name: str, batch: sizes.Size) -> TensorType:
-        """Return the type of the input `name` for a batch of size `batch`."""
+        """Return the type of the graph input `name` for a batch of size `batch`."""
         return bind_batch(self.graph.inputs[name].type, batch)
 
     def _check(self) -> None:
         graph, inputs = self.graph, self.graph.inputs
         if graph.params:
-            raise WeftError(f"step: %{next(iter(graph.params))} is a parameter; a step takes constants instead")
+            raise WeftError(f"step: %{next(iter(graph.params))} is a parameter; pass it to the step as a constant")
         if list(inputs) != [*self.initial, *self.tokens, *self.constants]:
-            raise WeftError("step: states come first, then tokens, then constants")
+            raise WeftError(f"step: inputs {', '.join(inputs)} must be states first, then tokens, then constants")
         if not self.initial or not self.tokens or not self.outputs:
-            raise WeftError("step: a recurrence needs a state, an input and an output")
+            raise WeftError("step: a recurrence needs at least one state, one token input and one output")
         for name in inputs:
             if name.startswith("past_"):
-                raise WeftError(f"step: %{name} is called like the operand of a state; choose another name")
+                raise WeftError(f"step: %{name} begins with past_, which names state operands; choose another name")
         for name, start in self.initial.items():
             if not math.isfinite(start):
                 raise WeftError(f"step: the state {name} begins with {start}; begin with a finite number such as ±1e30")
             if NEXT + name not in graph.outputs:
-                raise WeftError(f"step: nothing is the next %{name}")
+                raise WeftError(f"step: the state %{name} has no new value; add the statement next %{name} = …")
             old, new = inputs[name].type, self.new_state(name).type
             if old != new:
-                raise WeftError(f"step: the new state {name} is {new}, not {old} as the state before it")
+                raise WeftError(f"step: the new state {name} is {new}, but the state is {old}; they must be equal")
             if not old.dtype.is_float:
-                raise WeftError(f"step: the state {name} is {old}; states are floating-point numbers")
+                raise WeftError(f"step: the state {name} is {old}, but states must be floating-point")
         if len(graph.outputs) != len(self.initial) + len(self.outputs):
-            raise WeftError("step: a name after next is not a state")
+            raise WeftError("step: a statement next names a value that is not a state")
         by_row = {name: inputs[name].type for name in (*self.initial, *self.tokens)}
         by_row |= {name: graph.outputs[name].type for name in self.outputs}
         for name, type in by_row.items():
@@ -102,17 +103,19 @@ class Step:
                 raise WeftError(f"step: {name} is {type}; its first axis must be batch")
         for name, type in {**by_row, **{name: inputs[name].type for name in self.constants}}.items():
             if named := {n for size in type.shape for n in sizes.list_names(size)} - {"batch"}:
-                raise WeftError(f"step: {name} is {type}, but {named.pop()} is not a size of a single token")
+                raise WeftError(f"step: {name} is {type}, but the only symbolic size may be batch, not {named.pop()}")
 
 
 def bind_batch(type: TensorType, batch: sizes.Size) -> TensorType:
-    """Return `type` with `batch` in place of the size called batch."""
+    """Return `type` with the symbolic size called batch replaced by `batch`."""
     return type.with_shape(*(sizes.substitute(size, {"batch": batch}) for size in type.shape))
 
 
 def _canonicalize(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Return a copy of `graph` without scopes, unused nodes and dots in names, and a map from old to new input names.
-    Outputs that are new states come first."""
+    """Return a copy of `graph` and a map from old to new input names.
+
+    The copy has no scopes, unused nodes or dots in names, and its outputs that are new states come first.
+    """
     clone, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
     for name, value in graph.inputs.items():
         renamed[name] = clone.reserve_name(_simplify_name(name))
@@ -137,7 +140,7 @@ def _canonicalize(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def find_live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
-    """Return the nodes of `graph` that `values` depend on, in order; the search stops at values in `known`."""
+    """Return the nodes of `graph` that `values` depend on, in graph order, except through values in `known`."""
     needed, live = set(values), list[Node]()
     for node in reversed(list(graph.nodes)):
         if not needed.isdisjoint(node.outputs):
@@ -147,7 +150,7 @@ def find_live_nodes(graph: Graph, values: Iterable[Value], known: Container[Valu
 
 
 def _simplify_name(name: str) -> str:
-    """Return the last part of a dotted name, with other characters than letters, digits and _ replaced by _."""
+    """Return the last part of a dotted name, with characters other than letters, digits and _ replaced by _."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name.rpartition(".")[2]) or "v"
 
 
@@ -177,14 +180,14 @@ def trace_step(
     states: Mapping[str, tuple[TensorType, float]],
     tokens: Mapping[str, TensorType],
 ) -> tuple[Step, tuple[Value, ...]]:
-    """Return the step that `function` computes, and the other values of `graph` that it reads (its constants).
+    """Return the step that `function` computes, and the values of `graph` that it reads besides (its constants).
 
-    `function` maps (states, tokens) to (new states, outputs). `states` maps names to a type [batch, ...] and an initial
-    value, `tokens` to a type [batch, ...]. Nodes that the function emits into `graph` are removed again; parameters
-    that it adds stay.
+    `function` maps (states, tokens) to (new states, outputs). `states` maps names to (type [batch, ...], initial
+    value), `tokens` maps names to types [batch, ...]. Nodes that `function` emits into `graph` are removed again, but
+    parameters that it adds stay.
 
     Raises:
-        WeftError: if it reads a value with a token axis, or does not build a valid `Step`.
+        WeftError: if `function` reads a value with a token axis, or does not build a valid `Step`.
     """
     before = set(graph.nodes)
     types = {**{name: type for name, (type, _) in states.items()}, **tokens}
@@ -208,7 +211,7 @@ def _extract_step(
     new_states: Sequence[Value],
     outputs: Sequence[Value],
 ) -> tuple[Step, tuple[Value, ...]]:
-    """Return the step with the body `nodes`, and the values from outside that it reads; outputs are y, or y0, y1, …."""
+    """Return the step with the body `nodes`, and the other values that they read; outputs are called y, or y0, y1, …"""
     body, mapped, read = Graph("step"), dict[Value, Value](), list[Value]()
     for name, value in inputs.items():
         mapped[value] = body.add_input(name, value.type)
@@ -217,7 +220,7 @@ def _extract_step(
         if v not in internal and v not in mapped:
             if not isinstance(v, Param) and (sym := _find_token_axis(v)):
                 raise WeftError(
-                    f"the step reads %{v.name} {v.type}, which has an axis {sym}: give it to scan as an input"
+                    f"the step reads %{v.name} {v.type}, which has an axis {sym}: pass it to scan as an input"
                 )
             mapped[v] = body.add_input(body.reserve_name(v.name.rpartition(".")[2]) + "", v.type)
             read.append(v)

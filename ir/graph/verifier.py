@@ -1,4 +1,4 @@
-"""The verifier: the invariants of every graph, as a table of rules."""
+"""The verifier: the invariants of every graph. Each rule `check_…` yields a message for every violation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Rule = Callable[[Graph], Iterator[str]]
 
 
 def verify(graph: Graph, recipes: bool = False) -> None:
-    """Check `graph` by `RULES`; with `recipes`, also that every recipe has the shape of its parameter.
+    """Check that `graph` meets all `RULES`; with `recipes`, also that every recipe has the shape of its parameter.
 
     Raises:
-        WeftError: naming the first violation.
+        WeftError: describing the first violation.
     """
     for rule in [*RULES, *([check_recipe_shapes] if recipes else [])]:
         for complaint in rule(graph):

@@ -1,7 +1,7 @@
 """The op set, one file per family; `ops.linear` is the op called linear. Importing this package fills the registry.
 
-A technique that is composed of existing ops is a function that emits them, in the module of those ops: `positions` has
-sinusoidal; `routing` noisy_logits and hierarchical; `latent` multi-head latent attention.
+Compositions of existing ops are functions `emit_…` in the module of those ops: sinusoids in `positions`, noisy and
+hierarchical routing in `routing`, multi-head latent attention in `latent`.
 
 Never here: an op whose meaning depends on a target; a file called like an op.
 """

@@ -100,7 +100,7 @@ _SWISH = re.compile(r"swish\([+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\)")
 
 
 def activate(x: Value, name: str) -> Value:
-    """Emit the activation called `name`, a key of ACTIVATIONS, ``identity``, or ``swish(beta)``."""
+    """Emit the activation called `name`: a key of ACTIVATIONS, ``identity``, or ``swish(β)`` with a number β."""
     if name == "identity":
         return x
     fn, attrs = _find_activation(name)
@@ -114,17 +114,13 @@ def _find_activation(name: str) -> tuple[Op, dict[str, Any]]:
 
 
 def check_activation(name: str) -> None:
-    """Check that `name` is an activation that `activate` can emit.
-
-    Raises:
-        WeftError: if it is not.
-    """
+    """Check that `activate` knows the activation `name`; raise WeftError if not."""
     is_activation = name in ACTIVATIONS or name == "identity" or _SWISH.fullmatch(name) is not None
     require(is_activation, f"unknown activation {name!r}; known are identity, swish(β), {', '.join(ACTIVATIONS)}")
 
 
 def apply_activation(x: Array, name: str) -> Array:
-    """Return the activation called `name` of a NumPy array: the reference of `activate`."""
+    """Return x with the activation called `name` applied, in NumPy: the reference of `activate`."""
     if name == "identity":
         return x
     fn, attrs = _find_activation(name)

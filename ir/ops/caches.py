@@ -1,7 +1,7 @@
-"""Slots of rolling caches and codes of quantized ones.
+"""Slots of rolling KV caches and codes of quantized KV caches.
 
-Rolling: position j < `keep` is in slot j. A later position j is in slot `keep` + (j − `keep`) mod (`capacity` −
-`keep`), where it replaces a position that has left the window.
+Rolling: the key of position j < `keep` is in slot j. The key of a later position j is in slot `keep` + (j − `keep`) mod
+(`capacity` − `keep`), where it replaces the key of a position that has left the window.
 
 Quantized: an element is code · scale, with constant scales. The code is element / scale rounded to nearest, half to
 even, and clipped to −2^{bits−1} … 2^{bits−1} − 1. There is a scale per channel [heads · width], or one for all [1].
@@ -21,9 +21,10 @@ from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
 
 
 def find_slot_positions(newest: Array, capacity: int, keep: int) -> Array:
-    """Return the position whose key each slot holds, [batch, capacity], after position `newest` [batch, 1] was written.
+    """Return the position of the key in each slot, [batch, capacity], after position `newest` [batch, 1] was written.
 
-    The first `keep` slots hold the first positions. Slots still empty get a position below 0 or above `newest`.
+    The first `keep` slots hold positions 0 to `keep` − 1. A slot that is still empty gets a number below 0 or above
+    `newest`.
     """
     slot = np.arange(capacity)[None]
     rolled = newest - (newest - slot) % (capacity - keep)
@@ -31,9 +32,11 @@ def find_slot_positions(newest: Array, capacity: int, keep: int) -> Array:
 
 
 def write_rolling_cache(past: Array, new: Array, positions: Array, last: int, keep: int) -> Array:
-    """Return the rolling cache `past` [kv_heads, capacity, d] of one batch row with `new` [kv_heads, seq, d] written.
+    """Return the rolling cache `past` [kv_heads, capacity, d] of one batch row after `new` [kv_heads, seq, d] is
+    written.
 
-    `positions` [seq] determine the slots. Keys after position `last`, and keys that later ones replace, are dropped.
+    `positions` [seq] are those of `new`. Keys after position `last` are not written, nor keys that a later key of `new`
+    replaces.
     """
     rolling_slots = past.shape[1] - keep
     is_written = (positions <= last) & ((positions < keep) | (positions > last - rolling_slots))
@@ -44,7 +47,7 @@ def write_rolling_cache(past: Array, new: Array, positions: Array, last: int, ke
 
 
 def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
-    """Emit the positions that `find_slot_positions` returns; `slot` [1, capacity] is 0, 1, …"""
+    """Emit what `find_slot_positions` computes, [batch, capacity]; `slot` [1, capacity] is 0, 1, …"""
     rolling_slots = affine(greatest(slot, axes=(1,), keepdims=True), plus=1 - keep)
     rolled = sub(newest, mod(sub(newest, slot), rolling_slots))
     if not keep:
@@ -54,11 +57,12 @@ def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
 
 
 def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
-    """Emit the rolling caches of the attention `n` after its new tokens; return one value per tensor of `joined`.
+    """Emit the rolling caches [batch, kv_heads, capacity, width] of the call `n` of attention after its new tokens.
 
-    `joined` are past and new keys (and values), concatenated to [batch, kv_heads, capacity + seq, width]; `slot`
-    [1, capacity] is 0, 1, …; `first` [batch, 1] is the position of the first new token. The caches are gathered, not
-    scattered: a runtime that keeps past and present in one buffer then reads all of the past before it writes.
+    `joined` has the keys, and the values if there are any, past and new concatenated to [batch, kv_heads, capacity +
+    seq, width]; return one cache for each. `slot` [1, capacity] is 0, 1, …; `first` [batch, 1] is the position of the
+    first new token. The caches are gathered, not scattered: a runtime with past and present in one buffer then reads
+    all of the past before it writes.
     """
     capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
     newest = greatest(n.positions, axes=(1,), keepdims=True)
@@ -86,19 +90,19 @@ def reshape_scale(scale: Array, heads: int) -> Array:
 
 
 def quantize_to_codes(x: Array, scale: Array, bits: int) -> Array:
-    """Return the integer codes of x [batch, heads, slots, width] as int64, in the same shape."""
+    """Return the integer codes of x [batch, heads, slots, width], int64 of the same shape; `scale` as in the module."""
     return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *get_code_range(bits)).astype(np.int64)
 
 
 def emit_codes(x: Value, scale: Value, bits: int) -> Value:
-    """Emit the integer codes of the keys or values x [batch, keys, heads · width]."""
+    """Emit the integer codes (dtype `CODES[bits]`) of the keys or values x [batch, keys, heads · width]."""
     low, high = get_code_range(bits)
     wide = cast(x, to=scale.type.dtype)
     return cast(clip(round_(div(wide, scale)), low=low, high=high), to=CODES[bits])
 
 
 def emit_dequantized(codes: Value, scale: Value, heads: int, like: Value) -> Value:
-    """Emit the elements code · scale of `codes` [batch, heads, slots, width] in the dtype of `like`."""
+    """Emit `codes` [batch, heads, slots, width] times `scale` [heads · width] or [1], in the dtype of `like`."""
     if scale.shape != (1,):
         scale = reshape(scale, shape=(1, heads, 1, scale.width // heads))
     return cast(mul(cast(codes, to=scale.type.dtype), scale), to=like.type.dtype)
@@ -112,22 +116,22 @@ def check_quantization(
     causal: bool,
     heads: int,
 ) -> None:
-    """Check that bits and scales of a quantized cache fit an attention with `heads` KV heads.
+    """Check the settings of a quantized cache of an attention with `heads` KV heads; raise WeftError if they do not
+    fit.
 
-    Raises:
-        WeftError: if they do not fit.
+    `bits` is None without quantization; `scales` maps k_scale and v_scale to their types.
     """
     if bits is None:
-        require(not any(scales.values()), "scales of a cache go with cache_bits")
+        require(not any(scales.values()), "k_scale and v_scale need the attribute cache_bits")
         return
     require(bits in CODES, f"cache_bits={bits}: codes have {' or '.join(map(str, CODES))} bits")
     require(causal, "only the cache of causal attention is quantized")
     for (name, scale), x in zip(scales.items(), (k, v), strict=True):
         if x is None:
-            require(scale is None, f"{name} goes with v")
+            require(scale is None, f"{name} needs the operand v")
             continue
         fits = scale is not None and scale.dtype.is_float and scale.shape in ((1,), (x.shape[2],))
         require(fits, f"{name} {scale} must be [1] or [{x.shape[2]}], for the channels of {x}")
         width = x.shape[2]
         even = bits == 8 or (isinstance(width, int) and width // heads % 2 == 0)
-        require(even, f"{x}: two codes of 4 bits are a byte, so heads must have an even size")
+        require(even, f"{x} with {heads} heads: codes of 4 bits need heads of an even size, two codes per byte")

@@ -1,4 +1,4 @@
-"""Decorators that declare an op by its body: the graph of simpler ops that also is its reference."""
+"""Decorators that declare an op by its body: the graph of simpler ops that is also its reference."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..types import dtypes
 def composed_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that declares an op by a function that emits its body in simpler ops.
+    """Return a decorator that declares an op by a function that emits its body in simpler ops, and returns the op.
 
-    Parameters of the function declare operands and attributes. The NumPy reference of the op interprets the emitted
-    graph. Types, cost and states are declared as for other ops.
+    The function's positional parameters are the operands, its keyword-only parameters the attributes. The reference
+    interprets the emitted graph. Types, cost and states are declared by ``.infer``, ``.cost`` and ``.states``.
     """
 
     def declare(body: Callable[..., Any]) -> Op:
@@ -41,11 +41,10 @@ def composed_op(
 def fused_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that declares a fused op by its body; the decorated function emits the body.
+    """Return a decorator like `composed_op` that also derives types, cost and states of the op from its body.
 
-    Its parameters declare operands and attributes, like those of a reference. The cost counts operands and results
-    once, without intermediate values of the body and without table rows and experts that the body does not select. The
-    op keeps the states of its body, under the same names: a recurrence takes its `past` and returns its `present`.
+    The cost counts bytes of operands and outputs once, without intermediate values of the body, and without table rows
+    and experts that the body does not select. A RECURRENT op has the states of its body, under the same names.
     """
 
     def declare(body: Callable[..., Any]) -> Op:
@@ -99,7 +98,7 @@ def _infer_type(array: Array) -> TensorType:
 
 
 def _build_body(body: Callable[..., Any], types: Sequence[TensorType | None], attrs: dict[str, Any]) -> Graph:
-    """Return the graph that `body` emits for operands of `types`; its inputs and outputs are named "0", "1", …"""
+    """Return the graph that `body` emits for operands of `types` (None: absent), with inputs and outputs "0", "1", …"""
     graph = Graph("body")
     inputs = [None if t is None else graph.add_input(str(i), t) for i, t in enumerate(types)]
     results = body(*inputs, **attrs)

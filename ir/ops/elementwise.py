@@ -139,7 +139,7 @@ softplus = _declare_unary("softplus", "ln(1 + e^x)", lambda x: np.logaddexp(0, x
 
 @op(traits=[Trait.ELEMENTWISE], cases=[case(normal(3, 4)), case(ints(2, 3, high=7), to=dtypes.f32)])
 def cast(x: Array, *, to: DType = dtypes.f32) -> Array:
-    """x converted to the dtype `to`; between floats the identity, as the reference computes in exact arithmetic."""
+    """x converted to the dtype `to`: floats are truncated to integers. The reference does not round between floats."""
     if to.is_float:
         return x.astype(np.float64)
     return x.astype(np.bool_) if to == dtypes.bool_ else np.trunc(x).astype(np.int64)
@@ -156,7 +156,7 @@ def _(n: OpCall) -> TensorType:
     cases=[case(normal(2, 3), low=-0.5, high=0.7), case(normal(4), high=0.0), case(ints(5, high=9), low=2, high=6)],
 )
 def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Array:
-    """x clipped to low … high (bounds are integers for an integer x)."""
+    """x clipped to low … high, without a bound that is None (bounds are integers for an integer x)."""
     return np.asarray(np.clip(x, low, high) if low is not None or high is not None else x, x.dtype)
 
 
@@ -186,8 +186,8 @@ def _(n: OpCall) -> None:
 
 @op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), share=0.1), case(normal(4), share=0.0)])
 def dropout(x: Array, *, share: float) -> Array:
-    """x. While a PyTorch module trains, each element is 0 with probability `share`, else divided by 1 − share
-    (Srivastava 2014). The pass drop-dropout removes it."""
+    """x; in a PyTorch module in training mode, x with each element 0 with probability `share`, else divided by
+    1 − share (Srivastava 2014). The pass drop-dropout removes it."""
     return x
 
 
@@ -207,7 +207,7 @@ def _(n: OpCall) -> Value:
     cases=[case(bools(2, 3), normal(2, 3), normal(3)), case(bools(4, 1), normal(3), normal(1))],
 )
 def where(condition: Array, x: Array, y: Array) -> Array:
-    """x where `condition` holds, else y; all broadcast."""
+    """x where `condition` is true, else y; the three operands broadcast."""
     return np.where(condition, x, y)
 
 
@@ -222,10 +222,10 @@ def _(n: OpCall) -> TensorType:
 
 
 def fill_like(x: Value, number: float) -> Value:
-    """Emit a constant: `number` in the shape and dtype of x."""
+    """Emit a tensor with the shape and dtype of x, filled with `number`."""
     return affine(x, by=0.0, plus=number)
 
 
 def mask_fill(seen: Value, x: Value, number: float = 0.0) -> Value:
-    """Emit x where the mask `seen` is true, else the constant `number`."""
+    """Emit x where the mask `seen` (bool, broadcast with x) is true, and `number` elsewhere."""
     return where(seen, x, fill_like(x, number))

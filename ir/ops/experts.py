@@ -1,4 +1,4 @@
-"""Mixture of experts: the feed-forwards that routed tokens pass through."""
+"""The experts of a mixture: feed-forward layers, weighted per token by a router (see `routing`)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def moe(
     """Σ_e combine_e · E_e(x) over the experts e, E_e a feed-forward (Shazeer 2017).
 
     x [..., dim]; combine [..., experts] ≥ 0, zero for experts that a token does not choose; up and gate
-    [experts, hidden, dim], down [experts, dim, hidden], biases [experts, hidden or dim]. E(x) = down(glu(gate(x),
-    up(x))) with `activation`, `limit` and `shift` as in `glu`, or down(activation(up(x))) without gate. `active`
-    promises that no row of combine has more non-zero entries; it changes the cost, not the result.
+    [experts, hidden, dim], down [experts, dim, hidden], up_bias and gate_bias [experts, hidden], down_bias
+    [experts, dim]. E(x) = down(glu(gate(x), up(x))) with `activation`, `limit` and `shift` as in `glu`, or
+    down(activation(up(x))) without gate. `active` is an upper bound of the experts that a token chooses (None: all); it
+    changes the cost, not the result.
     """
     y = np.zeros_like(x)
     for e in range(len(up)):
@@ -72,7 +73,7 @@ def compute_expert_hidden(
     limit: float | None,
     shift: float,
 ) -> Array:
-    """Return the hidden activations of one expert, [tokens, hidden], for `x` [tokens, dim]."""
+    """Return act(gate(x)) ⊙ up(x) of one expert, or act(up(x)) without gate: [tokens, hidden] for `x` [tokens, dim]."""
     hidden: Array = x @ up.T + (0 if up_bias is None else up_bias)
     if gate is None:
         return apply_activation(hidden, activation)
