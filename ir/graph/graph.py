@@ -56,7 +56,7 @@ class Value(Operators["Value"]):
         attrs: Mapping[str, AttrValue],
         name: str | Sequence[str] | None,
     ) -> tuple[Value, ...]:
-        """Insert a node of `op` at the insertion point and return its outputs; `name` is one for all or one for each."""
+        """Insert a node of `op` at the insertion point and return its outputs; `name` suggests one name or several."""
         full = op.check_attrs(attrs)
         types = op.types([None if v is None else v.type for v in operands], full)
         hints = (

@@ -28,10 +28,10 @@ from .tensor import concat, expand, merge_heads, reshape, split_heads, swap_last
     ],
 )
 def head_linear(x: Array, weight: Array, *, heads: int, inverse: bool = False) -> Array:
-    """y_h = W_h x_h for every head h, without bias; with `inverse` y_h = W_hᵀ x_h.
+    """y_h = W_h x_h for every head h, or y_h = W_hᵀ x_h with `inverse`.
 
-    x [batch, n, heads·in], weight [heads·out, in] (rows by head) → [batch, n, heads·out]; with `inverse` from
-    heads·out to heads·in.
+    x [batch, n, heads·in], weight [heads·out, in], the rows of head 0 first → [batch, n, heads·out]. With `inverse` x
+    is [batch, n, heads·out] and the result [batch, n, heads·in].
     """
     per = weight.reshape(heads, -1, weight.shape[1])
     form = "bnho,hoi->bnhi" if inverse else "bnhi,hoi->bnho"
@@ -82,10 +82,10 @@ def emit_expanded(
 ) -> Value:
     """Emit latent attention over keys and values that are projected from the latent.
 
-    q [batch, seq, heads·d], q_rope [batch, seq, heads·r] (rotated), latent [batch, keys, rank], k_rope [batch, keys, r]
-    (rotated), up_k [heads·d, rank], up_v [heads·dv, rank] → [batch, seq, heads·dv]. Without rotary part q_rope and
-    k_rope are None. `masks` are the operands bias, key_mask and sinks of `attention`, `attrs` its other attributes;
-    `scale` defaults to 1/√(d + r).
+    q [batch, seq, heads·d], q_rope [batch, seq, heads·r] (already rotated), latent [batch, keys, rank], k_rope
+    [batch, keys, r] (already rotated), up_k [heads·d, rank], up_v [heads·dv, rank] → [batch, seq, heads·dv]. q_rope and
+    k_rope are None without a rotary part. `masks` are the operands bias, key_mask and sinks of `attention`, `attrs` its
+    other attributes; `scale` defaults to 1/√(d + r).
     """
     k, v = linear(latent, up_k), linear(latent, up_v)
     if q_rope is not None and k_rope is not None:
@@ -108,7 +108,7 @@ def emit_absorbed(
     scale: float | None = None,
     **attrs: Any,
 ) -> Value:
-    """Emit the attention of `emit_expanded` with the latents as one KV head; arguments and result are the same."""
+    """Emit the function of `emit_expanded` (same arguments and result) as attention to the latent as one KV head."""
     rotary_width = k_rope.width if k_rope is not None else 0
     scale = 1 / math.sqrt(q.width // heads + rotary_width) if scale is None else scale
     q, k = head_linear(q, up_k, heads=heads, inverse=True), latent

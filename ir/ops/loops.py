@@ -1,4 +1,4 @@
-"""The loop over tokens: `scan` runs a `Step`, a graph for one token, over sequences of inputs, constants and states."""
+"""The loop over tokens: `scan` runs a `Step`, the graph of a recurrence at one token, over a sequence."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def build_step(
     tokens: Mapping[str, tuple[int, ...]],
     **constants: tuple[int, ...],
 ) -> Step:
-    """Return the step that `function` computes from states, tokens and constants, all f32.
+    """Return the `Step` that `function` computes, with all inputs in f32.
 
-    `function` takes the states, and the tokens followed by the constants. Shapes of states and tokens omit the batch
-    axis, which constants do not have. A float in the shape of a state is its initial value.
+    `function` maps (states, [*tokens, *constants]) to (new states, outputs). `states` and `tokens` map names to shapes
+    without the batch axis, `constants` to complete shapes. A float in the shape of a state, which is no axis, is its
+    initial value (default 0).
     """
     graph = Graph("step")
     constant_values = {name: graph.add_input(name, TensorType(f32, shape)) for name, shape in constants.items()}
@@ -51,7 +52,7 @@ def build_step(
 
 
 def _gated_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Compute linear attention with a gate for every key: affine in its state."""
+    """Emit a token of linear attention with a decay for every key channel: affine in its state."""
     q, k, v, decay = tokens
     decayed = mul(unsqueeze(exp(decay), axes=(3,)), states[0])
     state = add(decayed, mul(unsqueeze(k, axes=(3,)), unsqueeze(v, axes=(2,))), name="state")
@@ -59,7 +60,7 @@ def _gated_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[
 
 
 def _elman_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Compute an Elman network with a gated accumulator: nonlinear, two states and two outputs."""
+    """Emit a token of an Elman network with a gated accumulator: nonlinear, two states and two outputs."""
     h, c = states
     x, weight = tokens
     new = tanh(add(x, linear(h, weight)))
@@ -83,11 +84,12 @@ _QKV = (normal(2, 7, 2, 3), normal(2, 7, 2, 3), normal(2, 7, 2, 4), -np.linspace
     ],
 )
 def scan(*values: Array, step: Step) -> tuple[Array, ...]:
-    """Run `step` over all tokens: states_t, outputs_t = step(states_{t−1}, inputs_t, constants).
+    """The recurrence (states_t, outputs_t) = step(states_{t−1}, inputs_t, constants) over all tokens t.
 
-    `values` are inputs [batch, seq, ...], one for each token operand of the step, its constants, and optionally its
-    states [batch, ...] before the first token. Returned are its outputs [batch, seq, ...] and, if states were given,
-    the states after the last token. Without them each state starts at its constant in `step.initial`, mostly 0.
+    `values` are one input [batch, seq, ...] for each name in `step.tokens`, then one for each in `step.constants`, then
+    optionally the states [batch, ...] before the first token → the outputs [batch, seq, ...] and, if states are among
+    `values`, the states after the last token. Otherwise each state is initially filled with its number in
+    `step.initial`.
     """
     inputs, constants, states = _split_operands(values, step)
     if not states:
@@ -104,7 +106,7 @@ def scan(*values: Array, step: Step) -> tuple[Array, ...]:
 
 
 def _split_operands(values: Sequence[Any], step: Step) -> tuple[list[Any], list[Any], list[Any]]:
-    """Split operands into inputs, constants and states."""
+    """Split the operands of `scan` into inputs, constants and states ([] if absent)."""
     first, second = len(step.tokens), len(step.tokens) + len(step.constants)
     return list(values[:first]), list(values[first:second]), list(values[second:])
 
@@ -165,9 +167,10 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
 
 
 def cast_step(step: Step, operands: Sequence[DType]) -> Step:
-    """Return `step` for tokens and constants of the dtypes `operands`, with outputs in the dtype of the first token.
+    """Return `step` with casts, so that its tokens, then its constants, have the dtypes `operands`.
 
-    Casts are added; the step still computes in its own dtypes, since sums over thousands of tokens need f32.
+    Outputs get the dtype of the first token. The step still computes in its own dtypes, since sums over thousands of
+    tokens need f32. Casts that an earlier call added are replaced.
     """
     old, graph = step.graph, Graph("step")
     dtypes = dict(zip((*step.tokens, *step.constants), operands, strict=False))

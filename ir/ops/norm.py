@@ -18,7 +18,7 @@ def _check_widths(x: TensorType, *vectors: TensorType | None) -> None:
     traits=[Trait.ROWWISE, Trait.NORM], cases=[case(normal(2, 3, 8), normal(8), eps=1e-2), case(normal(4, 6), eps=1e-5)]
 )
 def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Array:
-    """x / √(mean(x²) + ε) ⊙ weight (Zhang & Sennrich 2019); weight [width] or absent."""
+    """x / √(mean(x²) + ε) ⊙ weight over the last axis (Zhang & Sennrich 2019); weight [width] or absent."""
     y: Array = x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + eps)
     return y if weight is None else y * weight
 
@@ -45,7 +45,7 @@ def _(n: OpCall) -> Value:
     cases=[case(normal(2, 3, 8), normal(8), normal(8), eps=1e-2), case(normal(4, 6), normal(6)), case(normal(4, 6))],
 )
 def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, eps: float = 1e-5) -> Array:
-    """(x − μ)/√(σ² + ε) ⊙ weight + bias (Ba 2016); weight and bias [width] or absent."""
+    """(x − μ)/√(σ² + ε) ⊙ weight + bias over the last axis (Ba 2016); weight and bias [width] or absent."""
     centred = x - x.mean(-1, keepdims=True)
     y: Array = centred / np.sqrt(np.mean(np.square(centred), -1, keepdims=True) + eps)
     y = y if weight is None else y * weight
@@ -80,7 +80,7 @@ def _(n: OpCall) -> Value:
 def add_norm(
     x: Array, y: Array, weight: Array | None = None, bias: Array | None = None, *, kind: str = "rms", eps: float = 1e-6
 ) -> tuple[Array, Array]:
-    """The pair (norm(x + y), x + y) of a residual addition; `kind` is rms or layer."""
+    """norm(x + y) and x + y (a residual addition); the norm of `kind` is `rms_norm` (rms) or `layer_norm` (layer)."""
     total = x + y
     if kind == "rms":
         return rms_norm.reference(total, weight, eps=eps), total

@@ -1,7 +1,7 @@
-"""Emit arithmetic, comparisons and `where` with a Python number as operand, and powers with a constant exponent.
+"""Emit arithmetic, comparisons and `where` with a Python number as operand.
 
 Sums and products with a number become one `affine`, which passes fold into weights. For other ops the number becomes a
-constant value in the shape of the tensor operand; backends write the number instead.
+constant with the shape of the tensor operand, for which backends write the number again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     value, number = _split_operands(x, y)
     if _is_integer(value):
-        raise WeftError(f"div: {value!r} holds integers; divide with // (floordiv), or cast it to a float")
+        raise WeftError(f"div: {value!r} has integer elements; divide with // (floordiv), or cast it to a float dtype")
     if value is y:
         return affine(reciprocal(value), by=number, name=name)
     if number == 0:
@@ -85,7 +85,7 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
 
 
 def _fill_number_operands(op: Op) -> None:
-    """Register for `op` that a number becomes a constant in the shape of the tensor operand."""
+    """Register a number function for `op` that replaces the number by a constant of the shape of the tensor operand."""
 
     @op.numbers
     def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
@@ -120,7 +120,7 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
 
 
 def _emit_power(x: Value, times: int, name: str | None = None) -> Value:
-    """Emit x to the power `times` by repeated squaring."""
+    """Emit x to the power `times` ≥ 1 by repeated squaring."""
     if times == 1:
         return x
     half = _emit_power(x, times // 2)
@@ -139,18 +139,14 @@ def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
 
 
 def _is_integer(operand: Any) -> bool:
-    """Return whether `operand` is a value of integers; the variables of patterns have no type."""
+    """Return whether `operand` is a value with an integer or bool dtype; False for pattern variables, without a type."""
     return isinstance(operand, Value) and not operand.type.dtype.is_float
 
 
 def _split_operands(x: Any, y: Any) -> tuple[Value, float]:
-    """Split two operands into the value and the number.
-
-    Raises:
-        WeftError: if the number is NaN, which the text form cannot distinguish from a mistake.
-    """
+    """Return (value, number) of two operands in either order; raise WeftError if the number is NaN."""
     value, number = (y, x) if is_number(x) else (x, y)
     constant = float(number)
     if math.isnan(constant):
-        raise WeftError(f"the number next to {value!r} is NaN")
+        raise WeftError(f"the other operand of an op on {value!r} is NaN; use a number")
     return value, constant

@@ -1,7 +1,7 @@
-"""Positions as a bias on the scores, or as vectors that are added to keys and values.
+"""Relative positions: biases of attention scores, and vectors that are added to keys and values; sinusoids.
 
-Sinusoidal and learned absolute positions are `embedding` of a table; `alibi` and `relative_position_bias` feed the bias
-operand of `attention`; rotary positions have `rope`.
+`alibi` and `relative_position_bias` compute the bias operand of `attention`. Learned absolute positions are an
+`embedding`; rotary positions are the op `rope`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions 
 
 
 def _infer_bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
-    """Return the type of a bias [batch, heads, seq, keys] over `queries` and `keys`, in the dtype of `like`."""
+    """Return the type of a bias [batch, heads, seq, keys] for the operands queries and keys, in the dtype of `like`."""
     queries: TensorType = n.queries
     keys: TensorType = n.keys
     for t in (queries, keys):
@@ -84,7 +84,7 @@ def _infer_bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
 
 
 def _emit_relative_positions(n: OpCall) -> Value:
-    """Emit j − i [batch, seq, keys] of the key positions j and query positions i."""
+    """Emit j − i [batch, seq, keys] for the key positions j and the query positions i."""
     return sub(unsqueeze(n.keys, axes=(1,)), unsqueeze(n.queries, axes=(2,)))
 
 
@@ -98,11 +98,12 @@ def _emit_relative_positions(n: OpCall) -> Value:
 def relative_position_bias(
     table: Array, queries: Array, keys: Array, *, bidirectional: bool = True, max_distance: int = 128
 ) -> Array:
-    """Learned bias table[bucket(j − i), head] of query position i and key position j (Raffel 2020, T5).
+    """Learned bias table[bucket(j − i), head] for query position i and key position j (Raffel 2020, T5).
 
-    table [buckets, heads], queries [batch, seq], keys [batch, keys] (batch may be 1) → [batch, heads, seq, keys]. Half
-    of the buckets are for exact distances, the rest grow logarithmically up to `max_distance`; `bidirectional` splits
-    all of them between past and future, otherwise the future shares bucket 0.
+    table [buckets, heads], queries [batch, seq], keys [batch, keys] (batch may be 1) → [batch, heads, seq, keys]. With
+    `bidirectional` half of the buckets are for j > i, the others for j ≤ i; else all are for j ≤ i, and j > i shares
+    bucket 0. The first half of the buckets of a direction are for one distance each, the rest for ranges that grow
+    logarithmically; the last also covers distances from `max_distance` on.
     """
     relative = keys[:, None, :] - queries[:, :, None]
     count, exact, rate = _count_buckets(len(table), bidirectional, max_distance)
@@ -149,7 +150,7 @@ def _(n: OpCall) -> Value:
 
 @op(cases=[case(positive(4), *_AT), case(positive(3), ints(2, 5, high=9), ints(1, 7, high=9), symmetric=True)])
 def alibi(slopes: Array, queries: Array, keys: Array, *, symmetric: bool = False) -> Array:
-    """Bias −slope·(i − j) of query position i and key position j (Press 2022); `symmetric`: −slope·\\|i − j\\|.
+    """Bias −slope·(i − j) for query position i and key position j (Press 2022), or −slope·\\|i − j\\| if `symmetric`.
 
     slopes [heads] (recipe AlibiSlopes), queries [batch, seq], keys [batch, keys] → [batch, heads, seq, keys].
     """
@@ -204,11 +205,11 @@ def relative_attention(
 ) -> Array | tuple[Array, Array, Array]:
     """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
 
-    r = clip(j − i, ±R) + R; key_table and value_table [2R + 1, d]; q [batch, seq, heads·d], k and v
-    [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain. Keys where `key_mask`
-    [batch, keys] is 0 are ignored. With past_k and past_v [batch, heads, capacity, d] and `positions` [batch, seq]
-    (causal without mask only) k and v are written to the slots of their positions, queries at position i see the slots
-    up to i, and the updated caches are also returned.
+    r = clip(j − i, −R, R) + R for query position i and key position j; w_K is key_table and w_V value_table, [2R + 1,
+    d] for all heads (w_V is 0 without value_table). q [batch, seq, heads·d], k and v [batch, keys, heads·d] → [batch,
+    seq, heads·d]. Keys where `key_mask` [batch, keys] is 0 are masked. With past_k and past_v [batch, heads, capacity,
+    d] and `positions` [batch, seq] (only if `causal` and without key_mask) k and v are written to the slots of their
+    positions, a query at position i sees the slots 0 to i, and the updated caches are also returned.
     """
     kh, vh = (t.reshape(*t.shape[:2], heads, -1).transpose(0, 2, 1, 3) for t in (k, v))
     query_at = np.arange(q.shape[1])[None]
@@ -243,7 +244,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
             fits = fits and t == q.with_shape(t.shape[0], d)
             require(fits, f"table {t} must be [2R + 1, d], R ≥ 1, for q {q}, heads={n.heads}")
     absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
-    require(all(absent) or not any(absent), "past_k, past_v and positions go together")
+    require(all(absent) or not any(absent), "past_k, past_v and positions must be present together, or none of them")
     fits = n.key_mask is None or n.key_mask.shape == k.shape[:2]
     require(fits, f"key_mask {n.key_mask} must be [batch, keys] of k {k}")
     if n.past_k is None:
@@ -306,7 +307,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
 
 
 def gather_per_query(x: Value, index: Value) -> Value:
-    """Gather x [batch, heads, seq, n] at `index` [batch or 1, seq, m] of every query: [batch, heads, seq, m]."""
+    """Emit x [batch, heads, seq, n] at `index` [batch or 1, seq, m] of the last axis, per query: [batch, heads, seq, m]."""
     (batch, heads, seq, width), count = x.shape, index.shape[2]
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))
     rows = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(batch * seq, width, heads))
@@ -317,8 +318,8 @@ def gather_per_query(x: Value, index: Value) -> Value:
 
 
 def emit_sinusoids(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
-    """Emit sinusoids (Vaswani 2017) [batch, seq, 2·pairs] of positions [batch, seq] and frequencies [pairs], any
-    length: p[2k] = sin and p[2k + 1] = cos of position · frequency k, or all sines before all cosines."""
+    """Emit sinusoids (Vaswani 2017) [batch, seq, 2·pairs] of positions [batch, seq] and frequencies [pairs]: elements
+    2k and 2k + 1 are sin and cos of position · frequency k; if not `interleaved`, all sines come before all cosines."""
     angles = mul(unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)), frequencies)
     if not interleaved:
         return concat(sin(angles), cos(angles), axis=2)

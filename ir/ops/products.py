@@ -1,4 +1,4 @@
-"""Matrix products and lookups."""
+"""Matrix products and embedding lookups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .elementwise import add
 
 @op(traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 8), normal(5, 8)), case(normal(4, 8), normal(6, 8), normal(6))])
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """x Wᵀ + b: x [..., in], weight [out, in], bias [out] → [..., out]."""
+    """x Wᵀ + b: x [..., in], weight [out, in], bias [out] or absent → [..., out]."""
     y: Array = x @ weight.T
     return y if bias is None else y + bias
 
@@ -56,7 +56,7 @@ def _(n: OpCall) -> Value:
 
 @op(cases=[case(normal(2, 3, 8), normal(2, 8, 5)), case(normal(2, 3, 4, 8), normal(8, 5))])
 def matmul(x: Array, y: Array) -> Array:
-    """x y: [..., m, k] by [..., k, n] → [..., m, n]; leading axes broadcast."""
+    """Matrix product: x [..., m, k], y [..., k, n] → [..., m, n]; leading axes broadcast."""
     result: Array = x @ y
     return result
 

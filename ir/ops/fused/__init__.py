@@ -1,8 +1,8 @@
 """Fused ops: the computation of one kernel of a decode step as an op, defined by its body in simpler ops.
 
-Fusion passes emit them, except token sampling, which is appended to a model; a backend lowers them to kernels or uses
-their bodies.
-Never here: an op with a meaning of its own.
+Fusion passes emit them, except `choose_tokens`, which is appended to a model. A backend lowers each to a kernel or to
+its body.
+Never here: an op that its body in simpler ops does not define.
 """
 
 import importlib

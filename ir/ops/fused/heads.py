@@ -1,4 +1,4 @@
-"""Queries, keys and values of a decode step, as attention reads them, and the angles of their RoPE."""
+"""Projections to queries, keys and values fused with norms and RoPE, and the cosines and sines of RoPE."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def norm_qkv(
 ) -> tuple[Value, ...]:
     """RoPE(q_norm(q)), RoPE(k_norm(k)) and v, with [q, k, v] = norm(x) Wᵀ + b (Vaswani 2017; RoPE: Su 2021).
 
-    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias have the rows of the query heads, then the key
-    heads, then the value heads → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d], which attention writes to
-    its cache. The norm of x is as in `norm_linear`; with `head_norm` q and k are RMS-normed per head, with weights
-    q_norm and k_norm [d]. cosines and sines [batch, seq, pairs] rotate pairs as in `rope`; without them nothing is
-    rotated.
+    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias [(heads + 2·kv_heads)·d] have the rows of the query
+    heads, then the key heads, then the value heads → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d]. The
+    norm of x (`kind`, `eps`, norm_weight, norm_bias) is that of `norm_linear`. With `head_norm` q and k are RMS-normed
+    per head, with weights q_norm and k_norm [d] and `head_eps`; without it there is no such norm. cosines and sines
+    [batch, seq, pairs] rotate pairs as in `rope` (see `rotary_angles`); without them nothing is rotated.
     """
     qkv = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
     d = qkv.width // (heads + 2 * kv_heads)
@@ -104,11 +104,12 @@ def latent_qk(
     eps: float = 1e-6,
     interleaved: bool = False,
 ) -> tuple[Value, Value]:
-    """[W_hᵀ q_plain, RoPE(q_rope)] of every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
+    """Queries [W_hᵀ q_plain, RoPE(q_rope)] for every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
 
-    q [batch, seq, heads·(plain + rope)], latent [c, k_rope] [batch, seq, rank + rope], weight [heads·plain, rank]
-    projects latents to keys; the norm is applied to c, norm_weight [rank]. cosines and sines [batch, seq, rope/2]
-    rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
+    q [batch, seq, heads·(plain + rope)] is [q_plain, q_rope] per head, latent [batch, seq, rank + rope] is [c, k_rope].
+    weight [heads·plain, rank] projects latents to keys. The norm of c is that of `norm_linear` with norm_weight [rank].
+    cosines and sines [batch, seq, rope/2] rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k
+    [batch, seq, rank + rope].
     """
     (batch, seq, _), rope, rank = q.shape, 2 * cosines.width, weight.width
     plain = q.width // heads - rope

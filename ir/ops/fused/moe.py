@@ -35,7 +35,7 @@ def choose_experts(
     top_groups: int = 1,
     group_score: str = "top2",
 ) -> tuple[Value, Value]:
-    """Return the k experts that `route` chooses and their weights, i64 and float [batch, seq, k], largest weight first.
+    """The k experts that `route` chooses, i64, and their weights, both [batch, seq, k], largest weight first.
 
     logits [batch, seq, experts]; `bias` [experts] and attributes are those of `route`.
     """
@@ -75,10 +75,10 @@ def norm_route(
     top_groups: int = 1,
     group_score: str = "top2",
 ) -> tuple[Value, ...]:
-    """Apply `choose_experts` to the logits norm(x) Wᵀ + b, with the norm as in `norm_linear`.
+    """`choose_experts` for the logits norm(x) Wᵀ + b, with the norm of `norm_linear`.
 
-    x [batch, seq, in], weight [experts, in], bias [experts]; `correction` [experts] is added to the scores for the
-    choice only.
+    x [batch, seq, in], weight [experts, in], bias [experts]. `correction` [experts] is the bias of `choose_experts`: it
+    is added to the scores for the choice, not in the weights.
     """
     logits = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
     settings: dict[str, Any] = {
@@ -123,8 +123,9 @@ def mixture(
 ) -> Value:
     """residual + Σ_j weights_j · E_e(norm(x)) with e = chosen_j (Shazeer 2017).
 
-    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k experts of a token distinct, weights
-    ≥ 0; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
+    x and residual [batch, seq, in] (without residual: 0), chosen (integers) and weights ≥ 0 [batch, seq, k]; the k
+    experts of a token are distinct. The experts E, `activation`, `limit` and `shift` are those of `moe`, the norm is
+    that of `norm_linear`.
     """
     experts, k = up.shape[0], chosen.shape[-1]
     require(isinstance(experts, int) and isinstance(k, int), f"up {up.type} must have a fixed number of experts")

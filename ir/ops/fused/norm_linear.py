@@ -16,7 +16,7 @@ _X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
 
 
 def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
-    """Emit the norm of x by `kind`: none (x itself), rms or layer."""
+    """Emit the norm of x over the last axis by `kind` (none: x itself, rms or layer), with weight and bias [width]."""
     require(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
     require(kind != "none" or weight is None, "norm_weight needs a norm, kind rms or layer")
     require(kind == "layer" or bias is None, "only a layer norm has a norm_bias")
@@ -27,7 +27,7 @@ def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, ep
 
 @op(traits=[Trait.VIEW], cases=[case(normal(3, 8), normal(2, 8), normal(4, 8)), case(normal(3), normal(5))])
 def pack(*weights: Array) -> Array:
-    """Concatenate the rows of all `weights` [rows, …] without a copy: packed weights share memory."""
+    """Concatenation of all `weights` [rows, …] along axis 0, for backends without a copy: packed weights share memory."""
     return np.concatenate(weights)
 
 
@@ -68,8 +68,8 @@ def norm_linear(
 ) -> Value:
     """act(norm(x) Wᵀ + b): norm and linear in one pass over x (FlashNorm, Graef 2024).
 
-    x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]; `kind` is none, rms or
-    layer.
+    x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]. `kind` is none (no norm),
+    rms or layer; act is `activation`, as in `glu`.
     """
     if activation != "identity":
         return activate(norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps), activation)
@@ -99,8 +99,8 @@ def norm_glu(
 ) -> Value:
     """act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b (GLU: Shazeer 2020).
 
-    x [..., in], weight [2·hidden, in] and bias [2·hidden] with the gates first → [..., hidden]; the norm as in
-    `norm_linear`, `limit` and `shift` as in `glu`.
+    x [..., in], weight [2·hidden, in] and bias [2·hidden] with the rows of the gate first → [..., hidden]. The norm is
+    that of `norm_linear`; act (`activation`), `limit` and `shift` are those of `glu`.
     """
     gate_up = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
     require(
@@ -133,7 +133,7 @@ def linear_residual(
 ) -> Value:
     """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], residual [..., out] → [..., out].
 
-    `kind`, `eps`, norm_weight and norm_bias [out] configure the norm after the product, as in `norm_linear`.
+    bias [out] is b. `kind`, `eps`, norm_weight and norm_bias [out] set the norm of the product, as in `norm_linear`.
     """
     y = apply_norm(linear(x, weight, bias), norm_weight, norm_bias, kind, eps)
     return add(residual, y if scale == 1 else affine(y, by=scale))

@@ -23,7 +23,7 @@ def _emit_decay_rate(a: Value, log_a: bool) -> Value:
 
 
 def _norm_slices(y: Value, weight: Value | None, parts: int, eps: float) -> Value:
-    """Emit an RMS norm of each of `parts` equal slices of y [batch, seq, width], weight [width / parts]."""
+    """Emit the RMS norm of each of `parts` equal slices of y [batch, seq, width], times weight [width / parts]."""
     if parts == 1:
         return rms_norm(y, weight, eps=eps)
     slices = reshape(y, shape=(*y.shape[:2], parts, y.width // parts))
@@ -66,12 +66,13 @@ def gated_selective_scan(
     c_norm: bool = False,
     c_eps: float = 1e-6,
 ) -> tuple[Value, ...]:
-    """`selective_scan` ⊙ silu(gate) of x, Δ, A, b and c (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
+    """`selective_scan`(x, Δ, A, b, c) ⊙ silu(gate) (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
 
-    x and gate [batch, seq, channels]. Δ is `delta` [batch, seq, channels] + `bias` [channels]; with `weight`
-    [channels, rank] it is norm(delta) Wᵀ + bias of `delta` [batch, seq, rank], the norm of `kind` none or rms.
-    `softplus` applies softplus to Δ. With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states]
-    are RMS-normed. State and the other operands are those of `selective_scan`.
+    x and gate [batch, seq, channels]. Without `weight` Δ is `delta` [batch, seq, channels] + `bias` [channels]; with
+    `weight` W [channels, rank] it is norm(delta) Wᵀ + bias for `delta` [batch, seq, rank] and a norm of `kind` none or
+    rms (`eps`, norm_weight [rank]). With `softplus` Δ is the softplus of that. A is a, or −exp(a) with `log_a`. With
+    `b_norm` b is RMS-normed (`b_eps`, b_weight [states]), and with `c_norm` c likewise. d, past, present and the shapes
+    of a, b and c are those of `selective_scan`.
     """
     if weight is not None:
         delta = norm_linear(delta, weight, bias, norm_weight, kind=kind, eps=eps)
@@ -115,11 +116,12 @@ def gated_ssd(
     eps: float = 1e-6,
     norm_groups: int = 1,
 ) -> tuple[Value, ...]:
-    """norm(`ssd` ⊙ silu(gate)) of x, Δ, A, b and c (Dao & Gu 2024, Mamba-2).
+    """norm(`ssd`(x, Δ, A, b, c) ⊙ silu(gate)) (Dao & Gu 2024, Mamba-2).
 
-    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] + `bias` [heads], with `softplus` the softplus of
-    that; with `log_a` A is −exp(a). The RMS norm is applied to each of `norm_groups` equal slices, norm_weight
-    [heads·p]. State and the other operands are those of `ssd`.
+    x and gate [batch, seq, heads·p]. Δ is delta [batch, seq, heads] + `bias` [heads], or with `softplus` the softplus
+    of that. A is a, or −exp(a) with `log_a`. With `norm`, each of `norm_groups` equal slices of the last axis is
+    RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the shapes of a, b and
+    c are those of `ssd`.
     """
     delta = delta if bias is None else add(delta, bias)
     delta = soften(delta) if softplus else delta
@@ -179,10 +181,11 @@ def matrix_recurrence(
 ) -> tuple[Value, ...]:
     """norm(y) ⊙ gate, y of `gated_delta_rule` or, without `beta`, of `gated_linear_attention` (Yang 2024).
 
-    q, k and β are multiplied by their scales; with `unit` q and k are first RMS-normed on each of `groups` heads. With
-    a_log [heads] the decay is −e^a_log · softplus(decay + bias), decay [batch, seq, width] and bias [width]. The RMS
-    norm is applied to each of `norm_groups` equal slices of y, norm_weight to every slice; gate is shaped like v. State
-    and the other operands are those of `gated_delta_rule`.
+    q, k and β are multiplied by `q_scale`, `k_scale` and `beta_scale`; with `unit` q and k are first RMS-normed per
+    head (`groups` heads, `unit_eps`). With a_log [heads] the decay is −e^a_log · softplus(decay + bias), for decay
+    [batch, seq, width] and bias [width]. With `norm`, each of `norm_groups` equal slices of y is RMS-normed (`eps`) and
+    multiplied by norm_weight [dv·heads / norm_groups]. gate has the shape of v. The other operands, past and present
+    are those of `gated_delta_rule`.
     """
     if unit:
         q, k = (_norm_slices(t, None, groups, unit_eps) for t in (q, k))

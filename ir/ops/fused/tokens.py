@@ -1,4 +1,4 @@
-"""First and last op of a decode step: token and position embeddings with RoPE angles, and token sampling."""
+"""First and last op of a decode step: embeddings with the cosines and sines of RoPE, and token sampling."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ def embed_tokens(
     offset: int = 0,
     amplitudes: tuple[float, ...] = (),
 ) -> tuple[Value, ...]:
-    """x = scale · weight[ids] + table[positions + offset], then the `rotary_angles` of each of `frequencies`.
+    """x = scale · weight[ids] + table[positions + offset], then the outputs of `rotary_angles` for each of
+    `frequencies`.
 
-    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], then cos and sin
-    [batch, seq, pairs] for each of `frequencies`.
+    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then for
+    each of `frequencies` [pairs] cos and sin [batch, seq, pairs], times its entry of `amplitudes`.
     """
-    require(len(frequencies) == len(amplitudes), "every one of frequencies has an amplitude")
+    counts = f"{len(frequencies)} operands frequencies need as many amplitudes, not {len(amplitudes)}"
+    require(len(frequencies) == len(amplitudes), counts)
     x = embedding(ids, weight)
     x = x if scale == 1 else affine(x, by=scale)
     if table is not None and positions is not None:
@@ -70,12 +72,12 @@ def choose_tokens(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Value:
-    """Return the next token of each batch row, [batch, 1]: the most likely, or a sampled one if `temperature` > 0.
+    """The next token of each batch row, i64 [batch, 1]: the most likely, or a sampled one if `temperature` > 0.
 
-    logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
-    1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
-    The sample is the first remaining token whose cumulative probability, in the order of ids, exceeds the batch row's
-    element of uniforms.
+    logits [batch, vocab]; uniforms [batch, 1] in [0, 1), needed for sampling. Filters are top-k, top-p (Holtzman et al.
+    2019, arXiv 1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and
+    min_p=0 keep all tokens. The sample is the first remaining token, in the order of ids, at which the cumulative
+    renormalized probability exceeds the element of uniforms of that batch row.
     """
     if temperature == 0:
         return reduce.top_k.emit(logits, k=1)[1]
