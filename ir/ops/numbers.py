@@ -139,7 +139,7 @@ def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
 
 
 def _is_integer(operand: Any) -> bool:
-    """Return whether `operand` is a value with an integer or bool dtype; False for pattern variables, without a type."""
+    """Return whether `operand` is a value with an integer or bool dtype; pattern variables have no type (False)."""
     return isinstance(operand, Value) and not operand.type.dtype.is_float
 
 

@@ -307,7 +307,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
 
 
 def gather_per_query(x: Value, index: Value) -> Value:
-    """Emit x [batch, heads, seq, n] at `index` [batch or 1, seq, m] of the last axis, per query: [batch, heads, seq, m]."""
+    """Emit x [batch, heads, seq, n] gathered along the last axis at `index` [batch or 1, seq, m] of each query."""
     (batch, heads, seq, width), count = x.shape, index.shape[2]
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))
     rows = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(batch * seq, width, heads))

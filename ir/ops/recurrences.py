@@ -1,9 +1,8 @@
-"""Layers with a recurrent state of constant size: linear attention and the delta rule; `state_space` has Mamba's.
+"""Recurrences with a state of constant size: linear attention and the delta rule (Mamba's are in `state_space`).
 
-Every op takes the past state as optional operands and then also returns the present one, so that a sequence may be cut
-anywhere: running the pieces in order equals one run. Recurrences are defined by a step for one token, run by `scan`.
-States that accumulate all tokens may be f32 with narrower operands: sums of thousands of terms lose too much in 8 or 11
-bits of mantissa.
+An op that gets the optional past state also returns the present state. So a sequence may be cut anywhere: running the
+pieces in order equals one run. Recurrences are defined by a step for one token, run by `scan`. States may be f32 while
+the operands are narrower: sums of thousands of terms lose too much in 8 or 11 bits of mantissa.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ _GATED = (normal(2, 7, 6), normal(2, 7, 6), normal(2, 7, 20))
 
 
 def infer_present_type(past: TensorType | None, wanted: TensorType) -> tuple[TensorType, ...]:
-    """Return the types of the present state: (type of `past`,), which is `wanted` or `wanted` in f32; () without past.
+    """Return (`past`,), the type of the present state, or () if `past` is None.
 
     Raises:
-        WeftError: if `past` has another type.
+        WeftError: if `past` is neither `wanted` nor `wanted` in f32.
     """
     fits = past is None or past in (wanted, wanted.with_dtype(dtypes.f32))
     require(fits, f"the past {past} must be {wanted}")
@@ -57,7 +56,7 @@ def infer_present_type(past: TensorType | None, wanted: TensorType) -> tuple[Ten
 
 
 def cast_to(dtype: dtypes.DType, x: Value) -> Value:
-    """Return `x` cast to `dtype`, or `x` itself if it has that dtype."""
+    """Emit `x` cast to `dtype`; return `x` itself if it has that dtype."""
     return x if x.type.dtype == dtype else cast(x, to=dtype)
 
 
@@ -65,7 +64,7 @@ def cast_to(dtype: dtypes.DType, x: Value) -> Value:
 def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, delta_rule: bool) -> Step:
     """Return the step of linear attention or, with `delta_rule`, of the delta rule, for states [heads, keys, values].
 
-    `gates` is the number of gates per head: 0, 1, or one for each of its keys.
+    q and k have `groups` heads. `gates` is the number of decay gates per head: 0, 1, or `keys` (one per key channel).
     """
 
     def step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
@@ -87,14 +86,14 @@ def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, de
 
 
 def _read_state(q: Value, state: Value) -> Value:
-    """Emit Sᵀ q [batch, heads, dv] of q [batch, heads, d] and S = `state` [batch, heads, d, dv]."""
+    """Emit Sᵀ q [batch, heads, dv] for q [batch, heads, d] and S = `state` [batch, heads, d, dv]."""
     return squeeze(matmul(unsqueeze(q, axes=(2,)), state), axes=(2,))
 
 
 def _emit_recurrence(
     q: Value, k: Value, v: Value, beta: Value | None, decay: Value | None, past: Value | None, heads: int, groups: int
 ) -> tuple[Value, ...]:
-    """Emit the delta rule or, without `beta`, linear attention, with a state matrix per head in f32."""
+    """Emit the delta rule or, without `beta`, linear attention, computed in f32: (y,), or (y, present) with `past`."""
     wide = [cast_to(dtypes.f32, t) for t in (q, k, v)]
     tokens = [
         reshape(t, shape=(*t.shape[:2], n, t.width // n)) for t, n in zip(wide, (groups, groups, heads), strict=True)
@@ -128,15 +127,16 @@ def gated_linear_attention(
 ) -> tuple[Value, ...]:
     """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0 (Yang 2023).
 
-    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `decay` g
-    [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no decay) → y like v. The initial
-    state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also returned.
+    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv]; g is `decay`:
+    [batch, seq, heads·d] with a gate per key channel, [batch, seq, heads] with one per head, or absent (g = 0) → y with
+    the shape of v. The initial state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also
+    returned.
     """
     return _emit_recurrence(q, k, v, None, decay, past, heads, groups)
 
 
 def infer_matrix_recurrence(n: OpCall) -> tuple[TensorType, ...]:
-    """Infer the types of y and the present state of a recurrence of q, k and v with a state matrix per head."""
+    """Return the types of y and, with `past`, the present state of `gated_linear_attention` or `gated_delta_rule`."""
     q, v, heads, groups = n.q, n.v, n.heads, n.groups
     require(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
     wide, width = (require_int(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
@@ -158,7 +158,7 @@ def _(n: OpCall) -> Size:
 
 
 def list_matrix_states(n: OpCall) -> tuple[StateSpec, ...]:
-    """Return the specification of the state [heads, d, dv] of a recurrence of q, k and v."""
+    """Return the spec of the state [batch, heads, d, dv] of `gated_linear_attention` or `gated_delta_rule`."""
     matrix = n.heads, n.q.shape[2] // n.groups, n.v.shape[2] // n.heads
     return (build_fixed_size_spec(StateKind.RECURRENT, n.v, *matrix, part="state"),)
 
@@ -170,7 +170,7 @@ _RNG = np.random.default_rng(11)
 
 
 def _draw_unit_keys(seq: int, groups: int, d: int, batch: int = 2) -> Array:
-    """Return random keys [batch, seq, groups·d] with norm 1 per group: with longer keys, states may grow per token."""
+    """Return random keys [batch, seq, groups·d] of norm 1 per group: states may grow without bound with longer keys."""
     keys = _RNG.standard_normal((batch, seq, groups, d))
     return np.asarray((keys / np.linalg.norm(keys, axis=-1, keepdims=True)).reshape(batch, seq, groups * d))
 
@@ -225,12 +225,12 @@ def gated_delta_rule(
     """S = diag(e^{g_t}) S_{t−1}, S_t = S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0.
 
     Gated DeltaNet (Yang 2024, arXiv 2412.06464); DeltaNet without gates (Schlag 2021), Kimi Linear (2025) with a gate
-    for every key.
+    per key channel.
 
-    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `beta` β
-    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no
-    decay) → y like v. The initial state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also
-    returned. States stay bounded while β |k|² ≤ 2, so models normalize their keys.
+    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv]; β is `beta` [batch,
+    seq, heads]; g is `decay`: [batch, seq, heads·d] with a gate per key channel, [batch, seq, heads] with one per head,
+    or absent (g = 0) → y with the shape of v. The initial state is `past` [batch, heads, d, dv] or zero; with `past`
+    the final state is also returned. States stay bounded while β |k|² ≤ 2, so models normalize their keys.
     """
     return _emit_recurrence(q, k, v, beta, decay, past, heads, groups)
 
@@ -286,10 +286,11 @@ def linear_attention(
 ) -> tuple[Value, ...]:
     """Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m) per head, φ = elu + 1 (Katharopoulos 2020); m ≤ n if `causal`.
 
-    q, k [batch, seq, heads·d], v [batch, seq, heads·dv] → [batch, seq, heads·dv]. Keys where `key_mask` [batch, seq] is
-    0 are ignored. With `positions` [batch, seq] and `frequencies` [pairs] the φ of the numerator, not those of the
-    denominator, are rotated as `rope` does (Su 2021). With past_state [batch, heads, d, dv] = Σ φ(k) vᵀ and past_norm
-    [batch, heads, d] = Σ φ(k) of earlier keys (causal only) the updated ones are also returned.
+    q [batch, seq, heads·d], k [batch, keys, heads·d], v [batch, keys, heads·dv] → [batch, seq, heads·dv]; keys = seq if
+    `causal` or with positions. Keys where `key_mask` [batch, keys] is 0 are masked. With `positions` [batch, seq] and
+    `frequencies` [pairs] φ(q) and φ(k) are rotated by `rope` in the numerator, but not in the denominator (Su 2021).
+    With past_state [batch, heads, d, dv] = Σ φ(k) vᵀ and past_norm [batch, heads, d] = Σ φ(k) over earlier keys (only
+    if `causal`) both sums over all keys so far are also returned.
     """
     batch, seq, _ = q.shape
     fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (q, k))
@@ -330,16 +331,15 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(divides, f"widths of q {q} and v {v} are not multiples of {heads}")
     require(
         k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2], f"k {k} and v {v} do not fit q {q}"
-    )
-    require(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
-    require((n.positions is None) == (n.frequencies is None), "positions and frequencies go together")
-    require(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally long")
-    if n.positions is not None:
+    ) require(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
+    require((n.positions is None) == (n.frequencies is None), "positions and frequencies must both be present or
+    absent") require(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally
+    long") if n.positions is not None:
         rope.types([q, n.positions, n.frequencies], rope.check_attrs({"heads": heads}))
-    require((n.past_state is None) == (n.past_norm is None), "past_state and past_norm go together")
+    require((n.past_state is None) == (n.past_norm is None), "past_state and past_norm must both be present or absent")
     if n.past_state is None:
         return (v.with_shape(*q.shape[:2], dv),)
-    require(n.causal, "a past needs causal=true")
+    require(n.causal, "past_state needs causal=true")
     norm = q.with_shape(q.shape[0], heads, width // heads)
     state = norm.with_shape(*norm.shape, dv // heads)
     return v, *infer_present_type(n.past_state, state), *infer_present_type(n.past_norm, norm)

@@ -64,7 +64,7 @@ prod = _declare_reduction("prod", "Product over `axes`.", np.prod)
 
 @op(cases=[case(normal(2, 3, 5)), case(normal(2, 3, 5), axis=1)])
 def softmax(x: Array, *, axis: int = -1) -> Array:
-    """e^x / Σ e^x along `axis`; a slice that is −∞ throughout gives zeros."""
+    """e^x / Σ e^x along `axis`; zeros where all elements along the axis are −∞."""
     top = x.max(axis, keepdims=True)
     e = np.exp(x - np.where(np.isfinite(top), top, 0))
     total = e.sum(axis, keepdims=True)
@@ -84,7 +84,7 @@ def _(n: OpCall) -> Size:
 
 @op(cases=[case(normal(2, 3, 5)), case(ints(2, 7, high=3), axis=1), case(normal(4, 3), axis=0, exclusive=True)])
 def cumsum(x: Array, *, axis: int = -1, exclusive: bool = False) -> Array:
-    """Running sum along `axis`; `exclusive` omits the element itself."""
+    """Cumulative sum along `axis`, up to and including each element, or without it if `exclusive`."""
     total = np.cumsum(x, axis)
     return total - x if exclusive else total
 
@@ -94,7 +94,7 @@ cumsum.infer(_check_axis)
 
 @op(outputs="values indices", traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 7), k=3), case(normal(5, 4), k=1)])
 def top_k(x: Array, *, k: int) -> tuple[Array, Array]:
-    """The k largest elements along the last axis, largest first, and their indices (i64); the first wins a tie."""
+    """The k largest elements along the last axis and their indices (i64), largest first; of equal ones the first."""
     indices = np.argsort(-x, -1, kind="stable")[..., :k]
     return np.take_along_axis(x, indices, -1), indices
 
@@ -108,7 +108,7 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
 
 
 def emit_true_count(condition: Value, axes: tuple[int, ...]) -> Value:
-    """Emit the number of true elements over `axes`, as i64."""
+    """Emit the number of true elements of `condition` (bool) over `axes`, which are removed, as i64."""
     from .elementwise import cast
 
     return sum(cast(condition, to=dtypes.i64), axes=axes)

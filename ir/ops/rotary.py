@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su 2021); its frequencies are recipes, see `frequencies`."""
+"""Rotary position embedding (Su 2021); the recipes in `weft.ir.recipes.frequencies` compute its frequencies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .tensor import concat, reshape, slice_, split, unsqueeze
 
 
 def rotate(x: Array, angles: Array, *, heads: int, interleaved: bool, amplitude: float) -> Array:
-    """Return x rotated as `rope` defines, by `angles` [batch, seq, pairs] in radians."""
+    """Return x [batch, seq, heads·d] with the pairs of every head rotated by `angles` [batch, seq, pairs] (radians)."""
     batch, seq, width = x.shape
     xh = x.reshape(batch, seq, heads, width // heads)
     pairs = angles.shape[-1]
@@ -69,8 +69,8 @@ def _(n: OpCall) -> Value:
 
 
 def rotate_pairs(x: Value, cosines: Value, sines: Value, *, heads: int, interleaved: bool) -> Value:
-    """Emit x [batch, seq, heads·d] with the pairs of every head rotated by the angles that have these `cosines` and
-    `sines` [batch, seq, 1, pairs]."""
+    """Emit x [batch, seq, heads·d] with the pairs of every head (as in `rope`) rotated; `cosines` and `sines`
+    [batch, seq, 1, pairs] are those of the angles, times the amplitude."""
     (batch, seq, width), pairs = x.shape, cosines.width
     d = width // heads
     c, s = (cast(v, to=x.type.dtype) for v in (cosines, sines))

@@ -44,7 +44,7 @@ _CLOSED = -1e30  # the logit of an expert that a token may not choose; it become
 
 
 def _is_top_k(scores: Array, k: int) -> Array:
-    """Return a mask of the k largest elements along the last axis; the first wins a tie."""
+    """Return a mask of the k largest elements along the last axis; of equal elements the first count as larger."""
     rank = np.argsort(np.argsort(-scores, -1, kind="stable"), -1, kind="stable")
     return np.asarray(rank < k)
 
@@ -72,12 +72,14 @@ def route(
     top_groups: int = 1,
     group_score: str = "top2",
 ) -> Array:
-    """Top-k router: scale · the scores of the k chosen experts, divided by their sum if `renormalize`, zero elsewhere.
+    """Top-k router: scale · scores of the k chosen experts (divided by their sum if `renormalize`), 0 for other
+    experts.
 
-    Scores are softmax (Shazeer 2017; k = 1 without `renormalize` is Switch, Fedus 2021) or sigmoid of `logits`
-    [..., experts]. The choice is made by score + bias [experts]. With `groups`, runs of experts/groups compete first:
-    only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) stay eligible (DeepSeek-V2
-    and V3).
+    logits [..., experts] → combine [..., experts]. Scores are the softmax of logits (Shazeer 2017; k = 1 without
+    `renormalize` is Switch, Fedus 2021) or their sigmoid (`scoring`). The k experts with the largest score + bias
+    [experts] are chosen. With `groups` > 1 only the experts of `top_groups` groups of experts/groups adjacent experts
+    are eligible: those with the largest `group_score` (max: the largest score + bias; top2: the sum of the two largest)
+    (DeepSeek-V2 and V3).
     """
     scores = _sigmoid(logits) if scoring == "sigmoid" else softmax.reference(logits)
     ranked = scores if bias is None else scores + bias
@@ -102,7 +104,7 @@ def _(n: OpCall) -> None:
     fits = groups == 1 or n.group_score == "max" or experts // groups >= 2
     require(fits, "group_score=top2 needs two experts per group")
     open_to = experts // groups * top_groups
-    require(1 <= n.k <= open_to, f"k={n.k} is not between 1 and the {open_to} experts open to a token")
+    require(1 <= n.k <= open_to, f"k={n.k} is not between 1 and {open_to}, the number of experts in the top groups")
 
 
 @route.cost
@@ -135,10 +137,8 @@ def _(n: OpCall) -> Value:
 
 
 def _compute_capacity(x: Array, capacity: int | None, factor: float) -> int:
-    """Return the number of tokens that an expert takes, `capacity` or ⌈factor · tokens/experts⌉.
-
-    The margin 1e-9 keeps a rounding error above an integer share from adding a token.
-    """
+    """Return the number of tokens that an expert accepts: `capacity`, or ⌈factor · tokens/experts⌉ if that is None."""
+    # The margin 1e-9 keeps a rounding error above an integer share from adding a token.
     tokens, experts = x.shape[-2:]
     return math.ceil(factor * tokens / experts - 1e-9) if capacity is None else capacity
 
@@ -159,7 +159,7 @@ def _emit_below_capacity(count: Value, x: Value, n: OpCall) -> Value:
 
 
 def _emit_routed_mask(combine: Value) -> Value:
-    """Emit the mask [..., tokens, experts] of the tokens that are routed to each expert."""
+    """Emit the mask [..., tokens, experts] of the non-zero elements of `combine`: the tokens routed to each expert."""
     return logical_not(equal(combine, fill_like(combine, 0)))
 
 
@@ -167,7 +167,7 @@ _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
 
 
 def _merge_batch(x: Value, n: OpCall) -> Value:
-    """Emit x with all competing tokens on axis −2: if `batched`, the tokens of all batch rows are merged into it."""
+    """Emit x [..., tokens, experts] with all leading axes merged into the token axis if `batched`, else x itself."""
     return reshape(x, shape=(sizes.multiply_sizes(x.shape[:-1]), x.width)) if n.batched else x
 
 
@@ -181,9 +181,9 @@ def _merge_batch(x: Value, n: OpCall) -> Value:
     ],
 )
 def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
-    """`combine` [..., tokens, experts] with the tokens of an expert after its first C dropped: C = `capacity`, or
-    ⌈factor · tokens/experts⌉ if it is None (Fedus 2021; the residual carries dropped tokens). If `batched`, the tokens
-    are those of all batch rows, in order."""
+    """`combine` [..., tokens, experts] with each expert's tokens after the first C set to 0: C is `capacity`, or
+    ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped token on). If
+    `batched`, the tokens of all batch rows, in order, share C."""
     rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
     limit = _compute_capacity(rows, capacity, factor)
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
@@ -213,9 +213,10 @@ def _(n: OpCall) -> Value:
     ],
 )
 def expert_choice(logits: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
-    """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
-    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is None. The first token wins a tie. If
-    `batched`, the tokens are those of all batch rows."""
+    """Expert choice (Zhou 2022): the scores softmax(logits) over experts, kept for the C tokens with the largest scores
+    of each expert, else 0. logits and result [..., tokens, experts]; C is `capacity`, or ⌈factor · tokens/experts⌉ if
+    that is None. Of tokens with equal scores the first is chosen. If `batched`, the tokens of all batch rows
+    compete."""
     scores = softmax.reference(logits.reshape(-1, logits.shape[-1]) if batched else logits)
     limit = _compute_capacity(scores, capacity, factor)
     chosen_scores = np.where(_is_top_k(scores.swapaxes(-1, -2), limit).swapaxes(-1, -2), scores, 0)
@@ -246,8 +247,9 @@ def _(n: OpCall) -> Value:
 
 @op(traits=[Trait.COMPARES], cases=[case(normal(2, 6, 3), _SPARSE[:, :6]), case(normal(8, 3), _SPARSE[0])])
 def load_balance_loss(logits: Array, combine: Array) -> Array:
-    """experts · Σ_j f_j p_j over all tokens (Fedus 2021), a scalar: f_j the fraction of tokens that `combine` sends to
-    expert j, p_j the mean softmax probability. Multiply by λ ≈ 0.01."""
+    """experts · Σ_j f_j p_j (Fedus 2021), a scalar: f_j is the fraction of all tokens for which `combine` of expert j
+    is not 0, p_j the mean of softmax(logits)_j. Both operands [..., tokens, experts]. Models weigh this loss by ≈
+    0.01."""
     experts = logits.shape[-1]
     routed = (combine != 0).reshape(-1, experts).mean(0)
     return np.asarray(experts * (routed * softmax.reference(logits).reshape(-1, experts).mean(0)).sum())
@@ -276,14 +278,14 @@ def _(n: OpCall) -> Value:
 
 
 def emit_noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
-    """Emit logits + noise · softplus(spread), the noisy gate of Shazeer 2017: `spread` is x W_noise, `noise` standard
-    normal and an input, all [..., experts]. Route the result with ``route(..., k=k)``."""
+    """Emit logits + noise · softplus(spread), the noisy gate of Shazeer 2017, as logits for `route`: all [...,
+    experts], `spread` is x W_noise, and `noise` is a graph input with standard normal values."""
     return add(logits, mul(noise, softplus(spread)))
 
 
 def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
-    """Emit two-level routing (Shazeer 2017, appendix B): `top_groups` groups by group_logits [..., groups], then k
-    experts inside every group by logits [..., experts]; weights multiply → combine [..., experts]."""
+    """Emit combine [..., experts] of two-level routing (Shazeer 2017, appendix B): weights of the best `top_groups`
+    groups by group_logits [..., groups], times weights of the best k experts in each group by logits [..., experts]."""
     groups, shape = group_logits.width, logits.shape
     outer = route(group_logits, k=top_groups)
     inner = route(reshape(logits, shape=(*shape[:-1], groups, logits.width // groups)), k=k)
@@ -293,8 +295,9 @@ def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups:
 def emit_sparse_mixer(logits: Value, *, jitter: float) -> Value:
     """Emit combine [..., experts] of SparseMixer-v2 at inference: two experts (Liu 2024, arXiv 2409.12136).
 
-    The weight of each is its softmax over the experts near it: those whose logit falls short of its logit by at most
-    2 · `jitter` times the greater of the two magnitudes; for the second expert the first is also excluded.
+    The two experts have the largest logits [..., experts]. The weight of each is its softmax probability among the
+    experts whose logit is less than its logit by at most 2 · `jitter` · max(|other logit|, its logit); for the second
+    expert the first is excluded.
     """
     axis, experts, magnitude = (len(logits.shape) - 1,), logits.width, absolute(logits)
     combine: Value | None = None

@@ -1,5 +1,5 @@
-"""Images and sound as sequences: patch embedding (Dosovitskiy 2020, ViT), convolution over time, Fourier transform; the
-short causal convolution of recurrent layers."""
+"""Patch embedding of images (Dosovitskiy 2020, ViT), convolution over time, Fourier transform, and the short causal
+convolution of recurrent layers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from .tensor import concat, emit_indices, gather, iota, pad, reshape, slice_, sw
 def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array:
     """Linear embeddings of image patches: a convolution whose stride is its kernel size.
 
-    x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] →
-    [batch, patches, dim], patches row by row from the top.
+    x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] or absent →
+    [batch, patches, dim], in row-major order of the patches. The patch sizes must divide height and width.
     """
     batch, channels, height, width = x.shape
     dim, _, h, w = weight.shape
@@ -96,11 +96,10 @@ def conv1d(
     padding: tuple[int, ...] = (0, 0),
     groups: int = 1,
 ) -> Array:
-    """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, with zeros outside of x.
+    """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, where x is 0 out of range.
 
-    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames = ⌊(length +
-    padding[0] + padding[1] − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads its own run of input
-    channels.
+    x [batch, length, in], weight [out, in / groups, kernel] (W_j = weight[:, :, j]), bias [out] → [batch, frames, out],
+    frames = ⌊(length + padding[0] + padding[1] − kernel) / stride⌋ + 1. `groups` is that of torch.nn.Conv1d.
     """
     out, width, kernel = weight.shape
     padded = np.pad(x, ((0, 0), tuple(padding), (0, 0)))
@@ -112,7 +111,7 @@ def conv1d(
 
 
 def _count_frames(n: OpCall) -> Size:
-    """Return the number of output frames of a convolution over time."""
+    """Return the number of output frames of the call `n` of `conv1d`."""
     length: Size = n.x.shape[1] + sum(n.padding) - n.weight.shape[2]
     return sizes.floordiv(length, n.stride) + 1
 
@@ -162,7 +161,7 @@ def _(n: OpCall) -> Value:
 def fourier(x: Array) -> Array:
     """Real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
 
-    Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m), with C and S the cosines and sines of 2π·i·j/n.
+    Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m); C_n and S_n [n, n] are the cosines and sines of 2π·i·j/n.
     """
     return np.asarray(np.fft.fft2(x).real)
 
@@ -189,7 +188,7 @@ def _(n: OpCall) -> Value:
 
 
 def _emit_dft_matrices(x: Value, axis: int) -> tuple[Value, Value]:
-    """Emit the cosines and sines [n, n] of 2π·i·j/n for an axis of x of size n; i·j is reduced modulo n as an integer,
+    """Emit the cosines and sines [n, n] of 2π·i·j/n, n the size of `axis` of x; i·j is reduced modulo n as an integer,
     since f32 is not precise enough for large products."""
     at = iota(x, axis=axis)
     size = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
@@ -212,8 +211,9 @@ def causal_conv(
 ) -> Array | tuple[Array, Array]:
     """Depthwise causal convolution over time: y_t = activation(Σ_j weight[:, j] x_{t − width + 1 + j} + bias).
 
-    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. The rows before
-    x are `past` [batch, width − 1, channels] or zeros; with `past` the last width − 1 rows are also returned.
+    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. The tokens before x (t
+    < 0) are `past` [batch, width − 1, channels] or zeros; with `past` the last width − 1 tokens of past and x are also
+    returned.
     """
     width, seq = weight.shape[1], x.shape[1]
     before = np.zeros((len(x), width - 1, x.shape[2])) if past is None else past

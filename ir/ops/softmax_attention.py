@@ -131,26 +131,26 @@ def attention(
     """softmax(scale · q kᵀ + bias + mask) v per head (Vaswani 2017; grouped heads: Shazeer 2019, Ainslie 2023).
 
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
-    head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
-    `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where `key_mask`
-    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it, as defined
-    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A query
+    head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. If `softcap` is set, scores become
+    softcap·tanh(score/softcap) before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where
+    `key_mask` [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it
+    (see `weft.ir.schema.visible_keys.VisibleKeys`). `sinks` [heads] adds a key with that score and the value 0. A query
     without visible keys has the output 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
-    [batch, seq], consecutive in each batch row — slot j holds the key of position j, slots below positions[b, 0] are
-    valid, and new keys are written at their positions; present_k, present_v are the updated caches. `key_mask` and
-    `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later positions
-    wrap around in the remaining slots, where newer keys replace older ones (window + keep_first ≤ capacity); new keys
-    after the last position that `key_mask` allows are not written.
+    [batch, seq] of the new tokens, consecutive in each batch row — slot j has the key of position j. Slots below
+    positions[b, 0] are valid, and new keys are written at their positions; present_k and present_v are the updated
+    caches. `key_mask` and `bias` then index keys by position. With `rolling` the first `keep_first` keys stay in their
+    slots; later positions wrap around in the other slots, where newer keys replace older ones (window + keep_first ≤
+    capacity), and new keys after the last position that `key_mask` allows are not written.
 
     Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
-    the cache is `past_k` and present_k alone.
+    past_v and present_v are absent.
 
-    With `cache_bits` (8 or 4) a cache holds integer codes: an element is code · scale, with `k_scale` and `v_scale` per
-    channel [kv_heads·d] or one for all [1]. New keys and values are also rounded, to the nearest code, half to
-    even, within −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale for all of them, so that the result depends
-    neither on how a sequence is cut into calls nor on whether there is a cache.
+    With `cache_bits` (8 or 4) caches store integer codes: an element is code · scale, with `k_scale` and `v_scale` per
+    channel ([kv_heads·d], [kv_heads·dv]) or one for all [1]. New keys and values are rounded to the nearest code, half
+    to even, in −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale also for new tokens and without a cache, so
+    that the result does not depend on how a sequence is cut into forward passes.
     """
     batch, seq, _ = q.shape
     group = heads // kv_heads
@@ -244,7 +244,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
         fits = n.value_dim is not None and 1 <= n.value_dim <= d
         require(
             fits,
-            f"without v, value_dim={n.value_dim} must be the number of the {d} features of a key that are its value",
+            f"without v, value_dim={n.value_dim} must be from 1 to {d}: the number of key features that are the value",
         )
     else:
         require(n.value_dim is None, f"value_dim={n.value_dim} is for an attention without v")
@@ -271,8 +271,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(n.sinks is None or n.sinks.shape == (heads,), f"sinks {n.sinks} must be [{heads}]")
     y = q.with_shape(*q.shape[:2], dv * heads)
     cached = n.past_k is not None
-    require((n.positions is not None) == cached, "past_k and positions go together")
-    require((n.past_v is not None) == (cached and v is not None), "past_v goes with past_k and v")
+    require((n.positions is not None) == cached, "past_k and positions must both be present or absent")
+    require((n.past_v is not None) == (cached and v is not None), "past_v must be present exactly with past_k and v")
     if not cached:
         return (y,)
     require(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")
@@ -293,7 +293,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 
 
 def _get_value_dim(n: OpCall) -> int:
-    """Return the width dv of a value head of the call `n`, whose operands are types or values."""
+    """Return dv, the width of a head of v (or `value_dim`), in the call `n`, whose operands are types or values."""
     width: int = n.value_dim or (n.v.width if isinstance(n.v, Value) else n.v.shape[2]) // n.kv_heads
     return width
 
@@ -386,6 +386,6 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
 
 
 def _clamp_index(index: Value, x: Value, axis: int) -> Value:
-    """Emit `index` clamped to at most the last index of `axis` of x."""
+    """Emit `index` (integers) clamped to at most the last index of `axis` of x."""
     last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
     return minimum(index, cast(last, to=index.type.dtype))

@@ -1,4 +1,4 @@
-"""Sparse attention: block-sparse attention, and an index (lightning indexer) by which queries choose keys."""
+"""Sparse attention: block-sparse attention, and the lightning indexer, by which each query chooses its top-k keys."""
 
 from __future__ import annotations
 
@@ -102,15 +102,15 @@ def block_sparse_attention(
     dense: int = 0,
     scale: float | None = None,
 ) -> Array:
-    """softmax(scale · q kᵀ + ln c) v per head, c the number of times that a query counts a key, 0 for hidden keys.
+    """softmax(scale · q kᵀ + ln c) v per head; c[i, j] is how often query i counts key j, 0 for a masked key.
 
-    Blocks of `block` queries see blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv 2007.14062, BigBird):
-    their own, `sides` on each side, and the `first` first and `last` last ones, whose queries see all keys.
-    `weft.ir.schema.visible_blocks.VisibleBlocks` defines them, and the effects of `first_weight` and `dense`. Not
-    causal.
+    A block of `block` queries attends to these blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv
+    2007.14062, BigBird): itself, `sides` blocks before and after it, the first `first` and the last `last` blocks of
+    the sequence. Queries of the latter attend to all keys. Not causal. The method `counts` of
+    `weft.ir.schema.visible_blocks.VisibleBlocks` defines c, also with `first_weight` and `dense`.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
-    `scale` and `key_mask` [batch, seq] as in `attention`. A row without visible keys is 0.
+    `scale` and `key_mask` [batch, seq] as in `attention`. A query without visible keys has the output 0.
     """
     with np.errstate(divide="ignore"):
         bias = np.log(VisibleBlocks(block, sides, first, last, first_weight, dense).counts(q.shape[1]))
@@ -119,7 +119,7 @@ def block_sparse_attention(
 
 
 def _select_attention_attrs(n: OpCall) -> dict[str, Any]:
-    """Return the attributes of the call that `attention` has also, by name."""
+    """Return the attributes of the call `n` of `block_sparse_attention` that `attention` also has, by name."""
     return {"heads": n.heads, "kv_heads": n.kv_heads, "scale": n.scale}
 
 
@@ -149,8 +149,8 @@ def _(n: OpCall) -> Cost:
 def _(n: OpCall) -> Value:
     """Emit attention of every block to the blocks gathered for it, and of the global blocks to all keys.
 
-    One graph serves all lengths: for `dense` lengths all blocks are gathered, since the number of gathered blocks is a
-    size that depends on the length.
+    One graph serves all lengths: the number of gathered blocks is a symbolic size. For sequences of at most `dense`
+    tokens all blocks are gathered.
     """
     blocks, dtype = VisibleBlocks.from_attrs(vars(n)), n.q.type.dtype
     (batch, seq, _), block, ends = n.q.shape, blocks.block, blocks.global_count
@@ -205,7 +205,7 @@ def _(n: OpCall) -> Value:
 
 
 def _emit_global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, last: Value) -> tuple[Value, Value]:
-    """Emit the indices of the global blocks [ends], and a mask of those that exist and are not duplicates."""
+    """Emit the indices of the global blocks [first + last] and a mask: in range and not already among the first."""
     block_indices, exist = [], []
     if blocks.first:
         firsts = emit_indices(x, blocks.first)
@@ -255,17 +255,17 @@ def lightning_index(
     top_k: int,
     causal: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """Bias that is 0 for the `top_k` keys of a query with the largest scores and −∞ for others (DeepSeek-V3.2, 2025:
-    the lightning indexer); scores are I[t, s] = Σ_h weights[t, h] · max(q_h[t]·k[s], 0).
+    """Bias for `attention`: 0 for the `top_k` visible keys of a query with the largest scores, −∞ for other keys
+    (lightning indexer; DeepSeek-V3.2, 2025). The score of query t and key s is Σ_h weights[t, h] · max(q_h[t]·k[s], 0).
 
-    q [batch, seq, heads·d], k [batch, keys, d], weights [batch, seq, heads] → bias [batch, 1, seq, keys], for
-    `attention`. A query chooses among the keys that `key_mask` [batch, keys] and `causal` let it see, and takes all if
-    these are at most `top_k`. The earlier of two keys with equal scores wins: scores are 0 where no head is positive,
-    and the authors' code leaves the order open. The choice has no gradient.
+    q [batch, seq, heads·d], k [batch, keys, d], weights [batch, seq, heads] → bias [batch, 1, seq, keys]. Visible are
+    the keys that `key_mask` [batch, keys] and `causal` allow; if there are at most `top_k`, all are chosen. Of keys
+    with equal scores the earlier is chosen: scores are often 0, and the authors' code leaves the order open. The choice
+    has no gradient.
 
-    With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are written
-    to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and present_k
-    is the updated cache; `key_mask` indexes keys by position.
+    With a cache (only if `causal`) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are
+    written to the slots of their positions, slot j has the key of position j, bias is [batch, 1, seq, capacity], and
+    present_k is the updated cache; `key_mask` indexes keys by position.
     """
     kh, query_at = k[:, None], np.arange(q.shape[1])[None]
     if past_k is not None and positions is not None:
@@ -295,7 +295,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     fits = n.weights == q.with_shape(*q.shape[:2], heads)
     require(fits, f"weights {n.weights} must be [batch, seq, {heads}] as q {q} is")
     require(n.top_k >= 1, f"top_k={n.top_k} must be positive")
-    require((n.past_k is None) == (n.positions is None), "past_k and positions go together")
+    require((n.past_k is None) == (n.positions is None), "past_k and positions must both be present or absent")
     mask, cached = n.key_mask, n.past_k is not None
     fits = mask is None or (mask.rank == 2 and mask.shape[0] in (1, q.shape[0]))
     fits = fits and (mask is None or cached or mask.shape[1] == k.shape[1])
@@ -353,7 +353,10 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
 
 
 def _emit_visible_keys(n: OpCall, key_at: Value) -> Value:
-    """Emit the mask [batch or 1, keys]: whether `key_mask` is not 0 at the position `key_at` [1, keys] of each key."""
+    """Emit the mask [batch or 1, keys]: whether `key_mask` is not 0 at the position of each key, `key_at` [1, keys].
+
+    Positions beyond the end of `key_mask` are masked.
+    """
     if n.past_k is None:
         return cast(n.key_mask, to=dtypes.bool_)
     rows, count = n.key_mask.shape[0], key_at.shape[1]

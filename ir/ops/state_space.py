@@ -1,8 +1,8 @@
 """State-space layers: the recurrences of Mamba and Mamba-2.
 
-The rest of a layer is composed: a projection to x, gate and step size, `causal_conv` with silu, Δ = softplus(step +
-bias), A = −e^A_log, then y ⊙ silu(gate); in Mamba-2 an `rms_norm` per group follows. Both ops take the past state as an
-optional operand and then also return the present one.
+Models compose the rest of a layer of other ops: a projection to x, gate and step size; `causal_conv` with silu; Δ =
+softplus(step + bias); A = −e^A_log; y ⊙ silu(gate), and in Mamba-2 an `rms_norm` per group. An op that gets the
+optional past state also returns the present state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SSD = (normal(2, 7, 20), positive(2, 7, 4), _A[:, 0], normal(2, 7, 6), normal(2
 
 
 def _draw_long_operands(a: Array, states: int) -> tuple[Sample | Array, ...]:
-    """Return operands of 150 tokens, longer than the chunks of any backend."""
+    """Return (x, delta, a, b, c) of 150 tokens, longer than the chunks of any backend, with b and c of `states`."""
     return normal(1, 150, 4), positive(1, 150, 4), a, normal(1, 150, states), normal(1, 150, states)
 
 
@@ -57,8 +57,9 @@ def selective_scan(
 ) -> tuple[Value, ...]:
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t per channel (Gu & Dao 2023, Mamba).
 
-    x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states], d [channels] → y like x. The
-    initial state is `past` [batch, states, channels] or zero; with `past` the final state is also returned.
+    Δ, A, B, C and D are delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], d [channels]
+    (0 if absent); x [batch, seq, channels] → y with the shape of x. The initial state is `past` [batch, states,
+    channels] or zero; with `past` the final state is also returned.
     """
     channels, states = a.shape
     decay = reshape(mul(unsqueeze(delta, axes=(3,)), a), shape=(*x.shape[:2], channels * states))
@@ -116,9 +117,9 @@ def ssd(
 ) -> tuple[Value, ...]:
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head, A, D scalars (Dao & Gu 2024, Mamba-2).
 
-    x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq, groups·states] (head h
-    reads group ⌊h·groups/heads⌋) → y like x. The initial state is `past` [batch, heads, states, p]
-    or zero; with `past` the final state is also returned.
+    Δ, A, B, C and D are delta [batch, seq, heads], a [heads], b and c [batch, seq, groups·states] (head h reads group
+    ⌊h·groups/heads⌋), d [heads] (0 if absent); x [batch, seq, heads·p] → y with the shape of x. The initial state is
+    `past` [batch, heads, states, p] or zero; with `past` the final state is also returned.
     """
     by_head = reshape(x, shape=(*delta.shape, x.width // heads))
     driven = reshape(mul(by_head, unsqueeze(delta, axes=(3,))), shape=x.shape)

@@ -1,4 +1,4 @@
-"""Shape and data movement."""
+"""Ops that change shapes or move data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _(n: OpCall) -> TensorType:
 
 @op(traits=[Trait.COPY], cases=[case(normal(2, 3, 4), axes=(1, 0, 2)), case(normal(2, 3), axes=(1, 0))])
 def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
-    """x with its axes in the order `axes`."""
+    """x with its axes permuted: axis i of the result is axis `axes[i]` of x."""
     return x.transpose(axes)
 
 
@@ -57,7 +57,7 @@ def _(n: OpCall) -> TensorType:
 
 @op(traits=[Trait.VIEW], cases=[case(normal(2, 1, 3), axes=(1,)), case(normal(1, 3), axes=(0,))])
 def squeeze(x: Array, *, axes: tuple[int, ...]) -> Array:
-    """x without the axes `axes` of size 1."""
+    """x without its `axes`, which must have size 1."""
     return x.squeeze(axes)
 
 
@@ -71,7 +71,7 @@ def _(n: OpCall) -> TensorType:
 
 @op(traits=[Trait.VIEW], cases=[case(normal(2, 3), axes=(1,)), case(normal(3), axes=(0, 2))])
 def unsqueeze(x: Array, *, axes: tuple[int, ...]) -> Array:
-    """x with axes of size 1 inserted at the positions `axes` (non-negative) of the result."""
+    """x with new axes of size 1, whose positions in the result are `axes` (non-negative)."""
     return np.expand_dims(x, axes)
 
 
@@ -120,7 +120,7 @@ def _(n: OpCall) -> TensorType:
 
 @op(traits=[Trait.COPY], cases=[case(normal(2, 9), sizes=(4, 3, 2), axis=-1), case(normal(6, 2), sizes=(1, 5), axis=0)])
 def split(x: Array, *, sizes: tuple[int, ...], axis: int = -1) -> tuple[Array, ...]:
-    """x cut along `axis` into pieces of the given `sizes`."""
+    """x cut along `axis` into consecutive pieces of the given `sizes`, which must add up to the size of the axis."""
     return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
 
 
@@ -136,7 +136,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     cases=[case(normal(2, 9), axis=1, start=2, stop=7), case(normal(6, 2), axis=0, start=1, stop=6, step=2)],
 )
 def slice_(x: Array, *, axis: int, start: int, stop: int, step: int = 1) -> Array:
-    """Every `step`-th index of start:stop along `axis`; bounds are non-negative."""
+    """x[start:stop:step] along `axis`; the bounds are non-negative."""
     return x[(slice(None),) * (axis % x.ndim) + (slice(start, stop, step),)]
 
 
@@ -152,7 +152,7 @@ def _(n: OpCall) -> TensorType:
 
 @op(cases=[case(normal(5, 3), ints(2, 4, high=5)), case(normal(2, 5, 3), ints(4, high=5), axis=1)])
 def gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
-    """x at integer `indices` along `axis`: the axis is replaced by the shape of indices."""
+    """x at integer `indices` along `axis`; the axes of indices replace that axis in the result."""
     return np.take(x, indices, axis)
 
 
@@ -198,8 +198,8 @@ def _(n: OpCall) -> Cost:
     ]
 )
 def scatter_rows(x: Array, rows: Array, indices: Array, *, axis: int = 1) -> Array:
-    """x with `rows` written, per batch element b, at indices[b] of `axis`: x [batch, …, n, …], rows [batch, …, m, …],
-    indices [batch, m]. The last of equal indices wins."""
+    """x [batch, …, n, …] with rows[b] written at the indices[b] of `axis`, for each batch row b: rows [batch, …, m, …],
+    indices [batch, m]. Of equal indices the last is written."""
     y = np.moveaxis(x, axis, 1).copy()
     for b, row in enumerate(np.moveaxis(rows, axis, 1)):
         y[b, indices[b]] = row
@@ -222,7 +222,7 @@ def _(n: OpCall) -> Cost:
 
 @op(cases=[case(normal(2, 5, 3), axis=1), case(normal(4), axis=0)])
 def iota(x: Array, *, axis: int) -> Array:
-    """0, 1, … along one axis of x, as i64 [size of the axis]; only the shape of x is read."""
+    """0, 1, …, n − 1, i64 [n], for the size n of `axis` of x, of which only the shape is read."""
     return np.arange(x.shape[axis])
 
 
@@ -238,7 +238,7 @@ def _(n: OpCall) -> Cost:
 
 @op(cases=[case(ints(2, 3, high=4), depth=4), case(ints(5, high=3), depth=6)])
 def one_hot(ids: Array, *, depth: int) -> Array:
-    """1 at ids, else 0, along a new last axis of size `depth`; f32."""
+    """One-hot vectors of ids [...], f32 [..., depth]: 1 at index id, else 0."""
     return np.asarray(ids[..., None] == np.arange(depth), np.float64)
 
 
@@ -270,7 +270,7 @@ def _(n: OpCall) -> TensorType:
 
 
 def emit_indices(x: Value, size: Size, name: str | None = None) -> Value:
-    """Emit 0, 1, …, size − 1. `size` need not be an axis of x, which only provides an element to expand."""
+    """Emit 0, 1, …, size − 1 [size], i64. `size` need not be an axis of x, which only provides an element to expand."""
     zero = slice_(iota(x, axis=x.type.rank - 1), axis=0, start=0, stop=1, name="zero")
     return iota(expand(zero, shape=(size,), name="zeros"), axis=0, name=name)
 

@@ -361,7 +361,7 @@ def test_a_broken_plugin_breaks_what_needs_it_alone(tmp_path: Path) -> None:
         ("import absent", "the module mine cannot be imported: ModuleNotFoundError: No module named 'absent'"),
         ("from weft.ir.op import op\n@op()\ndef linear(x): ...", "op linear is declared twice"),
         ("import sys\nsys.path.clear()\n1 / 0", "the module mine cannot be imported: ZeroDivisionError"),
-        ("from weft.ir.op import OPS\nOPS.add(3, None)", "op 3: a name must be a text"),
+        ("from weft.ir.op import OPS\nOPS.add(3, None)", "op 3: the name must be a string"),
     ],
 )
 def test_a_broken_module_is_named(tmp_path: Path, text: str | None, words: str) -> None:

@@ -98,7 +98,7 @@ def test_sums_and_products_with_a_number_are_one_op() -> None:
     [
         (lambda x, y, i: x if x < y else y, r"is a condition whose elements are not known .* `is None`"),
         (lambda x, y, i: 0 < x < 3, "is a condition"),
-        (lambda x, y, i: i / 2, r"div: %i.* holds integers; divide with //"),
+        (lambda x, y, i: i / 2, r"div: %i.* has integer elements; divide with //"),
         (lambda x, y, i: x / 0, "div: .* is divided by 0"),
         (lambda x, y, i: i % 0, "mod: .* is divided by 0"),
         (lambda x, y, i: x + i, "operands have dtypes f32 and i64; cast one of them"),
@@ -108,7 +108,7 @@ def test_sums_and_products_with_a_number_are_one_op() -> None:
         (lambda x, y, i: ops.add(1, 2), "op add: all operands are numbers"),
         (lambda x, y, i: ops.linear(x, "w"), "op linear: operand weight is a str, not a value"),
         (lambda x, y, i: ops.where(True, x, y), "where: the condition is the number True"),
-        (lambda x, y, i: ops.mul(x, float("nan")), "the number next to %x.* is NaN"),
+        (lambda x, y, i: ops.mul(x, float("nan")), "the other operand of an op on %x.* is NaN"),
         (lambda x, y, i: ops.linear(x, y, x=y), "op linear is given operand x twice"),
         (lambda x, y, i: ops.linear(x, wieght=y), "op linear has no attribute 'wieght'|op linear needs operand weight"),
     ],

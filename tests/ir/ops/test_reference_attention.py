@@ -334,7 +334,7 @@ def test_a_cache_of_codes_is_one_of_numbers_that_are_rounded(bits: int, scales: 
     ("attrs", "scales", "sentence"),
     [
         ({"cache_bits": 3}, (16, 16), "cache_bits=3: codes have 8 or 4 bits"),
-        ({}, (16, 16), "scales of a cache go with cache_bits"),
+        ({}, (16, 16), "k_scale and v_scale need the attribute cache_bits"),
         ({"cache_bits": 8}, (16, None), "v_scale None must be"),
         ({"cache_bits": 8}, (2, 16), r"k_scale f32\[2\] must be \[1\] or \[16\]"),
         ({"cache_bits": 8, "causal": False}, (16, 16), "only the cache of causal attention is quantized"),
