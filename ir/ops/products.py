@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from ..op import (
-    Array,
-    Cost,
-    OpCall,
-    Size,
-    TensorType,
-    Trait,
-    Value,
-    broadcast_shapes,
-    case,
-    format_shape,
-    ints,
-    normal,
-    op,
-    require,
-)
+from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, case, format_shape, ints, normal, op, require
+from ..schema.checks import broadcast_shapes
 from .elementwise import add
 
 

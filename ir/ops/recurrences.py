@@ -331,10 +331,11 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(divides, f"widths of q {q} and v {v} are not multiples of {heads}")
     require(
         k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2], f"k {k} and v {v} do not fit q {q}"
-    ) require(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
-    require((n.positions is None) == (n.frequencies is None), "positions and frequencies must both be present or
-    absent") require(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally
-    long") if n.positions is not None:
+    )
+    require(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
+    require((n.positions is None) == (n.frequencies is None), "positions and frequencies must be given together")
+    require(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally long")
+    if n.positions is not None:
         rope.types([q, n.positions, n.frequencies], rope.check_attrs({"heads": heads}))
     require((n.past_state is None) == (n.past_norm is None), "past_state and past_norm must both be present or absent")
     if n.past_state is None:

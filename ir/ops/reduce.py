@@ -6,22 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..op import (
-    Array,
-    Case,
-    Op,
-    OpCall,
-    Size,
-    TensorType,
-    Trait,
-    Value,
-    case,
-    ints,
-    normal,
-    normalize_axis,
-    op,
-    require,
-)
+from ..op import Array, Case, Op, OpCall, Size, TensorType, Trait, Value, case, ints, normal, op, require
+from ..schema.checks import normalize_axis
 from ..types import dtypes
 
 _CASES = [
