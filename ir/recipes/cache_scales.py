@@ -1,4 +1,4 @@
-"""Scales of caches of 8-bit floats, computed from the projections of keys and values."""
+"""Scales of quantized KV caches: of 8-bit floats, computed from projections, and of integers, fitted by a pass."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class HeadScales(Recipe):
-    """f32 [heads]: the expected magnitude of keys or values of each head, as scales of caches of 8-bit floats.
+    """Scales f32 [heads] of KV caches of 8-bit floats: the expected magnitude of the keys or values of each head.
 
-    It is the root mean square over the rows of a head of `weight` [heads · d, in] times a normalized vector of
-    independent elements with magnitudes `gains` [in] (default 1), plus `biases` [heads · d]. A weight with the rows of
-    one head serves all heads. 8-bit floats hold 1/64 to 448 times the scale without losing bits.
+    The magnitude is the root mean square, over the `width` rows of a head, of `weight` x + `biases` [heads · width] for
+    random x [in] with independent elements of the magnitudes `gains` [in] (default 1). `weight` [heads · width, in] may
+    have the rows of one head for all. 8-bit floats represent 1/64 to 448 times the scale without losing bits.
     """
 
     weight: Recipe
@@ -33,7 +33,7 @@ class HeadScales(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         rows = self.weight.shape(reader)[0]
         if rows not in (self.width, self.heads * self.width):
-            raise WeftError(f"{rows} rows do not fit {self.heads} heads of {self.width}")
+            raise WeftError(f"{', '.join(self.sources())}: {rows} rows do not fit {self.heads} heads of {self.width}")
         return (self.heads,)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -48,7 +48,7 @@ class HeadScales(Recipe):
 
 @dataclass(frozen=True)
 class FittedScales(Recipe):
-    """f32: scales of a cache of integers, the tensor `item`, as a pass fitted them; they are never trained."""
+    """Scales `item`, f32, of a KV cache of integer codes, which a pass fitted; they are never trained."""
 
     item: Recipe
 

@@ -54,7 +54,7 @@ class Literal(Recipe):
 
     @staticmethod
     def from_array(array: Any) -> Literal:
-        """Return the literal of the values in `array` (anything numpy accepts)."""
+        """Return a literal with the values and shape of `array` (anything that np.asarray accepts)."""
         a = np.asarray(array)
         return Literal(tuple(a.reshape(-1).tolist()), a.shape)
 
@@ -75,9 +75,9 @@ class Full(Recipe):
 
 @dataclass(frozen=True)
 class Normal(Recipe):
-    """Random initialization: normal values of deviation `std` around `mean`, drawn from (`seed`, `stream`).
+    """Random initialization: normal values with standard deviation `std` and `mean`, drawn from (`seed`, `stream`).
 
-    Any block of rows can be drawn alone: chunks of rows have their own generators, so slices agree with the tensor.
+    Chunks of rows have generators of their own, so that any block of rows can be drawn without the others.
     """
 
     dims: tuple[int, ...]
@@ -116,7 +116,7 @@ RANDOM = (Normal, Uniform)
 
 
 def _draw_rows(recipe: Normal | Uniform, start: int, stop: int, draw: Callable[..., Array]) -> Array:
-    """Return rows ``start:stop`` of `recipe`, float32, drawn chunk by chunk by draw(generator, shape, dtype)."""
+    """Return rows ``start:stop`` of `recipe`, f32; `draw(generator, shape, dtype)` draws the standard distribution."""
     width = math.prod(recipe.dims[1:])
     chunk = max(1, 65_536 // max(1, width))  # rows with one generator, drawn from the first, so that slices agree
     key = zlib.crc32(recipe.stream.encode())  # hash() differs from process to process
@@ -280,7 +280,7 @@ class Shuffle(Recipe):
 
 
 def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
-    """Return `item` at the row indices `rows`; the rows between are read also if they are few."""
+    """Return `item` at the indices `rows` of axis 0; at once with all rows between if these are at most as many."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if item.needs_full_read or high - low <= 2 * len(rows):
         return np.asarray(item.read(reader, low, high)[rows - low])
@@ -292,7 +292,7 @@ def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
 
 @dataclass(frozen=True)
 class Scale(Recipe):
-    """`item` times the number `factor`, or times a vector `factor` along `axis`."""
+    """`item` times `factor`: a number, or a recipe of a vector along `axis`."""
 
     item: Recipe
     factor: float | Recipe
@@ -314,7 +314,7 @@ class Scale(Recipe):
 
 @dataclass(frozen=True)
 class Add(Recipe):
-    """The sum of tensors of one shape, plus the number `offset`."""
+    """The sum of the tensors `items`, all of one shape, plus the number `offset`."""
 
     items: tuple[Recipe, ...]
     offset: float = 0.0
@@ -385,7 +385,7 @@ class MeanPool(Recipe):
 
 @dataclass(frozen=True)
 class Cast(Recipe):
-    """`item` rounded to `dtype` and back to float32: storage in fewer bits than the parameter has."""
+    """`item` rounded to `dtype` and converted back, as if it were stored in fewer bits."""
 
     item: Recipe
     dtype: str

@@ -1,6 +1,6 @@
-"""Recipes of position tables: RoPE frequencies with every published scaling, cos/sin tables, sinusoids.
+"""Recipes of position tables: RoPE frequencies with all supported scalings, cos/sin tables, sinusoids, ALiBi slopes.
 
-A model has a parameter of frequencies (one per rotated pair); extending a context replaces only its recipe.
+A model has a parameter of RoPE frequencies (one per rotated pair); extending a context replaces only its recipe.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .readers import Array, TensorReader
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Scaling of RoPE frequencies for sequences longer than in training, with the settings of all scalings.
+    """Scaling of RoPE frequencies f for sequences longer than in training; each scaling uses some of the settings.
 
-    `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (θ·factor^(dim/(dim-2)));
-    ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`); ``llama3`` (low/high frequency
-    factors); ``longrope`` (a divisor per frequency, Ding 2024: `factors` up to the original context, `long_factors`
-    beyond); ``dynamic`` (ntk, scaled by how far the length exceeds the original); ``proportional`` (0 from the
-    frequency `rotated` on). `original` is the context length of training, `length` the longest sequence that the model
-    will see; longrope and dynamic depend on it.
+    `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (base
+    θ·factor^(dim/(dim-2))); ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`);
+    ``llama3`` (`low_freq` and `high_freq` rotations within the original context); ``longrope`` (a divisor per
+    frequency, Ding 2024: `factors` up to the original context, `long_factors` beyond); ``dynamic`` (ntk that grows with
+    length/original); ``proportional`` (f/factor for the first `rotated` pairs, else 0). `original` is the context
+    length of training, `length` the longest sequence that the model will process.
     """
 
     scaling: str = "none"
@@ -59,7 +59,7 @@ class RopeScaling:
         return SCALINGS[self.scaling]
 
     def base(self, dim: int, theta: float) -> float:
-        """Return the base of the frequencies of `dim` features: `theta`, or its increase by ntk and dynamic scaling."""
+        """Return the base of the frequencies for heads of size `dim`: `theta`, increased by ntk and dynamic scaling."""
         if self.scaling not in ("ntk", "dynamic"):
             return theta
         growth = self.factor
@@ -68,18 +68,17 @@ class RopeScaling:
         return float(theta * growth ** (dim / (dim - 2)))
 
     def apply(self, dim: int, theta: float) -> Array:
-        """Return the frequencies float64 [dim/2] of the base `theta` after scaling."""
+        """Return the scaled frequencies, float64 [dim/2], for the base `theta`."""
         return self._formula.scale(self, self.base(dim, theta) ** -(np.arange(0, dim, 2) / dim), theta)
 
     def attention_factor(self, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-        """Return the amplitude of `rope` that the paper of `scaling` pairs with it; with DeepSeek's mscales for
-        YaRN."""
+        """Return the amplitude of `rope` for `scaling`: 1 except for yarn (mscales: DeepSeek's) and longrope."""
         if self.scaling == "yarn":
             return compute_yarn_amplitude(self.factor, mscale, mscale_all_dim)
         return compute_longrope_amplitude(self.factor, self.original) if self.scaling == "longrope" else 1.0
 
     def describe(self) -> str:
-        """Return a sentence about the scaling, "" for none."""
+        """Return a sentence that explains the scaling and its settings, "" for none."""
         return self._formula.sentence.format(**self.settings)
 
 
@@ -96,7 +95,7 @@ def _scale_yarn(s: RopeScaling, frequencies: Array, theta: float) -> Array:
     dim = 2 * len(frequencies)
 
     def rotating_pair(rotations: float) -> float:
-        """Return the index of the pair that rotates `rotations` times within the original context."""
+        """Return the (real) index of the pair that makes `rotations` full rotations within the original context."""
         return dim * math.log(s.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = rotating_pair(s.beta_fast), rotating_pair(s.beta_slow)
@@ -129,7 +128,7 @@ SCALINGS = {
     "dynamic": _Formula(
         "factor original length",
         lambda s, f, _: f,
-        "Dynamic NTK: the base grows with the text length beyond {original:,} tokens.",
+        "Dynamic NTK: the base grows with the length of the sequence beyond {original:,} tokens.",
     ),
     "yarn": _Formula(
         "factor original beta_fast beta_slow truncate",
@@ -155,20 +154,19 @@ SCALINGS = {
 
 
 def compute_yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """Return 1 + 0.1 · mscale · ln(factor), the √(1/t) of YaRN (Peng 2023); 1 for a context that is not extended."""
+    """Return 1 + 0.1 · mscale · ln(factor), which is √(1/t) in YaRN (Peng 2023); 1 if `factor` is at most 1."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def compute_yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-    """Return the amplitude of `rope` with YaRN for a context `factor` times the original, with DeepSeek's two
-    mscales."""
+    """Return the amplitude of `rope` with YaRN for a context `factor` times the original; mscales are DeepSeek's."""
     if not (mscale and mscale_all_dim):
         return compute_yarn_temperature(factor)
     return compute_yarn_temperature(factor, mscale) / compute_yarn_temperature(factor, mscale_all_dim)
 
 
 def compute_longrope_amplitude(factor: float, original: int) -> float:
-    """Return the amplitude of `rope` with LongRoPE (Ding 2024) for a context `factor` times the `original`."""
+    """Return the amplitude of `rope` with LongRoPE (Ding 2024) for a context `factor` times `original` tokens long."""
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
@@ -198,7 +196,7 @@ class RopeFrequencies(RopeScaling, Recipe):
 
 @dataclass(frozen=True)
 class RopeTable(Recipe):
-    """``amplitude · fn(position · frequency)`` for positions below `length`: [length, dim/2], `fn` is cos or sin.
+    """amplitude · fn(position · frequency), f32 [length, pairs], for positions 0 to length − 1; `fn` is "cos" or "sin".
 
     Angles are computed in float64: at position 100,000 float32 angles are wrong by 0.004 radians.
     """
@@ -221,9 +219,9 @@ class RopeTable(Recipe):
 
 @dataclass(frozen=True)
 class Sinusoid(Recipe):
-    """Sinusoidal positions (Vaswani 2017): [length, dim]; sin and cos interleaved, or all sin before all cos.
+    """Sinusoidal positions (Vaswani 2017), [length, dim]: sines at even, cosines at odd indices, or all sines first.
 
-    Row p encodes position p/`factor`. The last frequency is 1/`base` if `inclusive` (tensor2tensor), else above it.
+    Row p encodes position p/`factor`. The last frequency is 1/`base` if `inclusive` (as in tensor2tensor), else larger.
     """
 
     trained: ClassVar[bool] = False
@@ -249,8 +247,8 @@ class Sinusoid(Recipe):
 
 @dataclass(frozen=True)
 class Interpolate(Recipe):
-    """The rows of `item` interpolated to `length` rows: row p is `item` at position p/`factor`, linear between
-    neighbours, and its last row beyond the end (position interpolation of learned positions)."""
+    """`item` interpolated to `length` rows (position interpolation of learned positions): row p is `item` at position
+    p/`factor`, linearly interpolated between adjacent rows; beyond the last row it is the last row."""
 
     item: Recipe
     length: int
@@ -273,8 +271,8 @@ class Interpolate(Recipe):
 
 @dataclass(frozen=True)
 class AlibiSlopes(Recipe):
-    """ALiBi slopes (Press 2022), one per head: geometric from 2^(-8/n); heads beyond a power of two n use every other
-    slope for 2n heads."""
+    """ALiBi slopes (Press 2022), f32 [heads]: with n the largest power of two ≤ heads, 2^(−max_bias · i/n) for i = 1 to
+    n, then every other slope for 2n heads."""
 
     trained: ClassVar[bool] = False
     heads: int

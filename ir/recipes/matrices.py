@@ -1,7 +1,7 @@
 """Recipes of linear algebra: products and inverses of matrices, centring, row norms, orthogonal and identity matrices.
 
 Products are summed in float64 and rounded once to the precision of their operands (float32 from checkpoints), so that
-a block of rows is the same whether it is computed alone or with others. Centred and normalized rows stay float64.
+rows do not depend on which other rows are computed with them. Centred and normalized rows stay float64.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MatMul(Recipe):
 
 @dataclass(frozen=True)
 class Centre(Recipe):
-    """`item` minus its mean along `axis`: (I − 11ᵀ/n) applied to that axis."""
+    """`item` minus its mean over `axis`: (I − 11ᵀ/n) applied to that axis."""
 
     item: Recipe
     axis: int
@@ -72,8 +72,8 @@ class Centre(Recipe):
 
 @dataclass(frozen=True)
 class RowNorm(Recipe):
-    """The rows (last axis) of `item` normalized as by rms_norm or layer_norm (`kind` rms or layer), times `weight` and
-    plus `bias` [width] if present."""
+    """`item` normalized over the last axis as by `rms_norm` or `layer_norm` (`kind` rms or layer), times `weight`
+    [width] and plus `bias` [width] if present."""
 
     item: Recipe
     kind: str
@@ -85,7 +85,7 @@ class RowNorm(Recipe):
         shape = self.item.shape(reader)
         for part in self.parts[1:]:
             if part.shape(reader) != shape[-1:]:
-                raise WeftError(f"{part.shape(reader)} does not fit the rows of a tensor of shape {shape}")
+                raise WeftError(f"a norm weight or bias of shape {part.shape(reader)} does not fit rows of {shape}")
         return shape
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -99,7 +99,7 @@ class RowNorm(Recipe):
 
 @dataclass(frozen=True)
 class Norms(Recipe):
-    """The Euclidean norms of the slices of `item` along `axis`: a vector with the length of that axis."""
+    """The Euclidean norm of the slice of `item` at each index of `axis`: f32 [size of that axis]."""
 
     item: Recipe
     axis: int = 0
@@ -141,18 +141,14 @@ class Identity(Recipe):
 
 @dataclass(frozen=True)
 class Inverse(Recipe):
-    """The inverses of the square matrices `item` [..., n, n].
-
-    Raises:
-        WeftError: if one is singular.
-    """
+    """The inverses of the square matrices `item` [..., n, n]; WeftError if one is singular."""
 
     item: Recipe
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise WeftError(f"a tensor of shape {shape} holds no square matrices, which alone have inverses")
+            raise WeftError(f"cannot invert a tensor of shape {shape}: its last two axes differ in size")
         return shape
 
     @property
@@ -164,17 +160,16 @@ class Inverse(Recipe):
         try:
             inverses: Array = np.linalg.inv(matrices.astype(np.float64))[start:stop]
         except np.linalg.LinAlgError:
-            raise WeftError("a matrix that is to be inverted has no inverse") from None
+            raise WeftError(f"a matrix of {', '.join(self.sources())} is singular: it has no inverse") from None
         return inverses.astype(matrices.dtype if matrices.dtype == np.float64 else np.float32)
 
 
 @dataclass(frozen=True)
 class RandomOrthogonal(Recipe):
-    """A random orthogonal matrix [size, size] that spreads every vector over all coordinates, drawn from `seed`.
+    """A random orthogonal matrix [size, size] from `seed`: a randomized Hadamard transform (QuaRot, Ashkboos 2024).
 
-    It is a diagonal of random signs times the Kronecker product of the Hadamard matrix of the largest power of two in
-    `size` and a uniformly random orthogonal matrix of the odd factor (randomized Hadamard transform; QuaRot, Ashkboos
-    2024).
+    With size = 2^k · m and m odd, it is a diagonal of random signs times the Kronecker product of the normalized
+    Hadamard matrix of size 2^k and a uniformly random orthogonal matrix of size m.
     """
 
     size: int

@@ -1,7 +1,7 @@
-"""Sources of weights: the small interface that every checkpoint reader offers.
+"""Readers of weights: the interface of all checkpoint readers, and readers of tensors in memory.
 
-A reader returns rows, never full files, so that a compilation needs memory only for a slice of the largest tensor and
-not for the model. It reads with plain file reads (pages of mapped files count as resident memory).
+A reader returns some rows of a tensor at a time, so that a compilation needs memory only for a slice of the largest
+tensor. It reads with plain file reads (pages of mapped files count as resident memory).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TensorReader(Protocol):
 
     @property
     def path(self) -> Path:
-        """Path that error messages name."""
+        """Path of the checkpoint, for error messages."""
         ...
 
     def keys(self) -> Iterable[str]:
@@ -38,15 +38,15 @@ class TensorReader(Protocol):
         ...
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Return the shape, axis 0 outermost."""
+        """Return the shape of the tensor `key`; implementations raise WeftError if there is no such tensor."""
         ...
 
     def dtype(self, key: str) -> DType:
-        """Return the stored element type."""
+        """Return the dtype in which the tensor `key` is stored."""
         ...
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows ``start:stop`` of axis 0; floats as float32, integers as stored."""
+        """Return ``start:stop`` on axis 0 of the tensor `key`: floats as float32, integers as stored."""
         ...
 
 
@@ -55,12 +55,12 @@ class BlockTensorReader(TensorReader, Protocol):
     """A reader that can also return quantized blocks as they are stored."""
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return the blocks of rows ``start:stop`` of axis 0, u8 [rows, ..., blocks in a row, bytes of a block]."""
+        """Return the blocks of ``start:stop`` on axis 0, u8 [stop − start, ..., blocks per row, bytes per block]."""
         ...
 
 
 class MemoryReader:
-    """Named numpy arrays with the `TensorReader` interface (tests, converted models)."""
+    """A `TensorReader` of NumPy arrays by name. It returns float64 arrays as float64."""
 
     def __init__(self, arrays: Mapping[str, Array], path: str = "<memory>") -> None:
         self.arrays = dict(arrays)
@@ -92,12 +92,9 @@ class MemoryReader:
 
 
 class SpilledTensors:
-    """The reader `base` with computed tensors on top, for passes that compute new weights.
+    """The reader `base` and additional tensors, which passes computed and added by `put`.
 
-    The computed tensors are spilled to an unnamed temporary file, so that only one of them is in memory at a time.
-
-    Raises:
-        WeftError: if the temporary file cannot be created.
+    They are stored in an unnamed temporary file, so that not all are in memory. WeftError if it cannot be created.
     """
 
     def __init__(self, base: TensorReader) -> None:
@@ -106,13 +103,13 @@ class SpilledTensors:
             try:
                 self._file = files.enter_context(tempfile.TemporaryFile())
             except OSError as e:
-                raise WeftError(f"no temporary file for computed tensors can be made: {e.strerror or e}") from e
+                raise WeftError(f"cannot create a temporary file in {tempfile.gettempdir()}: {e.strerror or e}") from e
             weakref.finalize(self, files.pop_all().close)  # closed when this object is freed
         self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
 
     @classmethod
     def wrap(cls, reader: TensorReader) -> SpilledTensors:
-        """Return `reader` if it accepts computed tensors already, else a `SpilledTensors` on top of it."""
+        """Return `reader` itself if it is a `SpilledTensors`, else a new `SpilledTensors` whose base it is."""
         return reader if isinstance(reader, cls) else cls(reader)
 
     @property
@@ -121,11 +118,11 @@ class SpilledTensors:
 
     @property
     def computed_keys(self) -> tuple[str, ...]:
-        """Names of the computed tensors."""
+        """Names of the added tensors, in the order of addition."""
         return tuple(self._places)
 
     def unique_key(self, key: str) -> str:
-        """Return `key`, or `key` with a number appended if a tensor is already called `key`."""
+        """Return `key` if no tensor has that name, else the first of ``key.2``, ``key.3``, … that is free."""
         keys, name, n = {*self.keys()}, key, 1
         while name in keys:
             n += 1
@@ -133,11 +130,7 @@ class SpilledTensors:
         return name
 
     def put(self, key: str, array: Array) -> None:
-        """Add the tensor `key`, of floats or bytes; it hides a tensor of the same name from now on.
-
-        Raises:
-            WeftError: if the temporary folder has no room.
-        """
+        """Add the tensor `key`; it replaces a tensor of that name in reads. WeftError if the disk is full."""
         offset = self._file.seek(0, os.SEEK_END)
         try:
             self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -165,16 +158,17 @@ class SpilledTensors:
         return np.frombuffer(data, dtype).reshape((rows, *shape[1:]) if shape else ())
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Read the stored blocks of a tensor of the checkpoint; computed tensors have none."""
+        """Return the stored blocks of a tensor of `base`, as `BlockTensorReader` does; added tensors have none."""
         assert isinstance(self.base, BlockTensorReader)
         return self.base.read_blocks(key, start, stop)
 
 
 class SwitchedTensors:
-    """The reader `base` with slots on top: tensors of the given `shapes`, filled by a selected choice or with zeros.
+    """The reader `base` and slots: additional tensors with `shapes`, whose values depend on the selected choice.
 
-    Factors of unmerged adapters are slots: the adapter is selected when the model runs. `choices` maps the name of each
-    choice to arrays by slot; a slot that a choice lacks is zero.
+    The factors of adapters that are switched at run time are slots, and each adapter is a choice. `choices` maps the
+    name of a choice to arrays by slot name. A slot is zero if the choice has no array for it, or if no choice is
+    selected.
     """
 
     def __init__(
@@ -188,7 +182,7 @@ class SwitchedTensors:
 
     @contextlib.contextmanager
     def select(self, name: str) -> Iterator[None]:
-        """Fill the slots with the arrays of the choice `name` during the block."""
+        """Return a context in which slots have the arrays of the choice `name`."""
         self._chosen = name
         try:
             yield
@@ -196,7 +190,7 @@ class SwitchedTensors:
             self._chosen = ""
 
     def reads_slots(self, keys: Iterable[str]) -> bool:
-        """Return whether any of the tensors `keys` is a slot, whose values depend on the choice."""
+        """Return whether any of the tensor names `keys` is a slot."""
         return not self.shapes.keys().isdisjoint(keys)
 
     def keys(self) -> Iterable[str]:
@@ -215,13 +209,13 @@ class SwitchedTensors:
         return np.zeros((stop - start, *self.shapes[key][1:]), np.float32) if array is None else array[start:stop]
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Read the stored blocks of a tensor of the checkpoint; slots have none."""
+        """Return the stored blocks of a tensor of `base`, as `BlockTensorReader` does; slots have none."""
         assert isinstance(self.base, BlockTensorReader)
         return self.base.read_blocks(key, start, stop)
 
 
 def find_switched_tensors(reader: TensorReader) -> SwitchedTensors | None:
-    """Return the first `SwitchedTensors` among `reader`, its base, the base of that, …; None if there is none."""
+    """Return the first `SwitchedTensors` among `reader`, ``reader.base``, ``reader.base.base``, …; None without one."""
     while not isinstance(reader, SwitchedTensors):
         if (base := getattr(reader, "base", None)) is None:
             return None

@@ -1,10 +1,10 @@
-"""Weight recipes: expressions that compute a parameter, as data. This module has their base class, `recipes` the rest.
+"""The base class of weight recipes: expressions, as data, that compute a parameter from checkpoint tensors.
 
-A recipe is a frozen expression over checkpoint tensors. It prints, parses, hashes and composes; passes derive new
-recipes and never touch bytes. Evaluation is lazy, in float32, one block of rows at a time (`Recipe.blocks`), and the
-cast to the dtype of the parameter comes last, so compiling needs memory only for a slice of the largest tensor.
+A recipe is an immutable expression tree with a text form. Passes derive new recipes and compute no weights. Evaluation
+is lazy, mostly in float32, one block of rows at a time (`Recipe.blocks`), and the cast to the dtype of the parameter
+comes last, so compiling needs memory only for a slice of the largest tensor.
 
-`shape` and `read` take the `TensorReader` that `Source` leaves refer to. All axes are non-negative.
+The methods take the `TensorReader` that has the tensors of `Source` leaves. All axes are non-negative.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ REGISTRY: dict[str, type[Recipe]] = {}
 
 
 def order_fields(kind: Any) -> tuple[Field[Any], ...]:
-    """Return the fields of a dataclass in the order of calls: positional ones before keyword-only ones."""
+    """Return the fields of the dataclass `kind`, positional ones before keyword-only ones, as in its constructor."""
     return tuple(sorted(fields(kind), key=lambda f: f.kw_only is True))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Base of all recipes. Subclasses are registered under their snake_case `name` for printing and parsing."""
+    """Base of all recipes. Subclasses are registered in REGISTRY under their snake_case `name`, such as mean_pool."""
 
     name: ClassVar[str] = ""
     trained: ClassVar[bool] = True  # of a leaf: its values are weights or initial ones, not a constant table
@@ -50,20 +50,16 @@ class Recipe:
                 object.__setattr__(self, f.name, tuple(map(float, value)))
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        """Return the shape of the tensor; check that the parts fit.
-
-        Raises:
-            WeftError: if a source is missing or shapes do not fit.
-        """
+        """Return the shape of the tensor; raise WeftError if a checkpoint tensor is missing or shapes do not fit."""
         raise TypeError(f"recipe {self.name} defines no shape")
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return rows ``start:stop`` of axis 0, float32 (or integers)."""
+        """Return ``start:stop`` on axis 0 of the tensor: float32 (float64 where a recipe states it) or integers."""
         raise TypeError(f"recipe {self.name} defines no read")
 
     @property
     def parts(self) -> tuple[Recipe, ...]:
-        """The recipes that are operands of this one."""
+        """The recipes among the fields of this recipe, or in tuples among them, in order: its operands."""
         parts: list[Recipe] = []
         for f in fields(self):
             value = getattr(self, f.name)
@@ -82,36 +78,39 @@ class Recipe:
         return replace(self, **changed) if changed else self
 
     def substitute(self, table: Mapping[str, Recipe]) -> Recipe:
-        """Return this recipe with sources replaced by the recipes in `table`, by checkpoint key."""
+        """Return this recipe with each `Source` whose key is in `table` replaced by the recipe there."""
         return self.map_parts(lambda part: part.substitute(table))
 
     def has(self, *kinds: type[Recipe]) -> bool:
-        """Return whether this recipe, or one inside it, is of one of `kinds`."""
+        """Return whether this recipe, or a recipe inside it at any depth, is an instance of one of `kinds`."""
         return isinstance(self, kinds) or any(part.has(*kinds) for part in self.parts)
 
     @property
     def is_constant(self) -> bool:
-        """Return whether the tensor is never trained: it reads no checkpoint, random or initial values."""
+        """True if the tensor is never trained: all leaves are constant tables, none a checkpoint or initial value."""
         parts = self.parts
         return all(part.is_constant for part in parts) if parts else not self.trained
 
     def sources(self) -> Iterator[str]:
-        """Yield the checkpoint keys that are read, in order, with repetitions."""
+        """Yield the keys of all checkpoint tensors that the recipe reads, in order, with repetitions."""
         for part in self.parts:
             yield from part.sources()
 
     def evaluate(self, reader: TensorReader) -> Array:
-        """Return the full tensor; scalars have shape ()."""
+        """Return the full tensor, with its shape (() for a scalar)."""
         shape = self.shape(reader)
         return self.read(reader, 0, shape[0] if shape else 1).reshape(shape)
 
     @property
     def needs_full_read(self) -> bool:
-        """Return whether reading one row needs all rows of a part, as a transposition does."""
+        """True if reading one row reads all rows of an operand, as in a transposition."""
         return any(p.needs_full_read for p in self.parts)
 
     def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:
-        """Yield the tensor as consecutive blocks of rows, each of at most `elements` elements (at least one row)."""
+        """Yield the tensor as consecutive blocks of rows of at most `elements` elements, but at least one row each.
+
+        The default is `SWEEP_ELEMENTS` if the recipe needs full reads, else `BLOCK_ELEMENTS`.
+        """
         shape = self.shape(reader)
         elements = elements or (SWEEP_ELEMENTS if self.needs_full_read else BLOCK_ELEMENTS)
         rows = shape[0] if shape else 1

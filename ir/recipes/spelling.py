@@ -33,7 +33,8 @@ def spell(value: Any) -> str:
 
 
 def spell_recipe(recipe: Recipe) -> str:
-    """Return the text form of a recipe, a call: the first field by position, others by name unless at their default."""
+    """Return the text form of `recipe`: a call with the first field by position, other fields that differ from their
+    defaults by name."""
     args = []
     for i, (name, default) in enumerate(_list_fields(recipe)):
         value = getattr(recipe, name)
@@ -45,7 +46,7 @@ def spell_recipe(recipe: Recipe) -> str:
 
 
 def _list_fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
-    """Return (name, default) of each field of `recipe`, in call order."""
+    """Return (name, default) for each field of `recipe` in the order of its constructor; MISSING without a default."""
     kind = type(recipe)
     if kind not in _FIELDS:
         _FIELDS[kind] = tuple((f.name, f.default) for f in order_fields(kind))

@@ -1,7 +1,7 @@
-"""The elements of a recipe in order, in small blocks even where a row is large: the weights of an expert, for example.
+"""Stream the elements of a recipe in small blocks, even if each index of its first axis has many elements.
 
-A recipe is read by slices of its first axis. Stacked weights [experts, out, in] have large slices; but a slice of a
-stack is usually a recipe itself, which can be read slice by slice.
+`Recipe.read` reads indices of the first axis. In stacked weights [experts, out, in] each is a large matrix, but this
+matrix can mostly be expressed as a recipe (`select_row`), which is read row by row.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ from .recipe import BLOCK_ELEMENTS, Recipe
 
 
 def stream_rows(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
-    """Yield the tensor in row-major order as blocks of rows of one of its axes, each as small as its recipe allows.
-
-    Raises:
-        WeftError: if a source is missing or shapes do not fit.
-    """
+    """Yield the tensor of `recipe` in row-major order as blocks of rows; leading axes are dropped where matrices of a
+    stack are read one by one. WeftError if a checkpoint tensor is missing or shapes do not fit."""
     shape = recipe.shape(reader)
     if len(shape) < 3 or math.prod(shape[1:]) <= BLOCK_ELEMENTS:
         yield from recipe.blocks(reader)
@@ -54,8 +51,8 @@ def stream_rows(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
 
 
 def cast_finite(values: Array, dtype: DType, name: str) -> Array:
-    """Cast `values` of the tensor `name` to `dtype`, contiguous: the last step before weights are stored.
-    Raises WeftError where a value is NaN, infinite, or beyond the range of `dtype`."""
+    """Return `values` of the tensor `name` cast to `dtype`, contiguous, for storage; raise WeftError if a value is NaN,
+    infinite, or out of the range of `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         stored = np.ascontiguousarray(values.astype(dtype.numpy, copy=False))
     if dtype.is_float:
@@ -64,7 +61,7 @@ def cast_finite(values: Array, dtype: DType, name: str) -> Array:
 
 
 def check_finite(values: Array, stored: Array, dtype: DType, name: str) -> None:
-    """Raise WeftError, naming the tensor and the value, where `stored`, `values` cast to `dtype`, is not finite."""
+    """Raise WeftError, with the tensor `name` and a value, unless `stored` (= `values` cast to `dtype`) is finite."""
     finite = np.isfinite(stored)
     if finite.all():
         return
@@ -76,14 +73,17 @@ def check_finite(values: Array, stored: Array, dtype: DType, name: str) -> None:
 
 
 def find_stored_part(recipe: Recipe) -> Stored | None:
-    """Return the `Stored` part of blocks that `recipe` reshapes, if it is one, else None."""
+    """Return the `Stored` recipe that `recipe` is, or that it reshapes; None if there is none."""
     while isinstance(recipe, Reshape):
         recipe = recipe.item
     return recipe if isinstance(recipe, Stored) else None
 
 
 def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield several parts of the blocks of one weight at a time, like `stream_rows`; rows are read and rounded once."""
+    """Yield tuples with a block of rows of each of `parts`, which all have the same `item`, as `stream_rows` does.
+
+    The rows of `item` are read and rounded once for all parts.
+    """
     item, names = parts[0].item, [part.part for part in parts]
     layout, width = find_block_layout(item, reader), item.shape(reader)[-1]
     assert isinstance(layout, BlockLayout)
@@ -92,7 +92,7 @@ def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tupl
 
 
 def select_row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | None:
-    """Return row `index` of `recipe` as a recipe with one axis less; None where the row can only be read as array."""
+    """Return a recipe for index `index` of axis 0 of `recipe`, without that axis; None if no recipe expresses it."""
     match recipe:
         case Concat(axis=0):
             return _select_row_of_concat(recipe, reader, index)
@@ -147,7 +147,7 @@ def _replace_float4(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
 
 
 def _select_row_of_items(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
-    """Return a recipe for row `index` of every item; () if an item has none."""
+    """Return `select_row` of each of `items`; () if it is None for an item."""
     rows = [select_row(p, reader, index) for p in items]
     recipes = tuple(p for p in rows if p is not None)
     return recipes if len(recipes) == len(rows) else ()

@@ -17,7 +17,7 @@ from ..types import Shape
 
 @dataclass(frozen=True)
 class Attr:
-    """An attribute: its name, `type` as annotated, and `default` (``inspect.Parameter.empty`` if required)."""
+    """An attribute of an op or a pass; its `default` is ``inspect.Parameter.empty`` if it is required."""
 
     name: str
     type: Any
@@ -31,7 +31,7 @@ class Attr:
         """Return `value` in canonical form: lists become tuples, ints become floats for a float attribute.
 
         Raises:
-            WeftError: naming `op`, if the value is not of the declared type.
+            WeftError: if the value is not of the declared type; the message names the op (or pass) `op`.
         """
         canonical = _conform(value, self.type)
         if canonical is _MISFIT:
@@ -58,7 +58,7 @@ def format_type(t: Any) -> str:
 
 @functools.cache  # signatures have few types, and splitting one takes longer than checking a value
 def _split_type(t: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return (options, None) for a union, float last; ((), item type) for a tuple; ((), None) for any other type."""
+    """Return (members of a union, float last; else ()) and (the item type of a tuple type; else None)."""
     origin, arguments = typing.get_origin(t), typing.get_args(t)
     if origin in (types.UnionType, typing.Union):
         # float also accepts integers and would convert them, so it is tried last.

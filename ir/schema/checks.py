@@ -10,24 +10,24 @@ from ..types.sizes import Size
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise WeftError(message) unless `condition`."""
+    """Raise WeftError with `message` unless `condition` is true."""
     if not condition:
         raise WeftError(message)
 
 
 def require_int(size: Size, message: str) -> int:
-    """Return `size` as an int.
-
-    Raises:
-        WeftError: with `message`, if it is symbolic.
-    """
+    """Return `size` if it is an int; raise WeftError with `message` if it is symbolic."""
     if not isinstance(size, int):
         raise WeftError(message)
     return size
 
 
 def broadcast_shapes(*operands: TensorType | None) -> Shape:
-    """Return the shape that the operands broadcast to, as in numpy; a symbolic size only matches itself or 1."""
+    """Return the shape to which the types (None: skipped) broadcast, as in NumPy; a symbolic size matches itself and 1.
+
+    Raises:
+        WeftError: if they do not broadcast.
+    """
     shapes = [t.shape for t in operands if t is not None]
     rank = max(map(len, shapes))
     out: list[Size] = []
@@ -48,17 +48,13 @@ def format_shape(shape: Shape) -> str:
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """Return `axis` counted from the front, 0 to rank − 1.
-
-    Raises:
-        WeftError: if it is out of range.
-    """
+    """Return `axis` as a non-negative index, 0 to rank − 1; raise WeftError if it is not in [−rank, rank)."""
     require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
     return axis % rank
 
 
 def sum_sizes(items: Iterable[Size]) -> Size:
-    """Return the sum of sizes."""
+    """Return the sum of the sizes `items`, 0 if there are none."""
     result: Size = 0
     for item in items:
         result = result + item

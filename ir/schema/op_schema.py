@@ -1,6 +1,6 @@
 """The schema of an op: the complete description of one operation.
 
-An op is declared by its reference: a numpy function in float64 that *is* the definition. Its positional parameters are
+An op is declared by its reference: a NumPy function in float64 that defines its results. Its positional parameters are
 the operands (``Array``, optional ``Array | None = None``, or variadic ``*xs: Array``), its keyword-only parameters are
 the attributes with their types and defaults, its docstring is the documentation::
 
@@ -12,10 +12,10 @@ The remaining declarations are functions of one call of the op, an `OpCall` with
     @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
     def _(n: OpCall) -> None: ...
 
-    @rms_norm.cost  # operand types -> FLOPs, or a Cost; bytes default to every operand and output once
+    @rms_norm.cost  # operand types -> FLOPs, or a Cost; by default the bytes of all operands and outputs, once
     def _(n: OpCall) -> Size: ...
 
-    @rms_norm.body  # values -> value(s) in simpler ops: specification and fallback
+    @rms_norm.body  # values -> output value(s), computed by simpler ops: for backends without this op
     def _(n: OpCall) -> Value: ...
 
     @ssd.states  # operand types -> the states that a node keeps between calls; none by default
@@ -24,9 +24,9 @@ The remaining declarations are functions of one call of the op, an `OpCall` with
     @scan.names  # attributes -> names of operands and outputs, where a variadic operand has named parts
     def _(attrs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
 
-Calling an op on values emits a node at the insertion point of their graph, and returns its value, or a named tuple of
-several. Operands may be passed by name; arithmetic and comparisons also accept Python numbers (see `numbers`). The same
-call on pattern variables builds a pattern, as the method ``__emit__`` of the operands builds the result.
+Calling an op on values emits a node at the insertion point of their graph and returns its output, or a named tuple of
+several. Operands may be passed by name; arithmetic and comparisons also accept Python numbers (see `numbers`). Calling
+it on pattern variables builds a pattern: the method ``__emit__`` of an operand builds the result.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ V = TypeVar("V")  # the values that an op is called on
 
 
 class Trait(enum.Enum):
-    """Properties of ops, by which passes and analyses classify them."""
+    """Properties of ops, by which passes and analyses select them."""
 
     ELEMENTWISE = "elementwise"  # an output element depends on the operand elements at the same (broadcast) index
     COMMUTATIVE = "commutative"  # the two operands may be swapped
@@ -64,12 +64,12 @@ class Trait(enum.Enum):
     RECURRENT = "recurrent"  # depends on all earlier tokens, through states of constant size
     NORM = "norm"  # the first output is the first operand, or a sum of two, normalized and times `weight`
     FUSED = "fused"  # computed by one kernel of a decode step; the body defines it in simpler ops
-    COMPARES = "compares tokens"  # the result for a token depends on the other tokens of the call
+    COMPARES = "compares tokens"  # the result for a token depends on the other tokens of the forward pass
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one node, as polynomials: floating-point operations, bytes read, bytes written."""
+    """The work of a node: floating-point operations, bytes read and bytes written; sizes may be symbolic."""
 
     flops: Size
     read: Size
@@ -94,7 +94,7 @@ AnyNamesFn = TypeVar("AnyNamesFn", bound=NamesFn)
 
 
 class OpSchema(Signature, Generic[V]):
-    """One operation on values of type V; see the module docstring. Declare one with `weft.ir.op.op`."""
+    """One operation on values of type V (see the module docstring), declared by the decorator `weft.ir.op.op`."""
 
     def __init__(self, reference: Callable[..., Any], outputs: str, traits: Sequence[Trait], cases: Sequence[Case]):
         super().__init__(reference, tuple(outputs.split()))
@@ -126,22 +126,22 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def body(self, fn: AnyBodyFn) -> AnyBodyFn:
-        """Register the definition in simpler ops."""
+        """Register the function that emits the op in simpler ops and returns its outputs."""
         self._body = fn
         return fn
 
     def states(self, fn: AnyStatesFn) -> AnyStatesFn:
-        """Register the function that returns the states of a node (`StateSpec`s); without it a node has none."""
+        """Register the function that returns the `StateSpec`s of a node; without it a node keeps no states."""
         self._states = fn
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register the function that emits the op if some operands are Python numbers; without it these are errors."""
+        """Register the function that emits the op if an operand is a Python number; without it numbers are errors."""
         self._numbers = fn
         return fn
 
     def names(self, fn: AnyNamesFn) -> AnyNamesFn:
-        """Register the function from attributes to names of operands and outputs; the default is the signature."""
+        """Register the function from attributes to (operand names, output names); the default is the signature."""
         self._names = fn
         return fn
 
@@ -157,17 +157,17 @@ class OpSchema(Signature, Generic[V]):
         return self._body is not None
 
     def types(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
-        """Return the output types.
+        """Return the types of all outputs for `operands` (None if absent) and complete `attrs`.
 
         Raises:
-            WeftError: if the operand types do not fit.
+            WeftError: if operand types or attributes do not fit; the message begins with the name of the op.
         """
         try:
             inferred = self._infer(OpCall(self, operands, attrs)) if self._infer else None
         except WeftError as e:
             raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
         except ArithmeticError as e:  # from sizes or attributes that are 0 or too large
-            raise WeftError(f"{self.name}: its attributes do not fit: {e}") from None
+            raise WeftError(f"{self.name}: its sizes or attributes are out of range: {e}") from None
         if inferred is None:
             assert operands[0] is not None
             return (operands[0],)
@@ -176,9 +176,10 @@ class OpSchema(Signature, Generic[V]):
     # -- use
 
     def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[V, ...]:
-        """Apply the op to values of one graph, or to terms of a pattern; return all outputs.
+        """Apply the op to values of one graph, or to pattern variables; return a tuple of all outputs.
 
-        `name` suggests names for the outputs (a string for all, or a sequence); the current scope is their prefix.
+        `name` suggests names for the outputs, a string for all or one for each; the current scope becomes their prefix.
+        WeftError if operands or attributes do not fit.
         """
         operands, attrs = self.split_call(operands, attrs)
         values = self.check_operands(operands)
@@ -191,8 +192,8 @@ class OpSchema(Signature, Generic[V]):
         return tuple(first.__emit__(self, values, attrs, name))
 
     def __call__(self, *operands: Any, name: str | None = None, **attrs: Any) -> V:
-        """Apply the op and return its output, or a tuple of several outputs (a named tuple if the op names them).
-        The annotation fits most ops. `weft.ops` has precise ones; `emit` always returns a tuple."""
+        """Apply the op as `emit` does; return its output, or a tuple of several (a named tuple if the op names them).
+        The annotation fits most ops; the stubs of `weft.ops` have precise ones."""
         value: V = self.pack_outputs(self.emit(*operands, name=name, **attrs))
         return value
 
@@ -202,23 +203,26 @@ class OpSchema(Signature, Generic[V]):
         if self._numbers is None:
             at = next(n for n, v in zip(self.operand_names(operands), operands, strict=True) if is_number(v))
             raise WeftError(
-                f"op {self.name}: operand {at} is a number; arithmetic takes numbers, other ops take values"
+                f"op {self.name}: operand {at} is a number, which only arithmetic and comparisons accept; pass a value"
             )
         if all(map(is_number, operands)):
-            raise WeftError(f"op {self.name}: all operands are numbers, so Python can compute it; one must be a value")
+            raise WeftError(f"op {self.name}: all operands are numbers; one must be a value of a graph")
         self.check_attrs(attrs)
         value: V = self._numbers(*operands, name=name)
         return value
 
     def run_reference(self, operands: Sequence[Array | None], attrs: Mapping[str, Any]) -> tuple[Array, ...]:
-        """Run the reference on arrays (floats in float64) and return a tuple of its outputs."""
+        """Run the reference on arrays (floats as float64; None if absent) and return a tuple of its outputs."""
         outputs = self.reference(*operands, **attrs)
         return tuple(np.asarray(v) for v in (outputs if isinstance(outputs, tuple) else (outputs,)))
 
     def cost_of(
         self, operands: Sequence[TensorType | None], outputs: Sequence[TensorType], attrs: Mapping[str, Any]
     ) -> Cost:
-        """Return the cost of a call with these operand types (None if absent), output types and complete attributes."""
+        """Return the cost of a call with these operand types (None if absent), output types and complete attributes.
+
+        An op without a cost function has one FLOP per output element, or none if it is a COPY; a VIEW costs nothing.
+        """
         written = sum_sizes([t.bytes for t in outputs])
         read = sum_sizes([t.bytes for t in operands if t is not None])
         if Trait.VIEW in self.traits:
@@ -230,15 +234,11 @@ class OpSchema(Signature, Generic[V]):
         return cost if isinstance(cost, Cost) else Cost(cost, read, written)
 
     def states_of(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[StateSpec, ...]:
-        """Return the states of the op for these operand types and attributes; () if it keeps none between calls."""
+        """Return the states that a call with these types and attributes keeps between forward passes; () if none."""
         return self._states(OpCall(self, operands, attrs)) if self._states else ()
 
     def emit_body(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:
-        """Emit the body for `operands`; return one value per output of the op.
-
-        Raises:
-            WeftError: if the op has no body.
-        """
+        """Emit the body for `operands`; return one value per output. WeftError if the op has no body."""
         if self._body is None:
             raise WeftError(f"op {self.name} has no body in simpler ops")
         outputs = self._body(OpCall(self, operands, attrs))

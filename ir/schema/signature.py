@@ -1,4 +1,4 @@
-"""The signature of an op, and calls of it: operands by position or by name, attributes, and results."""
+"""The signature of an op (operands, attributes, outputs), and calls of the op."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Signature:
         self.__signature__ = self._for_inspect()
 
     def call_names(self, attrs: Mapping[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the names of operands and outputs of a call; `attrs` may name the parts of a variadic operand."""
+        """Return (operand names, output names) of a call; for some ops, such as `scan`, they depend on `attrs`."""
         return tuple(o.name for o in self.operands), self.output_names
 
     def operand_index(self, name: str, attrs: Mapping[str, Any] | None = None) -> int:
@@ -54,7 +54,7 @@ class Signature:
         return names.index(name)
 
     def check_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all attributes in canonical form, defaults filled in.
+        """Return all attributes by name, in canonical form (see `Attr.check`), with defaults for absent ones.
 
         Raises:
             WeftError: on an unknown, missing or ill-typed attribute.
@@ -71,7 +71,7 @@ class Signature:
         return full
 
     def check_operands(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Return `values` as operands, without absent ones (None) at the end.
+        """Return the operands `values` without absent ones (None) at the end.
 
         Raises:
             WeftError: if a required operand is absent, or if there are too many.
@@ -88,17 +88,16 @@ class Signature:
             if (i >= len(operands) or operands[i] is None) and not o.optional and not o.variadic:
                 raise WeftError(f"op {self.name} needs operand {o.name}")
         if variadic and any(v is None for v in operands[len(self.operands) - 1 :]):
-            raise WeftError(f"op {self.name} takes no absent operands among {self.operands[-1].name}")
+            raise WeftError(f"op {self.name}: None is not allowed among the operands {self.operands[-1].name}")
         return tuple(operands)
 
     def operand_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return one name per element of `operands`; parts of a variadic operand share its name unless `attrs` names
-        the parts."""
+        """Return a name for each of `operands`; variadic ones share a name, unless `attrs` determine their names."""
         names, _ = self.call_names(attrs)
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
     def default_output_names(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return default names for `count` outputs: those of the signature, or the name of the op for all."""
+        """Return default names for `count` outputs: the output names, or `count` times the op's name if too few."""
         _, names = self.call_names(attrs)
         if not names or count > len(names):
             return [self.name] * count
@@ -107,32 +106,31 @@ class Signature:
     def split_call(
         self, operands: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Split a call into its operands, in the order of the signature, and its attributes.
+        """Return (operands in the order of the signature, attributes) of a call with positional and keyword arguments.
 
         Raises:
-            WeftError: if an operand is passed twice, by position and by name.
+            WeftError: if an operand is passed both by position and by name.
         """
         names = [o.name for o in self.operands if not o.variadic]
         by_name = {name: keywords[name] for name in names if name in keywords}
         if not by_name:
             return tuple(operands), dict(keywords)
         if twice := [name for name in by_name if names.index(name) < len(operands)]:
-            raise WeftError(f"op {self.name} is given operand {twice[0]} twice")
+            raise WeftError(f"op {self.name}: operand {twice[0]} is passed twice, by position and by name")
         rest = (by_name.get(name) for name in names[len(operands) :])
         return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
 
     def result_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Return the output names of a call with `operands`: a state (`present_k`) only if its past (`past_k`) is not
-        None."""
+        """Return the output names of a call with `operands`, without `present_…` whose operand `past_…` is None."""
         names, outputs = self.call_names(attrs)
         present = {name for name, v in zip(names, operands, strict=False) if v is not None}
         states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in outputs]
         return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
     def pack_outputs(self, outputs: tuple[Any, ...]) -> Any:
-        """Return the single element of `outputs`, or a tuple of several (a named tuple if the op names its outputs).
+        """Return the only element of `outputs`, or a named tuple of several.
 
-        An op whose attributes determine the number of outputs always returns the tuple.
+        Return `outputs` itself if the attributes of the op determine the number of outputs, as for `split`.
         """
         if self.returns_tuple:
             return outputs
@@ -141,7 +139,7 @@ class Signature:
         return results_class(self.name, self.output_names[: len(outputs)])(*outputs)
 
     def _for_inspect(self) -> inspect.Signature:
-        """Return the signature for `inspect`, `help` and the stubs: operands, attributes, and `name` of the outputs."""
+        """Return the signature for `inspect`, `help` and stubs: operands, attributes, and `name` (of the outputs)."""
         parameter, empty = inspect.Parameter, inspect.Parameter.empty
         operands = [
             parameter(
@@ -158,7 +156,10 @@ class Signature:
 
 
 class OpCall:
-    """One call of an op: its attributes and operands by name (types or values; None if absent, tuples if variadic)."""
+    """One call of an op, with its operands and attributes as Python attributes.
+
+    Operands are types or values, None if absent, a tuple if variadic.
+    """
 
     def __init__(self, op: Signature, operands: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         for i, o in enumerate(op.operands):
@@ -182,5 +183,5 @@ def results_class(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def results_class_name(name: str) -> str:
-    """Return the class name of the outputs of the op called `name`: TopKResults for top_k."""
+    """Return the name of the named tuple class for the outputs of the op called `name`: TopKResults for top_k."""
     return "".join(word.capitalize() for word in name.split("_")) + "Results"

@@ -1,11 +1,13 @@
-"""States: the tensors that a node keeps between calls, as one record that passes, backends, runtimes and pictures read.
+"""Specs of states: the tensors that a node keeps between forward passes (KV caches, recurrent states).
 
-| growth | slots | a forward pass | at the start of a sequence | can drop tokens | copied when beams reorder |
+| growth | slots | a forward pass | for a new sequence | can drop tokens | copied when beams reorder |
 |---|---|---|---|---|---|
-| text | position p in slot p | writes the new tokens | stays: masked beyond the length | yes | slots in use |
-| window | position p in slot p mod capacity | overwrites old positions | stays | no | all slots |
-| constant | none | replaces the state | `initial`, mostly zeros | no | the full state |
-| source | tokens of an encoded source | only reads it | computed again | yes | with the source |
+| text | position p in slot p | writes the new tokens | not cleared: old slots are masked | yes | slots in use |
+| window | position p in slot p mod capacity | overwrites old positions | not cleared | no | all slots |
+| constant | none | replaces the state | reset to `initial`, mostly 0 | no | the full state |
+| source | one per source token | only reads it | computed again | yes | with the source |
+
+The source is the encoded input sequence that cross-attention reads.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ class StateKind(enum.Enum):
     INDEX = "index"  # keys by which a query chooses the keys that it attends to
     CONV = "conv"  # the last input rows of a convolution
     SSM = "ssm"  # the state of a state space
-    RECURRENT = "recurrent"  # the sum of keys times values of linear attention
-    NORM = "norm"  # the sum of keys that its result is divided by
+    RECURRENT = "recurrent"  # linear attention: the sum of outer products of keys and values
+    NORM = "norm"  # linear attention: the sum of keys, for the denominator
     SCAN = "scan"  # the state of a user-defined recurrence
     CROSS = "cross"  # keys, or values, of an encoded source
 
     @property
     def accumulates(self) -> bool:
-        """Return whether the state sums over all tokens; it is then f32: bf16 and f16 would lose small terms."""
+        """True if the state sums over all tokens. Such states are f32: bf16 and f16 would lose small terms."""
         return self in (StateKind.SSM, StateKind.RECURRENT, StateKind.NORM, StateKind.SCAN)
 
 
 class Growth(enum.Enum):
-    """The growth of a state, which determines how it is indexed, reset and reordered: see the table of the module."""
+    """How a state grows with the sequence, and so how it is indexed, reset and reordered: see the module's table."""
 
     TEXT = "text"
     WINDOW = "window"
@@ -48,7 +50,7 @@ class Growth(enum.Enum):
 
     @property
     def can_rewind(self) -> bool:
-        """Return whether a batch row can drop its last tokens."""
+        """True if the last tokens of a batch row can be dropped from the state."""
         return self in (Growth.TEXT, Growth.SOURCE)
 
 
@@ -56,19 +58,19 @@ class Growth(enum.Enum):
 class StateSpec:
     """One state of a node: a tensor whose first axis is the batch.
 
-    `type` is the type of the state; for a cache that the node does not take yet, its type with `capacity` slots.
-    `window` is the number of tokens, itself included, that a query of the attention sees, rolling or not; `initial` is
-    the value of all elements of a state of constant size at the start of a sequence.
+    `type` is the type of the state. If the node does not have the past operand yet, the number of slots in it is the
+    symbolic size `capacity`. `window` is the attention window: the number of tokens, its own included, that a query
+    sees (None: all). `initial` is the value of all elements of a CONSTANT state at the start of a sequence.
     """
 
-    part: str  # its name among the states of a node
+    part: str  # name among the states of the node, such as key
     kind: StateKind
     growth: Growth
-    past_operand: str  # the operand that receives the past state
-    present_output: str  # the output with the new state; "" if calls do not change it
+    past_operand: str  # name of the operand with the past state
+    present_output: str  # name of the output with the new state; "" if the op does not change the state
     type: TensorType
-    slots: int | None = None  # the axis that counts slots
-    positions: str = ""  # the operand with the positions of the new tokens
+    slots: int | None = None  # the axis of the slots
+    positions: str = ""  # name of the operand with the positions of the new tokens
     window: int | None = None
     initial: float = 0.0
 
@@ -84,9 +86,10 @@ class StateSpec:
 
 
 def build_fixed_size_spec(kind: StateKind, like: TensorType, *row: Size, part: str = "", suffix: str = "") -> StateSpec:
-    """Return the spec of a state [batch, *row] of constant size, taken as past`suffix`, returned as present`suffix`.
+    """Return the spec of a CONSTANT state [batch, *row]: operand ``past`` + suffix, output ``present`` + suffix.
 
-    `like` is the type of an operand with the batch axis; `part` defaults to the name of `kind`.
+    The batch size is that of `like`, as is the dtype unless `kind` accumulates (f32). `part` defaults to the name of
+    `kind`.
     """
     dtype = dtypes.f32 if kind.accumulates else like.dtype
     type = like.with_dtype(dtype).with_shape(like.shape[0], *row)
@@ -104,10 +107,11 @@ def list_cache_specs(
     bits: int | None = None,
     kind: StateKind | None = None,
 ) -> tuple[StateSpec, ...]:
-    """Return the specs of the caches [batch, heads, capacity, width] of a causal attention: keys, and values if any.
+    """Return the specs of the KV caches [batch, heads, capacity, width] of causal attention: of keys, then of values.
 
-    k and v [batch, keys, heads · width] are those of the new tokens (v None: keys serve as values), `past` is the key
-    cache that the node takes. With `bits`, caches hold codes. `kind` overrides the kind, such as INDEX.
+    k and v [batch, seq, heads · width] are the types for new tokens (v None: no value cache). `past` is the type of the
+    key cache operand, None if the node has none. With `bits` caches store integer codes. `kind` defaults to KV, or to
+    LATENT without v.
     """
     kind = kind or (StateKind.LATENT if v is None else StateKind.KV)
     growth = Growth.WINDOW if rolling else Growth.TEXT
@@ -123,7 +127,7 @@ def list_cache_specs(
 
 
 def list_cross_specs(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
-    """Return the specs of cached keys and values k, v [batch, source, width] of a source, which every step reads."""
+    """Return the specs of cross-attention keys and values k and v [batch, source, width], constant while decoding."""
     parts = (("key", "k", k), ("value", "v", v))
     return tuple(
         StateSpec(part, StateKind.CROSS, Growth.SOURCE, operand, "", type, slots=1)

@@ -1,4 +1,4 @@
-"""Visible blocks: which blocks of keys a block of queries sees in block-sparse attention, as one record."""
+"""The block mask of block-sparse attention: the blocks of keys that are visible to a block of queries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..types.sizes import Size
 
 @dataclass(frozen=True)
 class VisibleBlocks:
-    """The attributes of `block_sparse_attention` that hide keys, in blocks of `block` tokens; the last may be shorter.
+    """The attributes of `block_sparse_attention` that mask keys, in blocks of `block` tokens (the last may be shorter).
 
     The first `first` and the last `last` blocks are global: their queries see all keys, and all queries see their keys.
-    Any other block also sees itself and the `sides` blocks on each side. A key of the first `first` blocks counts
-    `first_weight` times for queries that are not global. In sequences of at most `dense` tokens all keys are visible,
-    once.
+    Queries of another block also see their own block and `sides` blocks before and after it. A key of the first `first`
+    blocks counts `first_weight` times for queries of blocks that are not global. In sequences of at most `dense` tokens
+    every query sees every key, once.
     """
 
     block: int
@@ -31,7 +31,7 @@ class VisibleBlocks:
 
     @classmethod
     def from_attrs(cls, attrs: Mapping[str, Any]) -> VisibleBlocks:
-        """Build it from the attributes of a node."""
+        """Return the `VisibleBlocks` with the attributes `attrs` of a node."""
         return cls(**{f.name: attrs[f.name] for f in fields(cls)})
 
     def find_problem(self) -> str | None:
@@ -45,7 +45,7 @@ class VisibleBlocks:
 
     @property
     def global_count(self) -> int:
-        """The number of global blocks."""
+        """The number of global blocks, in a sequence that has that many."""
         return self.first + self.last
 
     def count_blocks(self, length: Size) -> Size:
@@ -53,16 +53,16 @@ class VisibleBlocks:
         return sizes.floordiv(length + self.block - 1, self.block)
 
     def is_sparse(self, length: Size) -> Size:
-        """Return 0 if all keys are visible in a sequence of `length` tokens, and 1 if it is longer than `dense`."""
+        """Return 1 if a sequence of `length` tokens is longer than `dense`, else 0: all its keys are visible."""
         return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
 
     def count_gathered(self, length: Size) -> Size:
-        """Return the number of blocks gathered for a block besides the global ones, including masked ones."""
+        """Return the number of blocks, masked ones included, that the body gathers per block after the global ones."""
         sparse = self.is_sparse(length)
         return sparse * (2 * self.sides + 1) + (1 - sparse) * self.count_blocks(length)
 
     def counts(self, length: int) -> np.ndarray[Any, Any]:
-        """Compute how often each query counts each key, [length, length]: 0 where it does not see the key."""
+        """Return how often each query counts each key, float64 [queries, keys] of size `length`: 0 where masked."""
         if length <= self.dense:
             return np.ones((length, length))
         at, blocks = np.arange(length) // self.block, -(-length // self.block)

@@ -1,7 +1,7 @@
-"""Visible keys: which keys a query of softmax attention sees, by the positions of both.
+"""Attention masks by position: which keys a query of softmax attention sees, by the positions of both.
 
-`VisibleKeys` is the only description of masks by position; masks by data are the operands `key_mask` and `bias`. Its
-`conditions` are written once, with operators of Python, and run on numpy arrays (the reference), on values of a graph
+`VisibleKeys` is the only definition of masks by position; masks by data are the operands `key_mask` and `bias`. Its
+`conditions` are written once, in operators of Python, and run on NumPy arrays (the reference), on values of a graph
 (the body of the op), on tensors of an ONNX model and on expressions in the source of a PyTorch model. So they use only
 ``-``, ``%``, ``//``, ``<``, ``>=``, ``|``, ``&``, `abs` and `equal`.
 
@@ -29,15 +29,16 @@ PATTERNS: tuple[str, ...] = get_args(Pattern)
 
 @dataclass(frozen=True)
 class VisibleKeys:
-    """The attributes of `attention` that hide keys. The query at position i sees the key at position j where all hold:
+    """The attributes of `attention` that mask keys. The query at position i sees the key at position j if all these
+    hold:
 
     - `causal`: i ≥ j,
     - `window`: |i − j| < window,
-    - `pattern`: dilated (i − j divisible by `stride`), strided (|i − j| < stride, or divisible by it; Child 2019, arXiv
-      1904.10509), fixed (the same block of `stride`, or the last `summary` of any block; Child 2019), chunked (the same
-      block of `stride`; Llama 4).
+    - `pattern`: dense (no condition); dilated (i − j is divisible by `stride`); strided (|i − j| < stride, or i − j is
+      divisible by stride; Child 2019, arXiv 1904.10509); fixed (i and j are in the same block of `stride` positions, or
+      j is among the last `summary` of its block; Child 2019); chunked (i and j are in the same block; Llama 4).
 
-    Neither window nor pattern hides the first `keep_first` keys of a sequence (Xiao 2023, arXiv 2309.17453).
+    Window and pattern do not mask the first `keep_first` keys of a sequence (Xiao 2023, arXiv 2309.17453).
     """
 
     causal: bool = False
@@ -49,18 +50,18 @@ class VisibleKeys:
 
     @classmethod
     def from_attrs(cls, attrs: Mapping[str, Any]) -> VisibleKeys:
-        """Build it from the attributes of a node; attributes that its op lacks keep their defaults."""
+        """Return the `VisibleKeys` with the attributes `attrs` of a node; attributes not in `attrs` get defaults."""
         return cls(**{f.name: attrs[f.name] for f in fields(cls) if f.name in attrs})
 
     @property
     def is_local(self) -> bool:
-        """Return whether a window or a pattern hides keys."""
+        """True if a window or a pattern masks keys."""
         return self.window is not None or self.pattern != "dense"
 
     def conditions(self, query: Any, key: Any, equal: Callable[[Any, Any], Any] = operator.eq) -> list[Any]:
-        """Return the conditions on the positions `query` and `key`, causality last; a key is visible where all hold.
+        """Return bool conditions on the positions `query` and `key`, causality last; a key is visible if all hold.
 
-        `equal` replaces ``==``, which has another meaning for values of a graph.
+        `equal` compares elements, since ``==`` compares the identity of graph values.
         """
         near: list[Any] = []
         distance = query - key
@@ -83,6 +84,6 @@ class VisibleKeys:
         return [*near, query >= key] if self.causal else near
 
     def mask(self, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Compute the reference mask: True where queries at positions `query` see keys at `key`; the two broadcast."""
+        """Return the mask: True where queries at positions `query` see keys at positions `key`, which broadcast."""
         everything = np.ones(np.broadcast_shapes(query.shape, key.shape), np.bool_)
         return functools.reduce(np.logical_and, self.conditions(query, key), everything)

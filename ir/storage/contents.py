@@ -1,4 +1,4 @@
-"""Manifests: records of the SHA-256 of every file in a folder that weft wrote, and of the manifest itself."""
+"""Manifests: JSON files with the SHA-256 of every file in a folder that weft wrote, and of the manifest itself."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _PIECE = 1 << 22
 
 
 def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
-    """Write `record` as the manifest `name` of `folder`, with the checksums of all files in it and of the manifest.
+    """Write the manifest `name` of `folder`: `record`, the checksums of all files in the folder, and its own checksum.
 
-    The checksum of the manifest (`checksum`) is the SHA-256 of its JSON without that entry, keys sorted, without
-    spaces.
+    The latter (`checksum`) is the SHA-256 of the JSON without that key, with sorted keys and without spaces.
     """
     files = dict(_hash_files(folder, sorted(set(_list_files(folder)) - {name})))
     sealed = {**record, "format": FORMAT, "files": files}
@@ -37,17 +36,17 @@ def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
 
 
 def check_format(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Check that this version of weft understands the `manifest` at `path`.
+    """Check that this version of weft can read the `manifest` at `path`.
 
     Raises:
-        WeftError: if its format is newer, or not a number.
+        WeftError: if its format number is newer, or no non-negative integer.
     """
     version = manifest.get("format", 0)
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-        raise WeftError(f"{path}: format is {version!r}, but it must be a whole number")
+        raise WeftError(f"{path}: format is {version!r}, but it must be a non-negative integer")
     if version > FORMAT:
         by = f", by weft {manifest['weft']}" if isinstance(manifest.get("weft"), str) else ""
-        raise WeftError(f"{path} was written in format {version}{by}, which this weft does not know yet: upgrade weft")
+        raise WeftError(f"{path} was written in format {version}{by}, which this weft cannot read yet: upgrade weft")
 
 
 def check_contents(folder: Path) -> int:
@@ -62,15 +61,15 @@ def check_contents(folder: Path) -> int:
     check_format(path, manifest)
     damages = [f"{name} {damage}" for name, damage in _find_damage(folder, path, manifest)]
     if damages:
-        rest = f" ({len(damages)} such)" if len(damages) > 1 else ""
+        rest = f" (and {len(damages) - 1} more files)" if len(damages) > 1 else ""
         raise WeftError(f"{folder}: {damages[0]}{rest}; compile it again")
     return len(manifest["files"])
 
 
 def find_unlisted(folder: Path) -> list[str]:
-    """Return names in `folder` that its manifest does not list: foreign files, and folders without listed files.
+    """Return the paths in `folder` that its manifest does not list, links, and folders without listed files ("name/").
 
-    Without a manifest, all files are foreign. Bytecode that Python compiled from listed sources is never foreign.
+    Without a manifest no path is listed. ``__pycache__`` with only bytecode of listed sources is ignored.
     """
     path, manifest = _find_manifest(folder)
     listed = {path.name, *manifest["files"]} if manifest is not None else set()
@@ -95,7 +94,7 @@ def find_unlisted(folder: Path) -> list[str]:
 
 
 def find_altered(folder: Path) -> list[str]:
-    """Return the files of `folder` that exist but differ from their checksums in the manifest."""
+    """Return the listed files of `folder` that exist but differ from their checksums; [] without a manifest."""
     path, manifest = _find_manifest(folder)
     if manifest is None:
         return []
@@ -103,9 +102,9 @@ def find_altered(folder: Path) -> list[str]:
 
 
 def remove_listed(folder: Path) -> None:
-    """Remove the files that the manifest of `folder` lists, and the folders that are empty afterwards.
+    """Remove the files that the manifest of `folder` lists, and folders that are empty then, `folder` included.
 
-    Where foreign files remain the manifest does as well: the next removal needs it to distinguish them.
+    If other files remain the manifest remains also: the next removal needs it to tell the files apart.
     """
     path, manifest = _find_manifest(folder)
     names = list(manifest["files"]) if manifest is not None else []
@@ -127,7 +126,7 @@ def remove_listed(folder: Path) -> None:
 
 
 def hash_file(path: Path, abandoned: Any = None) -> str:
-    """Return the SHA-256 of the bytes of a file, in hexadecimal; stop early once `abandoned()` is true."""
+    """Return the SHA-256 of the file at `path`, in hexadecimal; stop early, with another value, once `abandoned()`."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while not (abandoned is not None and abandoned()) and (piece := file.read(_PIECE)):
@@ -136,7 +135,7 @@ def hash_file(path: Path, abandoned: Any = None) -> str:
 
 
 def _find_manifest(folder: Path, links: bool = False) -> tuple[Path, dict[str, Any] | None]:
-    """Return the first manifest of weft in `folder`, or None, after its path; `links` allows a link."""
+    """Return (path, content) of the manifest in `folder`, or (path, None); it may be a link only if `links`."""
     for name in MANIFESTS:
         path = folder / name
         if (path.is_symlink() and not links) or not path.is_file():
@@ -151,7 +150,7 @@ def _find_manifest(folder: Path, links: bool = False) -> tuple[Path, dict[str, A
 
 
 def _is_listing(files: object) -> bool:
-    """Return whether `files` maps names below the folder to checksums."""
+    """Return whether `files` is a dict from relative paths without ".." to strings (checksums)."""
     return isinstance(files, dict) and all(
         isinstance(digest, str) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
         for name, digest in files.items()
@@ -159,7 +158,7 @@ def _is_listing(files: object) -> bool:
 
 
 def _find_damage(folder: Path, path: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the files that differ from their entry in `manifest`, each with a description of the damage."""
+    """Yield (name, "is missing" or "was modified after compilation") for each damaged file, the manifest first."""
     if manifest.get("checksum") != _compute_checksum(manifest):
         yield path.name, "was modified after compilation"
     present = [name for name in manifest["files"] if (folder / name).is_file()]
@@ -177,7 +176,7 @@ def _compute_checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _hash_files(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield names with the SHA-256 of their files, hashed on several cores: one takes about 0.6 s for a GB."""
+    """Yield (name, SHA-256) for each file, in the order of `names`, hashed by threads: a core needs 0.6 s per GB."""
     # Threads suffice: hashlib releases the GIL while it hashes.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         yield from zip(names, pool.map(hash_file, (folder / name for name in names)), strict=True)
@@ -190,7 +189,7 @@ def _list_files(folder: Path) -> Iterator[str]:
 
 
 def _is_bytecode_of(folder: Path, prefix: str, listed: set[str]) -> bool:
-    """Return whether the `__pycache__` in `prefix` holds only bytecode of listed sources."""
+    """Return whether the ``__pycache__`` in the folder `prefix` has only bytecode of listed sources."""
     with os.scandir(folder / prefix / "__pycache__") as entries:
         return all(
             entry.is_file(follow_symlinks=False)

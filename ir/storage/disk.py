@@ -1,4 +1,4 @@
-"""System calls: flush to the disk, swap two names, explain why the system refused."""
+"""System calls: flush files to the disk, swap two paths, explain errors of the system."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def swap_paths(a: Path, b: Path) -> bool:
-    """Swap the files or folders at `a` and `b` in one step; return False where the file system cannot.
+    """Swap the files or folders at `a` and `b` atomically (renameat2(2), renamex_np(2)) and return True.
 
-    A process that opens either name gets one or the other at every moment (renameat2(2), renamex_np(2)).
-
-    Raises:
-        OSError: if the system refuses.
+    Return False, with nothing changed, if the system or file system has no such call. OSError if it fails otherwise.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(a), os.fsencode(b)
@@ -35,7 +32,7 @@ def swap_paths(a: Path, b: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Force a file, or the list of names in a folder, to the disk."""
+    """Flush the file at `path`, or the directory entries of a folder, to the disk (fsync)."""
     # fsync accepts read-only descriptors, the only kind that folders have.
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -48,7 +45,7 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Force all files and folders in `folder` to the disk: files before their folders, inner folders first."""
+    """Flush `folder` and everything in it to the disk: files before their folder, inner folders first."""
     for at, _, files in os.walk(folder, topdown=False):
         for name in files:
             flush(Path(at, name))
@@ -56,7 +53,7 @@ def flush_tree(folder: Path) -> None:
 
 
 def read_umask() -> int:
-    """Return the permission bits that new files of this process do not get."""
+    """Return the umask of this process: the permission bits that new files do not get."""
     # Setting the mask is the only portable way to read it.
     mask = os.umask(0)
     os.umask(mask)
@@ -64,7 +61,7 @@ def read_umask() -> int:
 
 
 def explain_os_error(e: OSError) -> str:
-    """Return a short description of why the system refused to write, and of the remedy."""
+    """Return a phrase that explains why writing failed with `e`, with the remedy if it is known."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full; free some space or name a folder on another disk"
     if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -1,8 +1,8 @@
 """Untrusted files, read with limits: bytes, text, JSON, and the values in JSON by type.
 
-Any file that weft reads may be truncated, edited or malicious. So only regular files are opened (a FIFO would wait for
-ever), JSON has a largest size, depth and number of values (a list of lists takes 60 times its text), and `Record`
-reports by file and key a value of the wrong type.
+Any file that weft reads may be truncated, edited or malicious. So only regular files are opened (reading a FIFO may
+wait forever), the size, depth and number of values of JSON are limited (a list of lists takes 60 times the memory of
+its text), and errors of `Record` name the file and the key of a value of the wrong type.
 """
 
 from __future__ import annotations
@@ -32,28 +32,21 @@ _TOO_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"
 
 
 def expand_home(path: str | Path) -> Path:
-    """Return `path` with the home folder in place of ~.
-
-    Raises:
-        WeftError: if the home folder is unknown.
-    """
+    """Return `path` with a leading ~ replaced by the home folder; raise WeftError if that is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise WeftError(f"{path}: there is no home folder to put in place of ~; write the path out") from None
+        raise WeftError(f"{path}: there is no home folder to replace ~; write the full path") from None
 
 
 def check_regular(path: Path) -> None:
-    """Raise WeftError if `path` exists but is neither a file nor a folder: reading a FIFO or a terminal may never end.
-
-    Errors of looking up a path are left to the caller that opens it.
-    """
+    """Raise WeftError if `path` is a pipe, socket or device, whose reading may never end; it need not exist."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise WeftError(f"{path} is {_name_file_kind(mode)}, not a file: write its contents into one")
+        raise WeftError(f"{path} is {_name_file_kind(mode)}, not a file: write its contents to a file")
 
 
 def _name_file_kind(mode: int) -> str:
@@ -62,10 +55,11 @@ def _name_file_kind(mode: int) -> str:
 
 
 def open_regular(path: Path) -> int:
-    """Open the file at `path` for reading and return its descriptor.
+    """Open the file at `path` for reading and return its file descriptor.
 
     Raises:
-        WeftError: if it is not a regular file; OSErrors pass.
+        WeftError: if it is not a regular file.
+        OSError: if it cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a FIFO would wait for a writer
     try:
@@ -80,35 +74,27 @@ def open_regular(path: Path) -> int:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of the file at `path`, which must be at most `most`.
+    """Return the contents of the file at `path`.
 
     Raises:
-        WeftError: if it is not a regular file, too large, or cannot be read.
+        WeftError: if it is not a regular file, has more than `most` bytes, or cannot be read.
     """
     try:
         with open(open_regular(path), "rb") as file:
             if (size := os.fstat(file.fileno()).st_size) > most:
-                raise WeftError(f"{path} has {size} bytes, more than the {most} that such a file may have")
+                raise WeftError(f"{path} has {size} bytes, but such a file may have at most {most}")
             return file.read(most)
     except OSError as error:
         raise WeftError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Return the UTF-8 text in the file at `path`, line ends as \\n.
-
-    Raises:
-        WeftError: as `read_bytes`, or if the text is not UTF-8.
-    """
+    """Return the UTF-8 text in the file at `path`, with line ends \\n; errors of `read_bytes` and `decode_utf8`."""
     return decode_utf8(read_bytes(path, most), str(path))
 
 
 def decode_utf8(raw: bytes, name: str) -> str:
-    """Decode the UTF-8 text in `raw`, line ends as \\n.
-
-    Raises:
-        WeftError: if it is not UTF-8; the message calls it `name`.
-    """
+    """Return the UTF-8 text in `raw`, with line ends \\n; WeftError, naming the file `name`, if it is not UTF-8."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -117,27 +103,27 @@ def decode_utf8(raw: bytes, name: str) -> str:
 
 
 def read_json(path: Path, kind: type = dict, most: int = MOST_BYTES) -> Any:
-    """Return the JSON in the file at `path`, which must be of `kind`: dict or list.
+    """Return the JSON value in the file at `path`, which must be an instance of `kind`: dict or list.
 
     Raises:
-        WeftError: naming the file, if it cannot be read, is not JSON, exceeds a limit, or is of another kind.
+        WeftError: if the file cannot be read or has more than `most` bytes, or as `parse_json`.
     """
     return parse_json(read_bytes(path, most), str(path), kind)
 
 
 def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = False, values: int = MOST_VALUES) -> Any:
-    """Return the JSON in `raw`, which must be of `kind` and have at most `values` values; errors call it `name`.
+    """Return the JSON value in `raw`, which must be an instance of `kind`; errors call the document `name`.
 
-    With `unique` objects must not repeat a key, and numbers must not be NaN or infinite, as the standard demands.
+    With `unique` objects must not repeat a key, and numbers must not be NaN or infinite, as the standard requires.
 
     Raises:
-        WeftError: if it is not JSON, exceeds a limit, or is of another kind.
+        WeftError: if it is not JSON, has more than `values` values, is nested too deep, or is of another kind.
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
         # An upper bound, counted before Python creates any object; characters in strings count as well.
         if (count := sum(map(text.count, _STRUCTURE))) > values:
-            raise WeftError(f"it holds {count} values, more than the {values} that JSON may have here")
+            raise WeftError(f"it has {count} values, but at most {values} are allowed")
         value, end = parse_json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
     except UnicodeDecodeError as error:
         raise WeftError(f"{name}: not valid JSON: byte {error.start} is not UTF-8") from None
@@ -151,11 +137,11 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
 
 
 def parse_json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start` of `text`, and the position of its end; `unique` as in `parse_json`.
+    """Return the JSON value that begins at offset `start` of `text`, and the offset of its end; `unique`: `parse_json`.
 
     Raises:
         json.JSONDecodeError: if there is no JSON value.
-        WeftError: if it exceeds a limit.
+        WeftError: if the value is nested too deep, or has an integer or a string that is not allowed.
     """
     try:
         value, end = (_UNIQUE if unique else _DECODER).raw_decode(text, start)
@@ -174,7 +160,7 @@ def parse_json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise WeftError("it holds half of a surrogate pair (\\ud800 to \\udfff), which is not valid text") from None
+            raise WeftError("it has half of a surrogate pair (\\ud800 to \\udfff), which is not valid text") from None
     return value, end
 
 
@@ -196,7 +182,7 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse_integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
-        raise WeftError(f"it holds an integer of {len(text)} digits")
+        raise WeftError(f"it has an integer of {len(text)} digits, but at most {MOST_DIGITS} are allowed")
     return int(text)
 
 
@@ -222,7 +208,7 @@ def _name_json_type(value: Any) -> str:
 
 
 def quote_value(value: Any) -> str:
-    """Return `value` as errors quote it: its repr, shortened to `_CUT` characters."""
+    """Return the repr of `value` for an error message, shortened to 60 characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
@@ -231,7 +217,7 @@ def quote_value(value: Any) -> str:
 
 
 def matches_type(value: Any, hint: Any) -> bool:
-    """Return whether `value` is of the annotated type `hint`: an int is a float, a bool is neither."""
+    """Return whether `value` has the annotated type `hint`. An int is also a float; a bool is neither int nor float."""
     if hint is Any or hint is None:
         return hint is Any or value is None
     if isinstance(hint, type):  # the usual case
@@ -252,9 +238,10 @@ def matches_type(value: Any, hint: Any) -> bool:
 
 
 class Record:
-    """A JSON object, or other metadata, read by type: errors name `source`, the key, and a value of the wrong type.
+    """The JSON object, or other metadata, `data`, whose values are read with a type check.
 
-    `prefix` is put before keys in errors: the path to this object in `source`. `asked` are the keys that were read.
+    Errors name the file `source` and the key, after `prefix`, the path to this object in the file ("rope.").
+    `read_keys` has the keys that were read.
     """
 
     def __init__(self, source: str | Path, data: Mapping[str, Any], prefix: str = "") -> None:
@@ -262,17 +249,17 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read the JSON object in the file at `path`; errors as of `read_json`."""
+        """Return the JSON object in the file at `path`; raise WeftError as `read_json` does."""
         return cls(path, read_json(path))
 
     def __contains__(self, key: str) -> bool:
         return key in self.data
 
     def get(self, key: str, hint: Any, default: Any = REQUIRED) -> Any:
-        """Return the value of `key`, of the annotated type `hint`; `default` where the key is missing or null.
+        """Return the value of `key`, of the annotated type `hint`; `default` if the key is missing or null.
 
         Raises:
-            WeftError: if it is of another type, or missing without a default.
+            WeftError: if the value has another type, or is missing or null and there is no default.
         """
         self.read_keys.add(key)
         value = self.data.get(key)
@@ -286,11 +273,11 @@ class Record:
         return value
 
     def text(self, key: str, default: Any = REQUIRED) -> Any:
-        """Return the string of `key`; errors as of `get`."""
+        """Return the string at `key`; default and errors as in `get`."""
         return self.get(key, str, default)
 
     def integer(self, key: str, default: Any = REQUIRED, least: int | None = None, most: int | None = None) -> Any:
-        """Return the integer of `key`, at least `least` and at most `most`; errors as of `get`."""
+        """Return the integer at `key`, from `least` to `most` (both included, None: no bound); else as `get`."""
         value = self.get(key, int, default)
         if value is not default and least is not None and value < least:
             raise self.build_type_error(key, f"it must be at least {least}")
@@ -299,11 +286,11 @@ class Record:
         return value
 
     def flag(self, key: str, default: Any = REQUIRED) -> Any:
-        """Return the boolean of `key`; errors as of `get`."""
+        """Return the boolean at `key`; default and errors as in `get`."""
         return self.get(key, bool, default)
 
     def choice(self, key: str, choices: tuple[str, ...], default: Any = REQUIRED) -> Any:
-        """Return the string of `key`, one of `choices`; errors as of `get`."""
+        """Return the string at `key`, which must be one of `choices`; default and errors as in `get`."""
         value = self.text(key, default)
         if value is not default and value not in choices:
             *most, last = map(repr, choices)
@@ -311,16 +298,16 @@ class Record:
         return value
 
     def record(self, key: str, default: Any = REQUIRED) -> Record:
-        """Return the object of `key`; errors as of `get`."""
+        """Return the object at `key` as a `Record`; a default is a dict; errors as in `get`."""
         return Record(self.source, self.get(key, dict, default), f"{self.prefix}{key}.")
 
     def records(self, key: str, default: Any = REQUIRED) -> list[Record]:
-        """Return the objects in the list of `key`; errors as of `get`."""
+        """Return the objects in the list at `key` as `Record`s; a default is a list of dicts; errors as in `get`."""
         listed = self.get(key, list[dict[str, Any]], default)
         return [Record(self.source, item, f"{self.prefix}{key}.{i}.") for i, item in enumerate(listed)]
 
     def tokens(self, key: str) -> list[int]:
-        """Return the token ids of `key`, a number or a list, or [] where it is null or missing; errors as of `get`."""
+        """Return the token ids at `key`, which is an id or a list of ids; [] if it is null or missing."""
         value = self.data.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(matches_type(i, int) and i >= 0 for i in ids):
@@ -328,12 +315,12 @@ class Record:
         return ids
 
     def build_type_error(self, key: str, expected: str) -> WeftError:
-        """Return the error for a value of `key` that differs from `expected`."""
+        """Return the error that quotes the value of `key` and then `expected`, such as "it must be at least 1"."""
         return WeftError(f"{self.source}: {self.prefix}{key} is {quote_value(self.data.get(key))}, but {expected}")
 
 
 def name_type(hint: Any) -> str:
-    """Return the name of the type `hint` in errors."""
+    """Return the name of the annotated type `hint` for error messages, such as ``list of int`` or ``int or str``."""
     if isinstance(hint, UnionType):
         return " or ".join(map(name_type, get_args(hint)))
     if (origin := get_origin(hint)) is not None:
@@ -342,7 +329,7 @@ def name_type(hint: Any) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the message of `error`: the __str__ of foreign exceptions may fail, which must not hide the failure."""
+    """Return the message of `error`, or a note that its ``__str__`` fails, as that of foreign exceptions may."""
     try:
         return str(error)
     except (Exception, SystemExit, GeneratorExit) as failure:

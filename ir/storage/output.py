@@ -1,4 +1,4 @@
-"""Output folders and files: they appear complete or not at all, and replace only output of weft itself."""
+"""Output folders and files: they appear complete or not at all, and folders replace only output of weft."""
 
 from __future__ import annotations
 
@@ -49,16 +49,17 @@ def replace_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replace_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary file next to `out` that replaces it when the block succeeds; else an older `out` stays.
+    """Yield a temporary file next to `out`, which it replaces when the block succeeds; else an older `out` stays.
 
-    If `out` is a device or a pipe the result is written into it. `sources` are the files that are read meanwhile.
+    If `out` is a device or a pipe the file is copied into it. None of `sources`, files that are read meanwhile, may be
+    `out`.
 
     Raises:
         WeftError: if `out` cannot be written: it is a folder or a source, no permission, or the disk is full.
     """
     try:
         if out.is_dir():
-            raise WeftError(f"cannot write to {out}: it is a folder")
+            raise WeftError(f"cannot write to {out}: it is a folder; name a file")
         out = _resolve_links(out) if out.is_file() or not out.exists() else out.absolute()
         _check_sources(out, sources)
         plain = out.is_file() or not out.exists()
@@ -93,7 +94,7 @@ def check_replaceable(out: Path, sources: Iterable[Path] = (), *, contents: bool
     out = _resolve_links(out)
     try:
         if out.exists() and not out.is_dir():
-            raise WeftError(f"cannot write to {out}: a file with that name is in the way")
+            raise WeftError(f"cannot write to {out}: a file with that name is in the way; name a folder")
         _check_sources(out, sources)
         foreign, edited = _find_losses(out, contents) if out.is_dir() else ([], [])
     except OSError as e:
@@ -111,10 +112,8 @@ def check_replaceable(out: Path, sources: Iterable[Path] = (), *, contents: bool
 
 
 def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
-    """Return the names of foreign files in `out`, and of changed ones (only with `contents`, and if none is foreign).
-
-    Retry if another process replaces `out` meanwhile.
-    """
+    """Return the names of unlisted files in `out`, and of changed listed ones (searched with `contents` if none is
+    unlisted); begin again if another process replaces `out` meanwhile."""
     while True:
         before = os.stat(out)
         try:
@@ -130,7 +129,7 @@ def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
 
 
 def _resolve_links(out: Path) -> Path:
-    """Return the real path of `out`, with links followed."""
+    """Return the absolute path of `out` with links resolved."""
     try:
         return Path(os.path.realpath(out))
     except (OSError, ValueError) as e:
@@ -147,11 +146,8 @@ def _check_sources(out: Path, sources: Iterable[Path]) -> None:
 
 
 def _install(new: Path, out: Path, sources: Iterable[Path]) -> None:
-    """Replace `out` by `new`, or create it.
-
-    Raises:
-        WeftError: if foreign files have been added to `out` meanwhile.
-        OSError: as the system reports it.
+    """Rename the folder `new` to `out`, which is replaced if it exists and may be (`check_replaceable`, else
+    WeftError).
     """
     while True:
         try:
@@ -172,12 +168,8 @@ def _install(new: Path, out: Path, sources: Iterable[Path]) -> None:
 
 
 def _swap_folders(new: Path, out: Path) -> None:
-    """Swap `new` and `out` and remove the older folder; swap back if foreign files were added to it at the last moment.
-
-    Raises:
-        WeftError: if foreign files were added.
-        OSError: as the system reports it.
-    """
+    """Swap the folders `new` and `out` and remove the older one. If it has unlisted files, added at the last moment,
+    swap back and raise WeftError."""
     old = new
     if not swap_paths(new, out):
         # no system call swaps: between the two renames `out` is missing; `_restore_backup` repairs a kill between them
@@ -202,7 +194,7 @@ def _backup_path(out: Path) -> Path:
 
 
 def _restore_backup(out: Path) -> None:
-    """Rename back the older `out` that a process killed between two renames left, or remove it if `out` exists."""
+    """Rename the backup of `out` that a killed process left back to `out`; remove the backup if `out` exists."""
     aside = _backup_path(out)
     if not aside.is_dir():
         return

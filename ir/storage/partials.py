@@ -1,7 +1,7 @@
-"""Temporary files and folders of running processes, distinguished from leftovers of dead ones by a lock.
+"""Temporary files and folders, with locks that distinguish those of running processes from leftovers of dead ones.
 
-A process holds a lock (flock(2)) on each of its own; the kernel drops it however the process ends. A process that
-writes next to an unlocked one removes it, and logs that.
+A process holds a lock (flock(2)) on each of its temporary files; the kernel releases it when the process ends, however
+that happens. A process that writes next to an unlocked temporary file removes it, and logs that.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ log = logging.getLogger("weft")
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a folder in the temporary folder of the system, which is removed after the block.
-
-    Raises:
-        WeftError: if it cannot be created.
-    """
+    """Yield a new folder in the system's temporary folder, removed after the block; WeftError if that fails."""
     parent = Path(tempfile.gettempdir())
     with contextlib.ExitStack() as stack:
         try:
@@ -50,7 +46,10 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def create_temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -> Iterator[Path]:
-    """Yield a temporary `folder` in `parent`, or a file, locked during the block and removed afterwards."""
+    """Yield a new temporary folder (or file, if not `folder`) in `parent`, locked in the block and then removed.
+
+    First remove leftovers of dead processes with the same `prefix`.
+    """
     remove_leftovers(parent, prefix)
     path, lock = _create_locked(parent, prefix, folder)
     try:
@@ -63,7 +62,7 @@ def create_temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -
 
 
 def _create_locked(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
-    """Create a temporary file or folder and lock it; retry where another process swept it before it was locked."""
+    """Create a temporary file or folder; return its path and `_lock`. Retry if another process removed it before."""
     while True:
         if folder:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -78,7 +77,7 @@ def _create_locked(parent: Path, prefix: str, folder: bool) -> tuple[Path, int |
 
 
 def _lock(path: Path) -> int | None:
-    """Lock `path` and return the open file descriptor that holds the lock; None if the file system has no locks.
+    """Lock `path` and return the file descriptor, whose closing unlocks it; None if the file system has no locks.
 
     Raises:
         BlockingIOError: if another process holds the lock.
@@ -100,11 +99,11 @@ def _lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def lock_folder(path: Path) -> Iterator[None]:
-    """Hold the lock of the folder at `path`, so that only one process replaces it, and no other removes it meanwhile.
+    """Return a context with the lock of the folder at `path`: no other process replaces or removes it meanwhile.
 
     Raises:
         FileNotFoundError: if the folder does not exist.
-        WeftError: if another process holds the lock for longer than `PATIENCE`.
+        WeftError: if another process holds the lock for longer than `PATIENCE` seconds.
     """
     give_up = time.monotonic() + PATIENCE
     while True:
@@ -123,9 +122,9 @@ def lock_folder(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(parent: Path, prefix: str = PARTIAL) -> None:
-    """Remove leftovers of dead processes of this user in `parent`, and log each.
+    """Remove the unlocked temporary files and folders of this user in `parent` that begin with `prefix`; log each.
 
-    A leftover with a manifest is an older result whose removal was interrupted: only its listed files are removed.
+    In a folder with a manifest, an older result whose removal was interrupted, only the listed files are removed.
     """
     for path in sorted(parent.glob(f"{prefix}*")):
         lock = None
@@ -157,7 +156,7 @@ def _count_bytes(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a temporary file or folder, or a former result that was swapped to its name."""
+    """Remove a temporary file or folder; in a folder with a manifest (an older result) only the listed files."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
     elif any((path / name).is_file() for name in MANIFESTS):

@@ -1,4 +1,4 @@
-"""Stamps of files, which reveal a source that changes while it is read."""
+"""Stamps of files, by which a source file that changes while it is read is detected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import WeftError
 
 
 class Stamp(NamedTuple):
-    """Size and time, which change when a file is written to, and device and inode, which change when it is replaced."""
+    """The state of a file: size and time change when it is written to, device and inode when it is replaced."""
 
     size: int
     mtime_ns: int
@@ -20,15 +20,15 @@ class Stamp(NamedTuple):
 
 
 def take_stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
-    """Return the stamps of the files among `paths`; call it before the first byte is read."""
+    """Return the stamp of each of `paths` that is a file, by path; call it before reading them."""
     return {path: _take_stamp(path) for path in paths if path.is_file()}
 
 
 def check_unchanged(before: Mapping[Path, Stamp]) -> None:
-    """Check that the files still have the stamps in `before`.
+    """Check that each file still has its stamp in `before`.
 
     Raises:
-        WeftError: naming the first file that was written to, replaced or removed since.
+        WeftError: naming the first file that was written to, replaced or removed since then.
     """
     for path, then in before.items():
         try:
@@ -36,7 +36,7 @@ def check_unchanged(before: Mapping[Path, Stamp]) -> None:
         except OSError:
             same = False
         if not same:
-            raise WeftError(f"{path} has changed while it was read: run the command again when it is complete")
+            raise WeftError(f"{path} has changed while it was read: run the command again when no program writes to it")
 
 
 def _take_stamp(path: Path) -> Stamp:

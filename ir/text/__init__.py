@@ -1,4 +1,4 @@
-"""The text form of graphs: lexer and parser. It is readable and complete: ``parse(str(graph))`` equals the graph. ::
+"""The text form of graphs. It is readable and complete: ``parse(str(graph))`` equals the graph. ::
 
     graph smollm2 {
       meta kind = "decoder"
@@ -10,7 +10,7 @@
     }
 
 A leading dot abbreviates the current scope. Attributes that equal their default are omitted; absent operands are ``_``.
-Never here: the meaning of a graph, other file formats.
+Never here: the semantics of ops, other file formats.
 """
 
 from ..graph import Graph

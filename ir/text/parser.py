@@ -1,4 +1,4 @@
-"""Parser of the text form that ``str(graph)`` writes. Errors name file, line and column."""
+"""The parser of the text form that ``str(graph)`` returns. Errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -37,25 +37,21 @@ _LANGUAGE = compile_language(
 
 @functools.cache
 def _list_fields(recipe: str) -> dict[str, Attr]:
-    """Return the fields of a recipe, by name."""
+    """Return the fields of the recipe class called `recipe`, by name."""
     return {key: Attr(key, kind, MISSING) for key, kind in typing.get_type_hints(REGISTRY[recipe]).items()}
 
 
 def parse(text: str, source: str = "<text>", reader: TensorReader = EMPTY) -> Graph:
-    """Parse the graph in `text`; errors call it `source`, and its `source(...)` recipes refer to `reader`.
+    """Return the graph in `text`. `source` is the file name for errors; `reader` becomes the reader of the graph.
 
     Raises:
-        WeftError: on a syntax or type error, as ``file:line:column: message``.
+        WeftError: on a syntax or type error, as ``source:line:column: message``.
     """
     return _GraphParser(text, source).graph(reader)
 
 
 def parse_step(text: str) -> Step:
-    """Parse the step in `text`.
-
-    Raises:
-        WeftError: on a syntax or type error.
-    """
+    """Return the `Step` in `text`; raise WeftError on a syntax or type error."""
     parser = _GraphParser(text, "<step>")
     step = parser.step()
     if parser.token.kind != "end":
@@ -77,7 +73,7 @@ class _GraphParser(Lexer):
         self.depth = 0  # of nested lists and recipes
 
     def check(self, at: int, call: Callable[[], T]) -> T:
-        """Return the result of `call`, with its errors located at `at`."""
+        """Return ``call()``; turn WeftError, ValueError and TypeError into a WeftError located at the offset `at`."""
         try:
             return call()
         except (WeftError, ValueError, TypeError) as e:
@@ -86,7 +82,7 @@ class _GraphParser(Lexer):
     # -- values and types
 
     def enter_nesting(self) -> None:
-        """Increase the nesting depth, or fail if it exceeds `DEEPEST`; the caller decreases it again."""
+        """Increment `depth`, which the caller decrements later; fail if it exceeds `DEEPEST`."""
         self.depth += 1
         if self.depth > DEEPEST:
             self.fail(f"values are nested more than {DEEPEST} deep", self.token.at)
@@ -103,7 +99,7 @@ class _GraphParser(Lexer):
         return tuple(items)
 
     def tensor_type(self) -> TensorType:
-        """Parse a type. Layers repeat types, so each spelling is parsed once."""
+        """Parse a type such as f32[batch, 8]. Layers repeat types, so each spelling is parsed only once."""
         at, first = self.token.at, self.pos
         end = self.text.find("]", at)
         spelled = self.text[at : end + 1]
@@ -119,7 +115,7 @@ class _GraphParser(Lexer):
         return kind
 
     def attr(self) -> Any:
-        """Parse a literal: number, string, true, false, none, list, dtype, recipe call or size expression."""
+        """Parse an attribute value: number, string, true, false, none, list, dtype, step, recipe or size expression."""
         t = self.token
         if t.kind == "string":
             return self.check(t.at, lambda: parse_json_at(self.next().text, 0)[0])
@@ -147,7 +143,7 @@ class _GraphParser(Lexer):
         return self.size()
 
     def step(self) -> Step:
-        """Parse the body of a recurrence, in braces."""
+        """Parse a step (the graph of a recurrence at one token), in braces."""
         at, graph = self.token.at, Graph("step")
         values: dict[str, Value] = {}
         initial: dict[str, float] = {}
@@ -181,13 +177,13 @@ class _GraphParser(Lexer):
         return self.check(at, lambda: Step(graph, initial, tokens))
 
     def number(self) -> float:
-        """Parse a number, which may have a sign or be infinite."""
+        """Parse a float with an optional minus sign, or inf."""
         sign = -1.0 if self.accept("-") else 1.0
         text = self.expect("number", "inf").text
         return sign * float(text)
 
     def size(self) -> Size:
-        """Parse a size expression, up to the comma or bracket that ends it."""
+        """Parse a size expression, up to the comma or closing bracket after it, which is not consumed."""
         start, depth = self.token.at, 0
         while not (depth == 0 and self.token.text in (",", "]", ")")):
             token = self.next()

@@ -1,7 +1,7 @@
-"""Weights as quantized blocks: the block layout of a recipe, its parts in the forms of kernels, rounding to blocks.
+"""Recipes for weights as quantized blocks: their layouts, the arrays that kernels read, and rounding to blocks.
 
 Importing this package registers its recipes. Never here: the layouts that a backend supports; choosing codes with
-calibration text (`weft.passes.fitting`).
+calibration data (`weft.passes.fitting`).
 """
 
 from .floats import Float4, Float8, InBytes, ToFloat4, ToFloat8, widen_small_floats

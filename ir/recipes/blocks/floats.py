@@ -1,4 +1,4 @@
-"""Recipes that round weights to floats of 8 and 4 bits in groups, and that read weights stored in these.
+"""Recipes that round weights to 8-bit or 4-bit floats in groups, and recipes that read weights stored so.
 
 Floats of 8 bits are e4m3 of FP8 Formats for Deep Learning (arXiv 2209.05433), without infinities; tiles of 128 · 128
 share a scale, as in DeepSeek-V3 (arXiv 2412.19437, 3.3). Blocks repeat the scale for each row of a tile.
@@ -34,12 +34,9 @@ LEAST = np.finfo(np.float32).tiny  # the least scale of a matrix: subnormal ones
 
 @dataclass(frozen=True)
 class ToFloat8(BlockRecipe):
-    """`item` [..., out, in] rounded to the nearest 8-bit floats in tiles of 128 · 128 elements: the largest magnitude
-    of a tile becomes ±448 scales. The last tiles of an axis may be smaller.
-
-    Raises:
-        WeftError: where a value is not finite.
-    """
+    """`item` [..., out, in] rounded to the nearest 8-bit floats (e4m3) in tiles of 128 · 128 elements. The scale of a
+    tile is its largest magnitude / 448. The last tiles of an axis may be smaller. WeftError if a value is not
+    finite."""
 
     item: Recipe
 
@@ -68,7 +65,7 @@ class ToFloat8(BlockRecipe):
 
 
 def _find_tile_maxima(sizes: Array) -> Array:
-    """Return `sizes` [..., rows, groups] with each element replaced by the maximum over the rows of its tile."""
+    """Return the maxima of `sizes` [..., rows, groups] over the 128 rows of each tile, repeated for all its rows."""
     *lead, rows, groups = sizes.shape
     padded = np.pad(sizes, [*((0, 0) for _ in lead), (0, -rows % TALL), (0, 0)])
     tall = padded.reshape(*lead, -1, TALL, groups).max(-2)
@@ -104,36 +101,31 @@ class Float8(BlockRecipe):
         if codes:
             raw = self.codes.read(reader, start, stop).reshape(*scales.shape, FLOAT8.group)
             if not np.isfinite(scales).all() or np.isnan(raw.view(dtypes.f8e4m3.numpy)).any():
-                raise WeftError(f"a number of {', '.join(self.sources())} is not finite: the weights are broken")
+                raise WeftError(f"an element of {', '.join(self.sources())} is not finite: the weights are broken")
         return Blocks(raw, scales)
 
 
 def find_float4_layout(name: str) -> BlockLayout:
-    """Return the layout of 4-bit floats called `name`: mxfp4 or nvfp4.
-
-    Raises:
-        WeftError: for another name.
-    """
+    """Return the layout of 4-bit floats called `name`, mxfp4 or nvfp4; raise WeftError for another name."""
     if name not in FORMATS:
-        raise WeftError(f"there are no floats of 4 bits called {name!r}; there are {' and '.join(FORMATS)}")
+        raise WeftError(f"unknown format of 4-bit floats {name!r}; known are {' and '.join(FORMATS)}")
     return LAYOUTS[name]
 
 
 def compute_tensor_scale(largest: float) -> float:
-    """Return the scale of an nvfp4 matrix with the magnitude `largest`: largest / (6 · 448), at least `LEAST`."""
+    """Return the f32 scale of an nvfp4 matrix whose largest magnitude is `largest`: largest / (6 · 448), ≥ `LEAST`."""
     return float(max(np.float32(largest) / (LARGEST_E2M1 * LARGEST_E4M3), LEAST))
 
 
 @dataclass(frozen=True)
 class ToFloat4(BlockRecipe):
-    """`item` [..., out, in] rounded to the nearest 4-bit floats, ties to even, in groups of a row.
+    """`item` [..., out, in] rounded to the nearest 4-bit floats of `format`, ties to even, in groups of adjacent
+    elements.
 
-    The scales of ``mxfp4`` are 2^(⌊log2 largest⌋ − 2) for the largest magnitude of a group; values beyond 6 scales
-    become 6. The scales of ``nvfp4`` are the E4M3 nearest to largest / 6 / tensor scale, and 0 only for groups of
-    zeros; `tensor_scales` has one for all matrices or, for a stack [experts, out, in], one for each.
-
-    Raises:
-        WeftError: where a value is not finite.
+    With L the largest magnitude of a group, its scale is 2^(⌊log2 L⌋ − 2) in ``mxfp4``; magnitudes above 6 · scale
+    become 6 · scale. In ``nvfp4`` it is the E4M3 nearest to L / 6 / tensor scale, and 0 only for groups of zeros.
+    `tensor_scales` (nvfp4 only) has one for all matrices or, for a stack [experts, out, in], one for each. WeftError if
+    a value is not finite.
     """
 
     item: Recipe
@@ -151,8 +143,8 @@ class ToFloat4(BlockRecipe):
         wanted = {1, shape[0] if len(shape) > 2 else 1} if layout.tensor_scale else {0}
         if count not in wanted or not all(0 < s < math.inf for s in self.tensor_scales):
             raise WeftError(
-                f"{', '.join(self.sources())} of shape {list(shape)} in {self.format} has {count} scales of matrices; "
-                f"it takes {' or '.join(map(str, sorted(wanted)))}, each above 0 and finite"
+                f"{', '.join(self.sources())} of shape {list(shape)} in {self.format} has {count} tensor_scales; "
+                f"it needs {' or '.join(map(str, sorted(wanted)))}, each above 0 and finite"
             )
         return shape
 
@@ -176,7 +168,7 @@ class ToFloat4(BlockRecipe):
         return parts[0] if len(parts) == 1 else concat_blocks(parts)
 
     def _row_scales(self, rows: Array, start: int) -> Array:
-        """Return the scale of the matrix of each row, f32 [..., 1]."""
+        """Return the tensor scale of each of `rows` [..., width], f32 [..., 1]; `start` is their offset on axis 0."""
         scales = np.array(self.tensor_scales, np.float32)
         selected = scales if len(scales) == 1 else scales[start : start + len(rows)]
         lead = rows.shape[:-1]
@@ -185,12 +177,10 @@ class ToFloat4(BlockRecipe):
 
 @dataclass(frozen=True)
 class Float4(BlockRecipe):
-    """The matrix [..., out, `width`] of `codes` u8 [..., out, groups · group / 2], the first of two E2M1 in the low
-    half of a byte, times `scales` u8 [..., out, groups], the bytes of E8M0 or E4M3, and, for ``nvfp4``, times
-    `tensor_scales` f32 [..., out, 1].
+    """The matrix [..., out, `width`] of stored 4-bit floats, E2M1 value · scale (· tensor scale).
 
-    Raises:
-        WeftError: where a scale is not finite.
+    `codes` u8 [..., out, groups · group / 2] have two E2M1 per byte, the first in the low half. `scales` u8 [..., out,
+    groups] are bytes of E8M0 (mxfp4) or E4M3 (nvfp4). `tensor_scales` f32 [..., out, 1] are for nvfp4 only.
     """
 
     codes: Recipe
@@ -207,7 +197,7 @@ class Float4(BlockRecipe):
         groups = -(-self.width // layout.group)
         parts = [(self.codes, groups * layout.group // 2), (self.scales, groups)]
         if layout.tensor_scale != (self.tensor_scales is not None):
-            raise WeftError(f"{', '.join(self.sources())}: scales of matrices are for nvfp4, which needs them")
+            raise WeftError(f"{', '.join(self.sources())}: tensor_scales are required by nvfp4, and only for it")
         if self.tensor_scales is not None:
             parts.append((self.tensor_scales, 1))
         for part, count in parts:
@@ -236,8 +226,8 @@ class Float4(BlockRecipe):
 
 @dataclass(frozen=True)
 class InBytes(BlockRecipe):
-    """The matrix `item` of 4-bit floats, exactly, as 8-bit integers for kernels of 8 bits: twice a 4-bit float is an
-    integer from −12 to 12."""
+    """The matrix `item` of 4-bit floats as 8-bit integers, for kernels that read 8-bit codes. It is exact: twice a
+    4-bit float is an integer from −12 to 12."""
 
     item: Recipe
 

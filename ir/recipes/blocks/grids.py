@@ -1,7 +1,7 @@
 """Recover the codes of weights that were quantized in blocks and then saved as floats.
 
-In a dequantized checkpoint, the values of every group lie on a grid. Rounding them to another grid would add a second
-rounding error to the first.
+In a dequantized checkpoint the values of every group are multiples of a step (plus an offset): a grid. Rounding them to
+another grid would add a second rounding error to the first.
 """
 
 from __future__ import annotations
@@ -28,14 +28,11 @@ FEWEST = 4  # distinct values that a group needs to identify a grid
 
 @dataclass(frozen=True)
 class OnGrid(BlockRecipe):
-    """The matrix `item` [out, in], a float tensor dequantized from blocks of `bits` bits in groups of `group` elements
-    of a row, as these blocks again; see `find_grid_layout`.
+    """The float tensor `item` [out, in], which was dequantized from blocks, as these blocks again.
 
-    Blocks of 4 bits in groups of 32 may have `minima`: "codes", offsets as in `AsStored`, or "numbers", as in Q4_1. A
-    group that blocks cannot represent exactly is rounded to a grid over its range.
-
-    Raises:
-        WeftError: where a value is not finite, or a scale exceeds the range of f16.
+    Codes have `bits` bits in groups of `group` elements of a row, with zero points if `zeros`. `minima` is "" (none),
+    "codes" (offsets as in `AsStored`) or "numbers" (as in Q4_1, for 4 bits and groups of 32). A group that no grid
+    represents exactly is rounded. WeftError if a value is not finite or a scale exceeds the range of f16.
     """
 
     item: Recipe
@@ -69,10 +66,9 @@ class OnGrid(BlockRecipe):
 
 
 def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
-    """Return the first of `layouts` that represents all values of `recipe`, a rearrangement of rows; None without any.
-
-    Only some rows of each tensor are checked: values that never were in blocks do not fit in any group.
-    """
+    """Return the first of `layouts` that represents the values of `recipe` exactly; None if none does, or if `recipe`
+    does more than move full rows of float tensors. Only some rows of each tensor are checked: weights that never were
+    in blocks fit in almost no group."""
     leaves = find_block_leaves(recipe, reader)
     if isinstance(leaves, str) or any(_get_rounding_error(leaf, reader) is None for leaf in leaves):
         return None
@@ -94,7 +90,7 @@ def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[Blo
 
 
 def _sample(leaf: Recipe, reader: TensorReader) -> Array:
-    """Return rows [rows, width] from the beginning, the middle and the end of the tensor `leaf`."""
+    """Return up to 16 rows [rows, width] of the tensor `leaf`, from its beginning, middle and end."""
     count, *stacked, width = leaf.shape(reader)
     rows = 1 if len(stacked) else SAMPLED  # in a stack a row is a matrix
     starts = dict.fromkeys(int(at) for at in np.linspace(0, max(0, count - rows), SAMPLES))
@@ -118,12 +114,12 @@ def _get_rounding_error(leaf: Recipe, reader: TensorReader) -> float | None:
 
 
 def fit_grids(groups: Array, layout: BlockLayout, unit: float) -> tuple[Blocks, Array]:
-    """Return the blocks that `groups` [..., groups, group] were dequantized from, and which groups they represent
-    exactly, bool [..., groups]; the other groups are rounded to grids over their ranges.
+    """Return the blocks of `layout` that `groups` f32 [..., groups, group] were dequantized from, and a mask [...,
+    groups] of the groups that they represent exactly; other groups are rounded to a grid over their range.
 
-    The values of a group on a grid are integer multiples of one step, counted from 0, or from the least value where
-    `layout` has minima. `unit` is the relative rounding error of the dtype that they are read from: the tolerance of a
-    value. A step must be about ten times the tolerance, or else any values would fit.
+    On a grid the values are integer multiples of one step, counted from 0, or from the least value if `layout` has
+    minima. `unit` is the relative rounding error of the dtype of the tensor, from which the tolerance follows. A step
+    must be about ten times the tolerance, or else any values would fit.
     """
     rows = groups.reshape(-1, groups.shape[-1])
     low, high = find_extremes(rows)
@@ -168,8 +164,8 @@ def _is_close(off: Array, allowed: Array, steps: Array) -> Array:
 
 
 def _fit_steps(groups: Array, start: Array, steps: Array, layout: BlockLayout) -> tuple[Array, Array, Array, Array]:
-    """Return the multiples of `steps` above `start` nearest to `groups`, f32, the steps and starts refitted to them by
-    least squares, and the largest deviation of each group."""
+    """Round `groups` to start + multiple · step, and refit steps and starts by least squares; return the multiples f32,
+    the new steps, the new starts, and the largest deviation of each group."""
     multiples: Array = np.rint((groups - start[:, None]) * invert_scales(steps)[:, None])
     if not (layout.has_zeros or layout.has_minimum):
         np.clip(multiples, -layout.middle, layout.middle - 1, out=multiples)

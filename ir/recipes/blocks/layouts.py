@@ -1,4 +1,4 @@
-"""Block layouts of recipes: of rows that a checkpoint stores in blocks, or that a recipe produces as blocks."""
+"""The block layout of a recipe: of rows that a checkpoint stores in blocks, or that a recipe computes as blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..recipe import Recipe
 
 
 class BlockRecipe(Recipe):
-    """Base of recipes that produce a matrix [..., out, in] as blocks; `read` dequantizes these."""
+    """Base of recipes that produce a matrix [..., out, in] as blocks (`read_blocks`); `read` dequantizes the blocks."""
 
     def layout(self, reader: TensorReader) -> BlockLayout:
         """Return the layout of the blocks."""
         raise TypeError(f"recipe {self.name} defines no layout")
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
-        """Return the blocks of rows ``start:stop`` of axis 0; the last group of a row is padded. If `codes` is false,
-        their codes are empty, which is faster."""
+        """Return the blocks of ``start:stop`` on axis 0; the last group of a row is padded. If not `codes`, the array
+        of codes is empty, which is faster."""
         raise TypeError(f"recipe {self.name} defines no read_blocks")
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -31,9 +31,10 @@ class BlockRecipe(Recipe):
 
 @dataclass(frozen=True)
 class Kept(Recipe):
-    """The matrix `item` [..., out, in], marked so that targets multiply by its stored blocks, with sums in f32.
+    """The matrix `item` [..., out, in], marked: backends multiply by its stored blocks instead of dequantizing it
+    first.
 
-    `activations` is the dtype ("fp8") to which targets round the activations of many tokens; with "" they do not round.
+    `activations` is "fp8" if they also round activations to 8-bit floats in products with many tokens, else "".
     """
 
     item: Recipe
@@ -47,8 +48,7 @@ class Kept(Recipe):
 
 
 def find_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
-    """Return the layout of the blocks that form every row of `recipe`; a reason (str) if its rows are not full
-    blocks."""
+    """Return the layout of the blocks in the rows of `recipe`; if they are no blocks of one layout, a reason (str)."""
     leaves = find_block_leaves(recipe, reader)
     if isinstance(leaves, str):
         return leaves
@@ -63,7 +63,7 @@ def find_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str
 
 
 def find_block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
-    """Return the tensors and block recipes whose full rows `recipe` rearranges; a reason (str) if it does more."""
+    """Return the `Source`s and `BlockRecipe`s whose full rows `recipe` rearranges; a reason (str) if it does more."""
     if isinstance(recipe, (Source, BlockRecipe)):
         return (recipe,)
     if not recipe.parts:
@@ -82,7 +82,7 @@ def find_block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...
 
 
 def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
-    """Return whether the last operation of `recipe` does not change the rows of its last axis."""
+    """Return whether the outermost operation of `recipe` only moves full rows along the last axis."""
     if isinstance(recipe, (Concat, Slice, Take)):
         return recipe.axis == 0 or recipe.axis < len(recipe.parts[0].shape(reader)) - 1
     if isinstance(recipe, Permute):
@@ -91,7 +91,7 @@ def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
 
 
 def read_leaf_blocks(leaf: Recipe, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
-    """Return the blocks of rows ``start:stop`` of a leaf with a layout; `codes` as in `BlockRecipe.read_blocks`."""
+    """Return the blocks of ``start:stop`` on axis 0 of a leaf of `find_block_leaves`; `codes` as in `read_blocks`."""
     if isinstance(leaf, BlockRecipe):
         return leaf.read_blocks(reader, start, stop, codes)
     assert isinstance(leaf, Source) and isinstance(reader, BlockTensorReader)

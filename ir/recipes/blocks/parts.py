@@ -1,30 +1,30 @@
-"""The parts of blocks in the forms that kernels take.
+"""The parts of blocks: the arrays (codes, scales, zero points, …) in the encodings that kernels read.
 
-`words`, `steps` and `offsets` are for kernels that take codes of 4 or 8 bits in words of 32 bits:
+`words`, `steps` and `offsets` are for kernels that read codes of 4 or 8 bits in words of 32 bits:
 
     weight[n, k] = steps[n, g] · (codes[n, k] − 2^{bits−1}) + offsets[n, g],     g = k // group.
 
-Codes of 2 and 3 bits are widened to 4 for these, and zero points become offsets.
+Codes of 2 and 3 bits are widened to 4 in `words`, and zero points become offsets.
 
 `packed`, `steps` and `points`: the codes in their own bits, and the zero points in the same number of bits.
 
-`codes`, `scales`, `zeros` are for kernels that only take 4-bit codes. They see an 8-bit code as two of these,
-``q = 16 · (high − 8) + low``: a row becomes the row of its high halves followed by the row of its low halves, and is
-multiplied by the activations repeated twice. The zero points of 8-bit codes are part of the offsets.
+`codes`, `scales`, `zeros` are for kernels that read only 4-bit codes. An 8-bit code becomes two 4-bit codes,
+``q = 16 · (high − 8) + low``: a row is stored as its high halves followed by its low halves, and multiplied by the
+activations repeated twice. The zero points of 8-bit codes are part of the offsets.
 
-`signed`, `steps` and `signed_zeros` are for two's complement integers, as DequantizeLinear takes them: codes and zero
+`signed`, `steps` and `signed_zeros` are for two's complement integers, as DequantizeLinear reads them: codes and zero
 points minus 2^{bits−1}, one per byte. `halves`, `steps` and `middles`: codes of up to 4 bits, the first half of a row
-in the low halves of its bytes and the second in the high ones, and zero points, one per byte.
+in the low halves of its bytes and the second half in the high halves, and zero points, one per byte.
 
 `levels` and `largest`: scales in 255ths of the largest of the row, and that largest scale; `every_step`: scales as
 floats. These three, `packed`, `points`, `signed` and `signed_zeros` include the groups of offsets that follow the row
 in a layout with `sums`; other parts have `offsets`. For 4-bit floats, `levels` are the bytes of scales, and
 `tensor_scale` is the scale of the matrix, which multiplies them.
 
-Several parts joined by "+", as in "packed+steps", are one part whose rows are the bytes of each in order, u8: so all of
-them come from rows that are read, and rounded, once.
+Several parts joined by "+", as in "packed+steps", are one part: each of its rows has the bytes of all of them in order,
+u8. So the rows of the weight are read and rounded only once.
 
-Only the offsets are rounded, to f32; a minimum that a reader stored was rounded by it, to the dtype of the layout.
+Only offsets are rounded, to f32; minima are those that the checkpoint stores.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ WITH_SUMS = ("packed", "points", "signed", "signed_zeros", "levels", "largest", 
 
 
 def choose_kernel_bits(layout: BlockLayout) -> int:
-    """Return the bits of a code for kernels that take 4 or 8: the smaller of these that holds a code of `layout`."""
+    """Return the bits per code for kernels that read 4-bit or 8-bit codes: the smaller that holds codes of `layout`."""
     return 4 if layout.bits <= 4 else 8
 
 
 def compute_part_widths(layout: BlockLayout, width: int) -> dict[str, int]:
-    """Return the number of elements in a row of each part, by name, for a matrix [out, width]."""
+    """Return the number of elements per row of each part, by part name, for a matrix [out, width] in `layout`."""
     groups, planes = -(-width // layout.group), choose_kernel_bits(layout) // 4
     all_groups = groups + (-(-groups // layout.group) if layout.sums else 0)
     return {
@@ -108,9 +108,9 @@ def compute_part_widths(layout: BlockLayout, width: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Part(Recipe):
-    """One part of the blocks of `leaf` (a tensor or a recipe that produces blocks): [..., out, elements of the part].
+    """The part called `part` of the blocks of `leaf` (a `Source` or `BlockRecipe`): [..., out, elements of the part].
 
-    Recipes that move full rows of blocks can move the rows of parts instead.
+    Recipes that move full rows of the matrix can move the rows of its parts instead.
     """
 
     leaf: Recipe
@@ -147,16 +147,14 @@ class Part(Recipe):
 
 
 def compute_row_bytes(layout: BlockLayout, width: int, names: Sequence[str]) -> list[int]:
-    """Return the bytes in a row of each of the parts `names`, for a matrix [out, width]."""
+    """Return the bytes per row of each of the parts `names`, in order, for a matrix [out, width] in `layout`."""
     shapes = compute_part_widths(layout, width)
     return [DTYPES[name].bytes_for(shapes[name]) for name in names]
 
 
 def split_parts(rows: Array, layout: BlockLayout, width: int, names: Sequence[str]) -> tuple[Array, ...]:
-    """Split `rows` u8 [..., bytes], the joined parts `names` of a matrix [out, width], into one array per part.
-
-    Each array has the dtype of its part and the shape [..., elements].
-    """
+    """Split `rows` u8 [..., bytes] of the joined parts `names` of a matrix [out, width] into one array [..., elements]
+    per part, in the dtype of the part."""
     ends = np.cumsum(compute_row_bytes(layout, width, names))
     columns = zip(names, np.split(rows, ends[:-1], -1), strict=True)
     return tuple(np.ascontiguousarray(column).view(DTYPES[name].numpy) for name, column in columns)
@@ -168,7 +166,7 @@ def _concat_parts(layout: BlockLayout, blocks: Blocks, names: Sequence[str]) -> 
 
 
 def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
-    """Return the part called `part` of `blocks`, [rows, elements]; the module describes the parts."""
+    """Return the part called `part` (see the module docstring) of `blocks` of `layout`, [rows, elements]."""
     if layout.sums and part not in WITH_SUMS:
         blocks = layout.decode_offsets(blocks)
     codes, scales, offsets, zeros, _ = blocks
@@ -211,7 +209,7 @@ def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
 
 
 def _encode_byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
-    """Return codes or zero points, one per byte, or codes as `halves`."""
+    """Return the part `signed`, `signed_zeros`, `halves` or `middles` of `blocks`, [rows, elements]."""
     codes, scales, _, zeros, _ = blocks
     if part in ("middles", "signed_zeros"):
         values = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
@@ -232,10 +230,9 @@ def _sum_offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zero
 
 
 def decode_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) -> Blocks:
-    """Return the blocks of integer codes from `parts` [rows, elements of each] by name, for a matrix [rows, width].
+    """Return the blocks with integer codes of a matrix [rows, width] from `parts` [rows, elements] by name.
 
-    It is the inverse of `encode_part`, except that zero points which became `offsets` are rounded to the nearest
-    integer.
+    It is the inverse of `encode_part`; zero points that became `offsets` are rounded to the nearest integer.
     """
     groups, bits = -(-width // layout.group), choose_kernel_bits(layout)
     widened = np.uint8((1 << (bits - 1)) - layout.middle)

@@ -1,4 +1,4 @@
-"""Recipes that round weights to integer blocks, and that read blocks which are already rounded."""
+"""Recipes that quantize weights to blocks of integer codes, and recipes that read such blocks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ CHUNK = 1 << 17  # elements rounded at once: with the intermediate arrays they f
 class Quantize(BlockRecipe):
     """`item` [..., out, in] rounded to the nearest codes of `bits` bits, in groups of `group` elements of a row.
 
-    With zero points (`zeros`) the codes 0 to 2^bits − 1 cover a group from its least to its greatest value, and 0.
-    Without, the value of largest magnitude gets the code 0, which represents −2^{bits−1} scales. Scales are rounded to
-    the dtype `scale` before codes are chosen. `search` selects a search for scales and zero points with smaller errors:
-    "kquant" by weighted squares; "hqq" for minima, by half-quadratic splitting, which are then quantized as well, as in
-    `build_offset_layout`.
-
-    Raises:
-        WeftError: where a value is not finite, or scales exceed the range of their dtype.
+    With zero points (`zeros`) the codes 0 to 2^bits − 1 cover the range from the least to the largest value of a group
+    and 0. Without, the value of largest magnitude gets the code 0, which represents −2^{bits−1} · scale. Scales are
+    rounded to the dtype `scale` before codes are chosen. `search` reduces the errors: "kquant" fits scales and zero
+    points by weighted squares (`fit_by_squares`), "hqq" fits scales and offsets (`fit_half_quadratic`) in the layout of
+    `build_offset_layout`; "" does not search. WeftError if a value is not finite or a scale exceeds the range of its
+    dtype.
     """
 
     item: Recipe
@@ -54,7 +52,7 @@ class Quantize(BlockRecipe):
         _build_layout(self.bits, self.group, self.zeros, self.scale)
         if self.search not in SEARCHES and self.search not in MINIMA:
             names = " and ".join(filter(None, [*SEARCHES, *MINIMA]))
-            raise WeftError(f"there is no search {self.search!r} for scales; there is {names}")
+            raise WeftError(f"unknown search {self.search!r} for scales; known are {names}")
         return _check_matrix(self, self.item.shape(reader))
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -78,9 +76,12 @@ class Quantize(BlockRecipe):
 
 @dataclass(frozen=True)
 class Dequantize(BlockRecipe):
-    """The matrix [..., out, `width`] of `codes` u8 [..., out, groups · group · bits / 8], the lowest bits first,
-    `scales` [..., out, groups] and, if present, `zeros` u8 [..., out, groups · bits / 8]. With `sums` these also
-    include the groups of offsets, after the others, and the layout is `build_offset_layout`."""
+    """The matrix [..., out, `width`] of stored integer codes in groups: scale · (code − zero point).
+
+    `codes` u8 [..., out, groups · group · bits / 8] and `zeros` u8 [..., out, groups · bits / 8] (optional) are packed
+    with the lowest bits first; `scales` [..., out, groups]. With `sums` the groups of offsets follow the other groups
+    in all three, and the layout is that of `build_offset_layout`.
+    """
 
     codes: Recipe
     scales: Recipe
@@ -138,7 +139,7 @@ def _check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def concat_blocks(parts: list[Blocks]) -> Blocks:
-    """Concatenate blocks of consecutive rows."""
+    """Return the blocks of `parts`, which are blocks of consecutive rows, as one `Blocks`."""
 
     def column(optional: list[Array | None]) -> Array | None:
         arrays = [array for array in optional if array is not None]
@@ -152,8 +153,9 @@ def concat_blocks(parts: list[Blocks]) -> Blocks:
 def round_rows(
     rows: Array, layout: BlockLayout, names: tuple[str, ...] = (), with_codes: bool = True, search: str = ""
 ) -> Blocks:
-    """Quantize `rows` [..., width] to blocks of `layout`, each element to the nearest code; errors name tensors
-    `names`."""
+    """Quantize `rows` [..., width] to blocks of `layout` with the search `search` (see `Quantize`), each element to the
+    nearest code; codes are empty if not `with_codes`. WeftError, naming the tensors `names`, if a scale is not
+    finite."""
     groups = split_groups(rows, layout.group)
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         if layout.sums:

@@ -20,7 +20,7 @@ from ..readers import Array
 
 
 def split_groups(rows: Array, group: int) -> Array:
-    """Return `rows` [..., width] as f32 [..., groups, group], the last group padded with zeros."""
+    """Return `rows` [..., width] as f32 [..., ⌈width / group⌉, group], the last group padded with zeros."""
     rows = rows.astype(np.float32, copy=False)
     if short := -rows.shape[-1] % group:
         rows = np.concatenate([rows, np.zeros((*rows.shape[:-1], short), np.float32)], -1)
@@ -28,7 +28,7 @@ def split_groups(rows: Array, group: int) -> Array:
 
 
 def scale_error(rows: Array, names: Iterable[str], unit: str) -> WeftError:
-    """Return the error for `rows` of the tensors `names` whose scales are not finite in the dtype `unit`."""
+    """Return the error for `rows` of the tensors `names` with a scale that is not finite in the dtype `unit`."""
     largest = float(np.abs(rows).max())
     fault = f"exceeds the range of scales in {unit}, with {largest:g}" if np.isfinite(largest) else "is not finite"
     advice = " (the argument keep of quantize leaves it as it is)" if np.isfinite(largest) else ""
@@ -36,7 +36,7 @@ def scale_error(rows: Array, names: Iterable[str], unit: str) -> WeftError:
 
 
 def find_extremes(groups: Array) -> tuple[Array, Array]:
-    """Return the least and the largest value of each group of `groups` f32 [..., group], with group a multiple of 4."""
+    """Return the least and the largest values f32 [...] of `groups` f32 [..., group]; group is a multiple of 4."""
     # numpy reduces several times as fast along an axis other than the short last one, and transposes three times as
     # fast if it moves four elements as one of 16 bytes; the four extremes per group are then transposed once more.
     fours = np.ascontiguousarray(groups.reshape(-1, groups.shape[-1]).view(np.complex128).T).view(np.float32)
@@ -45,7 +45,7 @@ def find_extremes(groups: Array) -> tuple[Array, Array]:
 
 
 def fit_range(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
-    """Return scales f32, and zero points u8 if the layout has any, for groups with values between `low` and `high`."""
+    """Return scales f32 and zero points u8 (None if the layout has none) for groups of values from `low` to `high`."""
     if layout.has_zeros:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         scales = round_scales((high - low) / np.float32(2**layout.bits - 1), layout)
@@ -56,20 +56,19 @@ def fit_range(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Arra
 
 
 def round_scales(scales: Array, layout: BlockLayout) -> Array:
-    """Return `scales` rounded to the dtype of the layout, in f32."""
+    """Return `scales` rounded to the scale dtype of the layout, as f32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(scales.astype(layout.scale.numpy).astype(np.float32))
 
 
 def invert_scales(scales: Array) -> Array:
-    """Return 1 / scales, and 0 for scales of 0, whose groups are zero."""
+    """Return 1 / scales, but 0 where a scale is 0: its group has only zeros."""
     with np.errstate(divide="ignore"):
         return np.where(scales == 0, np.float32(0), np.float32(1) / scales)
 
 
 def round_to_centred_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return the codes nearest to `groups` [..., group] for scales and zero points [...], minus the zero points,
-    f32."""
+    """Return the codes nearest to `groups` [..., group] minus zero points, f32; `scales` and `zeros` [...]."""
     centre = _get_centre(zeros, layout)
     codes = _round_to_float_codes(groups, scales, centre, layout)
     codes -= centre
@@ -77,7 +76,7 @@ def round_to_centred_codes(groups: Array, scales: Array, zeros: Array | None, la
 
 
 def round_to_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return the codes u8 nearest to `groups` [..., group] for these scales and zero points [...]."""
+    """Return the codes nearest to `groups` [..., group], u8; `scales` and `zeros` [...]."""
     return _round_to_float_codes(groups, scales, _get_centre(zeros, layout), layout).astype(np.uint8)
 
 
@@ -94,8 +93,8 @@ def _round_to_float_codes(groups: Array, scales: Array, centre: Array | np.float
 
 
 def quantize_with_offsets(values: Array, scales: Array, offsets: Array, layout: BlockLayout) -> Blocks:
-    """Quantize `values` [..., groups, group] to `layout`, whose offsets are codes, with scales and offsets near to the
-    given `scales` and `offsets` [..., groups]."""
+    """Quantize `values` [..., groups, group] to `layout` (with `sums`: offsets are codes), with scales and offsets
+    close to the given `scales` and `offsets` [..., groups]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         points = np.rint(layout.middle - offsets / scales)
     inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)

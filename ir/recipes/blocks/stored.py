@@ -1,4 +1,4 @@
-"""Recipes for the stored or quantized blocks of weights, part by part, instead of their values."""
+"""Recipes for the blocks of weights, stored or quantized: their parts, and blocks converted for kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .spans import quantize_with_offsets, round_scales
 
 @dataclass(frozen=True)
 class Stored(Recipe):
-    """One part of the blocks of the matrix `item` [..., out, in]; the module `parts` describes the parts.
+    """The part called `part` of the blocks of the matrix `item` [..., out, in]; the module `parts` defines the parts.
 
     ``words``: i32 [out, words], see `pack_words`; ``steps``: f32 [out, groups], the scales; ``offsets``: like steps.
     ``packed``: u8 [out, in · bits / 8]; ``points``: u8 [out, groups · bits / 8]. ``codes``: u8 [out, planes · in / 2],
@@ -52,7 +52,7 @@ class Stored(Recipe):
 
 
 def _replace_leaves(recipe: Recipe, part: str) -> Recipe:
-    """Return `recipe` with each tensor or recipe that has blocks replaced by their part called `part`."""
+    """Return `recipe` with every leaf (`Source` or `BlockRecipe`) replaced by the part called `part` of its blocks."""
     if isinstance(recipe, BlockRecipe) or not recipe.parts:
         return Part(recipe, part)
     return recipe.map_parts(lambda inner: _replace_leaves(inner, part))
@@ -60,16 +60,13 @@ def _replace_leaves(recipe: Recipe, part: str) -> Recipe:
 
 @dataclass(frozen=True)
 class AsStored(BlockRecipe):
-    """The matrix `item` [out, in], a tensor that a file stores in blocks, as blocks that kernels can read.
+    """The matrix `item` [out, in], a tensor that a checkpoint stores in blocks, as blocks that kernels can read.
 
     Floats of 4 bits do not change. Blocks without minima keep their codes, 5 and 6 bits widened to 8 and 3 bits to 4;
     the scales of K-quants are rounded to f16. Blocks with minima get the layout of `build_offset_layout`. Their codes
     stay, except in blocks whose values are all positive or all negative, which are quantized again. Their scales are
     rounded to 255ths of the largest scale of the row. A zero point replaces each minimum, and the remainder becomes an
-    offset with a code of its own.
-
-    Raises:
-        WeftError: where a scale or minimum is not finite, or a scale exceeds the range of f16.
+    offset with a code of its own. WeftError if a scale or minimum is not finite or exceeds the range of f16.
     """
 
     item: Recipe
@@ -105,7 +102,7 @@ class AsStored(BlockRecipe):
 
 
 def _find_unpacked_layout(layout: BlockLayout) -> BlockLayout:
-    """Return the layout with one group per block that holds the codes of `layout`, which has no minimum."""
+    """Return the layout, with one group per block, to which `AsStored` converts `layout` without minima."""
     if layout.bits == layout.dtype.bits and isinstance(layout.packing, Packing):
         return layout
     # Files mix q5_0 with q8_0, and only weights in one layout can be packed together.
@@ -115,8 +112,8 @@ def _find_unpacked_layout(layout: BlockLayout) -> BlockLayout:
 
 
 def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe:
-    """Return `recipe`, which moves rows of tensors, with tensors stored in blocks as `AsStored`, and with float
-    tensors, which the layout `grid` represents exactly, as `OnGrid`."""
+    """Return `recipe`, which only moves rows, with every tensor wrapped: in `AsStored` if it is stored in blocks, else
+    in `OnGrid` with the layout `grid`, which represents the float tensors exactly."""
     if not isinstance(recipe, Source):
         return recipe.map_parts(lambda part: wrap_stored_blocks(part, reader, grid))
     if find_layout(reader.dtype(recipe.key)) is not None:
@@ -126,7 +123,7 @@ def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) 
 
 
 def unwrap_stored_blocks(recipe: Recipe) -> Recipe:
-    """Return `recipe` with each `AsStored` replaced by its tensor, and minima of `OnGrid` as numbers, as files have."""
+    """Return `recipe` as files store it: each `AsStored` replaced by its tensor, minima of `OnGrid` as numbers."""
     if isinstance(recipe, AsStored):
         return recipe.item
     if isinstance(recipe, OnGrid) and recipe.minima:

@@ -109,7 +109,7 @@ def test_sums_and_products_with_a_number_are_one_op() -> None:
         (lambda x, y, i: ops.linear(x, "w"), "op linear: operand weight is a str, not a value"),
         (lambda x, y, i: ops.where(True, x, y), "where: the condition is the number True"),
         (lambda x, y, i: ops.mul(x, float("nan")), "the other operand of an op on %x.* is NaN"),
-        (lambda x, y, i: ops.linear(x, y, x=y), "op linear is given operand x twice"),
+        (lambda x, y, i: ops.linear(x, y, x=y), "op linear: operand x is passed twice"),
         (lambda x, y, i: ops.linear(x, wieght=y), "op linear has no attribute 'wieght'|op linear needs operand weight"),
     ],
 )

@@ -202,7 +202,7 @@ def test_floats_of_8_bits_are_the_nearest(width: int, rng: np.random.Generator) 
         (ToFloat8(Source("v")), r"v of shape \[8\] is not a matrix to quantize"),
         (ToFloat8(Source("nan")), "a weight of nan is not finite"),
         (Float8(Source("c"), Source("s"), 40), r"c \[2, 20\] does not fit: rows of 40 floats have 128 here, in \[2\]"),
-        (Float8(Source("f"), Source("one"), 128), "a number of f, one is not finite"),
+        (Float8(Source("f"), Source("one"), 128), "an element of f, one is not finite"),
     ],
 )
 def test_what_cannot_be_is_refused(recipe: Recipe, why: str) -> None:
