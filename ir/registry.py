@@ -183,10 +183,7 @@ def import_plugin(name: str) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the message of `error`, with its class unless it is a WeftError.
-
-    KeyboardInterrupt and subclasses of SystemExit (which signal handlers raise) are raised again instead.
-    """
+    """Return the message of `error`, after its class if it is no WeftError; raise it again if it is an interrupt."""
     if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and type(error) is not SystemExit):
         raise error
     return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {format_error(error)}"

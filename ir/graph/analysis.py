@@ -15,10 +15,7 @@ from .graph import Graph, Node, Value
 
 
 def find_critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
-    """Return the nodes, in execution order, and the total FLOPs of the chain of dependent nodes with the most FLOPs.
-
-    `binding` maps every named size of the graph to an integer.
-    """
+    """Return (nodes, FLOPs) of the chain of dependent nodes with the most FLOPs; `binding` has all symbolic sizes."""
     view = graph.to_networkx()
     for source, _, data in view.edges(data=True):
         flops = source.op.node_cost(source).flops if isinstance(source, Node) else 0
@@ -37,10 +34,7 @@ def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
 
 
 def hash_structure(nodes: Iterable[Node]) -> str:
-    """Return a hash (16 hex digits) of the ops, attributes, types and connections of `nodes`, in their order.
-
-    Names and weights do not count, so that equal layers of a model have equal hashes.
-    """
+    """Return a hash (16 hex digits) of the ops, attributes, types and connections of `nodes`, not of names or weights."""
     order: dict[Value, str] = {}
     text = []
     for node in nodes:

@@ -52,10 +52,7 @@ class LinkedList(Generic[L]):
         return _walk(item._next, "_next")
 
     def insert(self, item: L, before: L | None = None) -> None:
-        """Insert `item` before the item `before`, or at the end if that is None.
-
-        If `before` was removed, the first item after it that is still in the list replaces it.
-        """
+        """Insert `item` before the item `before` (if that was removed: before its successor), or at the end if None."""
         # Erased items keep their links, so this finds the next item that is still in the list.
         while before is not None and before.erased:
             before = before._next
@@ -97,10 +94,7 @@ class LinkedList(Generic[L]):
 
 
 def _walk(item: L | None, link: str) -> Iterator[L]:
-    """Yield `item` and all items that follow along the attribute `link`, "_next" or "_prev"; nothing for None.
-
-    Links are read when iteration continues, so that edits since then count.
-    """
+    """Yield `item` and the items that follow along `link` ("_next" or "_prev"), read when iteration continues."""
     while item is not None:
         yield item
         item = getattr(item, link)

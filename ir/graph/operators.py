@@ -96,11 +96,7 @@ class Operators(Generic[V]):
         return self._apply("logical_not", self)
 
     def __bool__(self) -> bool:
-        """Return True, so that ``if x:`` tests whether an optional value is present.
-
-        Raises:
-            WeftError: for a bool tensor, as in ``if x < 3``: its elements are unknown while a graph is built.
-        """
+        """Return True; raise WeftError for a bool tensor, as in ``if x < 3``: its elements are unknown here."""
         kind = getattr(self, "type", None)  # variables of patterns have no type
         if kind is not None and kind.dtype == bool_:
             raise WeftError(
@@ -110,10 +106,7 @@ class Operators(Generic[V]):
         return True
 
     def _apply(self, name: str, *operands: Any) -> V:
-        """Emit the op called `name` on `operands` and return its output.
-
-        Return NotImplemented if an operand is neither a value nor a number; Python then raises TypeError.
-        """
+        """Emit the op called `name` and return its output; NotImplemented if an operand is no value and no number."""
         supported = all(isinstance(v, Operators) or is_number(v) for v in operands)
         value: V = OPS[name](*operands) if supported else NotImplemented
         return value

@@ -9,10 +9,7 @@ V = TypeVar("V")
 
 
 class Outputs(UserDict[str, V], Generic[V]):
-    """The outputs of a graph: values by output name, in order of insertion.
-
-    `names_of` takes constant time: a decoder with caches has two outputs for every layer.
-    """
+    """The outputs of a graph: values by output name, in order of insertion; `names_of` takes constant time."""
 
     def __init__(self) -> None:
         self._names: dict[V, dict[str, None]] = {}

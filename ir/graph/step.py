@@ -112,10 +112,8 @@ def bind_batch(type: TensorType, batch: sizes.Size) -> TensorType:
 
 
 def _canonicalize(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Return a copy of `graph` and a map from old to new input names.
-
-    The copy has no scopes, unused nodes or dots in names, and its outputs that are new states come first.
-    """
+    """Return a copy of `graph` without scopes, unused nodes and dots in names, and a map from old to new input names.
+    In the copy the outputs that are new states come first."""
     clone, mapped, renamed = Graph("step"), dict[Value, Value](), dict[str, str]()
     for name, value in graph.inputs.items():
         renamed[name] = clone.reserve_name(_simplify_name(name))

@@ -46,8 +46,7 @@ def moe(
     x [..., dim]; combine [..., experts] ≥ 0, zero for experts that a token does not choose; up and gate
     [experts, hidden, dim], down [experts, dim, hidden], up_bias and gate_bias [experts, hidden], down_bias
     [experts, dim]. E(x) = down(glu(gate(x), up(x))) with `activation`, `limit` and `shift` as in `glu`, or
-    down(activation(up(x))) without gate. `active` is an upper bound of the experts that a token chooses (None: all); it
-    changes the cost, not the result.
+    down(activation(up(x))) without gate. `active`, the most experts per token (None: all), only affects the cost.
     """
     y = np.zeros_like(x)
     for e in range(len(up)):

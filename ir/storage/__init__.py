@@ -1,8 +1,8 @@
-"""Files: untrusted ones read with limits, and results written so that nothing is lost.
+"""Files: untrusted files read with limits, and results written atomically.
 
 `documents` reads text and JSON. `output` writes: weft writes results only by `replace_folder` and `replace_file`.
-`contents` records and checks the files of a folder, `partials` names and removes temporary files, `take_stamps` notices
-sources that change while they are read, `disk` wraps the system calls. Never here: the meaning of the files.
+`contents` records and checks the files of a folder, `partials` creates and removes temporary files, `stamps` detects
+sources that change while they are read, `disk` wraps system calls. Never here: the meaning of the files.
 """
 
 from .contents import MANIFEST, PROVENANCE, check_contents, check_format, write_manifest

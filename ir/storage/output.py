@@ -20,12 +20,12 @@ SHOWN = 3  # foreign names in an error
 
 @contextlib.contextmanager
 def replace_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `out` when the block ends without an error; the block must `seal` it.
+    """Yield a temporary folder, which the block must fill and `write_manifest`, and which then replaces `out`.
 
     At every moment `out` is the complete older folder or the complete new one, also for other processes and after a
-    power failure: all files are flushed to the disk, then the two names are swapped in one step. If the block fails or
+    power failure: all files are flushed to the disk, then the two paths are swapped in one step. If the block fails or
     is interrupted the temporary folder is removed, and an older `out` stays. If `out` is a link, its target is
-    replaced. `sources` are the files that are read meanwhile.
+    replaced. None of `sources`, the files that are read meanwhile, may be in `out`.
 
     Raises:
         WeftError: as `check_replaceable`, or if `out` cannot be written: no permission, or the disk is full.

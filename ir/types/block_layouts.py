@@ -1,6 +1,6 @@
 """Block layouts: how a quantized matrix is stored in blocks, by a checkpoint or by the pass quantize.
 
-A row is split into groups. A group has a scale, perhaps a zero point or a minimum, and a code of a few bits for each
+A row is split into groups. A group has a scale, optionally a zero point or a minimum, and a code of a few bits for each
 element:
 
     weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]) + offsets[n, g],     g = k // group.
@@ -9,12 +9,12 @@ Without zero points, zeros are 2^{bits−1}. Codes may also be floats, of 8 bits
 infinities) or 4 (e2m1, `small_floats`); a weight is then scale · float. Offsets may be stored as integer codes in
 groups (`BlockLayout.sums`). A block of a file holds one group, or several (`SuperBlock`).
 
-A layout is data. Each file format registers a `BlockLayout` by `add_layout`. Layouts of integers, which weft quantizes
-to and which folders of GPTQ, AWQ and others contain, come from `build_integer_layout`. `find_layout` finds both kinds.
-Kernels and lowerings never ask for a layout by name: they state the bits, groups, zero points and offsets that they
-support. A registered layout states the bits of an unpacked code, in its dtype or as `code_bits`: the smaller of 4 and 8
-that holds the w bits of a stored code. Without a minimum, `unpack` adds 2^{bits−1} − 2^{w−1} to each code, so that the
-code 2^{bits−1} represents 0 in every such layout.
+A layout is data. Each file format registers its `BlockLayout`s by `add_layout`. `build_integer_layout` makes layouts of
+integers, to which weft quantizes and which GPTQ, AWQ and other checkpoints contain. `find_layout` finds both kinds.
+Kernels and lowerings do not depend on names of layouts: they state the bits, groups, zero points and offsets that they
+support. The stored codes of a registered layout have w bits; unpacked codes have `bits`, the smaller of 4 and 8 that is
+at least w. Without a minimum, `unpack` adds 2^{bits−1} − 2^{w−1} to each code, so that the code 2^{bits−1} represents 0
+in every such layout.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ LARGEST = dtypes.f16  # dtype of the largest scale of a row, where scales are u8
 
 
 class Blocks(NamedTuple):
-    """A matrix in blocks; stacked matrices have more leading axes.
+    """The unpacked blocks of a matrix; stacked matrices have more leading axes.
 
     codes: u8 [rows, groups, group], below 2^bits; with `BlockLayout.sums`, the last groups of a row are its offsets.
-    scales: f32 [rows, groups], already multiplied by `tensor_scales`; offsets f32 and zeros u8: like scales, or None.
+    scales: f32 [rows, groups], already multiplied by `tensor_scales`.
+    offsets: f32 [rows, groups] or None. zeros: zero points u8 [rows, groups] or None.
     tensor_scales: f32 [rows, 1], the scale of the matrix in a layout with `tensor_scale`, else None.
     """
 
@@ -54,22 +55,22 @@ class Blocks(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Bit layout of the codes [..., group] of a group in its bytes [..., bytes]."""
+    """How codes u8 [..., group] are packed into bytes u8 [..., bytes]: `pack`, and its inverse `unpack`."""
 
     pack: Callable[[Array], Array]
     unpack: Callable[[Array], Array]
 
 
 class SuperBlock(NamedTuple):
-    """A block of several groups with packed scales; `unpack` maps the bytes [..., bytes] of blocks to (codes u8
-    [..., groups, group], scales f32 [..., groups], minima like scales or None)."""
+    """A block of several groups with packed scales. `unpack` maps bytes [..., bytes per block] to (codes u8
+    [..., groups, group], scales f32 [..., groups], minima f32 [..., groups] or None)."""
 
     groups: int
     unpack: Callable[[Array], super_blocks.Groups]
 
 
 def pack_pairs(codes: Array) -> Array:
-    """Pack pairs of 4-bit codes along the last axis into bytes, low half first; pad an odd count with 0."""
+    """Pack 4-bit codes u8 [..., n] into bytes [..., ⌈n / 2⌉], the first of a pair in the low half; pad odd n with 0."""
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
     if codes.flags.c_contiguous:
@@ -97,7 +98,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
 
 
 def unpack_codes(packed: Array, bits: int, count: int) -> Array:
-    """Unpack `count` codes from the bytes along the last axis: the inverse of `pack_codes`."""
+    """Unpack the first `count` codes u8 [..., count] from bytes u8 [..., n]: the inverse of `pack_codes`."""
     if bits == 8:
         return packed[..., :count]
     if 8 % bits:
@@ -108,10 +109,10 @@ def unpack_codes(packed: Array, bits: int, count: int) -> Array:
 
 
 def pack_words(codes: Array, bits: int) -> Array:
-    """Pack the codes u8 [rows, groups, group] of `bits` each into words, i32 [rows, words], in chunks of 16 words.
+    """Pack the codes u8 [rows, groups, group] of `bits` (4 or 8) each into words i32 [rows, words], in chunks of 16.
 
-    A chunk holds tiles of 32 codes, 4 tiles of 4 bits or 2 of 8: codes 2i and 2i + 1 of tile t are in word i, from bits
-    t · bits and 16 + t · bits on. The last chunk is padded with zeros.
+    A chunk of 16 words has 16 / bits tiles of 32 codes: codes 2i and 2i + 1 of tile t are in word i, with their lowest
+    bits at t · bits and 16 + t · bits. The last chunk is padded with zeros.
     """
     flat = codes.reshape(len(codes), -1).astype(np.uint32)
     flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % (512 // bits))))
@@ -149,19 +150,18 @@ SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # stored in 
 class BlockLayout:
     """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes, packed by `packing`.
 
-    A `SuperBlock` as `packing` describes the full block. Unpacked codes have `code_bits` bits, if these differ from the
-    dtype.
+    A `SuperBlock` as `packing` describes the entire block instead. Unpacked codes have `code_bits` bits, or those of
+    the dtype if that is 0.
 
-    Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so that the offset
-    in the formula of the module is m + scale · 2^{bits−1}. With `has_zeros` a block ends with its zero point, one byte.
-    With `floats` codes are floats, of 8 bits or 4, without minimum. The scales of 4-bit floats are 8-bit floats: e8m0
-    where `scale` is u8, or f8e4m3. With `tensor_scale` these are multiples of one f32 scale that all rows of a matrix
-    share; each row ends with an additional block that begins with it.
+    Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so the offset in
+    the formula of the module is m + scale · 2^{bits−1}. With `has_zeros` a block ends with its zero point, one byte.
+    With `floats` codes are floats of 8 or 4 bits, without minimum. The scales of 4-bit floats are 8-bit floats: e8m0 if
+    `scale` is u8, else f8e4m3. With `tensor_scale` they are multiples of one f32 scale of the matrix; each row ends
+    with an additional block that begins with it.
 
-    With `sums` the offsets of a row are quantized into groups of codes that follow the groups of the row, so that its
-    blocks store no offsets: a product multiplies the offset groups by the sums of the activations over each group,
-    which are appended to the activations. Scales are then u8 (`scale`), in 255ths of the largest of the row, which is
-    f16.
+    With `sums` blocks store no offsets. The offsets of a row are quantized into groups of codes that follow the groups
+    of the row; a product multiplies these by the sums of the activations over each group, which are appended to the
+    activations. Scales are then stored in u8, as 255ths of the largest scale of the row, which is f16.
     """
 
     dtype: DType
@@ -179,17 +179,17 @@ class BlockLayout:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """Bits of an unpacked code."""
         return self.code_bits or self.dtype.bits
 
     @property
     def group(self) -> int:
-        """Number of elements in a row that share a scale."""
+        """Number of adjacent elements of a row that share a scale."""
         return self.dtype.block // (self.packing.groups if isinstance(self.packing, SuperBlock) else 1)
 
     @property
     def middle(self) -> int:
-        """The code that represents 0 without a zero point."""
+        """The code 2^{bits−1}, which represents 0 if there is no zero point or offset."""
         return 1 << (self.bits - 1)
 
     @property
@@ -199,23 +199,23 @@ class BlockLayout:
 
     @property
     def small_floats(self) -> bool:
-        """True where codes are 4-bit floats."""
+        """True if codes are 4-bit floats."""
         return self.floats and self.bits == 4
 
     @property
     def range_dtype(self) -> DType:
-        """Dtype that limits the range of scales: `scale`, or with `sums` that of the largest scale of a row."""
+        """Dtype whose range limits scales: `scale`, or with `sums` the dtype of the largest scale of a row."""
         return LARGEST if self.sums else self.scale
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight of a long row, scales, minima and zero points included; a zero point takes `bits`."""
+        """Stored bits per weight of a long row, with scales, minima and zero points (`bits` each)."""
         minima = self.has_minimum and not self.sums
         bits = self.bits + (self.scale.bits * (1 + minima) + self.bits * self.has_zeros) / self.group
         return bits * (1 + self.sums / self.group)
 
     def row_bits(self, width: int) -> float:
-        """Bits of a row of `width` elements, padded to full groups."""
+        """Return the stored bits of a row of `width` elements, padded to full groups."""
         groups = -(-width // self.group)
         if not self.sums:
             return groups * self.group * self.bits_per_weight + dtypes.f32.bits * self.tensor_scale
@@ -223,7 +223,7 @@ class BlockLayout:
         return groups * (self.group * self.bits + self.bits + self.scale.bits) + LARGEST.bits
 
     def unpack(self, raw: Array) -> Blocks:
-        """Decode stored blocks, u8 [rows, blocks, bytes of a block], without rounding."""
+        """Unpack stored blocks u8 [rows, blocks, bytes per block], without rounding."""
         if isinstance(self.packing, SuperBlock):
             codes, scales, minima = self.packing.unpack(raw)
             scales = scales.reshape(*raw.shape[:-2], -1)
@@ -240,13 +240,10 @@ class BlockLayout:
         return Blocks(codes, scales, offsets, zeros)
 
     def pack(self, blocks: Blocks) -> Array:
-        """Encode blocks as they are stored: the inverse of `unpack`, except for rounding of scales and minima.
-
-        Raises:
-            TypeError: for blocks of several groups.
-        """
+        """Return `blocks` as stored, u8 [rows, blocks, bytes per block]: the inverse of `unpack`, with scales and
+        minima rounded. TypeError for blocks of several groups."""
         if isinstance(self.packing, SuperBlock):
-            raise TypeError(f"blocks of {self} are read, not written: choosing their scales is a search")
+            raise TypeError(f"blocks of {self} can only be read: weft does not choose the scales of super-blocks")
         if self.small_floats:
             return self._pack_floats(blocks)
         factors = [blocks.scales]
@@ -278,21 +275,20 @@ class BlockLayout:
         return np.concatenate([raw, last], -2)
 
     def encode_scales(self, blocks: Blocks) -> Array:
-        """Return the scales of `blocks` of 4-bit floats as stored, u8 [rows, groups]."""
+        """Return the scales of `blocks` of 4-bit floats as they are stored, u8 [rows, groups]."""
         return encode_scales(blocks.scales, self.scale == dtypes.u8, blocks.tensor_scales)
 
     def decode_scales(self, raw: Array, tensor_scales: Array | None) -> Array:
-        """Decode the stored scales `raw` u8 [rows, groups], times `tensor_scales` [rows, 1]: inverse of
-        `encode_scales`."""
+        """Return the stored scales `raw` u8 [rows, groups] decoded, times `tensor_scales` [rows, 1]: f32."""
         return decode_scales(raw, self.scale == dtypes.u8, tensor_scales)
 
     @property
     def without_sums(self) -> BlockLayout:
-        """The layout of the groups of codes alone, without the groups of offsets of `sums`."""
+        """This layout with `sums` false: only the groups of codes, without the groups of offsets."""
         return replace(self, sums=False)
 
     def decode_offsets(self, blocks: Blocks) -> Blocks:
-        """Return `blocks` of a layout with `sums` with decoded offsets f32 instead of groups of offset codes."""
+        """Return `blocks` of a layout with `sums` with offsets f32 [rows, groups], not groups of offset codes."""
         codes, scales, _, zeros, _ = blocks
         assert zeros is not None
         count = scales.shape[-1] - -(-scales.shape[-1] // (self.group + 1))
@@ -301,7 +297,7 @@ class BlockLayout:
         return Blocks(codes[..., :count, :], scales[..., :count], offsets, zeros[..., :count])
 
     def dequantize(self, blocks: Blocks) -> Array:
-        """Return the values of `blocks`, f32 [rows, groups · group]: the meaning of a layout."""
+        """Return the weights that `blocks` represent, f32 [rows, groups · group], padding included."""
         if self.sums:
             blocks = self.decode_offsets(blocks)
         if self.small_floats:
@@ -320,9 +316,9 @@ class BlockLayout:
 
 @functools.cache
 def build_integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtypes.f16) -> BlockLayout:
-    """Return the layout of integer codes of `bits` bits in groups of `group`, with zero points or without.
+    """Return the layout of integer codes of `bits` bits in groups of `group`, with zero points if `zeros`.
 
-    Its name is int4_32, for example, or uint4_32 with zero points; a dtype other than f16 of the scales is appended.
+    Its name is, for example, int4_32, or uint4_32 with zero points; the scale dtype is appended unless it is f16.
     """
     name = f"{'u' * zeros}int{bits}_{group}{'' if scale == dtypes.f16 else f'_{scale}'}"
     block_bytes = scale.bits // 8 + -(-group * bits // 8) + zeros
@@ -332,28 +328,27 @@ def build_integer_layout(bits: int, group: int, zeros: bool, scale: DType = dtyp
 
 @functools.cache
 def build_offset_layout(bits: int, group: int) -> BlockLayout:
-    """Return the layout of integer codes with zero points, whose offsets are such codes as well: uint4_32_sums."""
+    """Return the layout of integer codes with zero points and `sums`, called, for example, uint4_32_sums."""
     integers = build_integer_layout(bits, group, True)
     dtype = DType(f"{integers}_sums", "block", bits, group, integers.dtype.block_bytes)
     return BlockLayout(dtype, integers.packing, has_minimum=True, scale=dtypes.u8, has_zeros=True, sums=True)
 
 
 def find_largest_scales(scales: Array) -> Array:
-    """Return the largest of the `scales` [rows, groups] of each row, f16 [rows, 1]."""
+    """Return the largest scale of each row of `scales` [rows, groups], f16 [rows, 1]."""
     largest: Array = scales.max(-1, keepdims=True).astype(LARGEST.numpy)
     return largest
 
 
 def encode_scale_levels(scales: Array, largest: Array) -> Array:
-    """Round non-negative `scales` f32 [rows, groups] to 255ths of the `largest` per row, u8; small positive ones get
-    1."""
+    """Return scales ≥ 0, f32 [rows, groups], as 255ths of `largest` [rows, 1], rounded to u8, at least 1 if not 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         levels = np.rint(scales / (largest.astype(np.float32) / np.float32(255)))
     return np.where(scales > 0, levels.clip(1, 255), 0).astype(np.uint8)
 
 
 def decode_scale_levels(levels: Array, largest: Array) -> Array:
-    """Return the scales f32 that `levels` represent: the inverse of `encode_scale_levels`, except for rounding."""
+    """Return the scales f32 [rows, groups] that `levels` u8 represent: the inverse of `encode_scale_levels`."""
     scales: Array = levels * (largest.astype(np.float32) / np.float32(255))
     return scales
 
@@ -362,7 +357,7 @@ LAYOUTS: Registry[BlockLayout] = Registry("block layout", __name__, "see docs/ex
 
 
 def add_layout(layout: BlockLayout) -> None:
-    """Register `layout`: weights that a checkpoint stores in blocks of its dtype can keep these blocks."""
+    """Register `layout`, so that weights which a checkpoint stores in blocks of its dtype can keep these blocks."""
     LAYOUTS.add(layout.dtype.name, layout)
 
 
@@ -394,7 +389,7 @@ _INTEGER = re.compile(r"(u?)int([2348])_([1-9]\d{0,8})(?:_(bf16|f32))?")
 
 
 def find_layout(dtype: DType) -> BlockLayout | None:
-    """Return the layout of blocks of `dtype`: a registered one or the integer layout of that name, else None."""
+    """Return the layout of blocks of `dtype`, registered or of integer codes; None if `dtype` has none."""
     layout = LAYOUTS.get(dtype.name)
     if layout is None and (match := _INTEGER.fullmatch(dtype.name)) is not None:
         zeros, bits, group, scale = match.groups()

@@ -1,8 +1,8 @@
-"""Element types: the number format of the elements of a tensor, and the bits that each takes.
+"""Element types of tensors.
 
-A `DType` is an object, never a string. Dense types know their numpy twin (ml_dtypes supplies bf16, fp8 and the 4-bit
-integers). Block-quantized types describe storage only: the elements that share a block and the bytes of a block.
-Checkpoint readers decode them to float32.
+A `DType` is an object, never a string. A dense type has a NumPy dtype (of ml_dtypes for bf16, fp8 and 4-bit integers).
+A block-quantized type describes only storage: `block` elements in `block_bytes` bytes. Checkpoint readers decode it to
+float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import WeftError
 
 @dataclass(frozen=True)
 class DType:
-    """An element type: `name` as printed, `kind` (float, int, uint, bool or block), `bits` per element."""
+    """An element type: `name`, `kind` (float, int, uint, bool or block), `bits` per element (of a code for blocks)."""
 
     name: str
     kind: str
@@ -41,16 +41,12 @@ class DType:
 
     @property
     def is_block(self) -> bool:
-        """True for block-quantized storage, which no op computes in."""
+        """True for block-quantized types, which describe storage: no op computes in them."""
         return self.kind == "block"
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The numpy (or ml_dtypes) element type.
-
-        Raises:
-            WeftError: for block-quantized types, which numpy cannot represent.
-        """
+        """The NumPy (or ml_dtypes) dtype; WeftError for a block-quantized type."""
         if self.name not in _NUMPY:
             raise WeftError(f"dtype {self.name} is block-quantized storage; dequantize it before computing with it")
         dtype: np.dtype[Any] = np.dtype(_NUMPY[self.name])
@@ -58,12 +54,12 @@ class DType:
 
     @property
     def eps(self) -> float:
-        """Distance from 1 to the next larger number (floats only)."""
+        """Distance from 1 to the next larger value of a float type."""
         finfo: Any = ml_dtypes.finfo  # ships no types
         return float(finfo(self.numpy).eps)
 
     def bytes_for(self, elements: int) -> int:
-        """Return the bytes that `elements` take in memory, rounded up to full blocks or bytes."""
+        """Return the bytes in memory of `elements` elements, rounded up to full blocks or bytes."""
         if self.is_block:
             return -(-elements // self.block) * self.block_bytes
         return -(-elements * self.bits // 8)
@@ -137,10 +133,10 @@ _ALIASES = {"float32": "f32", "fp32": "f32", "float16": "f16", "fp16": "f16", "b
 
 
 def parse(name: str, known: Iterable[str] = ALL) -> DType:
-    """Return the dtype called `name` (``f16``; ``fp16`` and ``float16`` are aliases).
+    """Return the dtype called `name`, or by an alias such as ``fp16`` or ``float16``.
 
     Raises:
-        WeftError: if no dtype has that name; the message lists `known`.
+        WeftError: if no dtype has that name; the message lists the names `known`.
     """
     dtype = ALL.get(_ALIASES.get(name, name))
     if dtype is None:
@@ -149,8 +145,8 @@ def parse(name: str, known: Iterable[str] = ALL) -> DType:
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> DType:
-    """Return the dtype of a numpy array."""
+    """Return the dtype of `array`; raise WeftError if weft has no such dtype."""
     dtype = _BY_NUMPY.get(array.dtype)
     if dtype is None:
-        raise WeftError(f"numpy dtype {array.dtype} has no counterpart in weft; cast the array first")
+        raise WeftError(f"numpy dtype {array.dtype} has no counterpart in weft; cast the array to another dtype first")
     return dtype

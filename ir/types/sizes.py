@@ -1,8 +1,8 @@
 """Sizes of tensor axes: integers, or polynomials with integer coefficients over named sizes.
 
-``batch``, ``seq`` and ``past + seq`` are sizes. Equality is structural after expansion: ``(a + b) * 2 == 2*b + 2*a``.
-A ``min``, a ``max`` or a division with a remainder becomes an opaque term that still prints, parses and evaluates. A
-size without names is always a plain ``int``.
+``batch``, ``seq`` and ``past + seq`` are sizes. Polynomials are kept expanded: ``(a + b) * 2 == 2*b + 2*a``. A ``min``,
+a ``max`` or a division with a remainder becomes an opaque term (`SizeCall`) that can be printed, parsed and evaluated.
+A size without names is always an ``int``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..lexer import Lexer, compile_language
 
 @dataclass(frozen=True)
 class SizeCall:
-    """An opaque term ``min(a, b)``, ``max(a, b)`` or ``floordiv(a, b)``."""
+    """A term ``min(a, b)``, ``max(a, b)`` or ``floordiv(a, b)`` of symbolic sizes, which is not simplified."""
 
     fn: str
     args: tuple[Size, ...]
@@ -38,7 +38,7 @@ Monomial = tuple[tuple[Atom, int], ...]
 
 @dataclass(frozen=True)
 class Poly:
-    """A non-constant polynomial: ``terms`` maps monomials to non-zero coefficients, in canonical order."""
+    """A non-constant polynomial: `terms` are (monomial, non-zero coefficient) pairs, sorted by `_sort_key`."""
 
     terms: tuple[tuple[Monomial, int], ...]
 
@@ -133,7 +133,7 @@ def _multiply_monomials(m1: Monomial, m2: Monomial) -> Monomial:
 
 @functools.lru_cache(maxsize=4096)
 def _sort_key(mono: Monomial) -> tuple[int, str]:
-    """Return the sort key of a monomial: highest degree first, the constant last, names in alphabetical order."""
+    """Return the sort key of a monomial: highest degree first, the constant last, equal degrees by name."""
     return -sum(p for _, p in mono), str(mono)
 
 
@@ -152,7 +152,7 @@ def _build_size(terms: Mapping[Monomial, int]) -> Size:
 
 @functools.lru_cache(maxsize=1024)
 def sym(name: str) -> Poly:
-    """Return the size called `name`."""
+    """Return the symbolic size called `name`."""
     return Poly(((((name, 1),), 1),))
 
 
@@ -161,11 +161,7 @@ def _build_call(fn: str, *args: Size) -> Poly:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """Return ``a // b``: exact where b divides a, otherwise an opaque term.
-
-    Raises:
-        WeftError: if `b` is 0.
-    """
+    """Return ``a // b``: a size if b divides every term of a, otherwise an opaque term. WeftError if `b` is 0."""
     if isinstance(b, int) and b == 0:
         raise WeftError(f"the size {a} is divided by 0")
     if isinstance(a, int) and isinstance(b, int):
@@ -188,7 +184,7 @@ def floordiv(a: Size, b: Size) -> Size:
 
 
 def minimum(a: Size, b: Size) -> Size:
-    """Return the smaller size."""
+    """Return the smaller of two sizes, as an opaque term ``min(a, b)`` if one is symbolic and they differ."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     # Sorted: min(a, b) and min(b, a) are the same size and must compare equal.
@@ -196,7 +192,7 @@ def minimum(a: Size, b: Size) -> Size:
 
 
 def multiply_sizes(shape: Iterable[Size]) -> Size:
-    """Return the product of the sizes: the number of elements of a tensor of this shape."""
+    """Return the product of the sizes of `shape`: the number of elements of such a tensor; 1 for ()."""
     total: Size = 1
     for size in shape:
         total = total * size
@@ -204,7 +200,7 @@ def multiply_sizes(shape: Iterable[Size]) -> Size:
 
 
 def sum_sizes(sizes: Iterable[Size]) -> Size:
-    """Return the sum of sizes."""
+    """Return the sum of `sizes`, 0 if there are none; faster than repeated ``+``."""
     terms: dict[Monomial, int] = {}
     for size in sizes:
         for mono, c in _list_terms(size):
@@ -213,7 +209,7 @@ def sum_sizes(sizes: Iterable[Size]) -> Size:
 
 
 def list_names(size: Size) -> set[str]:
-    """Return the named sizes that `size` depends on."""
+    """Return the names of all symbolic sizes in `size`."""
     symbols: set[str] = set()
     for mono, _ in _list_terms(size):
         for atom, _p in mono:
@@ -222,7 +218,7 @@ def list_names(size: Size) -> set[str]:
 
 
 def substitute(size: Size, binding: Mapping[str, Size]) -> Size:
-    """Return `size` with named sizes replaced by `binding`; unbound ones stay."""
+    """Return `size` with each name in `binding` replaced by its size; other names stay."""
     if isinstance(size, int):
         return size
     total: Size = 0
@@ -241,10 +237,10 @@ def substitute(size: Size, binding: Mapping[str, Size]) -> Size:
 
 
 def evaluate(size: Size, binding: Mapping[str, Size]) -> int:
-    """Return the integer value of `size` under `binding`.
+    """Return the integer value of `size` with its names replaced by `binding`.
 
     Raises:
-        WeftError: naming the sizes that `binding` lacks.
+        WeftError: if `binding` lacks a name.
     """
     value = substitute(size, binding)
     if not isinstance(value, int):
@@ -253,7 +249,7 @@ def evaluate(size: Size, binding: Mapping[str, Size]) -> int:
 
 
 def maximum(a: Size, b: Size) -> Size:
-    """Return the larger size."""
+    """Return the larger of two sizes, as an opaque term ``max(a, b)`` if one is symbolic and they differ."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     return a if a == b else _build_call("max", *sorted((a, b), key=str))
@@ -264,7 +260,7 @@ _LANGUAGE = compile_language(r"(?P<number>\d+) | (?P<name>[A-Za-z_]\w*) | (?P<pu
 
 
 def _measure_nesting(text: str) -> int:
-    """Return the nesting depth of parentheses in `text`."""
+    """Return the largest nesting depth of parentheses in `text`."""
     depth = deepest = 0
     for sign in text:
         depth += (sign == "(") - (sign == ")")
@@ -277,7 +273,7 @@ def parse(text: str) -> Size:
     """Parse a size as ``str(size)`` prints it: sums, products, powers, parentheses, ``min``/``max``/``floordiv``.
 
     Raises:
-        WeftError: if `text` does not spell a size, or is too large or too deep to be one.
+        WeftError: if `text` is not a size, or exceeds a limit (digits, nesting, signs, terms, degree).
     """
     if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
         raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")

@@ -23,17 +23,16 @@ _E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - BIAS), np.float32(np.
 
 
 def round_to_e2m1(values: Array) -> Array:
-    """Return the codes u8 of the E2M1 nearest to `values`, ties to even; ±6 for larger ones."""
+    """Return the codes u8, 0 to 15, of the E2M1 values nearest to `values`, ties to even; ±6 beyond ±6."""
     clipped = values.clip(-LARGEST_E2M1, LARGEST_E2M1)
     codes: Array = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(15)
     return codes
 
 
 def fit_power_scales(largest: Array) -> Array:
-    """Return the E8M0 scales f32 of groups whose largest magnitudes are `largest`.
+    """Return the E8M0 scales, as f32, of groups whose largest magnitudes are `largest`: 2^(⌊log2 largest⌋ − 2).
 
-    They are 2^(⌊log2 largest⌋ − 2), as the exponent of 6 is 2, and at least the smallest E8M0, the scale of zero
-    groups.
+    The exponent of 6, the largest E2M1, is 2. Groups of zeros get the smallest E8M0.
     """
     _, exponents = np.frexp(largest)  # for mantissas in [0.5, 1)
     scales: Array = _E8M0[np.where(largest > 0, exponents - 3 + BIAS, 0).clip(0, 254)]
@@ -41,7 +40,7 @@ def fit_power_scales(largest: Array) -> Array:
 
 
 def fit_e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
-    """Return the E4M3 nearest to `largest` / 6 / `tensor_scale`, f32; positive where `largest` is, and at most 448."""
+    """Return the E4M3 nearest to `largest` / 6 / `tensor_scale`, as f32: at most 448, 0 only where `largest` is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         exact = np.where(largest > 0, largest / LARGEST_E2M1 / tensor_scale, np.float32(0))
     clipped = exact.clip(np.where(largest > 0, SMALLEST_E4M3, np.float32(0)), LARGEST_E4M3)
@@ -50,7 +49,7 @@ def fit_e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
 
 
 def encode_scales(scales: Array, powers: bool, tensor_scale: Array | None = None) -> Array:
-    """Encode scales (divided by `tensor_scale` if given) as bytes u8: E8M0 if they are `powers` of two, else E4M3."""
+    """Return scales as bytes u8: E8M0 if they are `powers` of two, else E4M3 after division by `tensor_scale`."""
     if powers:
         _, exponents = np.frexp(scales)
         return np.asarray(exponents - 1 + BIAS).astype(np.uint8)
@@ -62,7 +61,6 @@ def encode_scales(scales: Array, powers: bool, tensor_scale: Array | None = None
 
 
 def decode_scales(raw: Array, powers: bool, tensor_scale: Array | None = None) -> Array:
-    """Decode the bytes `raw` to scales f32, times `tensor_scale` if given: the inverse of `encode_scales`, NaN for
-    NaN."""
+    """Return the scales f32 in the bytes `raw`, times `tensor_scale` (None: 1): the inverse of `encode_scales`."""
     scales: Array = _E8M0[raw] if powers else np.ascontiguousarray(raw).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return scales if tensor_scale is None else scales * tensor_scale

@@ -1,7 +1,7 @@
-"""Unpack the blocks of GGUF with 5-bit codes, and its K-quants: blocks of 256 elements in groups of 16 or 32.
+"""Unpack K-quants of GGUF (blocks of 256 elements in groups of 16 or 32), and pack and unpack 5-bit codes.
 
-A K-quant has one f16 scale for the block, and one for its minima if it has any, and multiplies each by a small integer
-of the group. Codes without a minimum are shifted when they are unpacked, so that 2^{bits−1} represents 0.
+A block of a K-quant has one f16 scale, and another for its minima if it has any; each is multiplied by a small integer
+per group. Codes without a minimum are shifted when they are unpacked, so that 2^{bits−1} represents 0.
 
 | type | code | scale and minimum of a group | group |
 |---|---|---|---|
@@ -34,7 +34,7 @@ def pack_fives(codes: Array) -> Array:
 
 
 def unpack_fives(raw: Array) -> Array:
-    """Unpack 5-bit codes [..., 32] from bytes [..., 20]: the inverse of `pack_fives`."""
+    """Unpack bytes [..., 20] to 5-bit codes [..., 32]: the inverse of `pack_fives`."""
     high = np.unpackbits(raw[..., :4], axis=-1, bitorder="little")
     codes: Array = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], -1) | (high << 4)
     return codes
@@ -80,15 +80,14 @@ def unpack_q6_k(raw: Array) -> Groups:
 
 
 def _unpack_planes(raw: Array, bits: int, run: int) -> Array:
-    """Unpack codes [..., runs, run]: each `run` bytes give a run of their lowest `bits`, then a run of the next
-    bits."""
+    """Unpack bytes to codes [..., runs, run]: of each `run` bytes the lowest `bits`, then the next higher bits, …"""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     planes = raw.reshape(*raw.shape[:-1], -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
     return planes.reshape(*raw.shape[:-1], -1, run)
 
 
 def _read_halves(raw: Array) -> Array:
-    """Return the f16 values in bytes [..., 2] as f32 [..., 1]."""
+    """Return the f16 values in bytes u8 [..., 2] as f32 [..., 1]."""
     return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
 
 

@@ -15,7 +15,7 @@ Shape = tuple[Size, ...]
 
 @dataclass(frozen=True)
 class TensorType:
-    """A dense tensor: `dtype` and `shape`, whose sizes are integers or symbolic (see `sizes`)."""
+    """The type of a dense tensor: `dtype` and `shape`, whose sizes are integers or symbolic (see `sizes`)."""
 
     dtype: DType
     shape: Shape
@@ -37,25 +37,21 @@ class TensorType:
 
     @property
     def bytes(self) -> Size:
-        """Bytes of storage, for dense types of whole bytes or constant shapes."""
+        """Bytes in memory; with a symbolic shape and less than 8 bits per element not rounded up to full bytes."""
         return _bytes(self)
 
     def with_shape(self, *shape: Size) -> TensorType:
         return replace(self, shape=tuple(shape))
 
     def with_axis(self, axis: int, *sizes: Size) -> TensorType:
-        """Return this type with `sizes` in place of the size of `axis` (non-negative)."""
+        """Return this type with the size of `axis` (non-negative) replaced by `sizes`: none, one or several axes."""
         return self.with_shape(*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
 
     def with_dtype(self, dtype: DType) -> TensorType:
         return replace(self, dtype=dtype)
 
     def concrete(self, binding: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape as integers under `binding`.
-
-        Raises:
-            WeftError: naming a size that `binding` lacks.
-        """
+        """Return the shape as integers, with names replaced by `binding`; raise WeftError if a name is missing."""
         return tuple(sizes.evaluate(s, binding) for s in self.shape)
 
 

@@ -1,7 +1,7 @@
-"""weft: a declarative transformer, rewritten as a graph and compiled to ONNX or to PyTorch.
+"""weft: a compiler of transformers from declarations or checkpoints, through a graph, to PyTorch or ONNX.
 
-The names below, and every op, are imported on first use, so `import weft` costs next to nothing. Type checkers and
-editors read __init__.pyi, which is made of the code (`make stubs`).
+The names below, and every op, are imported on first use, so that `import weft` is fast. Type checkers and editors read
+__init__.pyi, which `make stubs` generates from the code.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ _PUBLIC = {
 _HOME = {name: home for home, names in _PUBLIC.items() for name in names}
 _FOLDERS = ("backends", "frontends", "ir", "passes")
 
-# What `from weft import *` leaves alone: it would replace a builtin, or a module that the importer may have imported.
+# Not imported by `from weft import *`: they would replace a builtin, or a module that the importer may have imported.
 _SHADOWING = ("compile", "inspect", "torch", "trace")
 
 __all__ = ["__version__", *(name for name in _HOME if name not in _SHADOWING)]

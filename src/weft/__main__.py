@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def main() -> None:
-    """Run the command; Ctrl-C while it is imported ends the process as it does later, without a traceback."""
+    """Run the command line. Ctrl-C during its imports also ends the process with status 130, without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_interrupted)
     from weft.frontends.app.cli import main as run

@@ -1,6 +1,6 @@
 """Every op as a function of values: ``weft.ops.softmax(x, axis=-1)``. `weft ops` lists them, ops.pyi has their types.
 
-An op returns a value, or a named tuple where it makes several (``TopKResults(values, indices)``).
+An op returns a value, or a named tuple of several (``TopKResults(values, indices)``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def __getattr__(name: str) -> Any:
     if (op := registry.get(name)) is not None:
         return op
     for op in registry.values():
-        if op.output_names and name == calls.record_name(op.name):
-            return calls.record(op.name, op.output_names)
+        if op.output_names and name == calls.results_class_name(op.name):
+            return calls.results_class(op.name, op.output_names)
     near = importlib.import_module("difflib").get_close_matches(name, registry, 1)
     raise AttributeError(f"no op is called {name!r}{f'; did you mean {near[0]}?' if near else ''}")
 
