@@ -183,7 +183,7 @@ def import_plugin(name: str) -> None:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the message of `error`, after its class if it is no WeftError; raise it again if it is an interrupt."""
+    """Return the message of `error`, after its class unless it is a WeftError; raise it again if it is an interrupt."""
     if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and type(error) is not SystemExit):
         raise error
     return str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {format_error(error)}"

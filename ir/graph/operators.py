@@ -106,7 +106,7 @@ class Operators(Generic[V]):
         return True
 
     def _apply(self, name: str, *operands: Any) -> V:
-        """Emit the op called `name` and return its output; NotImplemented if an operand is no value and no number."""
+        """Emit the op called `name` and return its output; NotImplemented if an operand is neither value nor number."""
         supported = all(isinstance(v, Operators) or is_number(v) for v in operands)
         value: V = OPS[name](*operands) if supported else NotImplemented
         return value

@@ -1,4 +1,4 @@
-"""The verifier: the invariants of every graph. Each rule `check_…` yields a message for every violation."""
+"""The verifier: the invariants of graphs. Each rule, ``check_…(graph)``, yields a message for every violation."""
 
 from __future__ import annotations
 

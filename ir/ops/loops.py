@@ -29,7 +29,7 @@ def build_step(
     """Return the `Step` that `function` computes, with all inputs in f32.
 
     `function` maps (states, [*tokens, *constants]) to (new states, outputs). `states` and `tokens` map names to shapes
-    without the batch axis, `constants` to complete shapes. A float in the shape of a state, which is no axis, is its
+    without the batch axis, `constants` to complete shapes. A float in the shape of a state is not an axis, but its
     initial value (default 0).
     """
     graph = Graph("step")

@@ -41,7 +41,7 @@ class StateKind(enum.Enum):
 
 
 class Growth(enum.Enum):
-    """How a state grows with the sequence, and so how it is indexed, reset and reordered: see the module's table."""
+    """The growth of a state with the sequence, which determines indexing, reset and reordering (see the module)."""
 
     TEXT = "text"
     WINDOW = "window"

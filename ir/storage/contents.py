@@ -104,7 +104,7 @@ def find_altered(folder: Path) -> list[str]:
 def remove_listed(folder: Path) -> None:
     """Remove the files that the manifest of `folder` lists, and folders that are empty then, `folder` included.
 
-    If other files remain the manifest remains also: the next removal needs it to tell the files apart.
+    If other files remain the manifest remains also: the next removal needs it to distinguish the files.
     """
     path, manifest = _find_manifest(folder)
     names = list(manifest["files"]) if manifest is not None else []

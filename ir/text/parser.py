@@ -73,7 +73,7 @@ class _GraphParser(Lexer):
         self.depth = 0  # of nested lists and recipes
 
     def check(self, at: int, call: Callable[[], T]) -> T:
-        """Return ``call()``; turn WeftError, ValueError and TypeError into a WeftError located at the offset `at`."""
+        """Return ``call()``; convert WeftError, ValueError and TypeError to a WeftError located at the offset `at`."""
         try:
             return call()
         except (WeftError, ValueError, TypeError) as e:

@@ -55,7 +55,7 @@ class Blocks(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How codes u8 [..., group] are packed into bytes u8 [..., bytes]: `pack`, and its inverse `unpack`."""
+    """A packing of codes u8 [..., group] into bytes u8 [..., bytes]: the function `pack` and its inverse `unpack`."""
 
     pack: Callable[[Array], Array]
     unpack: Callable[[Array], Array]

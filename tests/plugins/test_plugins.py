@@ -377,7 +377,7 @@ def test_registries() -> None:
     numbers: Registry[object] = Registry("number", "weft.ir.errors", "count")
     numbers.add("one", 1)
     numbers.add("one", 1)
-    with pytest.raises(DuplicateName, match="number one is declared twice: 1 and 2"):
+    with pytest.raises(DuplicateName, match="number one is declared twice, as 1 and 2"):
         numbers.add("one", 2)
     assert dict(numbers) == {"one": 1} and isinstance(DuplicateName(), WeftError)
     with pytest.raises(WeftError, match="unknown number 'on'; did you mean one"):

@@ -39,8 +39,8 @@ def embed_tokens(
     ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then for
     each of `frequencies` [pairs] cos and sin [batch, seq, pairs], times its entry of `amplitudes`.
     """
-    counts = f"{len(frequencies)} operands frequencies need as many amplitudes, not {len(amplitudes)}"
-    require(len(frequencies) == len(amplitudes), counts)
+    same = len(frequencies) == len(amplitudes)
+    require(same, f"{len(amplitudes)} amplitudes do not fit {len(frequencies)} operands frequencies")
     x = embedding(ids, weight)
     x = x if scale == 1 else affine(x, by=scale)
     if table is not None and positions is not None:

@@ -296,5 +296,5 @@ def test_hqq_loses_less_than_integer_zero_points(rng: np.random.Generator) -> No
 
 
 def test_an_unknown_search_is_refused() -> None:
-    with pytest.raises(WeftError, match="no search 'best' for scales; there is kquant and hqq"):
+    with pytest.raises(WeftError, match="unknown search 'best' for scales; known are kquant and hqq"):
         Quantize(Source("w"), search="best").shape(reader_of(w=np.zeros((2, 32), np.float32)))
