@@ -15,8 +15,7 @@ class WeftError(Exception):
 def unknown_name_error(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
     """Return the error for the `kind` (a noun such as "op") called `name`, which is not in `known`.
 
-    The message suggests up to three similar names of `known`. If there are none it ends with the advice `otherwise`,
-    after a list of `known` if that is short and the advice begins with "see".
+    The message suggests similar names of `known`, or else ends with the advice `otherwise`.
     """
     import difflib
 

@@ -107,10 +107,7 @@ class Recipe:
         return any(p.needs_full_read for p in self.parts)
 
     def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:
-        """Yield the tensor as consecutive blocks of rows of at most `elements` elements, but at least one row each.
-
-        The default is `SWEEP_ELEMENTS` if the recipe needs full reads, else `BLOCK_ELEMENTS`.
-        """
+        """Yield the tensor as consecutive blocks of rows of at most `elements` elements, but at least one row each."""
         shape = self.shape(reader)
         elements = elements or (SWEEP_ELEMENTS if self.needs_full_read else BLOCK_ELEMENTS)
         rows = shape[0] if shape else 1

@@ -23,11 +23,8 @@ def require_int(size: Size, message: str) -> int:
 
 
 def broadcast_shapes(*operands: TensorType | None) -> Shape:
-    """Return the shape to which the types (None: skipped) broadcast, as in NumPy; a symbolic size matches itself and 1.
-
-    Raises:
-        WeftError: if they do not broadcast.
-    """
+    """Return the shape to which `operands` (None: skipped) broadcast, as in NumPy; WeftError if they do not.
+    A symbolic size matches itself and 1."""
     shapes = [t.shape for t in operands if t is not None]
     rank = max(map(len, shapes))
     out: list[Size] = []

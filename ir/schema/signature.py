@@ -128,10 +128,7 @@ class Signature:
         return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
     def pack_outputs(self, outputs: tuple[Any, ...]) -> Any:
-        """Return the only element of `outputs`, or a named tuple of several.
-
-        Return `outputs` itself if the attributes of the op determine the number of outputs, as for `split`.
-        """
+        """Return the only element of `outputs`, or a named tuple of several; `outputs` itself for ops such as `split`."""
         if self.returns_tuple:
             return outputs
         if len(outputs) == 1:
@@ -156,10 +153,7 @@ class Signature:
 
 
 class OpCall:
-    """One call of an op, with its operands and attributes as Python attributes.
-
-    Operands are types or values, None if absent, a tuple if variadic.
-    """
+    """One call of an op: its attributes and operands (types or values; None: absent; tuple: variadic) by name."""
 
     def __init__(self, op: Signature, operands: Sequence[Any], attrs: Mapping[str, Any]) -> None:
         for i, o in enumerate(op.operands):

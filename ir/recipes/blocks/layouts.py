@@ -48,7 +48,7 @@ class Kept(Recipe):
 
 
 def find_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str:
-    """Return the layout of the blocks that form the rows of `recipe`; a reason (str) if its rows are not such blocks."""
+    """Return the layout of the blocks that form the rows of `recipe`; a reason (str) if the rows are not blocks."""
     leaves = find_block_leaves(recipe, reader)
     if isinstance(leaves, str):
         return leaves
