@@ -31,12 +31,13 @@ BF16_NOTE = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 
 
 class TorchFolder:
-    """A folder of the target torch before it is written: the model of `forms` with weights in `dtype`.
+    """A folder of target torch before it is written: readable source, and the weights in `dtype`.
 
-    `options` are the target's settings; notes for the user are appended to `notes`.
+    forms: graphs by name: "" is the optimized model, and the others are lowered to source. options: settings of the
+    target. notes: receives notes for the user.
 
     Raises:
-        WeftError: if the graph has cache operands, or a node with a cache runs on chosen tokens.
+        WeftError: if the graph has cache operands, or a node with a cache runs on a subset of the tokens.
     """
 
     def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
@@ -75,14 +76,15 @@ class TorchFolder:
         }
 
     def explain(self, report: Report) -> list[str]:
-        """Return a line for each kind of node of a decode step on a Hopper GPU, and one for this CPU."""
+        """Return one line for each group of equal nodes of a decode step on a Hopper GPU, and one line on this CPU."""
         import torch
 
         kind = getattr(torch, TORCH_NAMES[self._dtype])
         return [*map(str, explain_step(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write the code and the weights into `folder`; `step` is called with the number of bytes just written."""
+        """Write the code and the weights into `folder`; after each write, call `step` with the number of bytes
+        written."""
         export.write_code(self._built, folder)
         write_shards(folder, self._weights, step=step)
 
@@ -93,13 +95,14 @@ def _float_bits(name: str) -> int:
 
 
 def _describe_states(graph: Graph) -> dict[str, Any]:
-    """Return the records of the model's caches and states for the manifest."""
+    """Return the manifest's records of the model's caches and recurrent states."""
     cached = find_cached_nodes(graph)
     return make_manifest_records(graph, name_states(_list_states(node) for node in graph.nodes if node in cached))
 
 
 def _list_states(node: Node) -> tuple[StateSpec, ...]:
-    """Return the caches or states of `node`; a windowed attention has a rolling cache unless it must keep all keys."""
+    """Return the specs of `node`'s caches, else of its states; the caches of an attention with a window roll where they
+    can."""
     room = find_rolling_capacity(node)
     if room is None:
         return find_caches(node) or find_states(node)

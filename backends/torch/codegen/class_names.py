@@ -1,4 +1,4 @@
-"""Names of the classes in a generated source, after their ops or their position in the architecture."""
+"""Choose the names of classes in a generated source, by the ops of each class or its path in the model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ KINDS = {  # ops that replace attention, and feed-forwards
 
 
 def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
-    """Map the key of each method to the name of its class; none is in `taken`, and `top`'s is `whole`.
+    """Map the key of each method to the name of its class; none is in `taken`. The class of `top` is called `whole`.
 
-    Equal names are distinguished by encoder or decoder, then by the ops of each class, then by numbers.
+    Classes that would have the same name get a prefix (encoder or decoder, then a word for their ops), or else a
+    number.
     """
     places: dict[Hashable, list[str]] = {}
     titles: dict[Hashable, str] = {}
@@ -52,13 +53,14 @@ def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]
 
 
 def list_own_nodes(method: Method) -> list[Node]:
-    """Return the nodes that the statements of a method compute, without inner methods and hoisted statements."""
+    """Return the nodes that the statements of `method` compute, without those of inner methods and hoisted
+    statements."""
     statements = (i for i in method.items if isinstance(i, Statement) and not i.early)
     return list(dict.fromkeys(i.node for i in statements if i.node is not None))
 
 
 def list_calls(method: Method) -> list[ModuleCall]:
-    """Return the calls of inner methods in order, with loops unrolled."""
+    """Return the calls of inner methods in order; each iteration of a loop is one call."""
     return [
         c for i in method.items for c in ([i] if isinstance(i, ModuleCall) else i.calls if isinstance(i, Loop) else [])
     ]
@@ -66,9 +68,7 @@ def list_calls(method: Method) -> list[ModuleCall]:
 
 def _list_kinds(nodes: Iterable[Node]) -> list[str]:
     """Return the class names of attentions, recurrences and feed-forwards among `nodes`, in order, without duplicates.
-
-    The shared expert of a mixture of experts is left out.
-    """
+    Next to a mixture of experts, a feed-forward is its shared expert and is left out."""
     kinds = [kind for node in nodes if (kind := _choose_kind(node))]
     if "MoE" in kinds:
         kinds = [k for k in kinds if k != "FeedForward"]  # the shared expert
@@ -83,7 +83,7 @@ def _choose_kind(node: Node) -> str:
 
 
 def _choose_title(path: str, nodes: list[Node]) -> str:
-    """Return the preferred class name of the module at `path`, which computes `nodes`; others may get it too."""
+    """Return the preferred class name of the module at `path`, which computes `nodes`; it need not be unique."""
     last, kinds = next((p for p in reversed(path.split(".")) if not p.isdigit()), path), _list_kinds(nodes)
     if last == "attn" and kinds:
         return kinds[0]
@@ -93,9 +93,10 @@ def _choose_title(path: str, nodes: list[Node]) -> str:
 
 
 def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:
-    """Return names for classes that would all be called `title`, one for each list of module paths in `places`.
+    """Return a name for each of several classes that would all be called `title`; names may remain equal.
 
-    A prefix (encoder or decoder, or a word for the ops `within` a path) distinguishes them; names may remain equal.
+    `places` has the module paths of each class. The prefix is encoder or decoder, or a word for the ops of the nodes in
+    `within` (by path).
     """
     if len(places) == 1:
         return [title]
@@ -111,7 +112,7 @@ def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, l
 
 
 def _choose_words(classes: Sequence[list[Node]]) -> list[str]:
-    """Return a word for each class that names an op which the others lack; "" without one."""
+    """Return for each class a word that names a kind of op which the other classes lack; "" if there is none."""
     kinds = [_list_kinds(nodes) for nodes in classes]
     union = set().union(*kinds)
     if len({tuple(k) for k in kinds}) == 1:

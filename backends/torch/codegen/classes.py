@@ -1,4 +1,4 @@
-"""Write the classes of a program, innermost first: the base of the writers of models and decode steps."""
+"""Write the classes of a program, innermost first: the base of the writers for models and for decode steps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from .value_names import NamedOperand
 
 @dataclass(frozen=True)
 class ClassSource:
-    """Template data of a class.
-
-    `cache` is the expression that constructs its cache ("" for none), and `cache_type` its annotation.
-    """
+    """The parts of a generated class that a template puts together. `cache` is the expression that constructs its cache
+    ("" for none), and `cache_type` the annotation of that cache."""
 
     name: str
     doc: str
@@ -43,12 +41,13 @@ class ClassSource:
 
     @property
     def like(self) -> str:
-        """Return the source of the parameter `like` of `new_cache`, "" if a weight of the class gives the dtype."""
+        """Return the source of `new_cache`'s extra parameter `like`; "" if a weight of the class gives the cache its
+        dtype."""
         return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
 
 
 class ClassWriter(ABC):
-    """Writes the classes of a program into `classes` (by name); the class of the whole model is called `top`."""
+    """Writes the classes of a program into `classes`, by name; `top` is the name of the whole model's class."""
 
     top = "Model"
     body: type[MethodWriter] = MethodWriter
@@ -71,24 +70,27 @@ class ClassWriter(ABC):
 
     @abstractmethod
     def write_cache_parameter(self, method: Method) -> str:
-        """Return the source of the cache parameter of an inner method that has states."""
+        """Return the source of the parameter through which the method of an inner module receives its cache."""
 
     def write_parameter(self, o: NamedOperand, name: str, top: bool) -> str:
-        """Return the source of a parameter: `name` and its annotation. `top`: of the whole model's forward."""
+        """Return the source of a parameter, `name` and its annotation; `top`: it belongs to the whole model's
+        forward."""
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def write_cache(self, method: Method) -> tuple[str, str]:
-        """Return the expression that constructs a class's cache, and its type; ("", "") without a cache."""
+        """Return the expression that constructs the cache of a class, and the cache's type; ("", "") without a
+        cache."""
         return "", ""
 
     def list_described_nodes(self, method: Method) -> list[Node]:
-        """Return the nodes that the docstring of the class describes: those whose statements are in `method` itself."""
+        """Return the nodes that the docstring of the class describes: by default those computed in `method` itself."""
         return list_own_nodes(method)
 
     # -- writing
 
     def write(self, method: Method) -> str:
-        """Return the name of the class of `method`; a new one is added to `classes` after those of inner methods."""
+        """Return the name of the class of `method`; if it is new, add it to `classes`, after the classes of inner
+        methods."""
         if not self.names:
             self.names = name_classes(method, self.top, self.nodes, {*read_library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]
@@ -104,14 +106,16 @@ class ClassWriter(ABC):
             parameters.append(self.write_cache_parameter(method))
         types = [o.type if isinstance(o, Var) else "Tensor" for o in method.outputs]
         returns = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
-        constants = top and any(isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.holds.values())
+        constants = top and any(
+            isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.members.values()
+        )
         doc = write_class_doc(method, inner, self.list_described_nodes(method))
         init, cache = self.write_init(method, inner), self.write_cache(method)
         self.classes[name] = ClassSource(name, doc, init, parameters, lines, returns, *cache, constants)
         return name
 
     def _is_hidden(self, v: Var) -> bool:
-        """Return whether `v` is a float tensor that layers compute and pass on: the hidden state, called `stream`."""
+        """Return whether `v` is a float tensor that a layer computes: a hidden state, which layers call `stream`."""
         if v not in self.producers or v.type != "Tensor":
             return False
         maker = self.producers[v]

@@ -1,4 +1,4 @@
-"""Docstrings of generated sources, composed from facts of the graph."""
+"""Docstrings of generated sources, derived from the graph."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ STYLES = (  # by the `_classify_norm` of all norms of a block
 
 
 def write_model_doc(graph: Graph, program: Program, kernels: bool) -> list[str]:
-    """Return the lines of a generated file's docstring: kind, size, imports, inputs, outputs and cache.
-
-    `kernels` states that the source imports the package `kernels`.
-    """
+    """Return the lines of a generated file's docstring: kind, size, imports, inputs, outputs and cache of the model.
+    `kernels`: the source imports the package `kernels`."""
     weights = sum(map(count_parameters, program.weights.values()))
     kind = str(graph.meta.get("kind", "model"))
     lines = [f"{graph.name}: {'an' if kind[0] in 'aeiou' else 'a'} {kind} of {weights:,} parameters."]
@@ -67,10 +65,8 @@ def _write_shape(shape: tuple[object, ...] | None) -> str:
 
 
 def write_class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> str:
-    """Return one sentence that describes the class of `method`, which computes `nodes`.
-
-    `inner` maps paths of inner methods to class names.
-    """
+    """Return a sentence that describes the class of `method`; it computes `nodes` and calls the classes `inner` (by
+    path)."""
     parts = list_calls(method)
     if method.path != TOP or not parts:
         phrases = [text for node in nodes if (text := _describe(node))]
@@ -95,8 +91,8 @@ def write_class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node])
 
 
 def _describe_block(method: Method, nodes: list[Node], parts: list[ModuleCall], inner: Mapping[str, str]) -> str:
-    """Return a phrase on a block: its additions to the residual stream, and the placement of its norms (Xiong 2020,
-    arXiv 2002.04745)."""
+    """Return a phrase on a block: its residual branches, and the placement of its norms (Xiong 2020, arXiv
+    2002.04745)."""
     places = {_classify_norm(n, method.path) for n in nodes if n.op in NORMS}
     style = next((text for asked, text in STYLES if asked == places), "a block")
     *first, last = (inner[p.path] for p in parts)
@@ -108,11 +104,10 @@ def _describe_block(method: Method, nodes: list[Node], parts: list[ModuleCall], 
 
 
 def _classify_norm(norm: Node, scope: str) -> str:
-    """Return the placement of a norm in the block at `scope`.
+    """Return the placement of `norm` in the block at `scope`: "pre", "post" or "after".
 
-    pre: inner modules read its result.
-    post: it reads the sum of the residual stream and its result is the stream.
-    after: it reads a module's output, and its result is added to the stream.
+    pre: only inner modules read its result. post: it normalizes the sum of the residual stream and a branch.
+    after: neither of these, such as a norm of a module's output before it is added to the stream.
     """
     x = norm.inputs[0]
     readers = [reader for reader, _ in norm.output.uses]
@@ -123,7 +118,7 @@ def _classify_norm(norm: Node, scope: str) -> str:
 
 
 def _is_parallel(method: Method, parts: list[ModuleCall]) -> bool:
-    """Return whether the second of `parts` does not depend on results of the first."""
+    """Return whether the second of the calls `parts` does not depend on results of the first."""
     dependent = set(parts[0].results)
     for item in method.items:
         if item is parts[1]:
@@ -134,7 +129,7 @@ def _is_parallel(method: Method, parts: list[ModuleCall]) -> bool:
 
 
 def _list_classes(parts: list[ModuleCall], inner: Mapping[str, str]) -> str:
-    """Return the classes of `parts` as an English list, such as ``Embedding, 12 × Block and Head``."""
+    """Return the classes of the calls `parts` as an English list, such as ``Embedding, 12 × Block and Head``."""
     counts = Counter(inner[p.path] for p in parts)
     layers = {inner[p.path] for p in parts if p.path.rpartition(".")[2].isdigit()}
     *first, last = (f"{n} × {name}" if name in layers else name for name, n in counts.items())

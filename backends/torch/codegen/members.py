@@ -11,7 +11,7 @@ from .structure import Loop, Method, ModuleCall, iterate_operands
 
 
 class Constructor:
-    """Writes the lines of ``__init__`` that construct modules, parameters and buffers of a method's class."""
+    """Writes the lines of ``__init__`` that construct the modules, parameters and buffers of a class."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -19,11 +19,13 @@ class Constructor:
     # -- to override
 
     def construct(self, place: str, name: str) -> str:
-        """Return the expression that constructs a module of class `name`; `place` is its relative path."""
+        """Return the expression that constructs a module of the class `name`; `place` is the module's path in this
+        class."""
         return f"{name}()"
 
     def construct_list(self, place: str, names: Sequence[str]) -> str:
-        """Return the expression that constructs a ModuleList of the classes `names`; `place` is its path."""
+        """Return the expression that constructs a ModuleList at the path `place`, of modules of the classes `names` in
+        order."""
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}() for _ in range({len(names)}))"
         return f"nn.ModuleList(kind() for kind in {write_periodic_list([*names])})"
@@ -31,15 +33,13 @@ class Constructor:
     # -- writing
 
     def write(self, method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-        """Return the lines of ``__init__``, members in order of first use.
-
-        `inner` maps paths of modules to class names; `tables` are paths of weights to construct as ``nn.Embedding``.
-        """
+        """Return the lines of ``__init__`` of the class of `method`, with members in order of first use. `inner` maps
+        paths of modules to class names; `tables` are paths of weights to construct as ``nn.Embedding``."""
         tree: dict[str, Any] = {}
         entries: dict[str, str | Submodule | ParamRef] = {
             make_relative(p, method.path): name for p, name in inner.items()
         }
-        for path, member in method.holds.items():
+        for path, member in method.members.items():
             local = make_relative(path, method.path)
             home = local.removesuffix(".weight")
             if path in tables and isinstance(member, ParamRef) and home not in (local, *entries):
@@ -63,10 +63,8 @@ class Constructor:
         return self.lines
 
     def _assign_members(self, base: str, path: str, tree: dict[str, Any]) -> None:
-        """Append the lines that construct the members of the module `base`, which is at `path`.
-
-        `tree` maps each name to a class name, a module of torch, a tensor, or a dictionary of inner members.
-        """
+        """Append the lines that construct the members of the module with the source `base`, whose path is `path`.
+        `tree` maps each name to a class name, a `Submodule`, a `ParamRef`, or a dictionary of inner members."""
         for name, entry in tree.items():
             place, local = write_attribute(base, name), f"{path}.{name}" if path else name
             if isinstance(entry, ParamRef):
@@ -87,13 +85,15 @@ class Constructor:
                 self._assign_members(place, local, entry)
 
     def _construct_entry(self, path: str, entry: Any) -> str:
-        """Return the expression that constructs one module; an empty ``nn.Module()`` for None or only children."""
+        """Return the expression that constructs a module: its `init`, its class, or ``nn.Module()`` for None and
+        dictionaries."""
         if isinstance(entry, Submodule):
             return entry.init
         return self.construct(path, entry) if isinstance(entry, str) else "nn.Module()"
 
     def _assign_list(self, place: str, path: str, entries: dict[str, Any]) -> None:
-        """Append the lines that construct the list `place`; keys of `entries` are indices (as str)."""
+        """Append the lines that construct the list at `path`, with the source `place`; keys of `entries` are indices
+        (str)."""
         count = max(int(k) for k in entries) + 1
         items = [entries.get(str(i)) for i in range(count)]
         params = [i for i in items if isinstance(i, ParamRef)]
@@ -112,7 +112,8 @@ class Constructor:
 
 
 def write_constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-    """Return the lines of ``__init__`` of the class of `method`, ``pass`` without members; see `Constructor.write`."""
+    """Return the lines of ``__init__`` of the class of `method` as `Constructor.write` does; ``pass`` if it has no
+    members."""
     return Constructor().write(method, inner, tables) or ["pass"]
 
 

@@ -1,4 +1,4 @@
-"""The lines of a method: expressions inlined into their readers while lines stay short, and named values."""
+"""Write the lines of a method: expressions move into their readers while lines stay short, and values get names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ COMMENTED = 108  # the longest line together with its comment
 
 
 class MethodWriter:
-    """Writes the forward of one method.
-
-    trains: activations may be checkpointed, and the cache may be None. stream: name of the hidden state (`hidden`).
-    given: the parameters. top: the method is the forward of the whole model.
-    """
+    """Writes the forward of `method`, whose parameters are `given`. trains: activations may be checkpointed, and the
+    cache may be None. stream: the name of the `hidden` state. top: `method` is the forward of the whole model."""
 
     trains = True
     stream = "x"
@@ -34,7 +31,7 @@ class MethodWriter:
     # -- text with placeholders
 
     def token(self, o: Operand) -> str:
-        """Return the source of a member, or the placeholder of another operand, which stays until names are chosen."""
+        """Return the source of a member; for another operand a placeholder, which is replaced once names are chosen."""
         if isinstance(o, Submodule) or (isinstance(o, ParamRef) and is_inside(o.path, self.method.path)):
             return self.member(o.path)
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
@@ -70,22 +67,21 @@ class MethodWriter:
         return f"({outputs})"
 
     def slot(self, item: Statement, slot: CacheSlot) -> str:
-        """Return the source that accesses the cache of a statement."""
+        """Return the source of the cache `slot` that the statement `item` reads."""
         return self.states[item]
 
     def list_state_arguments(self, item: ModuleCall) -> list[str]:
-        """Return the arguments of a call that follow its inputs: its cache if it has states, else none."""
+        """Return the arguments of the call `item` that follow its inputs: its cache if the callee has states, else
+        none."""
         return [self.states[item]] if item.slots else []
 
     def write_results(self, item: ModuleCall, text: str) -> str:
-        """Return the expression of the results of a call, whose source is `text`."""
+        """Return the expression for the results of the call `item`; `text` is the source of the call."""
         return text
 
     def list_loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
-        """Return the arguments of each call of a loop that follow its inputs.
-
-        Iterables of the loop are appended to `sources` as pairs (loop variable, expression).
-        """
+        """Return the arguments that follow the inputs in each call of `loop`: ["state"] if the callee has states, else
+        none. Iterables that the loop runs over are appended to `sources`, as pairs (loop variable, expression)."""
         if not loop.slots:
             return []
         same = all(c.path == loop.calls[0].path for c in loop.calls)
@@ -94,22 +90,21 @@ class MethodWriter:
         return ["state"]
 
     def list_varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
-        """Append ("args", iterable) to `sources` for inputs that differ between the calls of a loop; return ["*args"].
-
-        `rests` has the source of a tuple of these inputs for each call.
-        """
+        """Return ["*args"], which passes inputs that differ between the calls of `loop`; append ("args", iterable) to
+        `sources`. `rests` has the source of a tuple of these inputs for each call."""
         sources.append(("args", write_periodic_list(rests)))
         return ["*args"]
 
     def write_checkpoint_line(self, loop: Loop) -> str:
-        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" if the writer does
-        not train."""
+        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" if `trains` is
+        False."""
         return _checkpoint_line("state" if loop.slots else "") if self.trains else ""
 
     # -- writing
 
     def _preferred_name(self, o: NamedOperand) -> str:
-        """Return the preferred name of a parameter: `stream` for the hidden state, else its own name or path."""
+        """Return the preferred name of a parameter: `stream` for the hidden state, else its own name, or its path with
+        "_"."""
         return self.stream if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
     def _name_states(self) -> None:
@@ -165,10 +160,8 @@ class MethodWriter:
         self.lines.append(SourceLine([*results], tree, comment, replaces, movable))
 
     def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[SourceLine]]:
-        """Inline expressions of earlier lines into `tree`, nearest first, while the line stays within `WIDTH`.
-
-        Return the new tree and the inlined lines, which are removed. `room` is the width of the targets.
-        """
+        """Move expressions of earlier lines into `tree`, nearest first, while the new line stays within `WIDTH`. Return
+        the new tree and the lines that moved, which are removed from `lines`. `room` is the width of the targets."""
         inlined: list[SourceLine] = []
         for line in reversed(self.lines):
             if not line.movable:
@@ -235,7 +228,7 @@ def _parse_expression(text: str) -> ast.expr:
 
 
 class _Inliner(ast.NodeTransformer):
-    """Replaces a name by an expression in a syntax tree."""
+    """Replaces every use of the variable `name` by `expression` in a syntax tree."""
 
     def __init__(self, name: str, expression: ast.AST) -> None:
         self.name, self.expression = name, expression
@@ -246,16 +239,14 @@ class _Inliner(ast.NodeTransformer):
 
 def _checkpoint_line(state: str) -> str:
     """Return the line that sets ``run`` to ``layer``, with activation checkpointing (Chen 2016, arXiv 1604.06174) if
-    the model's `checkpointing` is set and there is no cache; `state` is the name of its variable, "" for none."""
+    the model's `checkpointing` is set and the variable `state` is None ("": there is no cache)."""
     condition = f"self.checkpointing and {state} is None" if state else "self.checkpointing"
     return f"run = partial(checkpoint, layer, use_reentrant=False) if {condition} else layer"
 
 
 def _split_common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
-    """Return the leading arguments that all calls share, and for each call a tuple of its other arguments.
-
-    The second list is empty if all arguments are shared.
-    """
+    """Return the leading arguments that all calls share, and for each call the source of a tuple of its other
+    arguments. `lists` has the arguments of each call. The second list is empty if all arguments are shared."""
     shared: list[str] = []
     for column in zip(*lists, strict=False):
         if len({*column}) != 1:
@@ -266,7 +257,7 @@ def _split_common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
 
 
 def write_periodic_list(texts: list[str]) -> str:
-    """Return the source of a list of `texts`, with repetitions as products, such as ``[A, B] * 6``."""
+    """Return the source of a list of the expressions `texts`, with repetitions as products, such as ``[A, B] * 6``."""
     n = len(texts)
     for size in range(1, n // 2 + 1):
         if texts[size:] == texts[:-size]:
@@ -290,15 +281,17 @@ def _split_path(path: str) -> list[str]:
 
 
 def _has_shape_of_all(o: Operand, results: Iterable[Var]) -> bool:
-    """Return whether all `results` have the shape of `o`, so that they may reuse its name; False for unknown shapes."""
+    """Return whether `o` is a variable of known shape and all `results` have that shape, so that they may reuse its
+    name."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 
 def find_layer_slice(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
-    """Return the path of the ModuleList whose modules `calls` run in order, and their slice ("" for all)."""
+    """Return the path of the ModuleList whose modules `calls` run in order, and the slice of these modules, "" for
+    all."""
     container = make_relative(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
-    paths = (make_relative(p, method.path) for p in (*method.modules, *method.holds))
+    paths = (make_relative(p, method.path) for p in (*method.modules, *method.members))
     parts = (make_relative(p, container).partition(".")[0] for p in paths if is_inside(p, container))
     count = 1 + max(int(part) for part in parts if part.isdigit())
     complete = (numbers[0], numbers[-1]) == (0, count - 1)
@@ -306,7 +299,7 @@ def find_layer_slice(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, 
 
 
 def write_attribute(base: str, path: str) -> str:
-    """Return the source that accesses `path` from `base`; parts that are digits become indices."""
+    """Return the source that accesses the dotted `path` from the expression `base`; numbers become indices."""
     for part in path.split(".") if path else []:
         base += f"[{part}]" if part.isdigit() else f".{part}"
     return base

@@ -29,11 +29,8 @@ from .value_names import NamedOperand
 
 @dataclass(frozen=True)
 class GeneratedSource:
-    """A generated module.
-
-    text: its source, with a class `Model`. weights: parameters of the graph by state_dict key.
-    kernels: module names of the kernels that it imports.
-    """
+    """The source of a generated module (`text`), with a class `Model`. weights: parameters of the graph by state_dict
+    key. kernels: module names of the kernels that the source imports."""
 
     text: str
     weights: dict[str, Any]
@@ -85,7 +82,7 @@ def load_template(name: str) -> jinja2.Template:
 
 
 class ModelWriter(ClassWriter):
-    """Writes the classes of a model."""
+    """Writes the classes of a model, subclasses of ``nn.Module``."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -156,10 +153,11 @@ def _write_new_cache(method: Method) -> str:
 
 
 def _find_weight(method: Method) -> str:
-    """Return the source of a weight that gives the cache its dtype and device; ``like`` without one."""
-    for path, member in method.holds.items():
+    """Return the source of a weight whose dtype and device the cache gets; ``like`` if the module has no such
+    weight."""
+    for path, member in method.members.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
-        if isinstance(member, Submodule) and "codes" not in member.holds:
+        if isinstance(member, Submodule) and "codes" not in member.tensors:
             return write_attribute("self", make_relative(path, method.path)) + ".weight"
         if isinstance(member, ParamRef) and not member.constant:
             return write_attribute("self", make_relative(path, method.path))
@@ -167,14 +165,14 @@ def _find_weight(method: Method) -> str:
 
 
 def _has_parameters(method: Method) -> bool:
-    """Return whether the module or an inner one has parameters; codes of quantized blocks do not count."""
+    """Return whether the module or one inside it has parameters; codes of quantized blocks and buffers do not count."""
     return any(
-        "codes" not in member.holds if isinstance(member, Submodule) else not member.constant
+        "codes" not in member.tensors if isinstance(member, Submodule) else not member.constant
         for inner in method.walk()
-        for member in inner.holds.values()
+        for member in inner.members.values()
     )
 
 
 def _needs_like(method: Method) -> bool:
-    """Return whether `new_cache` of a module has the parameter `like` (a weight of another module)."""
+    """Return whether `new_cache` of the class of `method` has the parameter `like`, a weight of another module."""
     return "like" in re.findall(r"\w+", _write_new_cache(method))

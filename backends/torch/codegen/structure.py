@@ -43,7 +43,7 @@ class ModuleCall:
 
 @dataclass(eq=False, repr=False)
 class Loop:
-    """Consecutive calls, each of which reads the results of the previous call."""
+    """Consecutive calls of modules with one result structure, each of which reads the results of the previous call."""
 
     calls: list[ModuleCall]
     chained: list[int]  # for each result of a call, the index of the next call's input
@@ -62,19 +62,21 @@ Item = Statement | ModuleCall | Loop
 
 @dataclass(eq=False, repr=False)
 class Method:
-    """The forward of the module at `path`: its items in order, inputs, outputs and members."""
+    """The forward of the module at `path`: its `items` in order, inputs, outputs and members. Methods with equal `key`
+    can share a class."""
 
     path: str
     items: list[Item]
     inputs: list[Var | ParamRef] = field(default_factory=list)
     outputs: list[Operand] = field(default_factory=list)
-    holds: dict[str, Submodule | ParamRef] = field(default_factory=dict)  # by path, without members of inner methods
+    members: dict[str, Submodule | ParamRef] = field(default_factory=dict)  # by path, without members of inner methods
     modules: dict[str, Method] = field(default_factory=dict)  # by path
     key: Hashable = None
 
     @property
     def slots(self) -> int:
-        """Return the number of items with states: with one, the cache is its state; with several, a tuple of states."""
+        """Return the number of items with states. The cache of one item is its state; that of several, a tuple of
+        states."""
         return len(self.stateful)
 
     @property
@@ -89,17 +91,15 @@ class Method:
 
 
 def has_state(item: Item) -> bool:
-    """Return whether an item has a cache or state; a statement without results has none."""
+    """Return whether `item` reads a cache or state; False for statements without results, such as the cache advance."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0
 
 
 def group_statements(program: Program, borrows: bool = False) -> Method:
-    """Group the statements of `program` into methods, and return the method of the whole model.
-
-    A weight belongs to the innermost module in its path; with `borrows`, to each class that reads it.
-    """
+    """Group the statements of `program` into methods, and return the method of the whole model. A weight is a member of
+    the innermost module in its path; with `borrows`, of each class that reads it."""
     members: dict[str, Submodule | ParamRef] = {}
     for statement in program.statements:
         for o in statement.operands:
@@ -108,7 +108,7 @@ def group_statements(program: Program, borrows: bool = False) -> Method:
     for output in program.outputs.values():
         if isinstance(output, ParamRef):
             members.setdefault(output.path, output)
-    leaves = {f"{path}.{name}" for path, o in members.items() if isinstance(o, Submodule) for name in o.holds}
+    leaves = {f"{path}.{name}" for path, o in members.items() if isinstance(o, Submodule) for name in o.tensors}
     members = {path: o for path, o in members.items() if path not in leaves}
     builder = _StructureBuilder(program, members, borrows)
     return builder.build_method(TOP, program.statements, list(program.outputs.values()))
@@ -148,7 +148,7 @@ class _StructureBuilder:
             call.callee = callee
             items.append(call)
         method = Method(path, _roll_loops(items), outputs=outputs, modules=modules)
-        method.holds = self._find_members(method)
+        method.members = self._find_members(method)
         method.inputs = _find_inputs(method)
         method.key = _make_key(method)
         return method
@@ -174,14 +174,13 @@ class _StructureBuilder:
         return ModuleCall(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _is_only_forwarded(self, v: Var, mine: set[Statement]) -> bool:
-        """Return whether statements outside of `mine` only return `v`, without computing with it; it is then last."""
+        """Return whether statements outside of `mine` only pass `v` on, without computing with it; it is then the last
+        output."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _group(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
-        """Return pairs (inner module or None, statements) in order of appearance.
-
-        Statements of inner modules that depend on each other in a cycle stay in `path`: each is a group with None.
-        """
+        """Return pairs (path of an inner module or None, its statements) in order of appearance. Each statement of
+        `path` itself is a pair with None, as are those of inner modules that depend on each other in a cycle."""
         inner = {p for p in self.modules if p != path and is_inside(p, path)}
         flat: set[str] = set()  # inner modules that cannot be one call
         while True:
@@ -216,7 +215,7 @@ def _group_by_module(
 
 
 def _split_repeats(statements: list[Statement]) -> list[list[Statement]]:
-    """Return `statements` as equal consecutive runs over the same weights; as one run if they do not repeat."""
+    """Return `statements` as equal consecutive runs over the same weights, or as one run if they do not repeat."""
     keys = [(s.text, s.scope, tuple(o for o in s.operands if isinstance(o, (Submodule, ParamRef)))) for s in statements]
     n = len(keys)
     for size in range(1, n // 2 + 1):
@@ -262,7 +261,7 @@ def _iterate_ancestors(path: str) -> Iterator[str]:
 
 
 def _is_list(path: str, paths: set[str]) -> bool:
-    """Return whether a child of `path` has an index as its name, like the children of a ModuleList."""
+    """Return whether a path in `paths` is a child of `path` with an index as its name, as in a ModuleList."""
     return any(p.rpartition(".")[0] == path and p.rpartition(".")[2].isdigit() for p in paths)
 
 
@@ -282,7 +281,7 @@ def _find_inputs(method: Method) -> list[Var | ParamRef]:
 
 
 def iterate_operands(item: Item) -> Iterator[Operand]:
-    """Yield the operands of an item in order; results that one call of a loop passes to the next are left out."""
+    """Yield the operands of `item` in order, except results that one call of a loop passes to the next."""
     if isinstance(item, Loop):
         results: set[Var] = set()
         for call in item.calls:
@@ -312,7 +311,8 @@ def _roll_loops(items: list[Item]) -> list[Item]:
 
 
 def _split_call_runs(items: list[Item]) -> Iterator[list[Item]]:
-    """Yield consecutive runs of `items`: calls of successive modules or of one module, or one item."""
+    """Split `items` into consecutive runs: calls of successive modules of a list, calls of one module, or a single
+    item."""
     run: list[Item] = []
     for item in items:
         if run and not (
@@ -379,5 +379,5 @@ def _make_key(method: Method) -> Hashable:
         return identity
 
     steps = tuple(key(item) for item in method.items)
-    holds = tuple(replace(h, path=make_relative(p, method.path)) for p, h in method.holds.items())
-    return hash((steps, holds, tuple(ref(o) for o in method.outputs)))
+    members = tuple(replace(h, path=make_relative(p, method.path)) for p, h in method.members.items())
+    return hash((steps, members, tuple(ref(o) for o in method.outputs)))

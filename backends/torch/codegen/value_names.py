@@ -1,4 +1,4 @@
-"""Names for the values of a method, and its lines as source: a name is reused once its value has no more readers."""
+"""Choose names for the values of a method, and write its lines: a name is reused once its value has no more readers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ NamedOperand = Var | ParamRef
 
 @dataclass(eq=False)
 class SourceLine:
-    """One statement ``targets = tree``, or without targets the returned expression; names in `tree` are placeholders.
-
-    replaces: the operand whose name the target may reuse.
-    """
+    """One statement ``targets = tree``, or without targets a returned expression; `tree` has placeholders for operands.
+    replaces: the operand whose name the target may reuse."""
 
     targets: list[NamedOperand]
     tree: ast.AST
@@ -30,10 +28,8 @@ class SourceLine:
 
 
 class ValueNames:
-    """Chooses the names of the values in `lines`.
-
-    tokens: placeholder of each operand. taken: names that no value gets. stream: name of a looped value.
-    """
+    """Chooses the names of the values in `lines`. tokens: placeholder of each operand. taken: names that no value gets.
+    stream: the name of values in a loop."""
 
     def __init__(
         self, lines: Sequence[SourceLine], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"
@@ -51,7 +47,8 @@ class ValueNames:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _prefer_stream(self) -> dict[Operand, str]:
-        """Return preferred names by operand: `stream` for a value in a loop and values it replaces."""
+        """Return preferred names by operand: `stream` for the value that a loop carries, and for values that it
+        replaces."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
@@ -71,7 +68,8 @@ class ValueNames:
         return last
 
     def name_parameter(self, o: NamedOperand, name: str) -> str:
-        """Choose and return the name of a parameter of the method: `name`, numbered if it is taken."""
+        """Choose and return the name of the parameter `o` of the method: `name`, followed by a number if it is
+        taken."""
         token = self.token(o)
         if name == "cache":
             self.names[token] = name
@@ -81,7 +79,8 @@ class ValueNames:
         return self.names[token]
 
     def text(self) -> list[str]:
-        """Return all lines with their final names; the last one is the return statement."""
+        """Return the source of all lines with their final names; a last line without targets is the return
+        statement."""
         out: list[str] = []
         for i, line in enumerate(self.lines):
             out += [f"{new} = {old}" for new, old in self._name_targets(i, line)]
@@ -96,10 +95,7 @@ class ValueNames:
         return out
 
     def _name_targets(self, i: int, line: SourceLine) -> list[tuple[str, str]]:
-        """Choose the names of the results of line `i`, and return pairs (new, old) of names to copy before the line.
-
-        A loop needs a copy if it would overwrite a value that later lines read.
-        """
+        """Choose names for the results of line `i`; return pairs (new, old) of variables to copy before the line."""
         copies = []
         entering: Mapping[Operand, Operand] = dict(line.loop)
         for target in line.targets:
@@ -140,7 +136,8 @@ class ValueNames:
 
 
 def _write_assignment(targets: str, tree: ast.AST) -> str:
-    """Return the source of ``targets = tree``; an `if` if one branch of a conditional is `targets`."""
+    """Return the source of ``targets = tree``; if `tree` is a conditional with `targets` as one branch, an `if`
+    statement."""
     if isinstance(tree, ast.IfExp):
         body, orelse = (unparse(t).strip("()") for t in (tree.body, tree.orelse))
         if orelse == targets:

@@ -75,7 +75,7 @@ class StepEmitter(Emitter):
 
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         leaf = super().make_submodule(init, **weights)
-        return None if leaf is None else Submodule(f"{leaf.path}.module", "{0}", leaf.holds)
+        return None if leaf is None else Submodule(f"{leaf.path}.module", "{0}", leaf.tensors)
 
     def _begin(self) -> None:
         """Declare the inputs, which are never optional: positions, and the cache, which counts the tokens."""

@@ -17,7 +17,9 @@ def name_attributes(method: Method) -> dict[str, str]:
     A member of a list is indexed, as in ``layers[0]``.
     """
     names: dict[str, str] = {}
-    for path in sorted([*method.modules, *method.holds], key=lambda p: p in method.holds and not p.endswith(".module")):
+    for path in sorted(
+        [*method.modules, *method.members], key=lambda p: p in method.members and not p.endswith(".module")
+    ):
         local = make_relative(path, method.path)
         stem, _, number = local.rpartition(".")
         if path in method.modules and number.isdigit():
@@ -35,7 +37,7 @@ def write_constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
     names = name_attributes(method)
     lines = [
         f"self.{names[p]} = {_write_member(source, make_relative(p, method.path))}"
-        for p, source in method.holds.items()
+        for p, source in method.members.items()
     ]
     lists: dict[str, list[str]] = {}
     for path, name in inner.items():

@@ -1,4 +1,2 @@
-"""From a graph to a program: every node by the first lowering that accepts it, with names that are valid in Python.
-
-Never here: lowerings of single ops (`ops`), source of classes (`codegen`).
-"""
+"""Lower a graph to a program: the first lowering that accepts a node emits it; names become valid Python identifiers.
+Never here: lowerings of single ops (`ops`), source of classes (`codegen`)."""

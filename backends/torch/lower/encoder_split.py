@@ -1,4 +1,4 @@
-"""Encoder-decoders: move statements that only the encoder needs into it, because later forward passes do not run it."""
+"""Move statements that only the encoder needs into the encoder: forward passes on later tokens do not run it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from ..program.statements import TOP, Program, Statement, Var, is_inside
 
 
 def move_into_encoder(program: Program, statements: list[Statement]) -> list[Statement]:
-    """Return `statements` in order, those that only the encoder needs moved into its scope.
-
-    They are statements of the model's forward that compute on the encoder's inputs and that only the encoder reads.
-    """
+    """Return `statements` in order; those that depend on the encoder's inputs and that only the encoder reads get its
+    scope. `statements` are returned unchanged unless exactly one top-level module reads the encoder's inputs."""
     skipped = {v for v in program.inputs if v.skips}
     scopes = {s.scope.partition(".")[0] for s in statements if not skipped.isdisjoint(s.operands)} - {TOP}
     if len(scopes) != 1:

@@ -23,11 +23,11 @@ MODULE_ATTRIBUTES = {*dir(nn.Module()), "new_cache", "cache"}  # attributes of e
 
 
 def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> list[str]:
-    """Rename scopes, values, parameters, inputs and outputs of `graph` to valid identifiers; return the old names that
-    changed.
-
-    Parts in `avoid` get an underscore. `usual` maps top-level modules with only a weight and perhaps a bias to new
+    """Rename scopes, values, parameters, inputs and outputs of `graph` to valid identifiers; return the changed old
     names.
+
+    Parts of names that are in `avoid` get an underscore. `usual` proposes new names of top-level modules; it applies to
+    modules with only a weight and perhaps a bias.
     """
     paths, inputs = _map_paths(graph, avoid), map_argument_names(graph)
     for old, new in _select_plain_modules(graph, usual or {}).items():
@@ -40,7 +40,8 @@ def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[
 
 
 def _select_plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries of `usual` whose module has a weight, at most a bias as well, and whose new name is free."""
+    """Return the entries (old: new) of `usual` whose module has only a weight and perhaps a bias, and whose new name is
+    free."""
     params, nodes = [*graph.params], graph.nodes
     used = {
         name.partition(".")[0]
@@ -98,7 +99,8 @@ def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _map_siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map the names of siblings to identifiers; all-index names stay if `listed` (in a ModuleList)."""
+    """Map the names of siblings to identifiers; names that all are indices stay if `listed` (the parent may be a
+    ModuleList)."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < MAX_SPARSE_LIST + 4 * len(parts):

@@ -22,10 +22,8 @@ E = TypeVar("E", bound=Emitter)
 
 
 def list_refusals(node: Node, kernels: bool = True) -> list[str] | None:
-    """Return the reasons of all lowerings of the op, if each refuses `node`; None if one accepts it.
-
-    Without `kernels`, a lowering that calls them refuses every node.
-    """
+    """Return each lowering's reason for refusing `node`, as "lowering: reason"; None if one of them accepts it. Without
+    `kernels`, lowerings that call Triton kernels refuse every node."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         reason = candidate.when(node) if kernels or not candidate.kernels else "it calls kernels of target torch"
@@ -48,7 +46,7 @@ def lower(graph: Graph, float8_caches: bool = False) -> LoweredGraph:
     """Lower `graph`, which must be legalized to the form "model" of the target torch, to a program.
 
     The program of a decoder takes an optional cache of keys, values and states, which later forward passes continue.
-    With `float8_caches` keys and values are stored in FP8.
+    With `float8_caches`, keys and values are stored in FP8.
     """
     cached = find_cached_nodes(graph)
     emitter = Emitter(
@@ -77,10 +75,10 @@ def emit_nodes(
     fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
     then: Callable[[Node], None] = lambda node: None,
 ) -> None:
-    """Emit every node of `graph`, and call `then` after each.
+    """Emit every node of `graph` in order, and call `then` after each.
 
-    The entry of `fused` for the node's op emits it; without an entry, or if it returns None, the first lowering that
-    accepts the node does.
+    `fused` maps an op to the function that emits its nodes. If it has none, or the function returns None, the first
+    registered lowering that accepts the node emits it.
     """
     for node in list(graph.nodes):
         emitter.enter(node)
@@ -100,10 +98,11 @@ def emit_nodes(
 
 
 def make_refusal_check(graph: Graph, kernels: bool = True) -> Accepts:
-    """Return a function that maps a node to the reasons why all lowerings refuse it, or to None if one accepts it.
+    """Return a function from a node to None if a lowering accepts it, else to each lowering's reason for refusing it.
 
     The function raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`:
-    see `list_refusals`.
+    see
+    `list_refusals`.
     """
     cached = {node.output.name for node in find_cached_nodes(graph)}
 
@@ -119,15 +118,13 @@ def make_refusal_check(graph: Graph, kernels: bool = True) -> Accepts:
 def find_read_weights(program: Program) -> set[str]:
     """Return the state_dict keys of the weights that statements or outputs read."""
     operands = [o for s in program.statements for o in s.operands] + list(program.outputs.values())
-    leaves = {f"{o.path}.{name}" for o in operands if isinstance(o, Submodule) for name in o.holds}
+    leaves = {f"{o.path}.{name}" for o in operands if isinstance(o, Submodule) for name in o.tensors}
     return leaves | {o.path for o in operands if isinstance(o, ParamRef)}
 
 
 def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
-    """Return the last value before the logits that mixes tokens [batch, seq, dim], and the scope of its reader.
-
-    All nodes after it work on one token at a time, outside of layers. None if no node follows it, or without logits.
-    """
+    """Return the value [batch, seq, dim] from which the logits follow token by token, and the scope of its reader. No
+    node after it mixes tokens or belongs to a layer. Return None without logits, or if no node follows it."""
     value = graph.outputs.get("logits")
     scope = ""
     while value is not None and value.producer is not None and len(value.uses) <= 1:
@@ -143,17 +140,16 @@ def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
 
 
 def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
-    """Replace the operand of `value` by one token of each batch row if input ``last`` [batch] is passed."""
+    """Replace the operand of `value` [batch, seq, dim] by that of one token per batch row if ``last`` [batch] is
+    passed."""
     emitter.scope, operand = scope, emitter[value]
     last = emitter.declare_input("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)
 
 
 def select_live_statements(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
-    """Return the statements that the outputs depend on, in order; operands in `given` count as inputs.
-
-    Without `given`, statements without results are also kept.
-    """
+    """Return the statements that the outputs depend on, in order; those that compute only `given` operands are left
+    out. Without `given`, statements without results, such as the cache advance, also stay."""
     needed: set[Operand] = set(program.outputs.values())
     statements = []
     for s in reversed(program.statements):

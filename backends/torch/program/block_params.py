@@ -1,4 +1,4 @@
-"""Weights that stay in quantized blocks, and their tensors.
+"""Weights that stay in the quantized blocks of a checkpoint, and the tensors that store them.
 
 `backends.block_weights` chooses the weights. A module of `lib/quantized.py` holds the codes, scales and offsets of a
 weight that stays in blocks; every other weight is dequantized at load.
@@ -25,7 +25,8 @@ PRODUCT_OPS = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.li
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout that `weight` keeps; a reason (str) if it is dequantized, "" if not asked to stay."""
+    """Return the block layout in which `weight` stays, else the reason (str) why it is dequantized; "" if nobody asked
+    for it to stay."""
     layout = find_stored_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
@@ -49,14 +50,15 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def find_plain_vector(graph: Graph) -> Param | None:
-    """Return a trained float vector (rank 1), which has the model's dtype; None without one."""
+    """Return the trained float vector (rank 1) with the shortest path, which has the model's dtype; None without
+    one."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
     vectors = [p for p in vectors if not p.recipe.is_constant]
     return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
 def make_block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
-    """Return the stored tensors of a weight in blocks by attribute of its module: `codes`, `scales`, and for some
+    """Return the tensors that store `weight` in blocks, by attribute of its module: `codes`, `scales`, and for some
     layouts `tensor_scales` or `offsets`."""
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
@@ -76,7 +78,7 @@ def make_block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
 
 
 def count_parameters(param: Param) -> int:
-    """Return the number of model parameters in a stored tensor; 0 for scales, offsets and integer tables."""
+    """Return how many model parameters the stored tensor `param` encodes; 0 for scales, offsets and integer tables."""
     recipe = param.recipe
     if isinstance(recipe, Stored):
         return math.prod(recipe.item.shape(param.graph.reader))
@@ -84,7 +86,7 @@ def count_parameters(param: Param) -> int:
 
 
 def count_block_weights(weights: Iterable[Param]) -> dict[str, int]:
-    """Count the weights in blocks among the tensors `weights`: return their number by name of the layout."""
+    """Return the number of weights in blocks by name of their layout; `weights` are the stored tensors of a model."""
     counts: dict[str, int] = {}
     for param in weights:
         if isinstance(param.recipe, Stored):
@@ -109,7 +111,8 @@ def explain_no_blocks(graph: Graph) -> str:
 
 
 def _can_use_module(node: Node, weight: Param, home: str) -> bool:
-    """Return whether `node` reads `weight` as its weight and can call a module at `home`."""
+    """Return whether `node` uses `weight` as its matrix or table, and its scope contains the module at the path
+    `home`."""
     within = not node.scope or home.startswith(f"{node.scope}.")
     if node.op in (ops.pack, ops.embedding):  # any operand may be the weight
         return within and weight in node.inputs

@@ -1,4 +1,4 @@
-"""The emitter: collects the statements of a program while lowerings run over a graph."""
+"""The emitter collects the statements of a program while lowerings run over a graph."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, P
 
 
 class Emitter:
-    """Collects the statements of one graph; lowerings receive it. ``emitter[value]`` is the operand of a value.
+    """Collects the statements of `graph`; every lowering receives it. ``emitter[value]`` is the operand of a graph
+    value.
 
-    cached: nodes with a KV cache or state. crosses: cross-attentions, which cache the encoder's keys and values.
-    keys: nodes of attention biases, whose iotas run over keys. float8_caches: store KV caches in FP8.
+    cached: nodes with a KV cache or state. bias_nodes: nodes of attention biases, whose iotas count keys.
+    cross_attentions: attentions that cache the encoder's keys and values. float8_caches: store KV caches in FP8.
     """
 
     calls_kernels: ClassVar[bool] = True  # the package `kernels` is shipped with the module
@@ -58,11 +59,11 @@ class Emitter:
             self._operands[value] = var
 
     def enter(self, node: Node) -> None:
-        """Attribute the statements that follow to `node` and its scope."""
+        """Make `node` the source of the statements emitted next, and its scope theirs."""
         self.node, self.scope = node, node.scope
 
     def leave(self) -> None:
-        """Attribute the statements that follow to no node, in the scope of the model."""
+        """Emit the next statements in the scope of the whole model, for no node."""
         self.node, self.scope = None, TOP
 
     def __getitem__(self, value: Value) -> Operand:
@@ -89,25 +90,25 @@ class Emitter:
     # -- states
 
     def zero_padding(self, value: Value | Operand) -> Value | Operand:
-        """Return `value` [batch, seq, width] unchanged; emitters for padded inputs override it."""
+        """Return `value` [batch, seq, width] with zeros for padding tokens: here `value` itself, since inputs have no
+        padding."""
         return value
 
     def padding_mask(self) -> Var | None:
-        """Return the mask [batch, seq] of tokens that are not padding, which states skip; None for unpadded inputs."""
+        """Return the mask [batch, seq] of tokens that are not padding: here None, since inputs have no padding."""
         return None
 
     def emit_with_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
-        """Emit the recurrence `node` with its state (`parts` tensors) stored in `slot`, and return its result.
-
-        `text` receives the expression of the previous state and returns the recurrence's expression over `operands`.
-        """
+        """Emit the recurrence `node` with its state (`parts` tensors) stored in `slot`, and return its result. `text`
+        maps the expression of the previous state to that of (result, new state), over `operands`."""
         place = f"{{{len(operands)}}}"
         return self.emit(f"store_state({place}, {text(f'previous_state({place})')})", *operands, slot)
 
     def emit_keys_once(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """Return all keys and values that `node` attends to. `make` emits them once per shared cache."""
+        """Return the (keys, values) that `node` attends to: the result of `make`, called once for attentions that share
+        a cache."""
         first = find_cache_owner(node)
         if first not in self._shared_keys:
             self._shared_keys[first] = make()
@@ -116,7 +117,8 @@ class Emitter:
     # -- heads
 
     def split_heads(self, value: Value, heads: Any, name: str = "") -> Var:
-        """Return `value` [batch, seq, heads·width] as [batch, heads, seq, width]; `name` defaults to its name."""
+        """Return `value` [batch, seq, heads·width] as a variable `name` [batch, heads, seq, width]; emit it unless it
+        exists. The name defaults to that of `value`."""
         count, width = int(heads), self.size_of(value) // heads
         if (by_head := self.find_heads(value, count)) is not None:
             return by_head
@@ -135,7 +137,7 @@ class Emitter:
         return by_head if heads == count else None
 
     def record_heads(self, value: Value, count: int, by_head: Var) -> None:
-        """Record that `by_head` [batch, count, seq, width] is `value` [batch, seq, count·width] in another layout."""
+        """Record that `value` [batch, seq, count·width] is computed as `by_head` [batch, count, seq, width]."""
         self._heads[value] = count, by_head
 
     # -- statements
@@ -165,7 +167,7 @@ class Emitter:
         replaces: int | None = None,
         comment: str = "",
     ) -> tuple[Var, ...]:
-        """Append a statement whose result is a tuple, and return its values, one for each of `names`."""
+        """Append a statement whose result is a tuple, and return a variable for each of its values, called `names`."""
         resolved = tuple(self[o] if isinstance(o, Value) else o for o in operands)
         default = choose_local_name(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
@@ -208,7 +210,8 @@ class Emitter:
         return any(s.early and var in s.results for s in self.program.statements)
 
     def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
-        """Return an expression that computes `var` with the statements of the current scope inlined, and its operands.
+        """Return an expression for `var` with the statements of the current scope inlined, and the expression's
+        operands.
 
         Placeholders are numbered from `first`. Statements of other scopes and those with a cache are not inlined.
         """
@@ -226,10 +229,8 @@ class Emitter:
         return folded if len(s.results) == 1 else f"({folded})[{s.results.index(var)}]", operands
 
     def add_function(self, stem: str, text: str) -> str:
-        """Add a function to the source of this model and return its name: `stem`, numbered if it is taken.
-
-        `text` is its source, with ``{name}`` for the name; equal functions are added once.
-        """
+        """Add a function to the generated source and return its name: `stem`, followed by a number if the name is
+        taken. `text` is its source, with ``{name}`` for the name; equal functions are added once."""
         n, name = 1, stem
         while self.program.functions.setdefault(name, text.replace("{name}", name)) != text.replace("{name}", name):
             n += 1
@@ -239,10 +240,12 @@ class Emitter:
     # -- weights
 
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
-        """Return a module, constructed by `init`, whose parameters are `weights` (by attribute; None is skipped).
+        """Return a module constructed by `init` whose parameters are `weights`, by attribute; arguments of None are
+        skipped.
 
-        None if their names are not those of one module in this scope, if the module has other members, or if an earlier
-        statement reads a weight directly: then the statement must read the weights themselves.
+        Return None if these are not exactly the members of one module in this scope, or if an earlier statement reads
+        one of
+        them directly. The statement must then read the weights themselves.
         """
         present = {name: w for name, w in weights.items() if w is not None}
         paths = {w.name.removesuffix(f".{name}") for name, w in present.items()}
@@ -266,7 +269,7 @@ class Emitter:
         return leaf if self._submodules[path] == (leaf, params) else None
 
     def _has_other_members(self, path: str, params: tuple[Param, ...]) -> bool:
-        """Return whether the graph has more names below `path` than `params`, so it is not one module of torch."""
+        """Return whether the graph has other parameters or scopes below `path` than `params`."""
         if self._name_counts is None:
             scopes = {node.scope for node in self.graph.nodes}
             self._name_counts = Counter(
@@ -279,7 +282,8 @@ class Emitter:
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def resolve_param(self, param: Param) -> Operand:
-        """Return the operand of a parameter: a hoisted `write_formula` if there is one, else a tensor of a module."""
+        """Return the operand of `param`: a hoisted variable if `write_formula` has an expression for it, else a
+        `ParamRef`."""
         if (text := write_formula(param.recipe)) is not None:
             return self.hoist(
                 param.recipe, text, self._sort_inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
@@ -299,7 +303,8 @@ class Emitter:
         return tuple(self.size_of(value, axis) for axis in range(len(value.shape)))
 
     def attr(self, node: Node, name: str) -> Any:
-        """Return an attribute of `node`: a number, or an object that prints as a name in the generated code."""
+        """Return the attribute `name` of `node`: its value, or an object that prints as a name in the generated
+        code."""
         return node.attrs[name]
 
     def write_size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
@@ -346,7 +351,8 @@ class Emitter:
         raise WeftError(f"size {name} is not the size of any axis of the graph inputs")
 
     def write_shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
-        """Return `shape` as comma-separated expressions, and operands; see `size`. Placeholders start at `first`."""
+        """Return `shape` as comma-separated expressions like those of `write_size`, and their operands, numbered from
+        `first`."""
         texts, operands = [], list[Operand]()
         for s in shape:
             text, used = self.write_size(s, *near)
@@ -362,10 +368,8 @@ def _list_prefixes(name: str) -> list[str]:
 
 
 def choose_local_name(value: Value) -> str:
-    """Return a variable name for `value`: the last part of its name.
-
-    If that part is only the name of the op, return the operand name that the first reader gives it.
-    """
+    """Return a variable name for `value`: the last part of its name. If that is just the name of the op, return the
+    operand name of its first reader instead, or y for an x, xs or y."""
     name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
     name = f"v_{name}" if name.isdigit() else name  # an index of a list of modules
     fused = maker is not None and Trait.FUSED in maker.op.traits and name in OPS  # named after an op that it replaced

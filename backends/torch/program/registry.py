@@ -18,10 +18,8 @@ When = Callable[[Node], str | None]
 
 @dataclass(frozen=True)
 class Lowering:
-    """A lowering of an op: `emit` emits a node; `when` returns the reason to refuse a node, else None.
-
-    With `kernels` its code calls the package `kernels`, which folders for transformers lack.
-    """
+    """A lowering of an op: `emit` emits a node; `when` returns the reason to refuse a node, else None. With `kernels`
+    the emitted code calls the package `kernels`, which folders for transformers do not contain."""
 
     name: str
     when: When
@@ -37,8 +35,8 @@ def lowering(
 ) -> Callable[[Emit], Emit]:
     """Register the decorated function as a lowering of `ops`; lowerings are tried in the order of registration.
 
-    With `first` it is tried before the present ones. The function returns operands for the outputs of the node, or None
-    if it has assigned them in the emitter itself. `kernels`: see `Lowering`.
+    `when` returns the reason to refuse a node, else None. With `first`, the lowering precedes those registered earlier.
+    The function returns operands for the node's outputs, or None if it has assigned ``emitter[output]`` itself.
     """
 
     def register(emit: Emit) -> Emit:

@@ -1,4 +1,4 @@
-"""The library of snippets: functions and classes that are copied into generated sources, with imports and kernels."""
+"""Snippets, the functions and classes copied into generated sources, and the imports and kernels that they need."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ KERNELS = {  # functions of kernels that snippets call, and their files
 
 @dataclass(frozen=True)
 class Snippet:
-    """A function, class or constant of the library: its source, and the names it uses."""
+    """A function, class or constant that is copied into generated sources; `uses` are the global names that it
+    reads."""
 
     name: str
     source: str
@@ -102,9 +103,8 @@ def find_bound_names(tree: ast.AST) -> frozenset[str]:
 
 
 def select_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
-    """Return the snippets named in `wanted` and all snippets that they use, in the order of the library `known`
-    (default:
-    `library()`). Names that are not snippets are ignored."""
+    """Return the snippets named in `wanted` and all that they use, in the order of `known` (default: `read_library()`).
+    Other names are ignored."""
     snippets = read_library() if known is None else known
     needed: set[str] = set()
     queue = [n for n in wanted if n in snippets]
@@ -117,11 +117,8 @@ def select_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None =
 
 
 def write_imports(used: Iterable[str], package: str = "", table: Mapping[str, str] = IMPORTS) -> list[str]:
-    """Return the import lines for the names `used`, standard library first; names without an entry in `table` are
-    ignored.
-
-    Kernels are imported from `package`; with "" they are not imported.
-    """
+    """Return the import lines for the names `used`, standard library first; names not in `table` are ignored. Kernels
+    are imported from the package `package`; with "" they are not imported."""
     wanted = {*used}
     needed = {table[n] for n in wanted if n in table}
     if package:

@@ -1,4 +1,4 @@
-"""Find the attentions and recurrences of a decoder that need a cache or state, and nodes that depend on their keys."""
+"""Find the attentions and recurrences of a decoder that need a cache or state, and the nodes around them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from weft.passes.analysis.tokens.scores import find_bias_nodes
 def find_cached_nodes(graph: Graph) -> set[Node]:
     """Return the causal self-attentions and recurrences of a decoder that can generate with a cache.
 
-    The set is empty if the graph has cache operands itself, reads no tokens, is not a decoder or encoder-decoder, or
-    has such a node that runs on tokens chosen from the whole sequence.
+    The set is empty if the graph has cache operands, reads no tokens, is neither a decoder nor an encoder-decoder, or
+    if
+    one of these nodes runs on a subset of the tokens (`find_subset_node`).
     """
     if not _can_generate(graph) or find_subset_node(graph) is not None:
         return set()
@@ -26,9 +27,7 @@ def _can_generate(graph: Graph) -> bool:
 
 def find_subset_node(graph: Graph) -> Node | None:
     """Return the first node that needs a cache or state but runs on a subset of the tokens, chosen from the sequence.
-
-    None if there is no such node, or if the graph is not a decoder without cache operands.
-    """
+    Return None if there is no such node, or if the graph cannot generate with a cache for another reason."""
     tokens = find_tokens(graph)
     if tokens is None or not _can_generate(graph):
         return None
@@ -37,10 +36,10 @@ def find_subset_node(graph: Graph) -> Node | None:
 
 
 def check_cache_writes(graph: Graph) -> None:
-    """Check that no node with a cache or state runs on tokens that are chosen from the whole sequence.
+    """Check that every node with a cache or state runs on all tokens of the sequence.
 
     Raises:
-        WeftError: naming the first such node.
+        WeftError: naming the first node that runs on a subset of them.
     """
     node = find_subset_node(graph)
     if node is not None:
@@ -51,16 +50,14 @@ def check_cache_writes(graph: Graph) -> None:
 
 
 def find_key_bias_nodes(graph: Graph, cached: set[Node]) -> set[Node]:
-    """Return the nodes that compute the attention biases of `cached`: their iotas run over keys, not over tokens."""
+    """Return the nodes that compute biases of the attentions in `cached`; their iotas count keys, not new tokens."""
     biases = [b for n in cached if n.op is ops.attention and (b := n.operand("bias")) is not None]
     return set(find_bias_nodes(graph, biases)) if biases else set()
 
 
 def find_cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
-    """Return the cross-attentions of a decoder: only their queries depend on the decoder's inputs.
-
-    The set is empty if `cached` is.
-    """
+    """Return the cross-attentions of a decoder: only their queries depend on the decoder's inputs. `cached` are its
+    nodes with a cache; if there are none, the result is empty."""
     if not cached:
         return set()
     decoder_values = _find_dependents(
@@ -77,7 +74,7 @@ def find_cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
 
 
 def find_encoder_inputs(graph: Graph, crosses: set[Node]) -> list[Value]:
-    """Return the inputs that only the encoder reads; an empty list without cross-attentions (`crosses`)."""
+    """Return the inputs that only the encoder reads; an empty list if the set `cross_attentions` is empty."""
     if not crosses:
         return []
     return [v for name, v in graph.inputs.items() if name in SOURCE]

@@ -24,10 +24,8 @@ TOP = ""  # the scope of the model itself
 
 @dataclass(eq=False)
 class Var:
-    """The result of a statement or an input of the model: a tensor or a Python value.
-
-    name: preferred name. shape: None if unknown or not a tensor. type: annotation. default: its source, "" for none.
-    """
+    """The result of a statement or an input of the model: a tensor or a Python value. name: preferred name. shape: None
+    if unknown or not a tensor. type: annotation. default: source of the default value of an input, "" for none."""
 
     name: str
     shape: Shape | None = None
@@ -38,11 +36,12 @@ class Var:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module of torch or of the snippets at `path`; `init` constructs it, `holds` names its tensors."""
+    """A module at `path`; `init` is the expression that constructs it, and `tensors` names its parameters and
+    buffers."""
 
     path: str
     init: str
-    holds: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,10 @@ Operand = Var | Submodule | ParamRef | CacheSlot
 
 @dataclass(eq=False)
 class Statement:
-    """``results = text``, where `operands` fill the placeholders of `text`; without text it only reads its operands in
-    `scope`.
+    """``results = text``, where `operands` fill the placeholders of `text`.
 
-    replaces: index of an operand whose name the (first) result may reuse.
-    comment: trailing comment in the source, such as the new layout.
+    Without text it emits no code, but makes its operands available in `scope`. replaces: index of an operand whose name
+    the first result may reuse. comment: trailing comment in the source, such as the new layout.
     """
 
     text: str

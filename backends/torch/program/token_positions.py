@@ -14,7 +14,8 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 
 def begin_forward(e: Emitter) -> None:
-    """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing without tokens."""
+    """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing in a graph without
+    tokens."""
     tokens = find_tokens(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
@@ -35,7 +36,7 @@ def begin_forward(e: Emitter) -> None:
 
 
 def add_cache_advance(e: Emitter, statements: list[Statement]) -> list[Statement]:
-    """Return `statements`, preceded by the advance of the cache if they lack it; unchanged without a cache."""
+    """Return `statements`, with a first one that advances the cache if none does; unchanged if there is no cache."""
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
@@ -46,7 +47,7 @@ def add_cache_advance(e: Emitter, statements: list[Statement]) -> list[Statement
 
 
 def emit_query_positions(e: Emitter) -> Operand:
-    """Return the positions of the new tokens, [batch or 1, seq]."""
+    """Emit and return the positions of the new tokens, [batch or 1, seq]."""
     if (positions := e.graph.inputs.get("position_ids")) is not None:
         return e[positions]
     emit_first_position(e)  # before `position_ids` is reassigned: it reads the argument
@@ -56,10 +57,8 @@ def emit_query_positions(e: Emitter) -> Operand:
 
 
 def emit_first_position(e: Emitter) -> Var | None:
-    """Emit and return the position of the first new token, None at run time if `position_ids` is passed.
-
-    Return None (and emit nothing) without a cache, or if `position_ids` is a required input.
-    """
+    """Emit and return the position of the first new token, a variable that is None at run time if `position_ids` is
+    passed. Return None (and emit nothing) without a cache, or if `position_ids` is a required input."""
     positions = e.declare_input("position_ids", "None", "Tensor | None")
     if e.start is None or not positions.default:
         return None
@@ -67,10 +66,10 @@ def emit_first_position(e: Emitter) -> Var | None:
 
 
 def find_rolling_capacity(node: Node) -> tuple[int, int] | None:
-    """Return the capacity of a windowed attention's rolling cache, and the number of first keys (sinks) that it keeps.
+    """Return (capacity, keep) of a windowed attention's rolling cache, which always keeps the `keep` first keys.
 
-    None if the cache must keep all keys: without a window, or with a bias that is not computed from distances or that
-    attentions with another window share.
+    Return None if the cache must keep all keys: without a window, or with a bias that is not computed from distances or
+    that attentions with another window share.
     """
     window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
     if window is None:
@@ -80,8 +79,8 @@ def find_rolling_capacity(node: Node) -> tuple[int, int] | None:
 
 
 def _depends_on_distances(bias: Value, window: int, keep: int) -> bool:
-    """Return whether `bias` is computed from distances to `position_ids`, and all its readers are causal with this
-    window."""
+    """Return whether `bias` is computed from distances to `position_ids`, and each of its readers is causal with the
+    given `window` and `keep_first` = `keep`."""
     maker = bias.producer
     keys = maker.operand("keys") if maker is not None and maker.op in (ops.alibi, ops.relative_position_bias) else None
     expected = {"window": window, "keep_first": keep, "causal": True}
@@ -90,7 +89,8 @@ def _depends_on_distances(bias: Value, window: int, keep: int) -> bool:
 
 
 def emit_rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
-    """Emit the visible positions of a rolling cache, [batch or 1, keys]; `keep` of its `slots` keep the first keys."""
+    """Emit and return the positions [batch or 1, keys] of the visible keys in a rolling cache of `slots` keys. `keep`
+    of the slots keep the first keys of the sequence."""
     positions, cache = emit_query_positions(e), e.declare_input("cache", "None", "Cache | None")
     assert e.start is not None
     text = f"rolling_positions({{0}}, {{1}}, {{2}}, {slots}{f', {keep}' if keep else ''})"
@@ -98,14 +98,16 @@ def emit_rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
 
 
 def emit_written_positions(e: Emitter) -> Operand:
-    """Emit the positions at which a rolling cache stores the new tokens; tokens after index ``last`` are padding."""
+    """Emit and return the positions at which a rolling cache stores the new tokens; those after index ``last`` are
+    masked."""
     positions, last = emit_query_positions(e), e.declare_input("last", "None", "Tensor | None")
     text = "{0} if {1} is None else mask_padding({0}, {1})"
     return e.hoist("written", text, positions, last, name="kept_positions")
 
 
 def emit_key_positions(e: Emitter) -> Var:
-    """Emit the positions of the visible keys, [batch or 1, keys]: of the new tokens in an empty cache, else of all."""
+    """Emit and return the positions [batch or 1, keys] of the visible keys: those of the new tokens if the cache was
+    empty before, else of all tokens so far."""
     positions, cache = emit_query_positions(e), e.declare_input("cache", "None", "Cache | None")
     assert e.start is not None
     text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"
@@ -113,7 +115,8 @@ def emit_key_positions(e: Emitter) -> Var:
 
 
 def _write_default_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
-    """Return the expression and operands of `positions`; at run time None means the positions that follow the cache."""
+    """Return an expression and its operands: `positions`, or if it is None at run time, those that follow the cached
+    tokens."""
     tokens = find_tokens(e.graph)
     assert tokens is not None
     if e.start is None:

@@ -29,12 +29,12 @@ def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], u
     lines = []
     for name, method in methods.items():
         class_lines: list[str] = []
-        for path, member in method.holds.items():
+        for path, member in method.members.items():
             local = write_attribute("module", make_relative(path, method.path))
             if isinstance(member, Submodule):
                 parts = {
                     f"{local}.{leaf}": (weights.get(f"{path}.{leaf}"), _module_default(member, leaf, usual))
-                    for leaf in member.holds
+                    for leaf in member.tensors
                 }
             else:
                 parts = {local: (None if member.constant else weights.get(path), None)}

@@ -48,7 +48,7 @@ def loop_single_layers(top: Method, program: Program) -> None:
         stem, _, number = item.path.rpartition(".") if isinstance(item, ModuleCall) else ("", "", "")
         if not isinstance(item, ModuleCall) or number != "0" or len(item.results) != 1:
             continue
-        listed = [p for p in (*top.modules, *top.holds) if p.startswith(f"{stem}.")]
+        listed = [p for p in (*top.modules, *top.members) if p.startswith(f"{stem}.")]
         shape = shapes.get(item.results[0])
         alike = [j for j, o in enumerate(item.inputs) if isinstance(o, Var) and shape in (o.shape, shapes.get(o))]
         if shape is not None and listed == [item.path] and len(alike) == 1:
