@@ -292,10 +292,8 @@ def iterate_operands(item: Item) -> Iterator[Operand]:
 
 
 def _roll_loops(items: list[Item]) -> list[Item]:
-    """Return `items` with each run of chained calls replaced by a loop.
-
-    A run calls successive modules of a ModuleList, or one module again and again.
-    """
+    """Return `items` with each run of chained calls replaced by a loop. A run calls successive modules of a ModuleList,
+    or one module again and again."""
     users: dict[Var, int] = {}
     for item in items:
         for o in {*iterate_operands(item)}:

@@ -1,4 +1,5 @@
-"""Lower a fused graph to the statements of a decode step: kernel calls, or statements of the model without one."""
+"""Lower a fused graph to the statements of a decode step: kernel calls, or the model's PyTorch where no kernel
+exists."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ from .step_registry import STEPS
 class DecodeStep:
     """A decode step of the fused `graph`.
 
-    - program, method: its statements, and the same structured into classes
-    - choices: the implementation of each node that has a kernel, or a reason for none
-    - any_length: launches for one token depend on the sequence length only through the positions
+    - program, method: its statements, and the same statements grouped into classes
+    - choices: for each node the kernel that computes it, or the reason why none does
+    - any_length: steps of one token launch the same kernels at any sequence length
     - reads_prompts: it takes several consecutive tokens per batch row
     - kernels: source, by name, of the kernels generated for this model
     """
@@ -61,13 +62,13 @@ def find_refusal(graph: Graph) -> str | None:
 
 
 def explain_refusal(graph: Graph) -> str:
-    """Return the reason why the model of `graph` has no decode step, if `lower_step` returned None for it."""
+    """Return the reason why the model of `graph` has no decode step; `lower_step` must have returned None for it."""
     return find_refusal(graph) or "its states would not be those of the model"
 
 
 def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
-    """Return the decode step of `model`, given its fused `graph`; None if the step's caches would be structured
-    otherwise than the model's."""
+    """Return the decode step of `model`, given its fused `graph`; None if step and model would nest their caches
+    differently."""
     head = find_last_mixing(graph)
     several = head is not None and can_read_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
@@ -93,7 +94,8 @@ def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
 
 
 def _nest_states(method: Method) -> object:
-    """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) instead of each cache."""
+    """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) in place of each
+    cache."""
     nested: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):
@@ -108,8 +110,8 @@ def _nest_states(method: Method) -> object:
 
 
 def make_refusal_check(graph: Graph) -> Accepts:
-    """Return a function from a node of the fused `graph` to None if a lowering accepts it in a decode step, else to a
-    list of the reasons for refusing it."""
+    """Return a function from a node of the fused `graph` to None if a decode step can compute it, else to a list of
+    reasons."""
     probe = StepEmitter(graph, {})
 
     def refuse(node: Node) -> list[str] | None:
@@ -123,8 +125,8 @@ def make_refusal_check(graph: Graph) -> Accepts:
 
 
 def can_read_prompts(graph: Graph) -> bool:
-    """Return whether decode steps of `graph` can take several tokens per batch row: its only states are KV caches that
-    do not roll, and it has no mixtures of experts."""
+    """Return whether decode steps of `graph` can take several tokens per batch row. Then its only states are KV caches
+    that do not roll, and it has no mixture of experts."""
     cached = find_cached_nodes(graph)
     plain = all(
         n.op is ops.attention and n.operand("v") is not None and find_rolling_capacity(n) is None for n in cached

@@ -1,4 +1,4 @@
-"""Tables of a decode step that do not depend on its inputs, so that they are computed once, not at every token."""
+"""Constant tables of a decode step: they do not depend on its inputs and are computed once, not for every token."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ TICKETS = Submodule("tickets", "Tickets")
 
 
 def move_tables(program: Program, tickets: int) -> None:
-    """Move statements of the top scope that read only constants and the device into attributes of the step, in place.
+    """Move statements of the top scope that read only constants and the device out of `program`, to attributes of the
+    step.
 
-    The ticket counters, `tickets` per batch row, also become an attribute.
+    Counters for `tickets` tickets per batch row, with which blocks of a kernel synchronize, also become an attribute.
     """
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
@@ -39,7 +40,7 @@ def move_tables(program: Program, tickets: int) -> None:
 
 
 def _write_module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodule]) -> str | None:
-    """Return `s` as an expression that reads only the model's ``module``; None if `s` reads anything else."""
+    """Return `s` as an expression that reads only the model ``module``; None if `s` also reads other operands."""
     if s.scope != TOP or not s.early or not s.operands:
         return None
     texts = []

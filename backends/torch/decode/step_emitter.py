@@ -1,4 +1,4 @@
-"""The emitter of decode steps: its statements read the weights of an existing model, some of them packed."""
+"""The emitter of decode steps: its statements read the weights of the model's modules, some of them packed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Implementation:
 
     - kernel: name of the kernel that computes it; "" if the model's lowering to torch does
     - reason: why no kernel does, if `kernel` is ""
-    - refusals: functions from a dtype to None, or the reason why the kernel falls back to torch in this dtype
+    - refusals: functions from a dtype to None, or to the reason why the kernel falls back to torch in this dtype
     """
 
     node: Node
@@ -44,12 +44,12 @@ class Implementation:
 
 
 class StepEmitter(Emitter):
-    """An emitter of a decode step from the fused `graph` of a model, whose modules and `functions` (source by name) the
-    step uses; `choices` records the implementation of each node.
+    """Collects the statements of a decode step; `choices` records the implementation of each node of the fused `graph`.
 
-    The `init` of its `Submodule`s is an expression in which ``{0}`` is the model's module that contains their path.
+    In its `Submodule`s, `init` is an expression in which ``{0}`` is the model's module that contains their path.
 
-    With `reads_prompts` a step takes several tokens per batch row. `float8_caches` must be the same as for the model.
+    functions: source of the functions that the model generates, by name. reads_prompts: a step takes several tokens per
+    batch row. float8_caches: as for the model.
     """
 
     def __init__(
@@ -78,21 +78,22 @@ class StepEmitter(Emitter):
         return None if leaf is None else Submodule(f"{leaf.path}.module", "{0}", leaf.tensors)
 
     def _begin(self) -> None:
-        """Declare the inputs, which are never optional: positions, and the cache, which counts the tokens."""
+        """Declare the positions and the cache as required inputs, and advance the cache."""
         positions = self.declare_input("position_ids", "", "Tensor")
         self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
         self.start = self.emit(*self._write_advance(), name="start")
         self.start.type = "int"
 
     def add_cache_advance(self, statements: list[Statement]) -> list[Statement]:
-        """Return `statements`; if none of them advances the cache, insert a statement before them that does."""
+        """Return `statements`, with a first one that advances the cache if none does."""
         if any(self.start in s.results for s in statements):
             return statements
         text, *operands = self._write_advance()
         return [Statement(text, tuple(operands), (), TOP), *statements]
 
     def _write_advance(self) -> tuple[str, *tuple[Var, ...]]:
-        """Return an expression (text, *operands) that advances the cache by the new tokens, to its old length."""
+        """Return (text, *operands) of the expression that advances the cache by the new tokens and returns its old
+        length."""
         cache = self.declare_input("cache", "", "Cache")
         if not self.reads_prompts:
             return "{0}.advance(1)", cache
@@ -104,18 +105,20 @@ class StepEmitter(Emitter):
         return emit_query_positions(self)
 
     def emit_tickets(self, each: int) -> Var:
-        """Return the ticket counters through which blocks of a kernel synchronize, at least `each` per batch row."""
+        """Emit and return the ticket counters, at least `each` per batch row, with which blocks of a kernel
+        synchronize."""
         self.most_tickets = max(self.most_tickets, each)
         tokens = self.declare_input("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
 
     def record_kernel(self, kernel: str, *refusals: Refusal) -> None:
-        """Record that `kernel` computes the current node."""
+        """Record that `kernel` computes the current node; `refusals` return reasons to fall back (see
+        `Implementation`)."""
         assert self.node is not None
         self.record_kernel_for(self.node, kernel, *refusals)
 
     def record_kernel_for(self, node: Node, kernel: str, *refusals: Refusal) -> None:
-        """Record that `kernel` computes `node` as part of the current node's statement."""
+        """Record that `kernel` computes `node` in the statement of the current node."""
         self.choices.append(Implementation(node, kernel, refusals=refusals))
 
     def record_fallback(self, reason: str) -> None:
@@ -124,16 +127,17 @@ class StepEmitter(Emitter):
         self.choices.append(Implementation(self.node, reason=reason))
 
     def make_placeholders(self, node: Node) -> tuple[Var, ...]:
-        """Return variables for the outputs of `node`, whose call becomes an argument in the statement of its reader."""
+        """Return variables that stand for the outputs of `node`; its only reader emits the call and never reads
+        them."""
         return tuple(Var(choose_local_name(value)) for value in node.outputs)
 
     # -- weights of kernels
 
     def weight_operand(self, value: Value | None) -> Operand | None:
-        """Return the weight `value` as an operand: a parameter, the parameters of an `ops.pack` as one tensor, or the
-        codes of quantized blocks.
+        """Return the weight `value` as an operand: a parameter, an `ops.pack` as one tensor, or the codes of quantized
+        blocks.
 
-        Return None if `value` is None, or the parameters cannot be packed (see `pack_params`).
+        Return None if `value` is None, or the parameters of the `ops.pack` cannot be packed (see `pack_params`).
         """
         if value is None:
             return None
@@ -148,8 +152,8 @@ class StepEmitter(Emitter):
         return ParamRef(value.name, tuple(value.type.concrete({})))
 
     def pack_params(self, params: Sequence[Param]) -> Operand | None:
-        """Return `params` concatenated along axis 0, as one operand; None if their modules are not siblings, they are
-        neither weights nor biases, or quantized blocks among them differ in layout."""
+        """Return `params` concatenated along axis 0 as one operand; None if they cannot be packed. They must be weights
+        or biases of sibling modules, and quantized blocks among them must have one layout."""
         params = list(dict.fromkeys(params))
         if len(params) == 1:
             return self.weight_operand(params[0])
@@ -170,7 +174,8 @@ class StepEmitter(Emitter):
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def make_norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
-        """Return a norm as kernels take it, with the parameters `gain` (weight) and `shift` (bias)."""
+        """Return a norm of `kind` rms or layer in the form that kernels take, with the parameters `gain` and
+        `shift`."""
         assert all(w is None or isinstance(w, Param) for w in (gain, shift))
         paths = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
@@ -179,13 +184,13 @@ class StepEmitter(Emitter):
         return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={eps!r})")
 
     def find_norm(self, node: Node) -> Submodule | None:
-        """Return the norm that a fused `node` applies to its first operand, or None."""
+        """Return the norm that the fused `node` applies to its first operand; None if it applies none."""
         a, names = node.attrs, {o.name for o in node.op.operands}
         shift = node.operand("norm_bias") if "norm_bias" in names else None
         return None if a["kind"] == "none" else self.make_norm(a["kind"], a["eps"], node.operand("norm_weight"), shift)
 
     def _find_plain_norm(self, kind: str, eps: float) -> str:
-        """Return the path of a norm without weights: one for each scope (the current node's), kind and ε."""
+        """Return the path of a norm without weights; norms of one kind and ε in the current node's scope share it."""
         assert self.node is not None
         epsilons = self._norms.setdefault((self.node.scope, kind), [])
         if eps not in epsilons:
@@ -196,11 +201,12 @@ class StepEmitter(Emitter):
     # -- scopes of statements
 
     def enter_scope_of(self, *operands: Operand | None) -> None:
-        """Set the scope of the next statements to `find_scope(*operands)`."""
+        """Set the scope of the next statements to the innermost one that contains the current scope and these
+        weights."""
         self.scope = self.find_scope(*operands)
 
     def find_node_scope(self, node: Node, *names: str) -> str:
-        """Return the innermost scope that contains `node`, its operands called `names` and the weights of its norm."""
+        """Return the innermost scope that contains `node`, its operands called `names`, and the weights of its norm."""
         operands = {o.name for o in node.op.operands}
         values = (node.operand(name) for name in (*names, "norm_weight", "norm_bias") if name in operands)
         outer, self.scope = self.scope, node.scope
@@ -210,8 +216,8 @@ class StepEmitter(Emitter):
             self.scope = outer
 
     def can_move_state(self, node: Node, scope: str) -> bool:
-        """Return whether the statement that updates the state of `node` can move out to `scope`, which contains it,
-        without changing the nesting of the cache."""
+        """Return whether the update of `node`'s state can move out to the enclosing `scope` without nesting the cache
+        otherwise."""
         inner = f"{scope}." if scope else ""
         within = [n for n in self._cache_owners if n.scope == scope or n.scope.startswith(inner)]
         counts = Counter((n.scope, n.op) for n in within)
@@ -224,14 +230,15 @@ class StepEmitter(Emitter):
         return _nest_states([(places[key], key) for key in keys]) == _nest_states([(moved[key], key) for key in keys])
 
     def find_scope(self, *operands: Operand | None) -> str:
-        """Return the innermost scope that contains the current scope and all weights among `operands`."""
+        """Return the innermost scope that contains the current scope and the weights among `operands`; not a
+        ModuleList."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _skip_list(_common_scope(self.scope, *paths), paths) if self.scope else self.scope
 
 
 def _nest_states(states: Sequence[tuple[tuple[str, ...], Hashable]]) -> object:
-    """Return `states`, pairs of (path of the modules around the state, key), as keys nested like the states in a cache:
-    one tuple per module with several states."""
+    """Return the keys of `states`, nested like the states in a cache: one tuple per module with several states. Each
+    state is a pair (path of the modules around it, key)."""
     groups = itertools.groupby(enumerate(states), lambda entry: entry[1][0][:1] or entry[0])
     nested: list[object] = []
     for _, group in groups:
@@ -251,6 +258,6 @@ def _common_scope(*paths: str) -> str:
 
 
 def _skip_list(scope: str, paths: Sequence[str]) -> str:
-    """Return `scope`; if the `paths` show that it is a ModuleList, which has no forward, return the scope around it."""
+    """Return `scope`, or the scope around it if `paths` show that it is a ModuleList, which has no forward."""
     inner = (p.removeprefix(f"{scope}.").split(".")[0] for p in paths if p.startswith(f"{scope}."))
     return scope.rpartition(".")[0] if any(name.isdigit() for name in inner) else scope

@@ -1,4 +1,4 @@
-"""Attributes of the classes of a decode step, and the lines that read them from the modules of the model."""
+"""Attributes of the classes of a decode step, and the lines that set them from the modules of the model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from ..program.statements import ParamRef, Submodule, make_relative
 
 
 def name_attributes(method: Method) -> dict[str, str]:
-    """Return the attribute name of each member (module or parameter) of the class of `method`, by path: a short name,
-    or the full path joined by "_" where the short name is taken.
-
-    A member of a list is indexed, as in ``layers[0]``.
-    """
+    """Map the path of each member of the class of `method` to an attribute name: a short one, or the path joined by "_"
+    if the short name is in use. A member of a list is indexed, as in ``layers[0]``."""
     names: dict[str, str] = {}
     for path in sorted(
         [*method.modules, *method.members], key=lambda p: p in method.members and not p.endswith(".module")
@@ -32,8 +29,8 @@ def name_attributes(method: Method) -> dict[str, str]:
 
 
 def write_constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
-    """Return the lines of ``__init__`` that set the attributes of the class of `method`; `inner` maps the paths of its
-    submodules to their class names."""
+    """Return the lines of ``__init__`` that set the attributes of the class of `method`; `inner` maps the paths of
+    inner methods to class names."""
     names = name_attributes(method)
     lines = [
         f"self.{names[p]} = {_write_member(source, make_relative(p, method.path))}"

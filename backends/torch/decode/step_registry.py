@@ -18,7 +18,8 @@ When = Callable[[StepEmitter, Node], "str | None"]
 
 @dataclass(frozen=True)
 class StepLowering:
-    """A lowering of a node to kernel calls, `emit`, for the nodes for which `when` returns None, not a reason (str)."""
+    """A lowering of a fused op: `emit` emits kernel calls for a node; `when` returns the reason to refuse it, else
+    None."""
 
     emit: Emit
     when: When
@@ -28,10 +29,11 @@ STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.t
 
 
 def step_lowering(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
-    """Register the decorated function as the lowering of `ops` in a decode step, if `when` returns no reason.
+    """Register the decorated function as the lowering of `ops` in decode steps, for nodes for which `when` returns
+    None.
 
-    The function emits statements for a node and returns operands for its outputs, or None to fall back to the lowering
-    of the model.
+    The function emits statements and returns operands for the node's outputs, or None to use the model's lowering
+    instead.
     """
 
     def register(emit: Emit) -> Emit:

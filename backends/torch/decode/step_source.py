@@ -1,4 +1,4 @@
-"""The source of decode.py: the classes of a decode step, which read their weights from the modules of model.py."""
+"""The source of decode.py: classes of a decode step that read their weights from the modules of model.py."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def write_step(
 ) -> tuple[str, list[str]]:
     """Return the source of decode.py, and the sorted names of the kernel files that it imports from `package`.
 
-    Both are empty if `step` is None or calls no kernel. Snippets and functions that the source of `lowered`, the Python
-    module `model`, also has are imported from there.
+    Both are empty if `step` is None or calls no kernel. Functions that are also in the model's source are imported from
+    the Python module `model`.
     """
     if step is None:
         return "", []

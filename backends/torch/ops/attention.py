@@ -40,8 +40,7 @@ def _rope(e: Emitter, node: Node) -> None:
 
 
 def find_role(value: Value) -> str:
-    """Return the operand name (q, k or v) of `value` in the attention ops that read it; "" without such readers, or if
-    they use different names."""
+    """Return the operand name (q, k or v) by which attentions read `value`; "" if none does, or their names differ."""
     roles = {reader.op.operands[i].name for reader, i in value.uses if reader.op.name.endswith("attention")}
     return roles.pop() if len(roles) == 1 else ""
 
@@ -79,10 +78,8 @@ def _attention(e: Emitter, node: Node) -> None:
 def _emit_attention(
     e: Emitter, node: Node, qkv: tuple[Var, Var, Var], mask: Operand | None, causal: str, scale: float | None
 ) -> Var:
-    """Emit softmax(scale · q kᵀ + bias) v, masked: by SDPA, or by the snippet `attention` with a softcap or sinks.
-
-    `causal` is the text of the is_causal argument; "" for none. A `scale` of None is 1/√width.
-    """
+    """Emit and return softmax(scale · q kᵀ + bias) v, masked: by SDPA, or by the snippet `attention` with softcap or
+    sinks. `causal` is the source of SDPA's argument is_causal, "" to leave it out. A `scale` of None is 1/√width."""
     a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
     if a["softcap"] is not None or sinks is not None:
         scale = scale if scale is not None else 1 / math.sqrt(node.required_operand("q").width // a["heads"])
@@ -103,8 +100,8 @@ def _emit_attention(
 def _emit_attention_by_position(
     e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None
 ) -> Var:
-    """Emit softmax(scale · q kᵀ) v over the visible keys of `seen`, a `KeyVisibility`, as a call of the snippet
-    `attend`, which chooses between a window kernel, flex_attention and masked attention."""
+    """Emit and return softmax(scale · q kᵀ) v over the keys that are visible by `seen`, a `KeyVisibility`. It calls the
+    snippet `attend`, which chooses between a window kernel, flex_attention and masked attention."""
     a, call = node.attrs, FunctionCall("attend").add(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
         call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
@@ -112,7 +109,7 @@ def _emit_attention_by_position(
 
 
 def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
-    """Emit `bias` with −∞ where `mask` is False; if layers share both, only once, in the scope of the bias."""
+    """Emit and return `bias` with −∞ where `mask` is False: once, in the scope of the bias, if layers share both."""
     text, scores = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
         text = f"{{0}} if {{1}} is None else {text}"
@@ -128,8 +125,11 @@ def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 
 
 def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
-    """Emit the cache write of the new keys and values `k`, `v`; return all keys and values [batch, kv_heads, keys,
-    width] that `mask` covers. Without a cache at run time they are `k` and `v`. Values are None if `v` is."""
+    """Emit the write of new keys and values to the cache of `node`, and return all that `mask` covers, as (keys,
+    values).
+
+    All are [batch, kv_heads, keys, width]. Without a cache at run time they are `k` and `v`. Values are None if `v` is.
+    """
     kv_heads = find_caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
     widths = [node.required_operand("k").width // kv_heads]
@@ -170,8 +170,8 @@ def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Oper
 
 
 def _emit_cross_cache(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple[Var, Var, Operand | None]:
-    """Emit keys, values and mask of a cross-attention, which are computed from the encoder's output if it is given, and
-    stored in the cache; later calls without an encoder output read them from there."""
+    """Emit and return the keys, values and mask of a cross-attention, through its cache. At run time they are computed
+    and stored if there is an encoder output; without one they are read from the cache."""
     text_k, operands_k = e.inline(k, 2)
     text_v, operands_v = e.inline(v, 2 + len(operands_k))
     encoded = next(o for o in operands_k if isinstance(o, Var))

@@ -1,4 +1,4 @@
-"""Function calls, built up as the text of a statement and its operands."""
+"""Builder of function calls: the text of a call, with placeholders, and the operands that fill them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ Argument = Value | Operand
 
 
 class FunctionCall:
-    """A call of `function`: the text of its arguments, and the operands that fill their placeholders.
-
-    For a call that is an argument of another call, pass the list `operands` of the outer call: they share it.
-    """
+    """A call of `function`: the source of its arguments, and the operands that fill their placeholders. A call that is
+    an argument of another call shares the other's list of operands: pass that list as `operands`."""
 
     def __init__(self, function: str, operands: list[Argument] | None = None) -> None:
         self.function = function
@@ -28,29 +26,30 @@ class FunctionCall:
         return f"{self.function}({', '.join(self.arguments)})"
 
     def placeholder(self, operand: Argument) -> str:
-        """Return the placeholder of `operand`, such as ``{2}``; equal operands get the same."""
+        """Return the placeholder of `operand`, such as ``{2}``; equal operands have the same one."""
         if operand not in self.operands:
             self.operands.append(operand)
         return f"{{{self.operands.index(operand)}}}"
 
     def add(self, *arguments: Argument | str | None) -> FunctionCall:
-        """Append positional arguments (operands, text with placeholders, or None), and return the call."""
+        """Append positional arguments (operands, source with placeholders, or None), and return this call."""
         self.arguments += [a if isinstance(a, str) else "None" if a is None else self.placeholder(a) for a in arguments]
         return self
 
     def add_keywords(self, **operands: Argument | None) -> FunctionCall:
-        """Append keyword arguments except those that are None, and return the call."""
+        """Append `operands` as keyword arguments, except those that are None, and return this call."""
         self.arguments += [f"{name}={self.placeholder(o)}" for name, o in operands.items() if o is not None]
         return self
 
     def set(self, name: str, value: Any, default: Any = None) -> FunctionCall:
-        """Append a keyword argument with a constant value, unless it is the function's `default`; return the call."""
+        """Append the keyword argument `name` with a constant `value`, unless it is the function's `default`; return
+        this call."""
         if value != default:
             self.arguments.append(f"{name}={format_number(value) if isinstance(value, float) else repr(value)}")
         return self
 
     def emit(self, e: Emitter, after: str = "", name: str = "", replaces: Argument | None = None) -> Var:
-        """Emit the call, followed by the text `after` (such as ``.flatten(2)``), and return the result. It is called
-        `name`, or may reuse the name of the operand `replaces`."""
+        """Emit the call followed by the source `after`, such as ``.flatten(2)``; return the result, a variable called
+        `name`. The variable may reuse the name of the operand `replaces`."""
         index = None if replaces is None else self.operands.index(replaces)
         return e.emit(f"{self}{after}", *self.operands, name=name, replaces=index)

@@ -66,7 +66,7 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 
 def add_step_function(e: Emitter, step: Step) -> str:
-    """Add a function that computes one token of `step` to the model, and return its name."""
+    """Add a function that computes one token of the recurrence `step` to the generated source, and return its name."""
     outputs = [*(NEXT + name for name in step.states), *step.outputs]
     doc = f"One token of a recurrence: the new {', '.join(step.states)} and the output {', '.join(step.outputs)} of"
     return e.add_function("step", write_function(step.graph, outputs, doc))
@@ -80,7 +80,7 @@ def write_tuple(texts: Sequence[str]) -> str:
 
 
 class _FunctionEmitter(Emitter):
-    """An emitter of functions, which call no kernels: folders for transformers contain these functions too."""
+    """Collects the statements of a function that calls no kernels: folders for transformers also contain it."""
 
     calls_kernels = False
 
@@ -92,10 +92,8 @@ class _FunctionWriter(MethodWriter):
 
 
 def write_function(graph: Graph, outputs: Sequence[str], doc: str) -> str:
-    """Return the source of a Python function called ``{name}`` that maps the inputs of `graph` to a tuple of `outputs`.
-
-    Its docstring is `doc`, followed by the names and shapes of the inputs.
-    """
+    """Return the source of a function ``{name}`` that maps the inputs of `graph` to a tuple of its outputs called
+    `outputs`. The docstring of the function is `doc`, followed by the names and shapes of the inputs."""
     legal = graph.clone()
     rename_for_python(legal)
     legalize(legal, partial(list_refusals, kernels=False))
@@ -121,9 +119,9 @@ def _wrap_docstring(doc: str) -> list[str]:
 
 
 def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
-    """Add a function to the model that runs `step` on many tokens at once, and return its name.
+    """Add a function that runs the recurrence `step` on many tokens at once to the generated source; return its name.
 
-    `form` has the step's three parts: gates of each token, scans or outer products of states, outputs of each token.
+    `form` has three parts: gates of each token, scans or outer products of the states, and outputs of each token.
     `function` is the name of the function for one token, which the docstring mentions.
     """
     names = _choose_variables(step)
@@ -158,8 +156,8 @@ def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: st
 
 
 def _add_matrix_functions(e: Emitter, parts: Mapping[str, LinearPart], function: str) -> str:
-    """Return a `partial` of `matrix_steps` that runs `function` on many tokens, each of which multiplies its states by
-    matrices; `parts` has the linear part of each state's step."""
+    """Return the source of a `partial` of `matrix_steps` that runs `function`, the step of one token, on many tokens.
+    `parts` has the linear part of each state's step: a multiplication by a matrix, for which a function is added."""
     doc = "Return the state {} after the linear part of one step of a recurrence, given"
     factors = [
         e.add_function(f"left_of_{n}", write_function(p.graph, ["next"], doc.format(n))) for n, p in parts.items()
@@ -169,8 +167,8 @@ def _add_matrix_functions(e: Emitter, parts: Mapping[str, LinearPart], function:
 
 
 def _choose_variables(step: Step) -> dict[str, str]:
-    """Return a variable of the function over many tokens for each state, token and constant of `step`, without
-    clashes with keywords and other names."""
+    """Return the variable of each state, token and constant of `step` in the function for many tokens, by name.
+    Variables differ from keywords, from each other, and from other names in the function."""
     reserved, variables = {"states", "tokens", "constants", "mask", *RESERVED, *read_library()}, dict[str, str]()
     for name in (*step.states, *step.tokens, *step.constants):
         wanted = f"{name}_" if keyword.iskeyword(name) or name in reserved or _GENERATED.match(name) else name
@@ -186,22 +184,26 @@ def _list_arguments(step: Step) -> list[tuple[str, Sequence[str]]]:
 
 
 def _write_variable(output: str) -> str:
-    """Return the variable of a graph's `output`: ``a_s`` for ``a.s``."""
+    """Return the variable for the graph output called `output`: ``a_s`` for ``a.s``."""
     part, _, name = output.partition(".")
     return f"{part}_{name}"
 
 
 def _write_by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str]) -> str:
-    """Return the text of a `by_token` call that runs `function`, which computes `graph` for one token, on all tokens;
-    `names` maps its inputs to variables."""
+    """Return the source of a `by_token` call, which runs `function` on all tokens at once. `function` computes `graph`
+    for one token of `step`; `names` maps the inputs of `graph` to variables."""
     by_row = [names[n] for n in graph.inputs if n not in step.constants]
     shared = [names[n] for n in graph.inputs if n in step.constants]
     return f"by_token({function}, {write_tuple(by_row)}{f', {write_tuple(shared)}' if shared else ''})"
 
 
 def _write_state(name: str, old: str, outer: OuterProductState | None, gates: Mapping[str, str]) -> list[str]:
-    """Return the line that computes the state `name` after all tokens from the variable `old`, and the reads of `outer`
-    products by each token, or (`outer` None) the states after each token."""
+    """Return the lines that compute the state `name` after all tokens, from the variable `old`.
+
+    They also compute each token's reads of the state if it is a sum of `outer` products, else the state after each
+    token.
+    `gates` maps outputs of the graph of gates to variables.
+    """
     a = gates.get(f"a.{name}")
     factor = "None" if a is None else f"fill_hidden({a}, mask, 1.0)"
     if outer is None:

@@ -14,17 +14,18 @@ DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, k
 
 
 def is_shared(value: Value) -> bool:
-    """Return whether `value` is an input, a parameter, or computed in the model's own forward: layers can share it."""
+    """Return whether layers can share `value`: it is an input, a parameter, or computed in the model's own forward."""
     return value.producer is None or not value.producer.scope
 
 
 def emit_distance(e: Emitter, queries: Operand, keys: Operand) -> Var:
-    """Emit the distances j − i [batch or 1, seq, keys] of positions `queries` i and `keys` j, once for all layers."""
+    """Emit and return the distances j − i [batch or 1, seq, keys] of the positions j of `keys` and i of `queries`. The
+    statement precedes the layers, which share it."""
     return e.hoist(("distance", queries, keys), DISTANCE, queries, keys, name="distance")
 
 
 def _emit_bias_distance(e: Emitter, node: Node) -> tuple[Var, bool]:
-    """Return the distances that the bias `node` is computed from, and whether layers share them."""
+    """Emit and return the distances from which the bias `node` is computed, and whether layers share them."""
     queries, keys = node.required_operand("queries"), node.required_operand("keys")
     at: Operand = e[keys]
     if node in e.bias_nodes and keys is e.graph.inputs.get("position_ids"):

@@ -50,8 +50,8 @@ def _elementwise(e: Emitter, node: Node) -> Var:
 
 
 def _inline_fills(text: str, values: list[Value], node: Node) -> tuple[str, list[Value]]:
-    """Return `text` with literals instead of the `values` that are constant fills, and the remaining values; unchanged
-    where torch needs a tensor."""
+    """Return `text` with literals for those of `values` that are constant fills, and the remaining values. Both are
+    returned unchanged where torch requires a tensor, or where a fill determines the shape of the result."""
     # torch.maximum and torch.minimum take tensors only, not Python numbers.
     if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
         return text, values
@@ -71,8 +71,8 @@ def _inline_fills(text: str, values: list[Value], node: Node) -> tuple[str, list
 
 
 def cast_to_model_dtype(text: str, values: list[Value]) -> str:
-    """Return `text` with its second operand cast to the dtype of the first, if the second is looked up in a constant
-    table and the first is a float tensor of the model's dtype."""
+    """Return `text` with its second operand cast to the dtype of the first, if only the second is from a constant
+    table. Such tables stay f32 when the model is cast. Nothing is cast if the first operand is not a float tensor."""
     cast = (
         len(values) == 2
         and _is_table_lookup(values[1])
@@ -90,7 +90,7 @@ def _is_table_lookup(value: Value) -> bool:
 
 
 def _find_fill(value: Value) -> str | None:
-    """Return the number that fills `value` as a literal, if it is a constant fill (`affine` with by=0); else None."""
+    """Return the literal of the number that fills `value`, if it is a constant fill (`affine` with by=0); else None."""
     producer = value.producer
     if producer is None or producer.op is not ops.affine or producer.attrs["by"] != 0:
         return None
@@ -131,7 +131,8 @@ def _affine(e: Emitter, node: Node) -> Var:
 
 
 def _write_factor(by: Any, like: Value) -> str:
-    """Return operator and operand that multiply by `by`: ``* 0.5``, or ``/ n`` if `by` is 1/n with long decimals."""
+    """Return the operator and operand that multiply by `by`: ``/ n`` if `by` is 1/n with long decimals, else ``*
+    by``."""
     long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > MAX_LITERAL
     if long and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
         return f"/ {format_number(float(round(1 / by)))}"
@@ -184,7 +185,7 @@ def _softmax(e: Emitter, node: Node) -> Var:
 
 
 def _is_finite(x: Value) -> bool:
-    """Return whether `x` certainly has no −∞ of a mask: it is a linear map, product or norm, possibly scaled."""
+    """Return whether `x` cannot contain the −∞ of a mask: it is a product or a norm, perhaps scaled."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
         return _is_finite(x.producer.required_operand("x"))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)
@@ -198,9 +199,8 @@ def write_activation(name: str) -> str:
 
 
 def format_number(x: float, like: Value | None = None) -> str:
-    """Return `x` as a Python literal: an int if `like` is an integer tensor; ``n**0.5`` or ``n**-0.5`` if that is exact
-    and the decimals of `x` are long. If `x` is a named size, return its name.
-    """
+    """Return `x` as a Python literal: an int if `like` is an integer tensor; ``n**0.5`` or ``n**-0.5`` instead of long
+    decimals where that is exact. A named size is written as its name."""
     if like is not None and not like.type.dtype.is_float:
         return repr(int(x))
     text = {"inf": "math.inf", "-inf": "-math.inf", "nan": "math.nan"}.get(repr(x), repr(x))

@@ -1,4 +1,4 @@
-"""KV caches in FP8: the scale of each key-value head."""
+"""KV caches in FP8: one scale for each key-value head."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NORMS = (ops.rms_norm, ops.layer_norm)
 
 
 def add_scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
-    """Return the scales f32 [kv_heads] of the keys and of the values that attention `node` caches, and add them to the
-    weights of the program; None if the cache is not in FP8."""
+    """Return the scales f32 [kv_heads] of the keys and of the values that the attention `node` caches; None without
+    FP8. They are added to the weights of the program."""
     refs = make_scale_refs(e, node)
     for role, ref in zip("kv", refs or (), strict=False):
         e.program.weights[ref.path] = Param(
@@ -28,7 +28,7 @@ def add_scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
 
 
 def make_scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
-    """Return references to the scales f32 [kv_heads] of attention `node`; None if its cache is not in FP8."""
+    """Return references to the scales f32 [kv_heads] of the attention `node`'s keys and values; None without FP8."""
     if not (e.float8_caches and can_be_float8(node)):
         return None
     k, v = (
@@ -39,12 +39,14 @@ def make_scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
 
 
 def can_be_float8(node: Node) -> bool:
-    """Return whether attention `node` can cache its keys and values in FP8."""
+    """Return whether the attention `node` can cache keys and values in FP8: it has values, and its cache has no integer
+    codes."""
     return node.operand("v") is not None and node.attrs.get("cache_bits") is None
 
 
 def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:
-    """Return the recipe of the scales of keys (`role` k) or values (v), and the reason why they are 1 ("": none)."""
+    """Return the recipe of the scales of keys (`role` k) or values (v), and the reason why they are 1. The reason is ""
+    if the scales follow from weights, or the keys are bounded without them."""
     heads, branch = _count_heads(node), find_branch(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
@@ -63,7 +65,8 @@ def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:
 
 
 def describe_limits(graph: Graph) -> list[str]:
-    """Return a note for each cache of `graph` that cannot be in FP8, and for each whose scales are 1 for a reason."""
+    """Return a note for each cache of `graph` that cannot be in FP8, and for each whose keys or values get a scale of
+    1."""
     notes = []
     for node in find_kv_attentions(graph):
         where = f"%{node.output.name}"
@@ -76,17 +79,17 @@ def describe_limits(graph: Graph) -> list[str]:
 
 
 def find_kv_attentions(graph: Graph) -> list[Node]:
-    """Return the nodes of `graph` that cache keys and have an operand v: attentions with a KV cache."""
+    """Return the attentions of `graph` with a cache and an operand v."""
     return [n for n in graph.nodes if n in find_cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 
 def _slice_rows(branch: Branch, packed: Param) -> Recipe:
-    """Return the recipe of the rows of `packed`, a weight or bias that may be packed, that `branch` uses."""
+    """Return the recipe of `packed`, a weight or bias, or if it is packed, of those of its rows that `branch` uses."""
     return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.is_packed else packed.recipe
 
 
 def _find_recipe(node: Node, operand: str) -> tuple[Recipe, ...]:
-    """Return the recipe of the parameter `operand` of a norm, as a tuple of one; () if it has none."""
+    """Return the recipe of a norm's parameter as a tuple of one; () if the norm `node` has no such `operand`."""
     param = node.operand(operand) if operand in {o.name for o in node.op.operands} else None
     return (param.recipe,) if isinstance(param, Param) else ()
 
@@ -96,7 +99,8 @@ def _count_heads(node: Node) -> int:
 
 
 def _choose_scale_path(node: Node, role: str) -> str:
-    """Return the path of the scale of keys or values (`role`) in the scope of `node`, numbered if that is taken."""
+    """Return the path of the scale of keys or values (`role`) in the scope of `node`. Attentions with a cache in one
+    scope are numbered from the second on."""
     cached = find_cached_nodes(node.graph)
     alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1

@@ -26,7 +26,9 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def emit_mask(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """Emit and return the attention mask (None: no mask), and the text of the is_causal argument of SDPA ("": none).
+    """Emit and return the mask of the attention `node` (None: no mask), and the source of SDPA's argument is_causal
+    ("": no
+    such argument).
 
     Plain causal attention with a cache needs no mask for the first tokens of a sequence: keys and queries are the same.
     """
@@ -66,13 +68,13 @@ def _has_flash_kernel(node: Node) -> bool:
 
 
 def is_dense(node: Node) -> bool:
-    """Return whether the attention `node` has no sparse pattern; a causal mask and a window do not count as one."""
+    """Return whether the attention `node` has no sparse pattern; causal masks and windows are no patterns."""
     return bool(node.attrs.get("pattern", "dense") == "dense")
 
 
 def has_position_mask(node: Node) -> bool:
-    """Return whether the snippet `attend` computes the attention `node`: visible keys depend on positions alone (no
-    bias, no key mask), and it has a window, a sparse pattern, a softcap or sinks."""
+    """Return whether the snippet `attend` computes the attention `node`. It does so if visible keys depend on positions
+    alone, without bias and key mask, and the attention has a window, a sparse pattern, a softcap or sinks."""
     a = node.attrs
     special = a["window"] is not None or a["softcap"] is not None or node.operand("sinks") is not None
     alone = node.operand("bias") is None and node.operand("key_mask") is None
@@ -80,8 +82,8 @@ def has_position_mask(node: Node) -> bool:
 
 
 def emit_visibility(e: Emitter, node: Node) -> Var:
-    """Emit the `KeyVisibility` (visible keys by position) of an attention with `has_position_mask`; attentions with a
-    cache share equal ones."""
+    """Emit and return the `KeyVisibility`, the rule of visible keys by position, of an attention with
+    `has_position_mask`. Attentions with a cache share equal rules."""
     rule = f"lambda q, k: {write_visibility(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"
@@ -98,14 +100,14 @@ def emit_visibility(e: Emitter, node: Node) -> Var:
 
 
 def emit_cached_positions(e: Emitter, node: Node) -> Var:
-    """Emit the positions [batch or 1, keys] of the keys that a cached attention reads."""
+    """Emit and return the positions [batch or 1, keys] of the keys that an attention with a cache reads."""
     room = find_rolling_capacity(node)
     return emit_key_positions(e) if room is None else emit_rolling_positions(e, *room)
 
 
 def emit_key_mask(e: Emitter, key_mask: Value) -> Var:
-    """Emit `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; None at run time if the mask is an optional input
-    that is not given."""
+    """Emit and return `key_mask` [batch, keys] as booleans [batch, 1, 1, keys]; None at run time if the mask is an
+    optional input that is not passed."""
     mask = e[key_mask]
     text = "{0}[:, None, None, :] != 0"
     if isinstance(mask, Var) and mask.default:
@@ -118,7 +120,7 @@ def emit_key_mask(e: Emitter, key_mask: Value) -> Var:
 
 
 class _Text(Operators["_Text"]):
-    """A Python expression as text; Python operators on it return larger expressions."""
+    """Source of a Python expression; operators on it return the source of larger expressions."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -137,11 +139,8 @@ class _Text(Operators["_Text"]):
 
 
 def write_visibility(node: Node, e: Emitter | None = None) -> str:
-    """Return the expression that is True where the attention `node` lets the query at position ``{0}`` attend to the
-    key at position ``{1}``; "" if all keys are visible.
-
-    Attributes are literals, or the names that `e` has for them.
-    """
+    """Return an expression, True where attention `node` lets the query at position ``{0}`` attend to the key at
+    ``{1}``. It is "" if all keys are visible. Attributes are literals, or the names that `e` has for them."""
     attrs = node.attrs if e is None else {name: e.attr(node, name) for name in node.attrs}
     conditions = VisibleKeys.from_attrs(attrs).conditions(_Text("{0}"), _Text("{1}"), equal=_Text.equal)
     return functools.reduce(operator.and_, conditions).text if conditions else ""

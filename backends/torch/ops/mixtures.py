@@ -56,14 +56,16 @@ def _moe(e: Emitter, node: Node) -> Var:
 
 
 def _find_expert_scope(node: Node, names: list[str]) -> str:
-    """Return the scope that runs the experts: the module in the node's scope with all weights `names`, or the scope."""
+    """Return the scope that runs the experts: the inner module with all weights `names` if there is one, else
+    `node`'s."""
     homes = {node.required_operand(n).name.rpartition(".")[0] for n in names}
     (home, *rest) = homes
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
 
 def _write_expert(node: Node, names: list[str]) -> str:
-    """Return the source of a Python function ``{name}`` that computes one expert's MLP with the weights `names`."""
+    """Return the source of a function ``{name}`` that computes the MLP of one expert with the weights called
+    `names`."""
     limit, shift, act = node.attrs["limit"], node.attrs["shift"], write_activation(node.attrs["activation"])
 
     def product(x: str, stack: str) -> str:
@@ -93,8 +95,8 @@ def _write_expert(node: Node, names: list[str]) -> str:
 
 
 def _emit_capacity(e: Emitter, node: Node, part: str) -> Var:
-    """Emit a call of the snippet `part` (limit_capacity or expert_choice) with the capacity of an expert in tokens;
-    with the attribute `batched`, tokens of all batch rows compete."""
+    """Emit and return a call of the snippet `part`, limit_capacity or expert_choice, with the capacity of an expert in
+    tokens. With the attribute `batched`, the tokens of all batch rows compete."""
     x, capacity, factor = node.required_operand(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:

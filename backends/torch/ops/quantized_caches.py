@@ -1,4 +1,4 @@
-"""Quantized KV caches: attentions whose graph rounds keys and values to codes of 8 or 4 bits."""
+"""Quantized KV caches: keys and values of an attention are rounded to codes of 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from ..program.statements import Operand, ParamRef, Var
 
 
 def find_storage(node: Node) -> tuple[str, int]:
-    """Return the dtype of the cache of `node`, such as "torch.int8", and the number of codes per element, 1 or 2."""
+    """Return the dtype of the cache of `node`, such as "torch.int8", and how many codes a stored element has, 1 or
+    2."""
     return ("torch.int8", 1) if node.attrs["cache_bits"] == 8 else ("torch.uint8", 2)
 
 
 def find_scales(e: Emitter, node: Node) -> list[Operand]:
-    """Return the operands k_scale and v_scale of `node`, without those that it lacks."""
+    """Return the operands k_scale and v_scale of `node`, if it has them; parameters are added to the program's
+    weights."""
     operands: list[Operand] = []
     for name in ("k_scale", "v_scale"):
         param = node.operand(name)
@@ -28,7 +30,8 @@ def find_scales(e: Emitter, node: Node) -> list[Operand]:
 
 
 def emit_rounded_keys(e: Emitter, node: Node, k: Var, v: Var | None) -> tuple[Var, Var | None]:
-    """Emit `k` and `v` of an attention without a cache, rounded as in a cache: quantized and dequantized."""
+    """Emit and return the keys `k` and values `v` of an attention without a cache, quantized and dequantized as in
+    one."""
     bits, factors = node.attrs["cache_bits"], find_scales(e, node)
     if v is None:
         return e.emit(f"update_quantized_keys(None, {{0}}, None, None, {{1}}, {bits})", k, *factors, name="k"), None

@@ -43,7 +43,7 @@ def _block_embedding(e: Emitter, node: Node) -> Var:
 
 
 def make_block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Submodule, bool]:
-    """Return the module with `weight`, which stays in blocks, and whether the module also has the `bias`."""
+    """Return the module with `weight`, which stays in blocks, and whether that module also adds the `bias`."""
     layout = find_layout(weight)
     assert isinstance(layout, BlockLayout)
     if weight not in e.blocks:

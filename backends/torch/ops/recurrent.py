@@ -1,5 +1,4 @@
-"""Recurrences: causal convolutions, state-space layers, linear attention; their states are kept in a
-`RecurrentState`."""
+"""Recurrences: causal convolutions, state-space layers and linear attention, whose states a `RecurrentState` stores."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ PAST = "{past}"  # the placeholder of the previous state in a call
 
 def emit_recurrence(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple[Var, ...]:
     """Emit the recurrence `node` and return its outputs. `call` returns (result, new state); the result is a tuple if
-    `count`, the number of outputs without states, is above 1.
+    `count`, the number of outputs that are not states, is above 1.
 
     `PAST` among its arguments becomes the previous state: operands of the node, the state in the cache, or None.
     """
@@ -46,7 +45,8 @@ def emit_recurrence(e: Emitter, node: Node, call: FunctionCall, count: int = 1) 
 
 
 def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
-    """Return name, constructor and type of the cache slot of the states `parts`; states that add up tokens are f32."""
+    """Return the name, constructor and type of the cache slot for the states `parts`; states that sum over tokens are
+    f32."""
     tensors = []
     for spec in parts:
         sizes, dtype = ", ".join(map(str, ("batch", *spec.row_shape))), ", dtype=torch.float32" * spec.kind.accumulates
@@ -112,10 +112,11 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 
 def emit_features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
-    """Emit (q, k, rotated q, rotated k): the features elu(x) + 1 of queries and keys, 0 for masked keys, and the same
+    """Emit and return (q, k, rotated q, rotated k): features elu(x) + 1 of queries and keys, 0 for masked keys, and the
+    same
     rotated by position (RoPE).
 
-    Without positions, the features are returned again in place of the rotated ones.
+    Without positions, the features themselves also take the place of the rotated ones.
     """
     heads, mask = e.attr(node, "heads"), node.operand("key_mask")
     q = e.emit("elu_plus_one({0})", node.required_operand("q"), name="q", replaces=0)

@@ -1,4 +1,4 @@
-"""Explain the kernel or PyTorch fallback of each part of a decode step, with reasons."""
+"""Explain which kernel or PyTorch fallback computes each part of a decode step, with reasons."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ HOPPER = (9, 0)  # the default compute capability
 
 @dataclass(frozen=True)
 class Explanation:
-    """The implementation of `node` in a decode step: a `kernel`, or PyTorch if that is "".
-
-    count: number of layers with an equal node. reason: why no kernel, or none that fuses more nodes, is used.
-    """
+    """The implementation of `node` in a decode step: a `kernel`, or PyTorch if that is "". count: number of nodes that
+    are equal up to the layer. reason: why no kernel computes it, or why it is not fused with more nodes."""
 
     node: str
     op: str
@@ -47,10 +45,10 @@ def explain_step(
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explanation]:
-    """Return the implementation of each node in the fused graph of the decode `step`; equal nodes are one entry.
+    """Return the implementation of each node in the fused graph of the decode `step`, with one entry for equal nodes.
 
     graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
-    None for a CPU, where PyTorch runs instead of kernels. Without a step the only entry has the reason for that.
+    None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason.
     """
     if step is None:
         return [
@@ -73,7 +71,7 @@ def explain_step(
 
 
 def _merge_traces(report: Report) -> Trace:
-    """Return the merged traces of the phase fuse-decode: all refusals, and at each value the furthest match."""
+    """Return the traces of the phase fuse-decode as one: all refusals, and for each value the deepest partial match."""
     trace = Trace()
     for record in (r for r in report.records if r.phase == FUSE_DECODE.name):
         trace.refusals += record.trace.refusals
@@ -84,7 +82,7 @@ def _merge_traces(report: Report) -> Trace:
 
 
 def _explain_unfused(node: Node, trace: Trace) -> str:
-    """Return the reason why `node` is not fused further; "" if there is nothing left to fuse."""
+    """Return the reason why `node` is not fused further; "" if there is none, or nothing left to fuse."""
     name, maker = node.output.name, node.required_operand("q").producer if node.op is ops.attention else None
     if reason := next((refused.reason for refused in trace.refusals if refused.at == name), ""):
         return reason
@@ -93,7 +91,7 @@ def _explain_unfused(node: Node, trace: Trace) -> str:
 
 
 def explain_cpu(dtype: torch.dtype) -> str:
-    """Return a line on how this CPU multiplies weights of `dtype` in a decode step."""
+    """Return a line that states how this CPU multiplies weights of `dtype` in a decode step."""
     reason = rows.refusal(dtype)
     return "on this CPU: torch, weights packed by oneDNN" if reason is None else f"on this CPU: F.linear, {reason}"
 
@@ -101,7 +99,8 @@ def explain_cpu(dtype: torch.dtype) -> str:
 def _explain_choice(
     choice: Implementation, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None
 ) -> Explanation:
-    """Return the entry of one choice, without the node's name; `unfused`: why its node is not fused further."""
+    """Return the explanation of `choice`, without the node's name; `unfused` is the reason why it is not fused
+    further."""
     op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
         with assume_capability(capability):

@@ -39,8 +39,8 @@ def build_module(
     device: torch.device | str = "cpu",
     float8_caches: bool = False,
 ) -> nn.Module:
-    """Return an `nn.Module` that computes ``forms["model"]``; `forms` has the graphs that `TorchBackend.forms`
-    describes.
+    """Return an `nn.Module`, with its weights, that computes ``forms["model"]``; `forms` is as `TorchBackend.forms`
+    returns it.
 
     The weights are evaluated from their recipes one by one and are in `dtype` on `device`. With `float8_caches` KV
     caches are in FP8. The module's class is `Model` of a generated Python module; `inspect.getsource` and tracebacks
@@ -87,7 +87,11 @@ def evaluate_weights(
 
 
 def evaluate_param(param: Param, reader: TensorReader, dtype: torch.dtype) -> torch.Tensor:
-    """Return a parameter as a CPU tensor in `dtype`; constants are f32, integers and block scales keep theirs."""
+    """Return `param` as a CPU tensor: f32 for constants, its own dtype for integers and block data, and else `dtype`.
+
+    Raises:
+        WeftError: if a value is beyond the range of the dtype.
+    """
     kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream_rows(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
@@ -123,7 +127,7 @@ def assign_weights(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def run_source(text: str) -> types.ModuleType:
-    """Execute the source `text` as a Python module, and return the module; the same text returns the same module."""
+    """Execute the source `text` as a Python module and return that module; the same text gives the same module."""
     name = f"weft_generated_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -145,7 +149,8 @@ def run_source(text: str) -> types.ModuleType:
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
-    """Return the pickle reduction of an instance of a generated class: source and name of the class, attributes."""
+    """Return the pickle reduction of an instance of a generated class: the source and name of its class, and its
+    attributes."""
     kind = type(instance)
     text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None
@@ -158,10 +163,10 @@ def _rebuild(text: str, name: str) -> Any:
 
 
 def parse_device(device: torch.device | str) -> torch.device:
-    """Return `device` as a `torch.device`, after a check that this PyTorch can use it.
+    """Return `device` as a `torch.device`.
 
     Raises:
-        WeftError: if it cannot.
+        WeftError: if this PyTorch cannot use it.
     """
     try:
         check_device(str(device), "use device cpu")

@@ -1,4 +1,4 @@
-"""From graphs to folders of PyTorch: the generated model, its scripts, and the recipes of its weights."""
+"""Generate folders of PyTorch from graphs: the model, its scripts, and the recipes of its weights."""
 
 from __future__ import annotations
 
@@ -53,10 +53,7 @@ class GeneratedModel:
 
 def generate_model(forms: Mapping[str, Graph], float8_caches: bool = False) -> GeneratedModel:
     """Generate the model of `forms` (graphs by name), and its decode step if `forms` has one and the model takes a
-    cache.
-
-    With `float8_caches` keys and values are stored in FP8.
-    """
+    cache. With `float8_caches` keys and values are stored in FP8."""
     lowered = lower(forms[MODEL_FORM], float8_caches)
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
     if "def new_cache" not in source.text:
@@ -74,10 +71,8 @@ def lower_step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeSt
 
 
 def list_weights(built: GeneratedModel, dtype: DType) -> dict[str, Tensor]:
-    """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file.
-
-    Trained weights are stored as `dtype`, all other tensors in their `find_stored_dtype`.
-    """
+    """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file. Trained
+    weights are stored as `dtype`, all other tensors as `find_stored_dtype` returns."""
     reader = built.lowered.graph.reader
     tensors = {
         key: Tensor(
@@ -89,13 +84,14 @@ def list_weights(built: GeneratedModel, dtype: DType) -> dict[str, Tensor]:
 
 
 def describe_tensors(built: GeneratedModel, tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
-    """Return the recipe, dtype and shape of each of `tensors`, the result of `list_weights`."""
+    """Return the recipe, dtype and shape of each of `tensors`, which `list_weights` returned for `built`."""
     params = built.source.weights
     return {key: StoredTensor(params[key].recipe, tensor.dtype, tensor.shape) for key, tensor in tensors.items()}
 
 
 def write_code(built: GeneratedModel, folder: Path) -> None:
-    """Write model.py into `folder`, with its scripts, its decode step and the kernels that they import."""
+    """Write model.py and its scripts into `folder`, and if there are any, decode.py and the kernels that both
+    import."""
     (folder / MODEL).write_text(built.source.text, encoding="utf-8")
     for name in SCRIPTS.get(built.kind, ()):
         (folder / name).write_bytes((_SHIPPED / name).read_bytes())
@@ -107,7 +103,8 @@ def write_code(built: GeneratedModel, folder: Path) -> None:
 
 
 def list_kernel_files(kernels: Iterable[str]) -> list[str]:
-    """Return the paths of `kernels` (module names such as ``shared.launch``) and of all files they import, sorted."""
+    """Return the sorted paths of `kernels` (module names such as ``shared.launch``) and of all kernel files they
+    import."""
     needed, queue = {"__init__"}, list(kernels)
     while queue:
         name = queue.pop()
@@ -144,6 +141,5 @@ def _make_file_path(module: str) -> str:
 
 
 def _is_file(package: str, module: str | None) -> bool:
-    """Return whether `module` is a file of `package` (``from .a import f``), not the package itself (``from . import
-    a``)."""
+    """Return whether `module` is a file of `package`, as in ``from .a import f``; False in ``from . import a``."""
     return module is not None and (_KERNELS / _make_file_path(_join_names(package, module))).is_file()

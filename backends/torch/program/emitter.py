@@ -308,10 +308,8 @@ class Emitter:
         return node.attrs[name]
 
     def write_size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
-        """Return an expression for `size` with placeholders from ``{0}`` on, and its operands.
-
-        A symbolic size is read from the first value of `near` that has it, else computed from the graph inputs.
-        """
+        """Return an expression for `size` with placeholders from ``{0}`` on, and its operands. A symbolic size is read
+        from the first value of `near` that has it, else computed from the graph inputs."""
         if not isinstance(size, Poly):
             return str(size), []
         for v in near:

@@ -56,10 +56,8 @@ class ParamRef:
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """The cache or state of a layer, None in a forward without a cache.
-
-    `init` is the expression that constructs it from `batch` and `length`; `type` is its annotation.
-    """
+    """The cache or state of a layer, None in a forward without a cache. `init` is the expression that constructs it
+    from `batch` and `length`; `type` is its annotation."""
 
     name: str
     init: str

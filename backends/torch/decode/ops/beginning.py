@@ -24,7 +24,8 @@ def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
 
 @step_lowering(ops.embed_tokens, when=_refuse_blocks)
 def emit_embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Emit the embeddings [batch, seq, dim], and cos and sin [batch·seq, pairs] of each table of rotary frequencies."""
+    """Emit and return embeddings [batch, seq, dim], then cos and sin [batch·seq, pairs] of each table of rotary
+    frequencies."""
     a = node.attrs
     call = FunctionCall("embed_tokens").add(node.required_operand("ids"), node.required_operand("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
@@ -40,7 +41,7 @@ def emit_embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
 
 @step_lowering(ops.rotary_angles)
 def emit_angles(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Emit cos and sin [batch·seq, pairs] of the rotary angles."""
+    """Emit and return cos and sin [batch·seq, pairs] of the rotary angles, once before the layers."""
     amplitude = node.attrs["amplitude"]
     text = "rotary({0}, {1})" if amplitude == 1 else f"rotary_scaled({{0}}, {{1}}, {format_number(amplitude)})"
     text = f"(table.flatten(0, 2) for table in {text})"

@@ -51,7 +51,8 @@ RESERVED = {
 
 
 class NoKernel(Exception):
-    """The error for a step that no kernel can be generated for; its message is the reason, in a few words."""
+    """Raised for a step that no kernel can be generated for; the message is a short reason, such as "its states
+    differ"."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class ScanKernel:
     """A generated kernel for one token of a recurrence.
 
     - text: its source, with the placeholder ``{name}`` for its name
-    - count, block: state rows (elements of the axes that are not reduced) per batch row, and per program
+    - count: positions in the states' axes that are not reduced, per batch row; block: how many of them a program
+    computes
     - outputs: shape of each output without batch
     """
 
@@ -71,7 +73,8 @@ class ScanKernel:
 
 @dataclass(frozen=True)
 class _View:
-    """A strided view of one batch row of the input called `name`; `strides` are in elements, 0 where broadcast."""
+    """A strided view of the input called `name`, within a batch row; `strides` are in elements, 0 for broadcast
+    dimensions."""
 
     name: str
     strides: tuple[int, ...]
@@ -88,14 +91,14 @@ def write_scan_kernel(step: Step) -> ScanKernel:
 
 
 def _find_row_shape(value: Value) -> tuple[int, ...]:
-    """Return the shape of `value` with 1 for the batch."""
+    """Return the shape of `value` with 1 for the batch; raise NoKernel for other symbolic sizes."""
     if any(not isinstance(n, int) and n != BATCH for n in value.shape):
         raise NoKernel(f"{value.name} mixes batch rows")
     return tuple(n if isinstance(n, int) else 1 for n in value.shape)
 
 
 def _compute_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor in elements; 0 for sizes of 1."""
+    """Return the strides, in elements, of a contiguous tensor of this shape; 0 for sizes of 1."""
     return tuple(0 if n == 1 else math.prod(shape[d + 1 :]) for d, n in enumerate(shape))
 
 
@@ -118,8 +121,12 @@ class _Writer:
         self._find_axes()
 
     def _find_axes(self) -> None:
-        """Set `inner` and `length`, the axis of the states that is reduced (or None) and its size, and `across` and
-        `count`, the sizes of the other axes and their product."""
+        """Find the axes of the states; raise NoKernel if a kernel cannot run over them.
+
+        Set `inner` and `length` to the axis that is reduced (or None) and its size, and `across` and `count` to the
+        sizes of
+        the other axes, by axis, and their product.
+        """
         states = [self.graph.inputs[name] for name in self.step.states]
         axes, shape = self.axes.axes_of(states[0]), _find_row_shape(states[0])
         if any(self.axes.axes_of(state) != axes for state in states):
@@ -138,7 +145,7 @@ class _Writer:
         self.count = math.prod(sizes.values())
 
     def _reduced_axes(self, node: Node) -> list[Axis]:
-        """Return the axes that `node` reduces; [] if it is not a reduction or product."""
+        """Return the axes over which `node` sums or reduces; [] if it is neither a reduction nor a matrix product."""
         if node.op is not ops.matmul and node.op not in REDUCED:
             return []
         x = node.inputs[0]
@@ -151,7 +158,7 @@ class _Writer:
         return ", ".join(dict.fromkeys(node.op.name for node in self.graph.nodes if self._reduced_axes(node)))
 
     def new_name(self, name: str) -> str:
-        """Return a new variable name: `name`, with underscores appended until it is not in use."""
+        """Return a new variable name: `name`, with underscores appended until no other variable has it."""
         name = f"v_{name}" if name[0].isdigit() else name
         while keyword.iskeyword(name) or name in self.names:
             name += "_"
@@ -201,7 +208,8 @@ class _Writer:
     # -- memory
 
     def _view(self, value: Value) -> _View | None:
-        """Return `value` as a strided view of an input, through ops that only move elements; None if it is not one."""
+        """Return `value` as a strided view of an input, through ops that only move elements; None if another op
+        computes it."""
         node = value.producer
         if node is None:
             return _View(value.name, _compute_strides(_find_row_shape(value)))
@@ -220,7 +228,7 @@ class _Writer:
         return _View(view.name, tuple(0 if n == 1 else next(varying) for n in value.shape))
 
     def _address(self, value: Value) -> tuple[str, str]:
-        """Return the texts of offset and mask of `value`, stored as a contiguous tensor."""
+        """Return the source of the offsets and of the mask ("" for none) of `value`, stored as a contiguous tensor."""
         shape = _find_row_shape(value)
         address, mask = self._offset(value, _View("", _compute_strides(shape)), math.prod(shape))
         if self.across:
@@ -230,8 +238,11 @@ class _Writer:
         )  # values are tiles: the address must be one
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
-        """Return the texts of the offset of `value`, a view of an input, from the input's pointer, and of its mask.
-        Batch rows are `size` elements apart, or for 0 the row stride of the input, if that is a token."""
+        """Return the source of the offsets of `value` from the pointer of an input, and of the mask ("" for none).
+
+        `value` is the `view` of that input. Batch rows are `size` elements apart; with 0 they are a token's row stride
+        apart.
+        """
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.axes_of(value), view.strides, strict=True):
             if axis in self.across:
@@ -246,8 +257,8 @@ class _Writer:
         return " + ".join(texts), " & ".join(["there"] * any(across.values()) + ["known"] * bool(inner))
 
     def _terms(self, strides: Mapping[Axis, int]) -> list[str]:
-        """Return the terms of an offset that depend on the state-row index p, for `strides` in elements by axis; axes
-        that are contiguous in memory share a term."""
+        """Return the terms of an offset that depend on the index p of a state's row; `strides` are in elements, by
+        axis. Axes that are contiguous in memory share a term."""
         groups, below = list[tuple[int, int, int]](), self.count  # size, stride, values of p for each index
         for axis, size in self.across.items():
             below //= size
@@ -277,7 +288,7 @@ class _Writer:
         return self.variables[value]
 
     def _load(self, value: Value) -> str | None:
-        """Return the variable with `value`, and add a line that loads it, if it is a view of an input; else None."""
+        """Return the variable with `value` if it is a view of an input, and add a line that loads it; else None."""
         if (view := self._view(value)) is None:
             return None
         size = math.prod(_find_row_shape(self.graph.inputs[view.name])) if view.name in self.step.states else 0
@@ -290,7 +301,7 @@ class _Writer:
         return self.loaded[place]
 
     def _compute(self, value: Value) -> str:
-        """Return the variable with `value`, and add the line that computes it."""
+        """Add the line that computes `value`, and return its variable; raise NoKernel if kernels lack the op."""
         node = value.producer
         assert node is not None
         moves, operands = node.op in MOVES, [v for v in node.inputs if v is not None]
@@ -306,7 +317,7 @@ class _Writer:
         return name
 
     def _expression(self, node: Node, texts: Sequence[str]) -> str | None:
-        """Return the expression of `node` with the operands `texts`; None if kernels lack its op."""
+        """Return the expression of `node`, given that of each operand (`texts`); None if kernels lack its op."""
         op, a, x = node.op, node.attrs, texts[0] if texts else ""
         if op.name in TEXTS:
             return TEXTS[op.name].format(*texts)
@@ -334,8 +345,8 @@ class _Writer:
 
 
 def _undo_reshapes(value: Value) -> Value:
-    """Return the first value in the chain of reshapes that ends in `value` and keeps the batch as first axis; the
-    memory order is the same."""
+    """Return the first value in the chain of reshapes that ends in `value`, and that has the batch as its first axis.
+    Both have the same order in memory."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required_operand("x")

@@ -1,5 +1,5 @@
-"""Analysis of a recurrence's step: dimensions of its values that run over one axis of its states, and the products by
-weights that libraries compute before its kernel."""
+"""Analysis of a recurrence's step: which dimensions of its values run over the same axis of the states, and which
+products by weights libraries compute before its kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze)
 
 
 def split_products(step: Step) -> tuple[Graph, Step] | None:
-    """Return a graph of the products by weights of `step`, and a step that takes these products as its last tokens.
+    """Return a graph of the products by weights in `step`, and the rest of `step`, with the products as its last
+    tokens.
 
     Return None if the step has no such products, or one of them lacks a batch axis or is an output of the step.
     """
@@ -46,14 +47,14 @@ def split_products(step: Step) -> tuple[Graph, Step] | None:
 
 
 def _follow_moves(value: Value) -> Value:
-    """Return the result of the reshapes after `value`, as long as each is the only reader of the one before."""
+    """Return the result of the reshapes after `value`, as long as each of them is the only reader."""
     while len(value.uses) == 1 and value.uses[0][0].op in MOVES:
         value = value.uses[0][0].output
     return value
 
 
 def _copy_nodes(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value]) -> None:
-    """Add copies of `nodes` to `graph`. `copies` maps values to their copies; results are added to it."""
+    """Add copies of `nodes` to `graph`; `copies` maps values to their copies, and the results are added to it."""
     for node in nodes:
         operands = [None if v is None else copies[v] for v in node.inputs]
         names = [v.name for v in node.outputs]
@@ -62,7 +63,7 @@ def _copy_nodes(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value])
 
 
 class StepAxes:
-    """The axes of `step`: equivalence classes of dimensions (size > 1) of its values that ops iterate over together."""
+    """The axes of `step`: classes of dimensions of its values (above size 1) that ops iterate over together."""
 
     def __init__(self, step: Step) -> None:
         self._joined: dict[Axis, Axis] = {}
@@ -88,13 +89,14 @@ class StepAxes:
 
 
 def find_reduced_dims(node: Node) -> set[int]:
-    """Return the dimensions of the operand x, counted from 0, that the reduction `node` reduces."""
+    """Return the dimensions of x, counted from 0, over which the reduction `node` runs."""
     rank = len(node.required_operand("x").shape)
     return {a % rank for a in node.attrs["axes"]}
 
 
 def is_regrouping(node: Node) -> bool:
-    """Return whether `node` is a reshape that merges or splits dimensions, not only adds or drops sizes of 1."""
+    """Return whether `node` is a reshape that merges or splits dimensions; adding or dropping sizes of 1 does not
+    count."""
     if node.op is not ops.reshape:
         return False
     before, after = ([n for n in v.shape if n != 1] for v in (node.required_operand("x"), node.output))
@@ -102,8 +104,11 @@ def is_regrouping(node: Node) -> bool:
 
 
 def _pair_dims(node: Node) -> Iterable[tuple[Axis, Axis]]:
-    """Return pairs of dimensions of the operands and the result of `node` that run over the same axis; none if it has
-    several outputs or regroups dimensions."""
+    """Return pairs (dimension of an operand, dimension of the result) of `node` that run over the same axis.
+
+    A matrix product also pairs its summed dimensions. There are no pairs if `node` has several outputs or regroups
+    dimensions.
+    """
     if len(node.outputs) != 1 or is_regrouping(node):
         return []
     out, values = node.output, [v for v in node.inputs if v is not None]
@@ -125,6 +130,7 @@ def _pair_dims(node: Node) -> Iterable[tuple[Axis, Axis]]:
 
 
 def _pair_broadcast_dims(value: Value, out: Value) -> list[tuple[Axis, Axis]]:
-    """Return the pairs of dimensions of an operand and the result `out` of an elementwise op, aligned at the last."""
+    """Return the pairs of dimensions of an operand and of the result `out` of an elementwise op, aligned at the last
+    one."""
     first = len(out.shape) - len(value.shape)
     return [((value, d), (out, d + first)) for d in range(len(value.shape))] if first >= 0 else []

@@ -1,4 +1,4 @@
-"""Attention of a decode step: the QKV projection in one kernel, and attention of the new token to its cache."""
+"""Attention of a decode step: the QKV projection in one kernel, and attention of the new token to the cached keys."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def defer_projection(e: StepEmitter, node: Node) -> tuple[Var, ...]:
 
 @step_lowering(ops.lightning_index)
 def refuse_index(e: StepEmitter, node: Node) -> None:
-    """Fall back to the lowering of the model."""
+    """Record that no kernel chooses keys, and fall back to the lowering of the model."""
     e.record_fallback("no kernel chooses keys")
 
 
 @step_lowering(ops.attention, ops.relative_attention)
 def emit_attention(e: StepEmitter, node: Node) -> Var | None:
-    """Emit attention of the new token to its cache, and return the result; None without a cache or a kernel."""
+    """Emit attention of the new token to its cache and return the result; None if there is no cache or no kernel."""
     if node not in e.cached:
         return None
     together, latent = find_cache_sharers(node), node.op is ops.attention and node.operand("v") is None
@@ -89,7 +89,7 @@ def _find_slopes(node: Node) -> Value | None:
 
 
 def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
-    """Emit `decode_attention` of a call of `norm_qkv`, which also writes keys and values to the cache."""
+    """Emit and return `decode_attention` of a call of `norm_qkv`, which also writes keys and values to the cache."""
     weight, bias, norm = (
         e.weight_operand(qkv.operand("weight")),
         e.weight_operand(qkv.operand("bias")),
@@ -118,7 +118,8 @@ def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None)
 
 
 def _emit_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
-    """Emit `decode_attention` of queries, keys and values that earlier statements compute, and their cache write."""
+    """Emit and return `decode_attention` of queries, keys and values from earlier statements, and write these to the
+    cache."""
     call, a = FunctionCall("decode_attention"), node.attrs
     q, k, v = (
         call.placeholder(e.split_heads(node.required_operand(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv"
@@ -135,7 +136,8 @@ def _emit_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
 
 
 def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
-    """Emit attention to the cache of the attention `writer`, which has stored the token's keys and values."""
+    """Emit and return attention to the cache of the attention `writer`, which has stored the token's keys and
+    values."""
     a, cache = node.attrs, e.shared_caches[writer]
     latent, q = node.operand("v") is None, e.split_heads(node.required_operand("q"), a["heads"])
     call = FunctionCall("latent_decode" if latent else "decode_attention")
@@ -152,7 +154,8 @@ def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node)
 
 
 def _find_cache_operand(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
-    """Return the cache of `node` as an operand; if several attentions read it, as a variable emitted in `scope`."""
+    """Return the cache of `node` as an operand; if several attentions read it, a variable that is emitted in
+    `scope`."""
     if len(find_cache_sharers(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
@@ -163,8 +166,8 @@ def _find_cache_operand(e: StepEmitter, node: Node, scope: str | None = None) ->
 
 
 def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
-    """Emit `latent_decode`: attention whose values are part of its keys. `absorbed` is the `ops.latent_qk` node that
-    computes the queries, or None."""
+    """Emit and return `latent_decode`: attention whose values are part of its keys. `absorbed` is the `ops.latent_qk`
+    node that computes queries and keys, or None if other nodes do."""
     call = FunctionCall("latent_decode")
     slot = _find_cache_operand(e, node)
     cache, positions = call.placeholder(slot), call.placeholder(e.positions)
@@ -183,7 +186,8 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 def _make_latent_qk_call(
     e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand
 ) -> FunctionCall:
-    """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates the `cache`."""
+    """Return the call of `latent_qk` for the node `absorbed`, an argument of the call `outer`; it also updates the
+    `cache`."""
     call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required_operand("weight")
     call.add(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.weight_operand(weight))
     call.add(
@@ -208,8 +212,8 @@ def _make_scale_arguments(e: StepEmitter, node: Node) -> dict[str, Operand]:
 
 
 def _add_scoring(e: StepEmitter, call: FunctionCall, node: Node, slopes: Value | None) -> None:
-    """Add to `call` the keyword arguments of visible keys and scores: start, scale, softcap, sinks, slopes, window,
-    keep_first, rolling, chunk or dilation, and tickets."""
+    """Add the keyword arguments to `call` that determine visible keys and scores. They are start, scale, softcap,
+    sinks, slopes, window, keep_first, rolling, chunk or dilation, and tickets."""
     a = node.attrs
     if e.reads_prompts:
         call.add_keywords(start=e.start)

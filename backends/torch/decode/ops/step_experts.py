@@ -1,4 +1,4 @@
-"""Mixtures of experts of a decode step: norm, router and choice, the chosen experts, and the residual add."""
+"""Mixtures of experts in a decode step: norm, router, the chosen experts, and the residual add."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from .step_linear import add_activation, refuse_activation, refuse_gemv
 
 @step_lowering(ops.norm_route, ops.choose_experts)
 def defer_routing(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Return placeholders for the chosen experts and their weights; the mixture that reads them emits the call."""
+    """Return placeholders for the chosen experts and their weights; the mixture that reads them emits the kernel
+    call."""
     return e.make_placeholders(node)
 
 
 @step_lowering(ops.mixture, when=refuse_activation)
 def emit_mixture(e: StepEmitter, node: Node) -> Var:
-    """Emit the choice of experts and their weighted sum, added to the residual stream if the op has one."""
+    """Emit and return the weighted sum of the chosen experts, added to the residual stream if the op has that
+    operand."""
     x, norm, stream = node.required_operand("x"), e.find_norm(node), node.operand("residual")
     up, down = (node.required_operand(name) for name in ("up", "down"))
     route = node.required_operand("chosen").producer
@@ -45,7 +47,7 @@ def emit_mixture(e: StepEmitter, node: Node) -> Var:
 
 
 def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operand | None]:
-    """Add the arguments of the router `route` to `call`; return its weight, bias and norm, or [] if it has none."""
+    """Add the arguments of the router `route` to `call`; return its weight, bias and norm, or [] if it reads logits."""
     a, weights = route.attrs, list[Operand | None]()
     without_router = route.op is ops.choose_experts
     experts = (route.required_operand("logits") if without_router else route.required_operand("weight")).shape[

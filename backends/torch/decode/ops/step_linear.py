@@ -17,7 +17,7 @@ from ..step_registry import step_lowering
 
 
 def refuse_gemv(dtype: torch.dtype) -> str | None:
-    """Return None, or the reason (str) why no GEMV kernel multiplies one token by weights of `dtype`."""
+    """Return None, or the reason (str) why no GEMV kernel multiplies a token by weights of `dtype`."""
     return gemv.refusal(torch.empty(1, 1, dtype=dtype, device="meta"))
 
 
@@ -34,14 +34,14 @@ def refuse_activation(e: StepEmitter, node: Node) -> str | None:
 
 
 def add_activation(call: FunctionCall, node: Node) -> FunctionCall:
-    """Add activation, limit and shift of the gated unit `node` to `call` unless they are the defaults; return it."""
+    """Add the activation, limit and shift of the gated unit `node` to `call`, except defaults; return `call`."""
     a = node.attrs
     call.set("activation", find_kernel_activation(a["activation"]), default="silu")
     return call.set("limit", a["limit"]).set("shift", a["shift"], default=0)
 
 
 def enter_weights(e: StepEmitter, node: Node) -> tuple[Operand | None, Operand | None, Operand | None]:
-    """Return the weight, bias and norm of `node`, and enter the innermost scope that contains them."""
+    """Return the weight, bias and norm of `node` as operands, and enter the innermost scope that contains them."""
     operands = e.weight_operand(node.operand("weight")), e.weight_operand(node.operand("bias")), e.find_norm(node)
     e.enter_scope_of(*operands)
     return operands
@@ -55,8 +55,8 @@ def emit_pack(e: StepEmitter, node: Node) -> Operand | None:
 
 @step_lowering(ops.norm_linear, when=refuse_activation)
 def emit_linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
-    """Emit a linear map with the norm before and the activation after it. If its weights are packed and an `ops.split`
-    is the only reader, return placeholders, because `emit_split` emits the call."""
+    """Emit and return a linear map with the norm before and the activation after it. If the weights are packed and an
+    `ops.split` is the only reader, return placeholders: `emit_split` emits the call."""
     if _find_split(node.output) is not None:
         return e.make_placeholders(node)
     weight, bias, norm = enter_weights(e, node)
@@ -74,7 +74,7 @@ def _find_split(product: Value) -> Node | None:
 
 @step_lowering(ops.split)
 def emit_split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
-    """Emit linear maps with packed weights as one product that is then split; return None for other splits."""
+    """Emit the product by packed weights that `node` splits, and return its parts; return None for other splits."""
     product = node.required_operand("x").producer
     if product is None or _find_split(product.output) is not node:
         return None
@@ -90,7 +90,8 @@ def emit_split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 @step_lowering(ops.head_linear)
 def emit_head_linear(e: StepEmitter, node: Node) -> Var | None:
-    """Emit a linear map with a weight per head, [heads·out, in]; return None for the transposed one (`inverse`)."""
+    """Emit and return a linear map with a weight per head, [heads·out, in]; return None for the transposed map
+    (`inverse`)."""
     x, weight = node.operand("x"), node.operand("weight")
     if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
         return None
@@ -102,7 +103,7 @@ def emit_head_linear(e: StepEmitter, node: Node) -> Var | None:
 
 @step_lowering(ops.norm_glu, when=refuse_activation)
 def emit_glu(e: StepEmitter, node: Node) -> Var:
-    """Emit a gated unit with both of its projections, and the norm before them."""
+    """Emit and return a gated unit with its two projections and the norm before them."""
     weight, bias, norm = enter_weights(e, node)
     e.record_kernel("norm_glu", refuse_gemv)
     call = FunctionCall("norm_glu").add(node.required_operand("x"), weight).add_keywords(bias=bias, norm=norm)
@@ -111,7 +112,7 @@ def emit_glu(e: StepEmitter, node: Node) -> Var:
 
 @step_lowering(ops.linear_residual)
 def emit_linear_residual(e: StepEmitter, node: Node) -> Var:
-    """Emit a projection that is added to the residual stream."""
+    """Emit and return a projection, added to the residual stream."""
     weight, bias, norm = enter_weights(e, node)
     stream: Value = node.required_operand("residual")
     call = (
@@ -125,8 +126,8 @@ def emit_linear_residual(e: StepEmitter, node: Node) -> Var:
 
 
 @step_lowering(ops.rms_norm, ops.layer_norm)
-def make_norm(e: StepEmitter, node: Node) -> Var | None:
-    """Emit a norm that no kernel has fused; return None if its weights are computed, not parameters."""
+def emit_norm(e: StepEmitter, node: Node) -> Var | None:
+    """Emit and return a norm that no kernel has fused; return None if its weights are computed, not parameters."""
     gains = [node.operand(o.name) for o in node.op.operands[1:]]
     if any(g is not None and not isinstance(g, Param) for g in gains):
         return None

@@ -31,7 +31,8 @@ TOKEN_OPERANDS = ("x", "delta", "b", "c")  # operands of a state space with a ro
 
 
 def _is_stateless(e: StepEmitter, node: Node) -> bool:
-    """Return whether the state of `node` is not in the cache; if it is an operand instead, record that as a reason."""
+    """Return whether the cache has no state for `node`; if the state is an operand instead, record that as the
+    reason."""
     if node in e.cached and has_state(node):
         e.record_fallback("its state is an operand")
     return node not in e.cached or has_state(node)
@@ -45,8 +46,8 @@ def _refuse_weights(e: StepEmitter, node: Node) -> str | None:
 
 @step_lowering(ops.scan)
 def emit_scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
-    """Emit one token of a user-defined recurrence as a call of a kernel generated for it; return None if no kernel can
-    be generated or the state is not in the cache."""
+    """Emit one token of a user-defined recurrence as a call of a kernel generated for it, and return the outputs.
+    Return None if no kernel can be generated or the state is not in the cache."""
     if _is_stateless(e, node):
         return None
     full: Step = node.attrs["step"]
@@ -77,8 +78,8 @@ def emit_scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 
 def _write_products(e: StepEmitter, step: Step, products: Graph, arguments: Mapping[str, str]) -> str:
-    """Return the text of a call of `products_of` that computes the `products` of `step`, with a function added to the
-    program; `arguments` maps inputs of the step to text."""
+    """Return the source of a call that computes `products`, the products by weights in `step`, by a function that it
+    adds. `arguments` maps inputs of the step to source."""
     doc = "Return the products by weights in the step of a recurrence, given"
     function = e.add_function("products", write_function(products, [*products.outputs], doc))
     kinds = (step.states, step.tokens, step.constants)
@@ -88,7 +89,7 @@ def _write_products(e: StepEmitter, step: Step, products: Graph, arguments: Mapp
 
 @step_lowering(ops.causal_conv)
 def emit_causal_conv(e: StepEmitter, node: Node) -> Var | None:
-    """Emit one token of a causal convolution over the last inputs."""
+    """Emit and return one token of a causal convolution over the last inputs; None if its state is not in the cache."""
     if _is_stateless(e, node):
         return None
     call, name = FunctionCall("conv_step"), find_kernel_activation(node.attrs["activation"])
@@ -103,7 +104,8 @@ def emit_causal_conv(e: StepEmitter, node: Node) -> Var | None:
 
 @step_lowering(ops.matrix_recurrence, when=_refuse_weights)
 def emit_matrix_recurrence(e: StepEmitter, node: Node) -> Var | None:
-    """Emit one token of linear attention or of the delta rule, with the norms, decay and gate around it."""
+    """Emit and return one token of linear attention or the delta rule, with the norms, decay and gate around it. Return
+    None if the state is not in the cache."""
     if _is_stateless(e, node):
         return None
     call, a = FunctionCall("matrix_step"), node.attrs
@@ -127,7 +129,8 @@ def emit_matrix_recurrence(e: StepEmitter, node: Node) -> Var | None:
 
 @step_lowering(ops.linear_attention)
 def emit_linear_attention(e: StepEmitter, node: Node) -> Var | None:
-    """Emit one token of linear attention whose sum of keys is a second state."""
+    """Emit and return one token of linear attention that divides by a sum of keys, a second state; None without a
+    cache."""
     if _is_stateless(e, node):
         return None
     call = FunctionCall("linear_step").add(
@@ -145,7 +148,8 @@ def _refuse_matrix(node: Node, dtype: torch.dtype) -> str | None:
 
 @step_lowering(ops.gated_selective_scan, ops.gated_ssd, when=_refuse_weights)
 def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
-    """Emit one token of a state space, with the step size, norms and gate around it."""
+    """Emit and return one token of a state space, with the step size, norms and gate around it; None without a
+    cache."""
     if _is_stateless(e, node):
         return None
     a, mamba2 = node.attrs, node.op is ops.gated_ssd
@@ -184,7 +188,7 @@ def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _add_norm(e: StepEmitter, call: FunctionCall, node: Node) -> None:
-    """Add the keyword arguments of the norm over groups of the result, if the op has one."""
+    """Add the keyword arguments of the norm over groups of the result to `call`, if `node` has one."""
     a = node.attrs
     if a["norm"]:
         norm = e.make_norm("rms", a["eps"], node.operand("norm_weight"))
@@ -194,12 +198,12 @@ def _add_norm(e: StepEmitter, call: FunctionCall, node: Node) -> None:
 
 
 def _add_state(call: FunctionCall, node: Node) -> FunctionCall:
-    """Add the state in the cache to `call` twice, as input and as output, and return `call`."""
+    """Append the state in the cache to `call` twice, as input and as output, and return `call`."""
     place = f"{call.placeholder(CacheSlot(find_states(node)[0].part, '', ''))}.values[0]"
     return call.add(place, place)
 
 
 def _make_meta_operand(node: Node, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return a meta tensor of `dtype` with the shape that the operand `name` of `node` has for one token."""
+    """Return a meta tensor of `dtype` with the shape of the operand `name` of `node` for one token."""
     sizes = [s if isinstance(s, int) else 1 for s in node.required_operand(name).shape]
     return torch.empty(sizes if name not in TOKEN_OPERANDS else sizes[::2], dtype=dtype, device="meta")

@@ -36,10 +36,8 @@ def generate(
     source: Tensor | None = None,
     forced: Mapping[int, int] | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens that `choose` draws from logits [1, vocab] after `ids` [1, tokens], up to position `length`.
-
-    An encoder-decoder first encodes `source` [1, tokens]; `forced` maps positions to tokens that are yielded there.
-    """
+    """Yield the tokens that `choose` draws from logits [1, vocab] after `ids` [1, tokens], up to position `length`. An
+    encoder-decoder first encodes `source` [1, tokens]; `forced` maps positions to tokens that are yielded there."""
     cache, step = model.new_cache(1, length), stepper(model)
     read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
     sparing = "last" in inspect.signature(model.forward).parameters  # logits of one token instead of all
