@@ -93,10 +93,10 @@ class _Owners:
 
     def find(self, name: str) -> Param | None:
         """Return the parameter whose name is the longest prefix of `name`; None if there is none."""
-        return next((self._params[stem] for stem in _list_prefixes(name) if stem in self._params), None)
+        return next((self._params[stem] for stem in _expand_path(name) if stem in self._params), None)
 
 
-def _list_prefixes(name: str) -> Iterator[str]:
+def _expand_path(name: str) -> Iterator[str]:
     while name:
         yield name
         name = name.rpartition(".")[0]

@@ -28,10 +28,8 @@ KINDS = {  # ops that replace attention, and feed-forwards
 
 def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
     """Map the key of each method to the name of its class; none is in `taken`. The class of `top` is called `whole`.
-
     Classes that would have the same name get a prefix (encoder or decoder, then a word for their ops), or else a
-    number.
-    """
+    number."""
     places: dict[Hashable, list[str]] = {}
     titles: dict[Hashable, str] = {}
     within: dict[str, list[Node]] = {}
@@ -93,11 +91,9 @@ def _choose_title(path: str, nodes: list[Node]) -> str:
 
 
 def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:
-    """Return a name for each of several classes that would all be called `title`; names may remain equal.
-
-    `places` has the module paths of each class. The prefix is encoder or decoder, or a word for the ops of the nodes in
-    `within` (by path).
-    """
+    """Return a name for each of several classes that would all be called `title`; names may remain equal. `places` has
+    the module paths of each class. The prefix is encoder or decoder, or a word for the ops of the nodes in `within` (by
+    path)."""
     if len(places) == 1:
         return [title]
     sides = [{p.partition(".")[0] for p in paths if "." in p} for paths in places]

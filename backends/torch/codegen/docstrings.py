@@ -11,7 +11,7 @@ from weft.ir.graph import Graph, Node
 from ..program.block_params import count_parameters
 from ..program.statements import TOP, Program
 from .class_names import list_calls
-from .structure import Method, ModuleCall, iterate_operands
+from .structure import Method, ModuleCall, iter_operands
 
 GATES = {"silu": "SwiGLU", "gelu": "GEGLU", "gelu_tanh": "GEGLU", "relu": "ReGLU", "identity": "bilinear unit"}
 ACTIVATION_NAMES = {  # the activation of a feed-forward without gate
@@ -71,23 +71,21 @@ def write_class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node])
     if method.path != TOP or not parts:
         phrases = [text for node in nodes if (text := _describe(node))]
         if phrases:
-            return _write_sentence(", ".join(dict.fromkeys(phrases)))
+            return _punctuate(", ".join(dict.fromkeys(phrases)))
         middle = [n for n in nodes if n.op in ACTIVATION_NAMES]
         if middle and not parts:
-            return _write_sentence(
-                f"a feed-forward with {ACTIVATION_NAMES[middle[0].op]}, {middle[0].output.width} wide"
-            )
+            return _punctuate(f"a feed-forward with {ACTIVATION_NAMES[middle[0].op]}, {middle[0].output.width} wide")
     if not parts:
-        return _write_sentence("the whole model" if method.path == TOP else f"what `{method.path}` computes")
+        return _punctuate("the whole model" if method.path == TOP else f"what `{method.path}` computes")
     if method.path == TOP:
-        return _write_sentence(f"the whole model: {_list_classes(parts, inner)}")
+        return _punctuate(f"the whole model: {_list_classes(parts, inner)}")
     if any(n.op is ops.route for n in nodes):
-        return _write_sentence(f"a router and what it sends tokens to: {_list_classes(parts, inner)}")
+        return _punctuate(f"a router and what it sends tokens to: {_list_classes(parts, inner)}")
     if any(n.op in (ops.add, ops.add_norm) for n in nodes) and not any(p.path[-1].isdigit() for p in parts):
-        return _write_sentence(_describe_block(method, nodes, parts, inner))
+        return _punctuate(_describe_block(method, nodes, parts, inner))
     last = method.path.rpartition(".")[2]
     stack = "a layer" if last.isdigit() else f"the {last}"
-    return _write_sentence(f"{stack}: {_list_classes(parts, inner)}")
+    return _punctuate(f"{stack}: {_list_classes(parts, inner)}")
 
 
 def _describe_block(method: Method, nodes: list[Node], parts: list[ModuleCall], inner: Mapping[str, str]) -> str:
@@ -104,11 +102,9 @@ def _describe_block(method: Method, nodes: list[Node], parts: list[ModuleCall], 
 
 
 def _classify_norm(norm: Node, scope: str) -> str:
-    """Return the placement of `norm` in the block at `scope`: "pre", "post" or "after".
-
-    pre: only inner modules read its result. post: it normalizes the sum of the residual stream and a branch.
-    after: neither of these, such as a norm of a module's output before it is added to the stream.
-    """
+    """Return the placement of `norm` in the block at `scope`: "pre", "post" or "after". pre: only inner modules read
+    its result. post: it normalizes the sum of the residual stream and a branch. after: neither of these, such as a norm
+    of a module's output before it is added to the stream."""
     x = norm.inputs[0]
     readers = [reader for reader, _ in norm.output.uses]
     if readers and all(r.scope != scope and r.scope.startswith(f"{scope}.") for r in readers):
@@ -122,8 +118,8 @@ def _is_parallel(method: Method, parts: list[ModuleCall]) -> bool:
     dependent = set(parts[0].results)
     for item in method.items:
         if item is parts[1]:
-            return dependent.isdisjoint(iterate_operands(item))
-        if not dependent.isdisjoint(iterate_operands(item)):
+            return dependent.isdisjoint(iter_operands(item))
+        if not dependent.isdisjoint(iter_operands(item)):
             dependent.update(item.results)
     return False
 
@@ -168,5 +164,5 @@ def _describe_attention(node: Node) -> str:
     return text + (", with sinks" if node.operand("sinks") is not None else "")
 
 
-def _write_sentence(text: str) -> str:
+def _punctuate(text: str) -> str:
     return text[0].upper() + text[1:] + "."

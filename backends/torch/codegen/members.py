@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..program.statements import ParamRef, Submodule, make_relative
+from ..program.statements import ParamRef, Submodule, relative_to
 from .method_writer import write_attribute, write_periodic_list
-from .structure import Loop, Method, ModuleCall, iterate_operands
+from .structure import Loop, Method, ModuleCall, iter_operands
 
 
 class Constructor:
@@ -37,10 +37,10 @@ class Constructor:
         paths of modules to class names; `tables` are paths of weights to construct as ``nn.Embedding``."""
         tree: dict[str, Any] = {}
         entries: dict[str, str | Submodule | ParamRef] = {
-            make_relative(p, method.path): name for p, name in inner.items()
+            relative_to(p, method.path): name for p, name in inner.items()
         }
         for path, member in method.members.items():
-            local = make_relative(path, method.path)
+            local = relative_to(path, method.path)
             home = local.removesuffix(".weight")
             if path in tables and isinstance(member, ParamRef) and home not in (local, *entries):
                 local = home
@@ -122,11 +122,9 @@ def _rank_members(method: Method) -> dict[str, int]:
     order: dict[str, int] = {}
     for item in method.items:
         calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, ModuleCall) else []
-        paths = [c.path for c in calls] or [
-            o.path for o in iterate_operands(item) if isinstance(o, (Submodule, ParamRef))
-        ]
+        paths = [c.path for c in calls] or [o.path for o in iter_operands(item) if isinstance(o, (Submodule, ParamRef))]
         for p in paths:
-            order.setdefault(make_relative(p, method.path), len(order))
+            order.setdefault(relative_to(p, method.path), len(order))
     return order
 
 

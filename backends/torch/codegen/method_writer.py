@@ -6,8 +6,8 @@ import ast
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
-from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, is_inside, make_relative
-from .structure import Item, Loop, Method, ModuleCall, iterate_operands
+from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, is_inside, relative_to
+from .structure import Item, Loop, Method, ModuleCall, iter_operands
 from .value_names import NamedOperand, SourceLine, ValueNames
 
 WIDTH = 92  # the longest line that inlining may create
@@ -38,17 +38,17 @@ class MethodWriter:
 
     def member(self, path: str) -> str:
         """Return the source that accesses the member at `path`, such as ``self.layers[0].norm``."""
-        return write_attribute("self", make_relative(path, self.method.path))
+        return write_attribute("self", relative_to(path, self.method.path))
 
     # -- lines
 
     def write(self, taken: Collection[str] = ()) -> tuple[list[str], list[str]]:
         """Return the names of the parameters, and the lines of the body; no variable gets a name in `taken`."""
         for item in self.method.items:
-            for o in set(iterate_operands(item)):
+            for o in set(iter_operands(item)):
                 # Twice for a loop: an expression with one use moves to its reader, and every round would compute it.
                 self.uses[o] = self.uses.get(o, 0) + (
-                    2 if isinstance(item, Loop) else list(iterate_operands(item)).count(o)
+                    2 if isinstance(item, Loop) else list(iter_operands(item)).count(o)
                 )
         for o in self.method.outputs:
             self.uses[o] = self.uses.get(o, 0) + 1
@@ -115,7 +115,7 @@ class MethodWriter:
             return
         used: list[str] = []
         for item in stateful:
-            slots = [o.name for o in iterate_operands(item) if isinstance(o, CacheSlot)]
+            slots = [o.name for o in iter_operands(item) if isinstance(o, CacheSlot)]
             stem = slots[0] if slots else _split_path(_first_call(item).path)[-1]
             name = f"{stem}_cache" if stem != "cache" else "kv_cache"
             used.append(name if name not in used else f"{name}_{len(used) + 1}")
@@ -289,10 +289,10 @@ def _has_shape_of_all(o: Operand, results: Iterable[Var]) -> bool:
 def find_layer_slice(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
     """Return the path of the ModuleList whose modules `calls` run in order, and the slice of these modules, "" for
     all."""
-    container = make_relative(calls[0].path, method.path).rpartition(".")[0]
+    container = relative_to(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
-    paths = (make_relative(p, method.path) for p in (*method.modules, *method.members))
-    parts = (make_relative(p, container).partition(".")[0] for p in paths if is_inside(p, container))
+    paths = (relative_to(p, method.path) for p in (*method.modules, *method.members))
+    parts = (relative_to(p, container).partition(".")[0] for p in paths if is_inside(p, container))
     count = 1 + max(int(part) for part in parts if part.isdigit())
     complete = (numbers[0], numbers[-1]) == (0, count - 1)
     return container, "" if complete else f"[{numbers[0]}:{numbers[-1] + 1}]"

@@ -18,7 +18,7 @@ import jinja2
 
 from ..lower.lower import LoweredGraph
 from ..program.snippets import find_names, list_kernel_modules, select_snippets, write_imports
-from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, make_relative
+from ..program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Submodule, relative_to
 from .classes import ClassWriter
 from .docstrings import write_model_doc
 from .members import write_constructor
@@ -140,7 +140,7 @@ def _write_new_cache(method: Method) -> str:
             texts.append(slot.init.format(like=_find_weight(method)))
             continue
         calls = item.calls if isinstance(item, Loop) else [item]
-        paths = [write_attribute("self", make_relative(c.path, method.path)) for c in calls]
+        paths = [write_attribute("self", relative_to(c.path, method.path)) for c in calls]
         arguments = f"batch, length, {_find_weight(method)}" if _needs_like(calls[0].callee) else "batch, length"
         if isinstance(item, ModuleCall):
             texts.append(f"{paths[0]}.new_cache({arguments})")
@@ -158,9 +158,9 @@ def _find_weight(method: Method) -> str:
     for path, member in method.members.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
         if isinstance(member, Submodule) and "codes" not in member.tensors:
-            return write_attribute("self", make_relative(path, method.path)) + ".weight"
+            return write_attribute("self", relative_to(path, method.path)) + ".weight"
         if isinstance(member, ParamRef) and not member.constant:
-            return write_attribute("self", make_relative(path, method.path))
+            return write_attribute("self", relative_to(path, method.path))
     return "next(self.parameters())" if method.path == TOP or _has_parameters(method) else "like"
 
 

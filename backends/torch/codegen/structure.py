@@ -23,7 +23,7 @@ from ..program.statements import (
     Submodule,
     Var,
     is_inside,
-    make_relative,
+    relative_to,
 )
 
 
@@ -155,7 +155,7 @@ class _StructureBuilder:
 
     def _find_members(self, method: Method) -> dict[str, Submodule | ParamRef]:
         if self.borrows:
-            operands = (o for item in method.items for o in iterate_operands(item))
+            operands = (o for item in method.items for o in iter_operands(item))
             members = (o for o in (*operands, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
             return {o.path: o for o in members if is_inside(o.path, method.path)}
         inner = method.modules
@@ -269,7 +269,7 @@ def _find_inputs(method: Method) -> list[Var | ParamRef]:
     results = {v for i in method.items for v in i.results}
     inputs: dict[Var | ParamRef, None] = {}
     for item in method.items:
-        for o in iterate_operands(item):
+        for o in iter_operands(item):
             if (isinstance(o, Var) and o not in results) or (
                 isinstance(o, ParamRef) and not is_inside(o.path, method.path)
             ):
@@ -280,7 +280,7 @@ def _find_inputs(method: Method) -> list[Var | ParamRef]:
     return list(inputs)
 
 
-def iterate_operands(item: Item) -> Iterator[Operand]:
+def iter_operands(item: Item) -> Iterator[Operand]:
     """Yield the operands of `item` in order, except results that one call of a loop passes to the next."""
     if isinstance(item, Loop):
         results: set[Var] = set()
@@ -296,7 +296,7 @@ def _roll_loops(items: list[Item]) -> list[Item]:
     or one module again and again."""
     users: dict[Var, int] = {}
     for item in items:
-        for o in {*iterate_operands(item)}:
+        for o in {*iter_operands(item)}:
             if isinstance(o, Var):
                 users[o] = users.get(o, 0) + 1
     rolled: list[Item] = []
@@ -359,10 +359,10 @@ def _make_key(method: Method) -> Hashable:
 
     def ref(o: Operand) -> Hashable:
         if isinstance(o, Submodule):
-            return make_relative(o.path, method.path), o.init
+            return relative_to(o.path, method.path), o.init
         if isinstance(o, ParamRef) and is_inside(o.path, method.path):
             # Relative, so that layers that differ in their number only have one class.
-            return replace(o, path=make_relative(o.path, method.path))
+            return replace(o, path=relative_to(o.path, method.path))
         return o if isinstance(o, CacheSlot) else number[o]
 
     def key(item: Item) -> Hashable:
@@ -371,11 +371,11 @@ def _make_key(method: Method) -> Hashable:
         if isinstance(item, Statement):
             identity: Hashable = (item.text, item.comment, item.replaces, tuple(ref(o) for o in item.operands))
         else:
-            identity = (make_relative(item.path, method.path), item.callee.key, tuple(ref(o) for o in item.inputs))
+            identity = (relative_to(item.path, method.path), item.callee.key, tuple(ref(o) for o in item.inputs))
         for v in item.results:
             number[v] = len(number)
         return identity
 
     steps = tuple(key(item) for item in method.items)
-    members = tuple(replace(h, path=make_relative(p, method.path)) for p, h in method.members.items())
+    members = tuple(replace(h, path=relative_to(p, method.path)) for p, h in method.members.items())
     return hash((steps, members, tuple(ref(o) for o in method.outputs)))

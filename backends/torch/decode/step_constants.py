@@ -13,10 +13,8 @@ TICKETS = Submodule("tickets", "Tickets")
 
 def move_tables(program: Program, tickets: int) -> None:
     """Move statements of the top scope that read only constants and the device out of `program`, to attributes of the
-    step.
-
-    Counters for `tickets` tickets per batch row, with which blocks of a kernel synchronize, also become an attribute.
-    """
+    step. Counters for `tickets` tickets per batch row, with which blocks of a kernel synchronize, also become an
+    attribute."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}

@@ -18,7 +18,7 @@ from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.states import find_cache_owner, find_caches
 
 from ..program.block_params import find_layout
-from ..program.emitter import Emitter, choose_local_name
+from ..program.emitter import Emitter, choose_name
 from ..program.stateful_nodes import find_cached_nodes, find_key_bias_nodes
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.token_positions import emit_query_positions
@@ -129,16 +129,14 @@ class StepEmitter(Emitter):
     def make_placeholders(self, node: Node) -> tuple[Var, ...]:
         """Return variables that stand for the outputs of `node`; its only reader emits the call and never reads
         them."""
-        return tuple(Var(choose_local_name(value)) for value in node.outputs)
+        return tuple(Var(choose_name(value)) for value in node.outputs)
 
     # -- weights of kernels
 
-    def weight_operand(self, value: Value | None) -> Operand | None:
+    def get_weight(self, value: Value | None) -> Operand | None:
         """Return the weight `value` as an operand: a parameter, an `ops.pack` as one tensor, or the codes of quantized
-        blocks.
-
-        Return None if `value` is None, or the parameters of the `ops.pack` cannot be packed (see `pack_params`).
-        """
+        blocks. Return None if `value` is None, or the parameters of the `ops.pack` cannot be packed (see
+        `pack_params`)."""
         if value is None:
             return None
         if not isinstance(value, Param):
@@ -156,7 +154,7 @@ class StepEmitter(Emitter):
         or biases of sibling modules, and quantized blocks among them must have one layout."""
         params = list(dict.fromkeys(params))
         if len(params) == 1:
-            return self.weight_operand(params[0])
+            return self.get_weight(params[0])
         places = [p.name.split(".") for p in params]
         if len({(*p[:-2], p[-1]) for p in places}) != 1 or any(len(p) < 2 for p in places):
             return None
@@ -211,7 +209,7 @@ class StepEmitter(Emitter):
         values = (node.operand(name) for name in (*names, "norm_weight", "norm_bias") if name in operands)
         outer, self.scope = self.scope, node.scope
         try:
-            return self.find_scope(*map(self.weight_operand, values))
+            return self.find_scope(*map(self.get_weight, values))
         finally:
             self.scope = outer
 

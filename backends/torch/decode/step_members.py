@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..codegen.method_writer import write_periodic_list
 from ..codegen.structure import Method
-from ..program.statements import ParamRef, Submodule, make_relative
+from ..program.statements import ParamRef, Submodule, relative_to
 
 
 def name_attributes(method: Method) -> dict[str, str]:
@@ -17,7 +17,7 @@ def name_attributes(method: Method) -> dict[str, str]:
     for path in sorted(
         [*method.modules, *method.members], key=lambda p: p in method.members and not p.endswith(".module")
     ):
-        local = make_relative(path, method.path)
+        local = relative_to(path, method.path)
         stem, _, number = local.rpartition(".")
         if path in method.modules and number.isdigit():
             names[path.rpartition(".")[0]] = stem.replace(".", "_")
@@ -33,12 +33,12 @@ def write_constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
     inner methods to class names."""
     names = name_attributes(method)
     lines = [
-        f"self.{names[p]} = {_write_member(source, make_relative(p, method.path))}"
+        f"self.{names[p]} = {_write_member(source, relative_to(p, method.path))}"
         for p, source in method.members.items()
     ]
     lists: dict[str, list[str]] = {}
     for path, name in inner.items():
-        local = make_relative(path, method.path)
+        local = relative_to(path, method.path)
         stem, _, number = local.rpartition(".")
         if number.isdigit():
             lists.setdefault(stem, []).append(name)

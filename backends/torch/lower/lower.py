@@ -43,11 +43,9 @@ class LoweredGraph:
 
 
 def lower(graph: Graph, float8_caches: bool = False) -> LoweredGraph:
-    """Lower `graph`, which must be legalized to the form "model" of the target torch, to a program.
-
-    The program of a decoder takes an optional cache of keys, values and states, which later forward passes continue.
-    With `float8_caches`, keys and values are stored in FP8.
-    """
+    """Lower `graph`, which must be legalized to the form "model" of the target torch, to a program. The program of a
+    decoder takes an optional cache of keys, values and states, which later forward passes continue. With
+    `float8_caches`, keys and values are stored in FP8."""
     cached = find_cached_nodes(graph)
     emitter = Emitter(
         graph, cached, find_key_bias_nodes(graph, cached), find_cross_attentions(graph, cached), float8_caches
@@ -75,11 +73,9 @@ def emit_nodes(
     fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
     then: Callable[[Node], None] = lambda node: None,
 ) -> None:
-    """Emit every node of `graph` in order, and call `then` after each.
-
-    `fused` maps an op to the function that emits its nodes. If it has none, or the function returns None, the first
-    registered lowering that accepts the node emits it.
-    """
+    """Emit every node of `graph` in order, and call `then` after each. `fused` maps an op to the function that emits
+    its nodes. If it has none, or the function returns None, the first registered lowering that accepts the node emits
+    it."""
     for node in list(graph.nodes):
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
@@ -99,11 +95,8 @@ def emit_nodes(
 
 def make_refusal_check(graph: Graph, kernels: bool = True) -> Accepts:
     """Return a function from a node to None if a lowering accepts it, else to each lowering's reason for refusing it.
-
     The function raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`:
-    see
-    `list_refusals`.
-    """
+    see `list_refusals`."""
     cached = {node.output.name for node in find_cached_nodes(graph)}
 
     def refuse(node: Node) -> list[str] | None:

@@ -69,7 +69,7 @@ def _attention(e: Emitter, node: Node) -> None:
     scale = None if scale is None or scale == default else e.attr(node, "scale")
     if by_position:
         assert isinstance(mask, Var)
-        x = _emit_attention_by_position(e, node, (q, k, v), mask, scale)
+        x = _emit_position_attention(e, node, (q, k, v), mask, scale)
     else:
         x = _emit_attention(e, node, (q, k, v), mask, causal, scale)
     e.record_heads(node.output, heads, x)
@@ -83,11 +83,11 @@ def _emit_attention(
     a, bias, sinks = node.attrs, node.operand("bias"), node.operand("sinks")
     if a["softcap"] is not None or sinks is not None:
         scale = scale if scale is not None else 1 / math.sqrt(node.required_operand("q").width // a["heads"])
-        call = FunctionCall("attention").add(*qkv, format_number(scale)).add_keywords(mask=mask, bias=bias, sinks=sinks)
+        call = FunctionCall("attention").add(*qkv, format_number(scale)).add_named(mask=mask, bias=bias, sinks=sinks)
         return call.set("softcap", e.attr(node, "softcap")).emit(e, name="x")
     call = FunctionCall("F.scaled_dot_product_attention").add(*qkv)
     if bias is None:
-        call.add_keywords(attn_mask=mask)
+        call.add_named(attn_mask=mask)
     else:
         # A bias in another dtype than q's gives garbage (f64 with f32, PyTorch 2.13 on CPUs) or an error (CUDA).
         scores = call.placeholder(bias if mask is None else _emit_masked_bias(e, bias, mask))
@@ -97,15 +97,13 @@ def _emit_attention(
     return call.set("scale", scale).set("enable_gqa", a["heads"] != a["kv_heads"], default=False).emit(e, name="x")
 
 
-def _emit_attention_by_position(
-    e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None
-) -> Var:
+def _emit_position_attention(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
     """Emit and return softmax(scale · q kᵀ) v over the keys that are visible by `seen`, a `KeyVisibility`. It calls the
     snippet `attend`, which chooses between a window kernel, flex_attention and masked attention."""
     a, call = node.attrs, FunctionCall("attend").add(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
         call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
-    return call.set("softcap", e.attr(node, "softcap")).add_keywords(sinks=node.operand("sinks")).emit(e, name="x")
+    return call.set("softcap", e.attr(node, "softcap")).add_named(sinks=node.operand("sinks")).emit(e, name="x")
 
 
 def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
@@ -126,10 +124,8 @@ def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 
 def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
     """Emit the write of new keys and values to the cache of `node`, and return all that `mask` covers, as (keys,
-    values).
-
-    All are [batch, kv_heads, keys, width]. Without a cache at run time they are `k` and `v`. Values are None if `v` is.
-    """
+    values). All are [batch, kv_heads, keys, width]. Without a cache at run time they are `k` and `v`. Values are None
+    if `v` is."""
     kv_heads = find_caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
     widths = [node.required_operand("k").width // kv_heads]
@@ -221,7 +217,7 @@ def _lightning_index(e: Emitter, node: Node) -> Var:
     if node in e.cached:
         k, _ = _emit_cache_update(e, node, k, None, mask)
     call = FunctionCall("lightning_index").add(q, k, node.required_operand("weights"), str(node.attrs["top_k"]))
-    return call.add_keywords(seen=mask).emit(e, name="chosen")
+    return call.add_named(seen=mask).emit(e, name="chosen")
 
 
 @lowering(ops.block_sparse_attention)

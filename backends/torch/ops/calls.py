@@ -36,7 +36,7 @@ class FunctionCall:
         self.arguments += [a if isinstance(a, str) else "None" if a is None else self.placeholder(a) for a in arguments]
         return self
 
-    def add_keywords(self, **operands: Argument | None) -> FunctionCall:
+    def add_named(self, **operands: Argument | None) -> FunctionCall:
         """Append `operands` as keyword arguments, except those that are None, and return this call."""
         self.arguments += [f"{name}={self.placeholder(o)}" for name, o in operands.items() if o is not None]
         return self

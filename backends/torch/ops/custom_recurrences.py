@@ -49,7 +49,7 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     function = add_step_function(e, step)
     call.add(function, write_tuple(starts), write_tuple(tokens), write_tuple(constants) if constants else "()", PAST)
     if (mask := e.padding_mask()) is not None:
-        call.add_keywords(mask=mask)
+        call.add_named(mask=mask)
     if (form := find_affine_form(step)) is not None:
         chunks = derive_parallel_form(step, form)
         sizes = [spec.row_shape for spec in find_specs(node) if chunks.outer[spec.part] is None]
@@ -120,10 +120,8 @@ def _wrap_docstring(doc: str) -> list[str]:
 
 def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
     """Add a function that runs the recurrence `step` on many tokens at once to the generated source; return its name.
-
     `form` has three parts: gates of each token, scans or outer products of the states, and outputs of each token.
-    `function` is the name of the function for one token, which the docstring mentions.
-    """
+    `function` is the name of the function for one token, which the docstring mentions."""
     names = _choose_variables(step)
     lines = [f"{write_tuple([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _list_arguments(step)]
     gates = {name: _write_variable(name) for name in form.gates.outputs}
@@ -198,12 +196,9 @@ def _write_by_token(function: str, graph: Graph, step: Step, names: Mapping[str,
 
 
 def _write_state(name: str, old: str, outer: OuterProductState | None, gates: Mapping[str, str]) -> list[str]:
-    """Return the lines that compute the state `name` after all tokens, from the variable `old`.
-
-    They also compute each token's reads of the state if it is a sum of `outer` products, else the state after each
-    token.
-    `gates` maps outputs of the graph of gates to variables.
-    """
+    """Return the lines that compute the state `name` after all tokens, from the variable `old`. They also compute each
+    token's reads of the state if it is a sum of `outer` products, else the state after each token. `gates` maps outputs
+    of the graph of gates to variables."""
     a = gates.get(f"a.{name}")
     factor = "None" if a is None else f"fill_hidden({a}, mask, 1.0)"
     if outer is None:

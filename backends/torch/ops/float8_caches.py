@@ -32,8 +32,7 @@ def make_scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     if not (e.float8_caches and can_be_float8(node)):
         return None
     k, v = (
-        ParamRef(_choose_scale_path(node, role), (_count_heads(node),), constant=True, dtype="torch.float32")
-        for role in "kv"
+        ParamRef(_name_scale(node, role), (_count_heads(node),), constant=True, dtype="torch.float32") for role in "kv"
     )
     return k, v
 
@@ -98,7 +97,7 @@ def _count_heads(node: Node) -> int:
     return int(node.attrs.get("kv_heads") or node.attrs["heads"])
 
 
-def _choose_scale_path(node: Node, role: str) -> str:
+def _name_scale(node: Node, role: str) -> str:
     """Return the path of the scale of keys or values (`role`) in the scope of `node`. Attentions with a cache in one
     scope are numbered from the second on."""
     cached = find_cached_nodes(node.graph)

@@ -20,10 +20,8 @@ PAST = "{past}"  # the placeholder of the previous state in a call
 
 def emit_recurrence(e: Emitter, node: Node, call: FunctionCall, count: int = 1) -> tuple[Var, ...]:
     """Emit the recurrence `node` and return its outputs. `call` returns (result, new state); the result is a tuple if
-    `count`, the number of outputs that are not states, is above 1.
-
-    `PAST` among its arguments becomes the previous state: operands of the node, the state in the cache, or None.
-    """
+    `count`, the number of outputs that are not states, is above 1. `PAST` among its arguments becomes the previous
+    state: operands of the node, the state in the cache, or None."""
 
     def text(past: str) -> str:
         return str(call).replace(PAST, past)
@@ -97,9 +95,7 @@ def _linear_recurrence(e: Emitter, node: Node) -> tuple[Var, ...]:
     q, k, v = (node.required_operand(name) for name in "qkv")
     call = FunctionCall("linear_recurrence").add(q, e.zero_padding(k), e.zero_padding(v) if changes else v)
     beta = e.zero_padding(node.required_operand("beta")) if changes else None
-    call.add_keywords(gates=None if decay is None else e.zero_padding(decay), beta=beta).arguments.append(
-        f"past={PAST}"
-    )
+    call.add_named(gates=None if decay is None else e.zero_padding(decay), beta=beta).arguments.append(f"past={PAST}")
     return emit_recurrence(e, node, call.set("heads", e.attr(node, "heads")).set("groups", e.attr(node, "groups")))
 
 
@@ -113,11 +109,8 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 def emit_features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
     """Emit and return (q, k, rotated q, rotated k): features elu(x) + 1 of queries and keys, 0 for masked keys, and the
-    same
-    rotated by position (RoPE).
-
-    Without positions, the features themselves also take the place of the rotated ones.
-    """
+    same rotated by position (RoPE). Without positions, the features themselves also take the place of the rotated
+    ones."""
     heads, mask = e.attr(node, "heads"), node.operand("key_mask")
     q = e.emit("elu_plus_one({0})", node.required_operand("q"), name="q", replaces=0)
     k = e.emit("elu_plus_one({0})", node.required_operand("k"), name="k", replaces=0)

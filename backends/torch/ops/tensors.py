@@ -6,7 +6,7 @@ from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import EMBEDDED
 
-from ..program.emitter import Emitter, choose_local_name
+from ..program.emitter import Emitter, choose_name
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
 from ..program.token_positions import emit_key_positions
@@ -85,10 +85,8 @@ def _expand(e: Emitter, node: Node) -> Var:
 
 def _needs_no_expand(e: Emitter, value: Value) -> bool:
     """Return whether `value`, the result of an expand, is only added to another value of its shape, so broadcasting
-    suffices.
-
-    The other value must not be expanded itself. Embeddings, casts and affine maps may come between expand and addition.
-    """
+    suffices. The other value must not be expanded itself. Embeddings, casts and affine maps may come between expand and
+    addition."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]
@@ -117,7 +115,7 @@ def _concat(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.split)
 def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
-    names, axis = tuple(map(choose_local_name, node.outputs)), node.attrs["axis"]
+    names, axis = tuple(map(choose_name, node.outputs)), node.attrs["axis"]
     text = f"{{0}}.split(({', '.join(str(e.size_of(v, axis)) for v in node.outputs)}), {axis})"
     return e.emit_tuple(text, node.required_operand("x"), names=names, shapes=tuple(v.shape for v in node.outputs))
 

@@ -46,10 +46,8 @@ def explain_step(
     capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explanation]:
     """Return the implementation of each node in the fused graph of the decode `step`, with one entry for equal nodes.
-
     graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
-    None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason.
-    """
+    None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason."""
     if step is None:
         return [
             Explanation(

@@ -20,7 +20,7 @@ from ..codegen.model_source import GeneratedSource, write_source
 from ..decode.lower_step import DecodeStep, lower_step
 from ..decode.step_source import write_step
 from ..lower.lower import LoweredGraph, lower
-from ..program.constants import find_stored_dtype
+from ..program.constants import get_stored_dtype
 
 STEP_FORM = "step"  # the form of the decode step
 MODEL, STEP, KERNELS = "model.py", "decode.py", "kernels"
@@ -35,12 +35,9 @@ _KERNELS = Path(__file__).parent.parent / "kernels"
 
 @dataclass(frozen=True)
 class GeneratedModel:
-    """A generated model, whose weights are still recipes.
-
-    kind: decoder, encoder or encoder-decoder. keeps: the model takes a cache.
-    step: its decode step. step_text: source of the step, "" if no kernel computes a part of it.
-    kernels: module names of the kernels that the model or the step imports.
-    """
+    """A generated model, whose weights are still recipes. kind: decoder, encoder or encoder-decoder. keeps: the model
+    takes a cache. step: its decode step. step_text: source of the step, "" if no kernel computes a part of it. kernels:
+    module names of the kernels that the model or the step imports."""
 
     kind: str
     lowered: LoweredGraph
@@ -72,12 +69,10 @@ def lower_step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeSt
 
 def list_weights(built: GeneratedModel, dtype: DType) -> dict[str, Tensor]:
     """Return the weights of a model by state_dict key, widest dtypes first, so that all are aligned in a file. Trained
-    weights are stored as `dtype`, all other tensors as `find_stored_dtype` returns."""
+    weights are stored as `dtype`, all other tensors as `get_stored_dtype` returns."""
     reader = built.lowered.graph.reader
     tensors = {
-        key: Tensor(
-            param.type.concrete({}), find_stored_dtype(param, dtype), partial(stream_rows, param.recipe, reader)
-        )
+        key: Tensor(param.type.concrete({}), get_stored_dtype(param, dtype), partial(stream_rows, param.recipe, reader))
         for key, param in built.source.weights.items()
     }
     return dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.bits))

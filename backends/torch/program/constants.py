@@ -34,7 +34,7 @@ def write_formula(recipe: Recipe) -> str | None:
     return f"{r.scaling}_frequencies(rope_frequencies({r.dim}, {theta}, {{0}}.device), {theta}, {arguments})"
 
 
-def find_stored_dtype(param: Param, dtype: DType) -> DType:
+def get_stored_dtype(param: Param, dtype: DType) -> DType:
     """Return the dtype of a parameter in a model of `dtype`: integers and block data keep their dtype, constant tables
     are f32, and all other parameters have `dtype`."""
     kind = param.type.dtype

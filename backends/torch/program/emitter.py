@@ -21,11 +21,8 @@ from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, P
 
 class Emitter:
     """Collects the statements of `graph`; every lowering receives it. ``emitter[value]`` is the operand of a graph
-    value.
-
-    cached: nodes with a KV cache or state. bias_nodes: nodes of attention biases, whose iotas count keys.
-    cross_attentions: attentions that cache the encoder's keys and values. float8_caches: store KV caches in FP8.
-    """
+    value. cached: nodes with a KV cache or state. bias_nodes: nodes of attention biases, whose iotas count keys.
+    cross_attentions: attentions that cache the encoder's keys and values. float8_caches: store KV caches in FP8."""
 
     calls_kernels: ClassVar[bool] = True  # the package `kernels` is shipped with the module
     has_comments: ClassVar[bool] = True  # statements get comments, which explain sizes
@@ -72,7 +69,7 @@ class Emitter:
                 self._operands[value] = self.resolve_param(value)
             else:
                 by_head = self._heads[value][1]
-                name = "x" if by_head.name == "x" else choose_local_name(value)
+                name = "x" if by_head.name == "x" else choose_name(value)
                 self._operands[value] = self.emit("{0}.transpose(1, 2).flatten(2)", by_head, name=name)
         return self._operands[value]
 
@@ -129,7 +126,7 @@ class Emitter:
             text, x = "{0}.transpose(1, 2)", source
         else:
             text, x = f"{{0}}.unflatten(-1, (-1, {width})).transpose(1, 2)", value
-        return self.emit(text, x, name=name or choose_local_name(value), replaces=None if name else 0, comment=comment)
+        return self.emit(text, x, name=name or choose_name(value), replaces=None if name else 0, comment=comment)
 
     def find_heads(self, value: Value, count: int) -> Var | None:
         """Return `value` as [batch, count, seq, width] if it was computed in that layout, else None."""
@@ -151,11 +148,9 @@ class Emitter:
         replaces: int | None = None,
         comment: str = "",
     ) -> Var:
-        """Append a statement in the current scope and return its result; `name` defaults to the node's output.
-
-        `text` is an expression with placeholders ``{0}``, ``{1}`` … for `operands`; the other arguments are fields of
-        `Statement` and `Var`.
-        """
+        """Append a statement in the current scope and return its result; `name` defaults to the node's output. `text`
+        is an expression with placeholders ``{0}``, ``{1}`` … for `operands`; the other arguments are fields of
+        `Statement` and `Var`."""
         return self.emit_tuple(text, *operands, names=(name,), shapes=(shape,), replaces=replaces, comment=comment)[0]
 
     def emit_tuple(
@@ -169,7 +164,7 @@ class Emitter:
     ) -> tuple[Var, ...]:
         """Append a statement whose result is a tuple, and return a variable for each of its values, called `names`."""
         resolved = tuple(self[o] if isinstance(o, Value) else o for o in operands)
-        default = choose_local_name(self.node.output) if self.node is not None else "value"
+        default = choose_name(self.node.output) if self.node is not None else "value"
         shapes = shapes or (None,) * len(names)
         results = tuple(Var(n or default, s) for n, s in zip(names, shapes, strict=True))
         comment = comment if self.has_comments else ""
@@ -211,10 +206,8 @@ class Emitter:
 
     def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
         """Return an expression for `var` with the statements of the current scope inlined, and the expression's
-        operands.
-
-        Placeholders are numbered from `first`. Statements of other scopes and those with a cache are not inlined.
-        """
+        operands. Placeholders are numbered from `first`. Statements of other scopes and those with a cache are not
+        inlined."""
         s = next((s for s in self.program.statements if var in s.results), None)
         if s is None or s.scope != self.scope or any(isinstance(o, CacheSlot) for o in s.operands):
             return f"{{{first}}}", [var]
@@ -241,12 +234,8 @@ class Emitter:
 
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         """Return a module constructed by `init` whose parameters are `weights`, by attribute; arguments of None are
-        skipped.
-
-        Return None if these are not exactly the members of one module in this scope, or if an earlier statement reads
-        one of
-        them directly. The statement must then read the weights themselves.
-        """
+        skipped. Return None if these are not exactly the members of one module in this scope, or if an earlier
+        statement reads one of them directly. The statement must then read the weights themselves."""
         present = {name: w for name, w in weights.items() if w is not None}
         paths = {w.name.removesuffix(f".{name}") for name, w in present.items()}
         if len(paths) != 1 or not all(isinstance(w, Param) for w in present.values()):
@@ -272,9 +261,7 @@ class Emitter:
         """Return whether the graph has other parameters or scopes below `path` than `params`."""
         if self._name_counts is None:
             scopes = {node.scope for node in self.graph.nodes}
-            self._name_counts = Counter(
-                outer for name in (*scopes, *self.graph.params) for outer in _list_prefixes(name)
-            )
+            self._name_counts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _expand_path(name))
         return self._name_counts[path] > len(params)  # a weight in blocks has several tensors
 
     def _inside(self, path: str) -> bool:
@@ -359,13 +346,13 @@ class Emitter:
         return ", ".join(texts), operands
 
 
-def _list_prefixes(name: str) -> list[str]:
+def _expand_path(name: str) -> list[str]:
     """Return all dotted prefixes of `name`, shortest first; the last is `name` itself."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
-def choose_local_name(value: Value) -> str:
+def choose_name(value: Value) -> str:
     """Return a variable name for `value`: the last part of its name. If that is just the name of the op, return the
     operand name of its first reader instead, or y for an x, xs or y."""
     name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
@@ -375,7 +362,7 @@ def choose_local_name(value: Value) -> str:
         return name
     reader, index = value.uses[0]
     if reader.op in MOVES:
-        return choose_local_name(reader.output)
+        return choose_name(reader.output)
     operands = reader.op.operands
     wanted = operands[min(index, len(operands) - 1)].name
     if len(operands) > 1 and wanted not in ("x", "xs", "y"):

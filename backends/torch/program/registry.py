@@ -33,11 +33,9 @@ LOWERINGS: Alternatives[Lowering] = Alternatives("lowered op", "weft.backends.to
 def lowering(
     *ops: Op, when: When = lambda node: None, first: bool = False, kernels: bool = False
 ) -> Callable[[Emit], Emit]:
-    """Register the decorated function as a lowering of `ops`; lowerings are tried in the order of registration.
-
-    `when` returns the reason to refuse a node, else None. With `first`, the lowering precedes those registered earlier.
-    The function returns operands for the node's outputs, or None if it has assigned ``emitter[output]`` itself.
-    """
+    """Register the decorated function as a lowering of `ops`; lowerings are tried in the order of registration. `when`
+    returns the reason to refuse a node, else None. With `first`, the lowering precedes those registered earlier. The
+    function returns operands for the node's outputs, or None if it has assigned ``emitter[output]`` itself."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:

@@ -69,11 +69,9 @@ Operand = Var | Submodule | ParamRef | CacheSlot
 
 @dataclass(eq=False)
 class Statement:
-    """``results = text``, where `operands` fill the placeholders of `text`.
-
-    Without text it emits no code, but makes its operands available in `scope`. replaces: index of an operand whose name
-    the first result may reuse. comment: trailing comment in the source, such as the new layout.
-    """
+    """``results = text``, where `operands` fill the placeholders of `text`. Without text it emits no code, but makes
+    its operands available in `scope`. replaces: index of an operand whose name the first result may reuse. comment:
+    trailing comment in the source, such as the new layout."""
 
     text: str
     operands: tuple[Operand, ...]
@@ -104,5 +102,5 @@ def is_inside(path: str, scope: str) -> bool:
     return not scope or path.startswith(f"{scope}.")
 
 
-def make_relative(path: str, scope: str) -> str:
+def relative_to(path: str, scope: str) -> str:
     return path[len(scope) + 1 :] if scope else path

@@ -21,7 +21,7 @@ from ...block_weights import is_quantized
 from ...safetensors import Tensor, write_shards
 from ...target import MODEL
 from ...weights import StoredTensor, summarize_weights
-from ..program.constants import find_stored_dtype
+from ..program.constants import get_stored_dtype
 from ..program.stateful_nodes import check_cache_writes
 from .embedding import write_embedding, write_json
 from .engines.plans import plans
@@ -140,7 +140,7 @@ class TransformersFolder:
     def _tensors(self) -> dict[str, Tensor]:
         params, reader, kind = self._params(), self._graph.reader, dtypes.parse(self._dtype)
         tensors = {
-            key: Tensor(tuple(p.type.concrete({})), find_stored_dtype(p, kind), partial(stream_rows, p.recipe, reader))
+            key: Tensor(tuple(p.type.concrete({})), get_stored_dtype(p, kind), partial(stream_rows, p.recipe, reader))
             for key, p in params.items()
         }
         self.tensors = {key: StoredTensor(params[key].recipe, t.dtype, t.shape) for key, t in tensors.items()}

@@ -31,7 +31,7 @@ def emit_embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):
         assert frequencies is not None
         call.add(f"({call.placeholder(frequencies)}, {amplitude})")
-    call.set("scale", float(a["scale"]), default=1.0).add_keywords(table=node.operand("table"))
+    call.set("scale", float(a["scale"]), default=1.0).add_named(table=node.operand("table"))
     call.set("offset", a["offset"], default=0)
     e.scope = TOP
     e.record_kernel("embed_tokens", lambda dtype: embed_tokens.refusal(torch.empty(1, 1, dtype=dtype, device="meta")))

@@ -121,12 +121,9 @@ class _Writer:
         self._find_axes()
 
     def _find_axes(self) -> None:
-        """Find the axes of the states; raise NoKernel if a kernel cannot run over them.
-
-        Set `inner` and `length` to the axis that is reduced (or None) and its size, and `across` and `count` to the
-        sizes of
-        the other axes, by axis, and their product.
-        """
+        """Find the axes of the states; raise NoKernel if a kernel cannot run over them. Set `inner` and `length` to the
+        axis that is reduced (or None) and its size, and `across` and `count` to the sizes of the other axes, by axis,
+        and their product."""
         states = [self.graph.inputs[name] for name in self.step.states]
         axes, shape = self.axes.axes_of(states[0]), _find_row_shape(states[0])
         if any(self.axes.axes_of(state) != axes for state in states):
@@ -239,10 +236,8 @@ class _Writer:
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
         """Return the source of the offsets of `value` from the pointer of an input, and of the mask ("" for none).
-
         `value` is the `view` of that input. Batch rows are `size` elements apart; with 0 they are a token's row stride
-        apart.
-        """
+        apart."""
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.axes_of(value), view.strides, strict=True):
             if axis in self.across:

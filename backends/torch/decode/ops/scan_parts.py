@@ -17,10 +17,8 @@ MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze)
 
 def split_products(step: Step) -> tuple[Graph, Step] | None:
     """Return a graph of the products by weights in `step`, and the rest of `step`, with the products as its last
-    tokens.
-
-    Return None if the step has no such products, or one of them lacks a batch axis or is an output of the step.
-    """
+    tokens. Return None if the step has no such products, or one of them lacks a batch axis or is an output of the
+    step."""
     products = [_follow_moves(node.output) for node in step.graph.nodes if node.op in PRODUCTS]
     if not products or any(v.shape[:1] != (BATCH,) or v in step.graph.outputs.values() for v in products):
         return None
@@ -104,11 +102,9 @@ def is_regrouping(node: Node) -> bool:
 
 
 def _pair_dims(node: Node) -> Iterable[tuple[Axis, Axis]]:
-    """Return pairs (dimension of an operand, dimension of the result) of `node` that run over the same axis.
-
-    A matrix product also pairs its summed dimensions. There are no pairs if `node` has several outputs or regroups
-    dimensions.
-    """
+    """Return pairs (dimension of an operand, dimension of the result) of `node` that run over the same axis. A matrix
+    product also pairs its summed dimensions. There are no pairs if `node` has several outputs or regroups
+    dimensions."""
     if len(node.outputs) != 1 or is_regrouping(node):
         return []
     out, values = node.output, [v for v in node.inputs if v is not None]

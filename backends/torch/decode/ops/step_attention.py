@@ -33,7 +33,7 @@ def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
     scope = e.find_node_scope(node, "weight", "bias", "q_norm", "k_norm")
     if scope != node.scope and not e.can_move_state(together[0], scope):
         return "its weights stand apart, and its cache cannot move to them"
-    packed = e.weight_operand(node.operand("weight")) is not None
+    packed = e.get_weight(node.operand("weight")) is not None
     return None if packed else "its weights cannot lie side by side"
 
 
@@ -91,8 +91,8 @@ def _find_slopes(node: Node) -> Value | None:
 def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
     """Emit and return `decode_attention` of a call of `norm_qkv`, which also writes keys and values to the cache."""
     weight, bias, norm = (
-        e.weight_operand(qkv.operand("weight")),
-        e.weight_operand(qkv.operand("bias")),
+        e.get_weight(qkv.operand("weight")),
+        e.get_weight(qkv.operand("bias")),
         e.find_norm(qkv),
     )
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
@@ -100,16 +100,16 @@ def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None)
     scope = e.find_scope(weight, norm, bias, q_norm, k_norm)
     inner = FunctionCall("norm_qkv").add(qkv.required_operand("x"), weight)
     cache, positions = inner.placeholder(_find_cache_operand(e, node, scope)), inner.placeholder(e.positions)
-    inner.add(f"{cache}.k", f"{cache}.v", positions).add_keywords(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
-    inner.add_keywords(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
+    inner.add(f"{cache}.k", f"{cache}.v", positions).add_named(bias=bias, norm=norm, q_norm=q_norm, k_norm=k_norm)
+    inner.add_named(cos=qkv.operand("cosines"), sin=qkv.operand("sines"))
     inner.set("interleaved", qkv.attrs["interleaved"], default=False)
     _add_rolling(inner, node)
     of_heads = _make_scale_arguments(e, node)
-    inner.add_keywords(**of_heads)
+    inner.add_named(**of_heads)
     if q_norm is not None:
-        inner.add_keywords(tickets=e.emit_tickets(node.attrs["heads"] + node.attrs["kv_heads"]))
+        inner.add_named(tickets=e.emit_tickets(node.attrs["heads"] + node.attrs["kv_heads"]))
     call = FunctionCall("decode_attention", inner.operands).add(str(inner), f"{cache}.k", f"{cache}.v", positions)
-    call.add_keywords(**of_heads)
+    call.add_named(**of_heads)
     _add_scoring(e, call, node, slopes)
     e.scope = scope
     e.record_kernel_for(qkv, "norm_qkv", _make_width_refusal(node), refuse_gemv)
@@ -129,7 +129,7 @@ def _emit_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
     scales = ", ".join(call.placeholder(scale) for scale in of_heads.values())
     arguments = f"{cache}, {k}, {v}, {positions}"
     update = f"update_cache_float8({arguments}, {scales})" if scales else f"update_cache({arguments})"
-    call.add(f"{q}.transpose(1, 2)", f"*{update}", positions).add_keywords(**of_heads)
+    call.add(f"{q}.transpose(1, 2)", f"*{update}", positions).add_named(**of_heads)
     _add_scoring(e, call, node, slopes)
     e.record_kernel("decode_attention", _make_attention_refusal(node))
     return call.emit(e, ".flatten(2)", name="attended")
@@ -147,7 +147,7 @@ def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node)
     else:
         slot = call.placeholder(cache)
         call.add(f"{call.placeholder(q)}.transpose(1, 2)", f"{slot}.k", f"{slot}.v", e.positions)
-        call.add_keywords(**_make_scale_arguments(e, node))
+        call.add_named(**_make_scale_arguments(e, node))
         e.record_kernel("decode_attention", _make_attention_refusal(node))
     _add_scoring(e, call, node, slopes)
     return call.emit(e, ".flatten(1)[:, None]" if latent else ".flatten(2)", name="attended")
@@ -172,7 +172,7 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
     slot = _find_cache_operand(e, node)
     cache, positions = call.placeholder(slot), call.placeholder(e.positions)
     if absorbed is not None:
-        call.add(str(_make_latent_qk_call(e, node, absorbed, call, slot)), f"{cache}.k")
+        call.add(str(_make_latent_call(e, node, absorbed, call, slot)), f"{cache}.k")
     else:
         q = call.placeholder(e.split_heads(node.required_operand("q"), node.attrs["heads"]))
         k = call.placeholder(e.split_heads(node.required_operand("k"), 1))
@@ -183,20 +183,18 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
     return call.emit(e, ".flatten(1)[:, None]", name="attended")
 
 
-def _make_latent_qk_call(
-    e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand
-) -> FunctionCall:
+def _make_latent_call(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
     """Return the call of `latent_qk` for the node `absorbed`, an argument of the call `outer`; it also updates the
     `cache`."""
     call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required_operand("weight")
-    call.add(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.weight_operand(weight))
+    call.add(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.get_weight(weight))
     call.add(
         f"{call.placeholder(cache)}.k",
         e.positions,
         absorbed.required_operand("cosines"),
         absorbed.required_operand("sines"),
     )
-    call.add_keywords(norm=e.find_norm(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
+    call.add_named(norm=e.find_norm(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
     _add_rolling(call, node)
     (rows, rank), heads = weight.type.concrete({}), node.attrs["heads"]
     rope = absorbed.required_operand("latent").width - rank
@@ -216,16 +214,16 @@ def _add_scoring(e: StepEmitter, call: FunctionCall, node: Node, slopes: Value |
     sinks, slopes, window, keep_first, rolling, chunk or dilation, and tickets."""
     a = node.attrs
     if e.reads_prompts:
-        call.add_keywords(start=e.start)
+        call.add_named(start=e.start)
     call.set("scale", a["scale"]).set("softcap", a["softcap"])
-    call.add_keywords(sinks=node.operand("sinks"), slopes=slopes)
+    call.add_named(sinks=node.operand("sinks"), slopes=slopes)
     if a["window"] is not None:
         call.set("window", a["window"])
         if not _add_rolling(call, node):
             call.set("keep_first", a["keep_first"], default=0)
     if (name := STRIDE_ARGUMENTS.get(a["pattern"])) is not None:
         call.set(name, a["stride"])
-    call.add_keywords(tickets=e.emit_tickets(a["heads"]))
+    call.add_named(tickets=e.emit_tickets(a["heads"]))
 
 
 def _add_rolling(call: FunctionCall, node: Node) -> bool:

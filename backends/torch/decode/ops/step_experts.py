@@ -35,12 +35,12 @@ def emit_mixture(e: StepEmitter, node: Node) -> Var:
     call = FunctionCall("moe_decode", chosen.operands)
     weights = _add_routing(e, chosen, route)
     call.add(f"{call.placeholder(x)}.flatten(0, 1)", f"*{chosen}", up, down)
-    call.add_keywords(**{name: node.operand(name) for name in ("gate", "up_bias", "down_bias", "gate_bias")})
+    call.add_named(**{name: node.operand(name) for name in ("gate", "up_bias", "down_bias", "gate_bias")})
     if stream is not None:
         call.add(f"residual={call.placeholder(stream)}.flatten(0, 1)")
-    call.add_keywords(norm=norm)
+    call.add_named(norm=norm)
     add_activation(call, node)
-    call.add_keywords(tickets=e.emit_tickets(-(-x.width // LEAST_ROWS)))
+    call.add_named(tickets=e.emit_tickets(-(-x.width // LEAST_ROWS)))
     e.enter_scope_of(norm, *weights, *(e[v] for v in (up, down)))
     e.record_kernel("moe_decode", refuse_gemv)
     return call.emit(e, f".view_as({call.placeholder(x)})", name="x", replaces=stream)
@@ -59,15 +59,15 @@ def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operan
         return routing.refusal(torch.empty(1, experts, dtype=dtype, device="meta"), k)
 
     if without_router:
-        call.add(f"{call.placeholder(route.required_operand('logits'))}.flatten(0, 1)").add_keywords(
+        call.add(f"{call.placeholder(route.required_operand('logits'))}.flatten(0, 1)").add_named(
             bias=route.operand("bias")
         )
         e.record_kernel_for(route, "route", refuse)
     else:
         norm = e.find_norm(route)
-        weights = [e.weight_operand(route.operand("weight")), e.weight_operand(route.operand("bias")), norm]
+        weights = [e.get_weight(route.operand("weight")), e.get_weight(route.operand("bias")), norm]
         call.add(f"{call.placeholder(route.required_operand('x'))}.flatten(0, 1)", weights[0])
-        call.add_keywords(bias=weights[1], correction=route.operand("correction"), norm=norm)
+        call.add_named(bias=weights[1], correction=route.operand("correction"), norm=norm)
         e.record_kernel_for(route, "norm_route", refuse_gemv, refuse)
     call.set("k", k).set("scoring", a["scoring"], default="softmax")
     call.set("renormalize", a["renormalize"], default=True).set("scale", a["scale"], default=1)
@@ -75,5 +75,5 @@ def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operan
         for name in ("groups", "top_groups", "group_score"):
             call.set(name, a[name])
     if not without_router:
-        call.add_keywords(tickets=e.emit_tickets(1))
+        call.add_named(tickets=e.emit_tickets(1))
     return weights

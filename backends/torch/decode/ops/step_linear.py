@@ -10,7 +10,7 @@ from weft.ir.graph import Node, Param, Value
 from ...kernels.shared import gemv
 from ...kernels.shared.activation import ACTIVATIONS
 from ...ops.calls import FunctionCall
-from ...program.emitter import choose_local_name
+from ...program.emitter import choose_name
 from ...program.statements import Operand, Var
 from ..step_emitter import StepEmitter
 from ..step_registry import step_lowering
@@ -42,7 +42,7 @@ def add_activation(call: FunctionCall, node: Node) -> FunctionCall:
 
 def enter_weights(e: StepEmitter, node: Node) -> tuple[Operand | None, Operand | None, Operand | None]:
     """Return the weight, bias and norm of `node` as operands, and enter the innermost scope that contains them."""
-    operands = e.weight_operand(node.operand("weight")), e.weight_operand(node.operand("bias")), e.find_norm(node)
+    operands = e.get_weight(node.operand("weight")), e.get_weight(node.operand("bias")), e.find_norm(node)
     e.enter_scope_of(*operands)
     return operands
 
@@ -61,7 +61,7 @@ def emit_linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
         return e.make_placeholders(node)
     weight, bias, norm = enter_weights(e, node)
     e.record_kernel("norm_linear", refuse_gemv)
-    call = FunctionCall("norm_linear").add(node.required_operand("x"), weight).add_keywords(bias=bias, norm=norm)
+    call = FunctionCall("norm_linear").add(node.required_operand("x"), weight).add_named(bias=bias, norm=norm)
     return call.set("activation", find_kernel_activation(node.attrs["activation"]), default="identity").emit(e)
 
 
@@ -81,10 +81,10 @@ def emit_split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     e.enter(product)
     weight, bias, norm = enter_weights(e, product)
     e.record_kernel("norm_linear", refuse_gemv)
-    call = FunctionCall("norm_linear").add(product.required_operand("x"), weight).add_keywords(bias=bias, norm=norm)
+    call = FunctionCall("norm_linear").add(product.required_operand("x"), weight).add_named(bias=bias, norm=norm)
     widths = ", ".join(map(str, node.attrs["sizes"]))
     return e.emit_tuple(
-        f"{call}.split(({widths}), -1)", *call.operands, names=tuple(choose_local_name(v) for v in node.outputs)
+        f"{call}.split(({widths}), -1)", *call.operands, names=tuple(choose_name(v) for v in node.outputs)
     )
 
 
@@ -95,7 +95,7 @@ def emit_head_linear(e: StepEmitter, node: Node) -> Var | None:
     x, weight = node.operand("x"), node.operand("weight")
     if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
         return None
-    matrix = e.weight_operand(weight)
+    matrix = e.get_weight(weight)
     e.enter_scope_of(matrix)
     e.record_kernel("linear_by_head", refuse_gemv)
     return FunctionCall("linear_by_head").add(x, matrix, str(node.attrs["heads"])).emit(e)
@@ -106,7 +106,7 @@ def emit_glu(e: StepEmitter, node: Node) -> Var:
     """Emit and return a gated unit with its two projections and the norm before them."""
     weight, bias, norm = enter_weights(e, node)
     e.record_kernel("norm_glu", refuse_gemv)
-    call = FunctionCall("norm_glu").add(node.required_operand("x"), weight).add_keywords(bias=bias, norm=norm)
+    call = FunctionCall("norm_glu").add(node.required_operand("x"), weight).add_named(bias=bias, norm=norm)
     return add_activation(call, node).emit(e, name="h")
 
 
@@ -116,11 +116,9 @@ def emit_linear_residual(e: StepEmitter, node: Node) -> Var:
     weight, bias, norm = enter_weights(e, node)
     stream: Value = node.required_operand("residual")
     call = (
-        FunctionCall("linear_residual")
-        .add(node.required_operand("x"), weight, stream)
-        .add_keywords(bias=bias, norm=norm)
+        FunctionCall("linear_residual").add(node.required_operand("x"), weight, stream).add_named(bias=bias, norm=norm)
     )
-    call.set("scale", node.attrs["scale"], default=1).add_keywords(tickets=e.emit_tickets(node.output.width))
+    call.set("scale", node.attrs["scale"], default=1).add_named(tickets=e.emit_tickets(node.output.width))
     e.record_kernel("linear_residual", refuse_gemv)
     return call.emit(e, name="x", replaces=stream)
 

@@ -19,7 +19,7 @@ from ...ops.calls import FunctionCall
 from ...ops.custom_recurrences import add_step_function, write_function, write_tuple
 from ...ops.elementwise import write_activation
 from ...ops.recurrent import emit_features
-from ...program.emitter import choose_local_name
+from ...program.emitter import choose_name
 from ...program.statements import CacheSlot, Var
 from ..step_emitter import StepEmitter
 from ..step_registry import step_lowering
@@ -117,14 +117,12 @@ def emit_matrix_recurrence(e: StepEmitter, node: Node) -> Var | None:
     call.set("heads", a["heads"]).set("groups", a["groups"], default=1)
     call.arguments += [f"{name}={row(name)}" for name in ("decay", "beta", "gate") if node.operand(name) is not None]
     unit = e.make_norm("rms", a["unit_eps"]) if a["unit"] else None
-    call.add_keywords(
-        a_log=e.weight_operand(node.operand("a_log")), bias=e.weight_operand(node.operand("bias")), unit=unit
-    )
+    call.add_named(a_log=e.get_weight(node.operand("a_log")), bias=e.get_weight(node.operand("bias")), unit=unit)
     for name in ("q_scale", "k_scale", "beta_scale"):
         call.set(name, a[name], default=1.0)
     _add_norm(e, call, node)
     e.record_kernel("matrix_step", lambda dtype: _refuse_matrix(node, dtype))
-    return call.emit(e, "[0][:, None]", name=choose_local_name(node.output))
+    return call.emit(e, "[0][:, None]", name=choose_name(node.output))
 
 
 @step_lowering(ops.linear_attention)
@@ -160,15 +158,15 @@ def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
         else:
             call.add(node.operand(name))
     _add_state(call, node)
-    call.add_keywords(
-        weight=None if mamba2 else e.weight_operand(node.operand("weight")), bias=e.weight_operand(node.operand("bias"))
+    call.add_named(
+        weight=None if mamba2 else e.get_weight(node.operand("weight")), bias=e.get_weight(node.operand("bias"))
     )
     call.set("softplus", a["softplus"], default=False)
     if not mamba2:
-        call.add_keywords(norm=e.find_norm(node))
+        call.add_named(norm=e.find_norm(node))
         for name in "bc":
             norm = e.make_norm("rms", a[f"{name}_eps"], node.operand(f"{name}_weight")) if a[f"{name}_norm"] else None
-            call.add_keywords(**{f"{name}_norm": norm})
+            call.add_named(**{f"{name}_norm": norm})
     call.set("log_a", a["log_a"], default=False)
     if mamba2:
         call.set("heads", a["heads"]).set("groups", a["groups"])
@@ -184,7 +182,7 @@ def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
         return mamba_scan.refusal(x, b)
 
     e.record_kernel(call.function, refusal)
-    return call.emit(e, "[0][:, None]", name=choose_local_name(node.output))
+    return call.emit(e, "[0][:, None]", name=choose_name(node.output))
 
 
 def _add_norm(e: StepEmitter, call: FunctionCall, node: Node) -> None:
@@ -192,7 +190,7 @@ def _add_norm(e: StepEmitter, call: FunctionCall, node: Node) -> None:
     a = node.attrs
     if a["norm"]:
         norm = e.make_norm("rms", a["eps"], node.operand("norm_weight"))
-        call.add_keywords(norm=norm, tickets=e.emit_tickets(a["norm_groups"])).set(
+        call.add_named(norm=norm, tickets=e.emit_tickets(a["norm_groups"])).set(
             "norm_groups", a["norm_groups"], default=1
         )
 

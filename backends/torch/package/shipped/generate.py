@@ -52,7 +52,7 @@ def generate(
             logits = step(token[:, None], ids.new_full((1, 1), position), cache)
 
 
-def print_tokens(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
+def print_text(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
     """Print the text of `tokens` in complete characters, up to the first in `stop`; return the number before it."""
     known, printed = list[int](), 0
     for token in tokens:
@@ -117,9 +117,7 @@ def run(args: argparse.Namespace) -> None:
         read if answers else None,
         {position: token for position, token in ends.items() if token is not None},
     )
-    count = print_tokens(
-        tokens, {*facts["eos_token_ids"]}, tokenizer.decode if tokenizer else lambda ids: f"{ids}"[1:-1]
-    )
+    count = print_text(tokens, {*facts["eos_token_ids"]}, tokenizer.decode if tokenizer else lambda ids: f"{ids}"[1:-1])
     seconds = time.perf_counter() - start
     print(f"{len(prompt)} tokens read and {count} written in {seconds:.2f} s", file=sys.stderr)
 

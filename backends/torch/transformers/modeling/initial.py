@@ -10,7 +10,7 @@ from weft.ir.recipes import Concat, Full, Map, Normal, Recipe, Uniform
 
 from ...codegen.method_writer import write_attribute
 from ...codegen.structure import Method
-from ...program.statements import Submodule, make_relative
+from ...program.statements import Submodule, relative_to
 
 RANGE = 0.02  # the default of transformers
 
@@ -30,7 +30,7 @@ def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], u
     for name, method in methods.items():
         class_lines: list[str] = []
         for path, member in method.members.items():
-            local = write_attribute("module", make_relative(path, method.path))
+            local = write_attribute("module", relative_to(path, method.path))
             if isinstance(member, Submodule):
                 parts = {
                     f"{local}.{leaf}": (weights.get(f"{path}.{leaf}"), _module_default(member, leaf, usual))

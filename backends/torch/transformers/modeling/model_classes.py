@@ -15,7 +15,7 @@ from ...codegen.members import Constructor
 from ...codegen.method_writer import MethodWriter
 from ...codegen.structure import Loop, Method, ModuleCall
 from ...codegen.value_names import NamedOperand, SourceLine
-from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, make_relative
+from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative_to
 from ..lower.model_emitter import INDEX, ShellEmitter
 from .initial import RANGE, initial_lines
 from .stack import CacheNumbers, Stack, attends, cache_numbers
@@ -263,7 +263,7 @@ class _ShellConstructor(Constructor):
         self.offsets: dict[str, int] = {}
         for item, offset in writer.offsets(method).items():
             if isinstance(item, ModuleCall):
-                self.offsets.setdefault(make_relative(item.path, method.path), offset)
+                self.offsets.setdefault(relative_to(item.path, method.path), offset)
 
     def construct(self, place: str, name: str) -> str:
         method = self.writer.methods.get(name)
