@@ -26,7 +26,7 @@ from .program.stateful_nodes import check_cache_writes, find_cached_nodes
 from .program.statements import TORCH_NAMES
 from .program.token_positions import find_rolling_capacity
 
-WIDENING_NOTE = "on a CPU PyTorch widens weights of FP8 and FP4 again for every token: that saves memory and costs time"
+WIDENING_NOTE = "on a CPU, weights in FP8 and FP4 are dequantized for every token: this saves memory but costs time"
 BF16_NOTE = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 
 
@@ -43,7 +43,9 @@ class TorchFolder:
     def __init__(self, forms: Mapping[str, Graph], dtype: str, options: Options, notes: list[str]) -> None:
         graph, self._dtype = forms[""], dtype
         if has_cache(graph):
-            raise WeftError("target torch keeps caches by itself: leave out the pass kv-cache, and passes that need it")
+            raise WeftError(
+                "target torch adds caches by itself: leave out the pass kv-cache and the passes that need it"
+            )
         check_cache_writes(graph)
         settings = {name: getattr(options, name) for name in options.list_all()}
         float8 = settings[CACHE_DTYPE] == "fp8"
@@ -57,7 +59,7 @@ class TorchFolder:
         )
         limits = float8_caches.describe_limits(graph) if float8 else []
         if float8 and not any(map(float8_caches.can_be_float8, float8_caches.find_kv_attentions(graph))):
-            self.idle[CACHE_DTYPE] = next(iter(limits), "no attention keeps keys and values")
+            self.idle[CACHE_DTYPE] = next(iter(limits), "no attention caches keys and values")
         notes += limits
         if settings[ACTIVATIONS] and not any(_float_bits(name) == 8 for name in stored):
             self.idle[ACTIVATIONS] = "no weights are FP8 blocks (--keep-blocks all keeps those of a checkpoint)"
@@ -83,8 +85,7 @@ class TorchFolder:
         return [*map(str, explain_step(self._built.lowered.graph, self._built.step, report, kind)), explain_cpu(kind)]
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
-        """Write the code and the weights into `folder`; after each write, call `step` with the number of bytes
-        written."""
+        """Write the code and the weights into `folder`; call `step` with the number of bytes after each write."""
         export.write_code(self._built, folder)
         write_shards(folder, self._weights, step=step)
 
@@ -101,8 +102,7 @@ def _describe_states(graph: Graph) -> dict[str, Any]:
 
 
 def _list_states(node: Node) -> tuple[StateSpec, ...]:
-    """Return the specs of `node`'s caches, else of its states; the caches of an attention with a window roll where they
-    can."""
+    """Return the specs of `node`'s caches, else of its states; the cache of a windowed attention rolls if it can."""
     room = find_rolling_capacity(node)
     if room is None:
         return find_caches(node) or find_states(node)

@@ -27,7 +27,7 @@ KINDS = {  # ops that replace attention, and feed-forwards
 
 
 def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
-    """Map the key of each method to the name of its class; none is in `taken`. The class of `top` is called `whole`.
+    """Map the key of each method to its class name; none is in `taken`, and the class of `top` is called `whole`.
     Classes that would have the same name get a prefix (encoder or decoder, then a word for their ops), or else a
     number."""
     places: dict[Hashable, list[str]] = {}
@@ -51,8 +51,7 @@ def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]
 
 
 def list_own_nodes(method: Method) -> list[Node]:
-    """Return the nodes that the statements of `method` compute, without those of inner methods and hoisted
-    statements."""
+    """Return the nodes that statements of `method` compute, without those of inner methods and hoisted statements."""
     statements = (i for i in method.items if isinstance(i, Statement) and not i.early)
     return list(dict.fromkeys(i.node for i in statements if i.node is not None))
 
@@ -91,9 +90,8 @@ def _choose_title(path: str, nodes: list[Node]) -> str:
 
 
 def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:
-    """Return a name for each of several classes that would all be called `title`; names may remain equal. `places` has
-    the module paths of each class. The prefix is encoder or decoder, or a word for the ops of the nodes in `within` (by
-    path)."""
+    """Return a name for each of several classes that would be called `title`; names may remain equal. `places` has the
+    paths of each class. Prefixes are encoder or decoder, or a word for the ops of the nodes in `within` (by path)."""
     if len(places) == 1:
         return [title]
     sides = [{p.partition(".")[0] for p in paths if "." in p} for paths in places]

@@ -41,8 +41,7 @@ class ClassSource:
 
     @property
     def like(self) -> str:
-        """Return the source of `new_cache`'s extra parameter `like`; "" if a weight of the class gives the cache its
-        dtype."""
+        """Return the source of `new_cache`'s extra parameter `like`; "" if a weight of the class gives the dtype."""
         return ", like: Tensor" if "like" in re.findall(r"\w+", self.cache) else ""
 
 
@@ -73,13 +72,12 @@ class ClassWriter(ABC):
         """Return the source of the parameter through which the method of an inner module receives its cache."""
 
     def write_parameter(self, o: NamedOperand, name: str, top: bool) -> str:
-        """Return the source of a parameter, `name` and its annotation; `top`: it belongs to the whole model's
-        forward."""
+        """Return the source of a parameter: `name` and its annotation. `top`: the method is the model's forward."""
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def write_cache(self, method: Method) -> tuple[str, str]:
-        """Return the expression that constructs the cache of a class, and the cache's type; ("", "") without a
-        cache."""
+        """Return the expression that constructs the cache of a class, and the type of the cache; ("", "") without
+        one."""
         return "", ""
 
     def list_described_nodes(self, method: Method) -> list[Node]:
@@ -89,8 +87,7 @@ class ClassWriter(ABC):
     # -- writing
 
     def write(self, method: Method) -> str:
-        """Return the name of the class of `method`; if it is new, add it to `classes`, after the classes of inner
-        methods."""
+        """Return the class name of `method`; add a new class to `classes`, after the classes of inner methods."""
         if not self.names:
             self.names = name_classes(method, self.top, self.nodes, {*read_library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]

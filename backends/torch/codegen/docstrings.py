@@ -54,19 +54,13 @@ def write_model_doc(graph: Graph, program: Program, kernels: bool) -> list[str]:
 
 
 def _describe_inputs(program: Program) -> str:
-    inputs = ", ".join(
-        f"{v.name} {_write_shape(v.shape)}" for v in program.inputs if v.shape is not None and not v.default
-    )
+    required = (v for v in program.inputs if v.shape is not None and not v.default)
+    inputs = ", ".join(f"{v.name} [{', '.join(map(str, v.shape or ()))}]" for v in required)
     return f"`Model` takes {inputs} and returns {', '.join(program.outputs)}."
 
 
-def _write_shape(shape: tuple[object, ...] | None) -> str:
-    return f"[{', '.join(map(str, shape or ()))}]"
-
-
 def write_class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> str:
-    """Return a sentence that describes the class of `method`; it computes `nodes` and calls the classes `inner` (by
-    path)."""
+    """Return a sentence on the class of `method`, which computes `nodes` and calls the classes `inner` (by path)."""
     parts = list_calls(method)
     if method.path != TOP or not parts:
         phrases = [text for node in nodes if (text := _describe(node))]
@@ -89,8 +83,7 @@ def write_class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node])
 
 
 def _describe_block(method: Method, nodes: list[Node], parts: list[ModuleCall], inner: Mapping[str, str]) -> str:
-    """Return a phrase on a block: its residual branches, and the placement of its norms (Xiong 2020, arXiv
-    2002.04745)."""
+    """Return a phrase on a block: its residual branches and the place of its norms (Xiong 2020, arXiv 2002.04745)."""
     places = {_classify_norm(n, method.path) for n in nodes if n.op in NORMS}
     style = next((text for asked, text in STYLES if asked == places), "a block")
     *first, last = (inner[p.path] for p in parts)

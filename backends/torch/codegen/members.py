@@ -19,13 +19,11 @@ class Constructor:
     # -- to override
 
     def construct(self, place: str, name: str) -> str:
-        """Return the expression that constructs a module of the class `name`; `place` is the module's path in this
-        class."""
+        """Return the expression that constructs a module of the class `name`; `place` is its path in this class."""
         return f"{name}()"
 
     def construct_list(self, place: str, names: Sequence[str]) -> str:
-        """Return the expression that constructs a ModuleList at the path `place`, of modules of the classes `names` in
-        order."""
+        """Return the expression that constructs a ModuleList of the classes `names` in order; `place` is its path."""
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}() for _ in range({len(names)}))"
         return f"nn.ModuleList(kind() for kind in {write_periodic_list([*names])})"
@@ -85,14 +83,13 @@ class Constructor:
                 self._assign_members(place, local, entry)
 
     def _construct_entry(self, path: str, entry: Any) -> str:
-        """Return the expression that constructs a module: its `init`, its class, or ``nn.Module()`` for None and
-        dictionaries."""
+        """Return the expression that constructs a module: its `init`, its class, or else ``nn.Module()``."""
         if isinstance(entry, Submodule):
             return entry.init
         return self.construct(path, entry) if isinstance(entry, str) else "nn.Module()"
 
     def _assign_list(self, place: str, path: str, entries: dict[str, Any]) -> None:
-        """Append the lines that construct the list at `path`, with the source `place`; keys of `entries` are indices
+        """Append lines that construct the list at `path`, with the source `place`; keys of `entries` are indices
         (str)."""
         count = max(int(k) for k in entries) + 1
         items = [entries.get(str(i)) for i in range(count)]
@@ -112,8 +109,7 @@ class Constructor:
 
 
 def write_constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-    """Return the lines of ``__init__`` of the class of `method` as `Constructor.write` does; ``pass`` if it has no
-    members."""
+    """Return the lines of ``__init__`` of the class of `method`, as `Constructor.write` does; else ``pass``."""
     return Constructor().write(method, inner, tables) or ["pass"]
 
 

@@ -71,8 +71,7 @@ class MethodWriter:
         return self.states[item]
 
     def list_state_arguments(self, item: ModuleCall) -> list[str]:
-        """Return the arguments of the call `item` that follow its inputs: its cache if the callee has states, else
-        none."""
+        """Return the arguments that follow the inputs of the call `item`: its cache if the callee has states."""
         return [self.states[item]] if item.slots else []
 
     def write_results(self, item: ModuleCall, text: str) -> str:
@@ -96,15 +95,14 @@ class MethodWriter:
         return ["*args"]
 
     def write_checkpoint_line(self, loop: Loop) -> str:
-        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" if `trains` is
-        False."""
+        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" without
+        `trains`."""
         return _checkpoint_line("state" if loop.slots else "") if self.trains else ""
 
     # -- writing
 
     def _preferred_name(self, o: NamedOperand) -> str:
-        """Return the preferred name of a parameter: `stream` for the hidden state, else its own name, or its path with
-        "_"."""
+        """Return the preferred name of a parameter: `stream` for the hidden state, else its own name or path."""
         return self.stream if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
     def _name_states(self) -> None:
@@ -281,14 +279,12 @@ def _split_path(path: str) -> list[str]:
 
 
 def _has_shape_of_all(o: Operand, results: Iterable[Var]) -> bool:
-    """Return whether `o` is a variable of known shape and all `results` have that shape, so that they may reuse its
-    name."""
+    """Return whether `o` is a variable whose known shape all `results` have, so that they may reuse its name."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 
 def find_layer_slice(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
-    """Return the path of the ModuleList whose modules `calls` run in order, and the slice of these modules, "" for
-    all."""
+    """Return the path of the ModuleList whose modules `calls` run in order, and their slice, "" for all."""
     container = relative_to(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
     paths = (relative_to(p, method.path) for p in (*method.modules, *method.members))

@@ -87,9 +87,8 @@ class ModelWriter(ClassWriter):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         rows = (s.operands[1] for s in program.statements if s.text == "F.embedding({0}, {1})")
-        self.tables = {
-            o.path for o in rows if isinstance(o, ParamRef) and not o.constant and o.path.endswith(".weight")
-        }
+        named = (o.path for o in rows if isinstance(o, ParamRef) and not o.constant)
+        self.tables = {path for path in named if path.endswith(".weight")}
 
     def write_init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
         return write_constructor(method, inner, self.tables)
@@ -153,8 +152,7 @@ def _write_new_cache(method: Method) -> str:
 
 
 def _find_weight(method: Method) -> str:
-    """Return the source of a weight whose dtype and device the cache gets; ``like`` if the module has no such
-    weight."""
+    """Return the source of a weight whose dtype and device the cache gets; ``like`` if the module has none."""
     for path, member in method.members.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
         if isinstance(member, Submodule) and "codes" not in member.tensors:

@@ -75,8 +75,7 @@ class Method:
 
     @property
     def slots(self) -> int:
-        """Return the number of items with states. The cache of one item is its state; that of several, a tuple of
-        states."""
+        """Return the number of items with states: the cache of one is its state, that of several a tuple of states."""
         return len(self.stateful)
 
     @property
@@ -174,8 +173,7 @@ class _StructureBuilder:
         return ModuleCall(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _is_only_forwarded(self, v: Var, mine: set[Statement]) -> bool:
-        """Return whether statements outside of `mine` only pass `v` on, without computing with it; it is then the last
-        output."""
+        """Return whether statements outside of `mine` only pass `v` on, without computing with it; then it is last."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _group(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
@@ -309,8 +307,7 @@ def _roll_loops(items: list[Item]) -> list[Item]:
 
 
 def _split_call_runs(items: list[Item]) -> Iterator[list[Item]]:
-    """Split `items` into consecutive runs: calls of successive modules of a list, calls of one module, or a single
-    item."""
+    """Split `items` into runs: calls of successive modules of a list, calls of one module, or a single item."""
     run: list[Item] = []
     for item in items:
         if run and not (

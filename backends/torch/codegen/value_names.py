@@ -47,8 +47,7 @@ class ValueNames:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _prefer_stream(self) -> dict[Operand, str]:
-        """Return preferred names by operand: `stream` for the value that a loop carries, and for values that it
-        replaces."""
+        """Return preferred names by operand: `stream` for the value that a loop carries and values that it replaces."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
@@ -68,8 +67,7 @@ class ValueNames:
         return last
 
     def name_parameter(self, o: NamedOperand, name: str) -> str:
-        """Choose and return the name of the parameter `o` of the method: `name`, followed by a number if it is
-        taken."""
+        """Choose and return the name of the parameter `o`: `name`, followed by a number if it is taken."""
         token = self.token(o)
         if name == "cache":
             self.names[token] = name
@@ -79,8 +77,7 @@ class ValueNames:
         return self.names[token]
 
     def text(self) -> list[str]:
-        """Return the source of all lines with their final names; a last line without targets is the return
-        statement."""
+        """Return the source of all lines with their final names; a last line without targets becomes a return."""
         out: list[str] = []
         for i, line in enumerate(self.lines):
             out += [f"{new} = {old}" for new, old in self._name_targets(i, line)]
@@ -136,8 +133,7 @@ class ValueNames:
 
 
 def _write_assignment(targets: str, tree: ast.AST) -> str:
-    """Return the source of ``targets = tree``; if `tree` is a conditional with `targets` as one branch, an `if`
-    statement."""
+    """Return the source of ``targets = tree``: an `if` statement if `tree` is a conditional with a branch `targets`."""
     if isinstance(tree, ast.IfExp):
         body, orelse = (unparse(t).strip("()") for t in (tree.body, tree.orelse))
         if orelse == targets:

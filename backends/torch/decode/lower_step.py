@@ -54,7 +54,7 @@ def find_refusal(graph: Graph) -> str | None:
     if graph.meta.get("kind") != "decoder":
         return "the model is not a decoder"
     if not find_cached_nodes(graph):
-        return "the model keeps nothing from call to call"
+        return "the model has no cache or state"
     if "logits" not in graph.outputs:
         return f"its outputs are {', '.join(graph.outputs)}, not logits"
     extra = set(graph.inputs) - {"input_ids", "position_ids"}
@@ -63,12 +63,11 @@ def find_refusal(graph: Graph) -> str | None:
 
 def explain_refusal(graph: Graph) -> str:
     """Return the reason why the model of `graph` has no decode step; `lower_step` must have returned None for it."""
-    return find_refusal(graph) or "its states would not be those of the model"
+    return find_refusal(graph) or "its caches would be nested differently than those of model.py"
 
 
 def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
-    """Return the decode step of `model`, given its fused `graph`; None if step and model would nest their caches
-    differently."""
+    """Return the decode step of `model`, given its fused `graph`; None if their caches would be nested differently."""
     head = find_last_mixing(graph)
     several = head is not None and can_read_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
@@ -94,8 +93,7 @@ def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
 
 
 def _nest_states(method: Method) -> object:
-    """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) in place of each
-    cache."""
+    """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) for each cache."""
     nested: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):
@@ -110,8 +108,7 @@ def _nest_states(method: Method) -> object:
 
 
 def make_refusal_check(graph: Graph) -> Accepts:
-    """Return a function from a node of the fused `graph` to None if a decode step can compute it, else to a list of
-    reasons."""
+    """Return a function from a node of the fused `graph` to None if a decode step computes it, else to reasons."""
     probe = StepEmitter(graph, {})
 
     def refuse(node: Node) -> list[str] | None:

@@ -58,9 +58,8 @@ class StepEmitter(Emitter):
         cached = find_cached_nodes(graph)
         super().__init__(graph, cached, find_key_bias_nodes(graph, cached), float8_caches=float8_caches)
         self.program.functions, self.reads_prompts = dict(functions), reads_prompts
-        self._cache_owners = [
-            *dict.fromkeys(find_cache_owner(n) if find_caches(n) else n for n in graph.nodes if n in cached)
-        ]
+        keepers = (find_cache_owner(n) if find_caches(n) else n for n in graph.nodes if n in cached)
+        self._cache_owners = [*dict.fromkeys(keepers)]
         self.choices: list[Implementation] = []
         self.kernels: dict[str, str] = {}  # generated for this model: source by name
         self.shared_caches: dict[Node, Var] = {}  # caches that several attentions read
@@ -92,7 +91,7 @@ class StepEmitter(Emitter):
         return [Statement(text, tuple(operands), (), TOP), *statements]
 
     def _write_advance(self) -> tuple[str, *tuple[Var, ...]]:
-        """Return (text, *operands) of the expression that advances the cache by the new tokens and returns its old
+        """Return an expression (text, *operands) that advances the cache by the new tokens and returns its old
         length."""
         cache = self.declare_input("cache", "", "Cache")
         if not self.reads_prompts:
@@ -105,15 +104,13 @@ class StepEmitter(Emitter):
         return emit_query_positions(self)
 
     def emit_tickets(self, each: int) -> Var:
-        """Emit and return the ticket counters, at least `each` per batch row, with which blocks of a kernel
-        synchronize."""
+        """Emit and return the ticket counters, at least `each` per batch row, with which kernel blocks synchronize."""
         self.most_tickets = max(self.most_tickets, each)
         tokens = self.declare_input("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
 
     def record_kernel(self, kernel: str, *refusals: Refusal) -> None:
-        """Record that `kernel` computes the current node; `refusals` return reasons to fall back (see
-        `Implementation`)."""
+        """Record that `kernel` computes the current node; `refusals` are as in `Implementation`."""
         assert self.node is not None
         self.record_kernel_for(self.node, kernel, *refusals)
 
@@ -127,16 +124,14 @@ class StepEmitter(Emitter):
         self.choices.append(Implementation(self.node, reason=reason))
 
     def make_placeholders(self, node: Node) -> tuple[Var, ...]:
-        """Return variables that stand for the outputs of `node`; its only reader emits the call and never reads
-        them."""
+        """Return variables that stand for the outputs of `node`, whose reader emits the call itself."""
         return tuple(Var(choose_name(value)) for value in node.outputs)
 
     # -- weights of kernels
 
     def get_weight(self, value: Value | None) -> Operand | None:
         """Return the weight `value` as an operand: a parameter, an `ops.pack` as one tensor, or the codes of quantized
-        blocks. Return None if `value` is None, or the parameters of the `ops.pack` cannot be packed (see
-        `pack_params`)."""
+        blocks; None if `value` is None, or the parameters of the `ops.pack` cannot be packed (see `pack_params`)."""
         if value is None:
             return None
         if not isinstance(value, Param):
@@ -172,8 +167,7 @@ class StepEmitter(Emitter):
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def make_norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
-        """Return a norm of `kind` rms or layer in the form that kernels take, with the parameters `gain` and
-        `shift`."""
+        """Return a norm of `kind` rms or layer as kernels take it, with the parameters `gain` and `shift`."""
         assert all(w is None or isinstance(w, Param) for w in (gain, shift))
         paths = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
@@ -199,8 +193,7 @@ class StepEmitter(Emitter):
     # -- scopes of statements
 
     def enter_scope_of(self, *operands: Operand | None) -> None:
-        """Set the scope of the next statements to the innermost one that contains the current scope and these
-        weights."""
+        """Set the scope of the next statements to `find_scope(*operands)`."""
         self.scope = self.find_scope(*operands)
 
     def find_node_scope(self, node: Node, *names: str) -> str:
@@ -214,8 +207,8 @@ class StepEmitter(Emitter):
             self.scope = outer
 
     def can_move_state(self, node: Node, scope: str) -> bool:
-        """Return whether the update of `node`'s state can move out to the enclosing `scope` without nesting the cache
-        otherwise."""
+        """Return whether the state update of `node` can move out to `scope` without changing the nesting of the
+        cache."""
         inner = f"{scope}." if scope else ""
         within = [n for n in self._cache_owners if n.scope == scope or n.scope.startswith(inner)]
         counts = Counter((n.scope, n.op) for n in within)
@@ -228,8 +221,7 @@ class StepEmitter(Emitter):
         return _nest_states([(places[key], key) for key in keys]) == _nest_states([(moved[key], key) for key in keys])
 
     def find_scope(self, *operands: Operand | None) -> str:
-        """Return the innermost scope that contains the current scope and the weights among `operands`; not a
-        ModuleList."""
+        """Return the innermost scope, never a ModuleList, around the current scope and the weights in `operands`."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
         return _skip_list(_common_scope(self.scope, *paths), paths) if self.scope else self.scope
 

@@ -29,13 +29,10 @@ def name_attributes(method: Method) -> dict[str, str]:
 
 
 def write_constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
-    """Return the lines of ``__init__`` that set the attributes of the class of `method`; `inner` maps the paths of
-    inner methods to class names."""
+    """Return the lines of ``__init__`` of the class of `method`; `inner` maps paths of inner methods to class names."""
     names = name_attributes(method)
-    lines = [
-        f"self.{names[p]} = {_write_member(source, relative_to(p, method.path))}"
-        for p, source in method.members.items()
-    ]
+    members = ((names[p], source, relative_to(p, method.path)) for p, source in method.members.items())
+    lines = [f"self.{name} = {_write_member(source, path)}" for name, source, path in members]
     lists: dict[str, list[str]] = {}
     for path, name in inner.items():
         local = relative_to(path, method.path)

@@ -18,8 +18,7 @@ When = Callable[[StepEmitter, Node], "str | None"]
 
 @dataclass(frozen=True)
 class StepLowering:
-    """A lowering of a fused op: `emit` emits kernel calls for a node; `when` returns the reason to refuse it, else
-    None."""
+    """A lowering of a fused op: `emit` emits kernel calls for a node; `when` returns a reason to refuse it, or None."""
 
     emit: Emit
     when: When
@@ -29,9 +28,8 @@ STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.t
 
 
 def step_lowering(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
-    """Register the decorated function as the lowering of `ops` in decode steps, for nodes for which `when` returns
-    None. The function emits statements and returns operands for the node's outputs, or None to use the model's lowering
-    instead."""
+    """Register the decorated function as the lowering of `ops` in decode steps, where `when` returns None for the node.
+    It emits statements and returns operands for the node's outputs, or None to use the model's lowering instead."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:

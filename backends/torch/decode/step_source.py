@@ -49,9 +49,8 @@ STEP_ARGUMENTS = ("input_ids", "position_ids", "cache")  # arguments of every st
 def write_step(
     lowered: LoweredGraph, step: DecodeStep | None, model: str = "model", package: str = "kernels"
 ) -> tuple[str, list[str]]:
-    """Return the source of decode.py, and the sorted names of the kernel files that it imports from `package`. Both are
-    empty if `step` is None or calls no kernel. Functions that are also in the model's source are imported from the
-    Python module `model`."""
+    """Return the source of decode.py, and the sorted names of the kernel files that it imports from `package`; both
+    empty if `step` is None or calls no kernel. Functions of the model are imported from the Python module `model`."""
     if step is None:
         return "", []
     # A variable with the name of a kernel would hide the kernel.

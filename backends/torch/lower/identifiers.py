@@ -96,8 +96,7 @@ def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _map_siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map the names of siblings to identifiers; names that all are indices stay if `listed` (the parent may be a
-    ModuleList)."""
+    """Map names of siblings to identifiers; if all are indices and the siblings are `listed`, they stay."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < MAX_SPARSE_LIST + 4 * len(parts):

@@ -74,8 +74,7 @@ def emit_nodes(
     then: Callable[[Node], None] = lambda node: None,
 ) -> None:
     """Emit every node of `graph` in order, and call `then` after each. `fused` maps an op to the function that emits
-    its nodes. If it has none, or the function returns None, the first registered lowering that accepts the node emits
-    it."""
+    its nodes; without one, or if it returns None, the first registered lowering that accepts the node emits it."""
     for node in list(graph.nodes):
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
@@ -95,8 +94,8 @@ def emit_nodes(
 
 def make_refusal_check(graph: Graph, kernels: bool = True) -> Accepts:
     """Return a function from a node to None if a lowering accepts it, else to each lowering's reason for refusing it.
-    The function raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`:
-    see `list_refusals`."""
+    It raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`: as in
+    `list_refusals`."""
     cached = {node.output.name for node in find_cached_nodes(graph)}
 
     def refuse(node: Node) -> list[str] | None:
@@ -133,8 +132,7 @@ def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
 
 
 def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
-    """Replace the operand of `value` [batch, seq, dim] by that of one token per batch row if ``last`` [batch] is
-    passed."""
+    """Replace the operand of `value` [batch, seq, dim] by one token per batch row if ``last`` [batch] is passed."""
     emitter.scope, operand = scope, emitter[value]
     last = emitter.declare_input("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)

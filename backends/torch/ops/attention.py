@@ -123,9 +123,8 @@ def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 
 
 def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
-    """Emit the write of new keys and values to the cache of `node`, and return all that `mask` covers, as (keys,
-    values). All are [batch, kv_heads, keys, width]. Without a cache at run time they are `k` and `v`. Values are None
-    if `v` is."""
+    """Emit the write of new keys and values to the cache of `node`; return (keys, values) that `mask` covers, or `k`
+    and `v` if there is no cache at run time. All are [batch, kv_heads, keys, width]; values are None if `v` is."""
     kv_heads = find_caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
     widths = [node.required_operand("k").width // kv_heads]
@@ -201,9 +200,7 @@ def _relative_attention(e: Emitter, node: Node) -> None:
         mask = e.emit(seen, distances, name="mask")
         if (key_mask := node.operand("key_mask")) is not None:
             mask = e.emit("{0} & {1}", mask, emit_key_mask(e, key_mask), name="mask", replaces=0)
-    call = FunctionCall("relative_attention").add(
-        q, k, v, node.required_operand("key_table"), node.operand("value_table")
-    )
+    call = FunctionCall("relative_attention").add(q, k, v, *map(node.operand, ("key_table", "value_table")))
     e.record_heads(node.output, heads, call.add(distances, mask).emit(e, name="x"))
 
 

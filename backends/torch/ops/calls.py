@@ -42,8 +42,7 @@ class FunctionCall:
         return self
 
     def set(self, name: str, value: Any, default: Any = None) -> FunctionCall:
-        """Append the keyword argument `name` with a constant `value`, unless it is the function's `default`; return
-        this call."""
+        """Append the keyword argument `name` with a constant `value`, unless it is the `default`; return this call."""
         if value != default:
             self.arguments.append(f"{name}={format_number(value) if isinstance(value, float) else repr(value)}")
         return self

@@ -43,9 +43,8 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     values = [v for v in node.inputs if v is not None]
     call = FunctionCall("scan")
     tokens, constants = ([call.placeholder(v) for v in part] for part in (values[:first], values[first:second]))
-    starts = [
-        f"({write_tuple([str(n) for n in spec.row_shape])}, {format_number(spec.initial)})" for spec in find_specs(node)
-    ]
+    specs = ((write_tuple([*map(str, spec.row_shape)]), format_number(spec.initial)) for spec in find_specs(node))
+    starts = [f"({shape}, {initial})" for shape, initial in specs]
     function = add_step_function(e, step)
     call.add(function, write_tuple(starts), write_tuple(tokens), write_tuple(constants) if constants else "()", PAST)
     if (mask := e.padding_mask()) is not None:
@@ -111,11 +110,8 @@ def write_function(graph: Graph, outputs: Sequence[str], doc: str) -> str:
     returned = [*lines, f"return ({value},)" if len(outputs) == 1 else last]
     parameters, count = ", ".join(f"{name}: Tensor" for name in names), len(outputs)
     head = f"def {{name}}({parameters}) -> tuple[{', '.join(['Tensor'] * count)}]:"
-    return "\n    ".join([head, *_wrap_docstring(f"{doc} {', '.join(shapes)}."), *returned])
-
-
-def _wrap_docstring(doc: str) -> list[str]:
-    return textwrap.fill(f'"""{doc}"""', 112, break_long_words=False).splitlines()
+    docstring = textwrap.fill(f'"""{doc} {", ".join(shapes)}."""', 112, break_long_words=False)
+    return "\n    ".join([head, *docstring.splitlines(), *returned])
 
 
 def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: str) -> str:
@@ -123,7 +119,8 @@ def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: st
     `form` has three parts: gates of each token, scans or outer products of the states, and outputs of each token.
     `function` is the name of the function for one token, which the docstring mentions."""
     names = _choose_variables(step)
-    lines = [f"{write_tuple([names[n] for n in part])[1:-1]} = {kind}" for kind, part in _list_arguments(step)]
+    arguments = {"states": step.states, "tokens": step.tokens, "constants": step.constants}
+    lines = [f"{write_tuple([names[n] for n in part])[1:-1]} = {kind}" for kind, part in arguments.items() if part]
     gates = {name: _write_variable(name) for name in form.gates.outputs}
     doc = "Return the terms that tokens add to a recurrence that is affine in its state, given"
     gates_function = e.add_function("gates", write_function(form.gates, [*form.gates.outputs], doc))
@@ -174,11 +171,6 @@ def _choose_variables(step: Step) -> dict[str, str]:
             wanted += "_"
         variables[name] = wanted
     return variables
-
-
-def _list_arguments(step: Step) -> list[tuple[str, Sequence[str]]]:
-    parts = (("states", step.states), ("tokens", step.tokens), ("constants", step.constants))
-    return [(kind, part) for kind, part in parts if part]
 
 
 def _write_variable(output: str) -> str:

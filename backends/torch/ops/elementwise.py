@@ -131,8 +131,7 @@ def _affine(e: Emitter, node: Node) -> Var:
 
 
 def _write_factor(by: Any, like: Value) -> str:
-    """Return the operator and operand that multiply by `by`: ``/ n`` if `by` is 1/n with long decimals, else ``*
-    by``."""
+    """Return the source that multiplies by `by`: ``/ n`` if `by` is 1/n with long decimals, else ``* by``."""
     long = like.type.dtype.is_float and type(by) is float and len(repr(by)) > MAX_LITERAL
     if long and 1e-6 < abs(by) < 1 and 1 / round(1 / by) == by:
         return f"/ {format_number(float(round(1 / by)))}"

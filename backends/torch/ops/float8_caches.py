@@ -31,15 +31,13 @@ def make_scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     """Return references to the scales f32 [kv_heads] of the attention `node`'s keys and values; None without FP8."""
     if not (e.float8_caches and can_be_float8(node)):
         return None
-    k, v = (
-        ParamRef(_name_scale(node, role), (_count_heads(node),), constant=True, dtype="torch.float32") for role in "kv"
-    )
+    paths = (_name_scale(node, role) for role in "kv")
+    k, v = (ParamRef(path, (_count_heads(node),), constant=True, dtype="torch.float32") for path in paths)
     return k, v
 
 
 def can_be_float8(node: Node) -> bool:
-    """Return whether the attention `node` can cache keys and values in FP8: it has values, and its cache has no integer
-    codes."""
+    """Return whether the attention `node` can cache keys and values in FP8: it has values and no integer codes."""
     return node.operand("v") is not None and node.attrs.get("cache_bits") is None
 
 
@@ -64,16 +62,15 @@ def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:
 
 
 def describe_limits(graph: Graph) -> list[str]:
-    """Return a note for each cache of `graph` that cannot be in FP8, and for each whose keys or values get a scale of
-    1."""
+    """Return a note for each cache of `graph` that cannot be in FP8, and for keys or values with a scale of 1."""
     notes = []
     for node in find_kv_attentions(graph):
         where = f"%{node.output.name}"
         if not can_be_float8(node):
-            notes.append(f"{where} keeps its latents as they are: their scales would be those of no head")
+            notes.append(f"{where} does not store its latents in FP8: they belong to no head, and scales are per head")
             continue
         reasons = {role: make_scale_recipe(node, role)[1] for role in "kv"}
-        notes += [f"{where} keeps {role} with a scale of 1: {why}" for role, why in reasons.items() if why]
+        notes += [f"{where} stores {role} with a scale of 1: {why}" for role, why in reasons.items() if why]
     return notes
 
 

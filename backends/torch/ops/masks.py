@@ -26,9 +26,8 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def emit_mask(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """Emit and return the mask of the attention `node` (None: no mask), and the source of SDPA's argument is_causal
-    ("": no such argument). Plain causal attention with a cache needs no mask for the first tokens of a sequence: keys
-    and queries are the same."""
+    """Emit and return the mask of the attention `node` or None, and the source of SDPA's argument is_causal ("" for
+    none). Plain causal attention with a cache needs no mask for the first tokens: keys and queries are the same."""
     a, key_mask = node.attrs, node.operand("key_mask")
     causal, window = a["causal"], a.get("window")
     plain = is_dense(node)

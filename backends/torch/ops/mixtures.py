@@ -48,24 +48,20 @@ def _moe(e: Emitter, node: Node) -> Var:
     active = node.attrs["active"] or node.required_operand("up").shape[0]
     expert = e.add_function("expert", _write_expert(node, names))
     x = node.required_operand("x")
-    call = FunctionCall("moe").add(
-        x, node.required_operand("combine"), str(active), expert, *map(node.required_operand, names)
-    )
+    call = FunctionCall("moe").add(x, node.operand("combine"), str(active), expert, *map(node.operand, names))
     e.scope = _find_expert_scope(node, names)
     return call.emit(e, replaces=x)
 
 
 def _find_expert_scope(node: Node, names: list[str]) -> str:
-    """Return the scope that runs the experts: the inner module with all weights `names` if there is one, else
-    `node`'s."""
+    """Return the scope that runs the experts: the inner module with all weights `names`, if there is one."""
     homes = {node.required_operand(n).name.rpartition(".")[0] for n in names}
     (home, *rest) = homes
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
 
 def _write_expert(node: Node, names: list[str]) -> str:
-    """Return the source of a function ``{name}`` that computes the MLP of one expert with the weights called
-    `names`."""
+    """Return the source of a function ``{name}`` that computes one expert's MLP with the weights called `names`."""
     limit, shift, act = node.attrs["limit"], node.attrs["shift"], write_activation(node.attrs["activation"])
 
     def product(x: str, stack: str) -> str:

@@ -9,14 +9,12 @@ from ..program.statements import Operand, ParamRef, Var
 
 
 def find_storage(node: Node) -> tuple[str, int]:
-    """Return the dtype of the cache of `node`, such as "torch.int8", and how many codes a stored element has, 1 or
-    2."""
+    """Return the dtype of the cache of `node`, such as "torch.int8", and the number of codes per stored element."""
     return ("torch.int8", 1) if node.attrs["cache_bits"] == 8 else ("torch.uint8", 2)
 
 
 def find_scales(e: Emitter, node: Node) -> list[Operand]:
-    """Return the operands k_scale and v_scale of `node`, if it has them; parameters are added to the program's
-    weights."""
+    """Return the operands k_scale and v_scale that `node` has; parameters become weights of the program."""
     operands: list[Operand] = []
     for name in ("k_scale", "v_scale"):
         param = node.operand(name)
@@ -30,8 +28,7 @@ def find_scales(e: Emitter, node: Node) -> list[Operand]:
 
 
 def emit_rounded_keys(e: Emitter, node: Node, k: Var, v: Var | None) -> tuple[Var, Var | None]:
-    """Emit and return the keys `k` and values `v` of an attention without a cache, quantized and dequantized as in
-    one."""
+    """Emit and return `k` and `v` of an attention without a cache, rounded as a cache would: to codes and back."""
     bits, factors = node.attrs["cache_bits"], find_scales(e, node)
     if v is None:
         return e.emit(f"update_quantized_keys(None, {{0}}, None, None, {{1}}, {bits})", k, *factors, name="k"), None

@@ -43,8 +43,7 @@ def emit_recurrence(e: Emitter, node: Node, call: FunctionCall, count: int = 1) 
 
 
 def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
-    """Return the name, constructor and type of the cache slot for the states `parts`; states that sum over tokens are
-    f32."""
+    """Return name, constructor and type of the cache slot for the states `parts`; sums over tokens are f32."""
     tensors = []
     for spec in parts:
         sizes, dtype = ", ".join(map(str, ("batch", *spec.row_shape))), ", dtype=torch.float32" * spec.kind.accumulates
@@ -109,8 +108,7 @@ def _linear_attention(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 def emit_features(e: Emitter, node: Node) -> tuple[Var, Var, Var, Var]:
     """Emit and return (q, k, rotated q, rotated k): features elu(x) + 1 of queries and keys, 0 for masked keys, and the
-    same rotated by position (RoPE). Without positions, the features themselves also take the place of the rotated
-    ones."""
+    same rotated by position (RoPE). Without positions, rotated and plain features are the same."""
     heads, mask = e.attr(node, "heads"), node.operand("key_mask")
     q = e.emit("elu_plus_one({0})", node.required_operand("q"), name="q", replaces=0)
     k = e.emit("elu_plus_one({0})", node.required_operand("k"), name="k", replaces=0)

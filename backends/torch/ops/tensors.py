@@ -84,9 +84,8 @@ def _expand(e: Emitter, node: Node) -> Var:
 
 
 def _needs_no_expand(e: Emitter, value: Value) -> bool:
-    """Return whether `value`, the result of an expand, is only added to another value of its shape, so broadcasting
-    suffices. The other value must not be expanded itself. Embeddings, casts and affine maps may come between expand and
-    addition."""
+    """Return whether `value`, the result of an expand, is only added to a value of its shape that is not expanded, so
+    that broadcasting suffices; embeddings, casts and affine maps may come between."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]

@@ -116,7 +116,7 @@ def assign_weights(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     if missing := expected.keys() - tensors.keys():
         raise WeftError(f"the state_dict has no {sorted(missing)[0]} ({len(missing)} missing of {len(expected)})")
     if extra := tensors.keys() - expected.keys():
-        raise WeftError(f"the state_dict holds {sorted(extra)[0]}, which the model has not ({len(extra)} unknown)")
+        raise WeftError(f"the state_dict has {sorted(extra)[0]}, which is not in the model ({len(extra)} unknown)")
     for key, value in tensors.items():
         if value.shape != expected[key].shape:
             raise WeftError(
@@ -149,8 +149,7 @@ def run_source(text: str) -> types.ModuleType:
 
 
 def _reduce(instance: Any) -> tuple[Any, ...]:
-    """Return the pickle reduction of an instance of a generated class: the source and name of its class, and its
-    attributes."""
+    """Return the pickle reduction of an instance of a generated class: source and name of the class, attributes."""
     kind = type(instance)
     text = "".join(linecache.getlines(f"<{kind.__module__}>"))
     items = iter(instance) if isinstance(instance, list) else None

@@ -85,8 +85,7 @@ def describe_tensors(built: GeneratedModel, tensors: Mapping[str, Tensor]) -> di
 
 
 def write_code(built: GeneratedModel, folder: Path) -> None:
-    """Write model.py and its scripts into `folder`, and if there are any, decode.py and the kernels that both
-    import."""
+    """Write model.py and its scripts into `folder`, and, if there are any, decode.py and the kernels."""
     (folder / MODEL).write_text(built.source.text, encoding="utf-8")
     for name in SCRIPTS.get(built.kind, ()):
         (folder / name).write_bytes((_SHIPPED / name).read_bytes())
@@ -98,8 +97,7 @@ def write_code(built: GeneratedModel, folder: Path) -> None:
 
 
 def list_kernel_files(kernels: Iterable[str]) -> list[str]:
-    """Return the sorted paths of `kernels` (module names such as ``shared.launch``) and of all kernel files they
-    import."""
+    """Return the sorted paths of `kernels` (module names such as ``shared.launch``) and of kernels they import."""
     needed, queue = {"__init__"}, list(kernels)
     while queue:
         name = queue.pop()

@@ -25,8 +25,7 @@ PRODUCT_OPS = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.li
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which `weight` stays, else the reason (str) why it is dequantized; "" if nobody asked
-    for it to stay."""
+    """Return the block layout in which `weight` stays; else why it is dequantized (str), "" if it was not to stay."""
     layout = find_stored_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
@@ -35,7 +34,7 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
         return NOT_ASKED
     home = weight.name.removesuffix(".weight")
     if home == weight.name or not all(_can_use_module(node, weight, home) for node in weight.users):
-        return "it is not the weight of linear maps alone, in a module of theirs"
+        return "other ops than linear maps read it, or ops outside of its module"
     if len({node.operand("bias") for node in linears if node.op is not ops.pack}) > 1:
         return "linear maps with different biases share it"
     if isinstance(layout, str):
@@ -50,8 +49,7 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def find_plain_vector(graph: Graph) -> Param | None:
-    """Return the trained float vector (rank 1) with the shortest path, which has the model's dtype; None without
-    one."""
+    """Return the trained float vector (rank 1) with the shortest path; it has the model's dtype. None without one."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
     vectors = [p for p in vectors if not p.recipe.is_constant]
     return min(vectors, key=lambda p: p.name.count("."), default=None)
@@ -99,7 +97,7 @@ def describe_widened_weights(graph: Graph) -> list[str]:
     """Return a note, with the reason, for each linear weight that was to stay in blocks but is dequantized."""
     weights = {v: None for n in graph.nodes if n.op is ops.linear and (v := n.operand("weight")) is not None}
     reasons = ((w.name, find_layout(w)) for w in weights)
-    return [f"{name} is widened: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
+    return [f"{name} is dequantized: {reason}" for name, reason in reasons if isinstance(reason, str) and reason]
 
 
 def explain_no_blocks(graph: Graph) -> str:
@@ -111,8 +109,7 @@ def explain_no_blocks(graph: Graph) -> str:
 
 
 def _can_use_module(node: Node, weight: Param, home: str) -> bool:
-    """Return whether `node` uses `weight` as its matrix or table, and its scope contains the module at the path
-    `home`."""
+    """Return whether `node` uses `weight` as its matrix or table, and its scope contains the path `home`."""
     within = not node.scope or home.startswith(f"{node.scope}.")
     if node.op in (ops.pack, ops.embedding):  # any operand may be the weight
         return within and weight in node.inputs

@@ -87,8 +87,7 @@ class Emitter:
     # -- states
 
     def zero_padding(self, value: Value | Operand) -> Value | Operand:
-        """Return `value` [batch, seq, width] with zeros for padding tokens: here `value` itself, since inputs have no
-        padding."""
+        """Return `value` [batch, seq, width] with zeros for padding tokens: here `value`, as there is no padding."""
         return value
 
     def padding_mask(self) -> Var | None:
@@ -104,8 +103,7 @@ class Emitter:
         return self.emit(f"store_state({place}, {text(f'previous_state({place})')})", *operands, slot)
 
     def emit_keys_once(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """Return the (keys, values) that `node` attends to: the result of `make`, called once for attentions that share
-        a cache."""
+        """Return the (keys, values) that `node` attends to: the result of `make`, called once per shared cache."""
         first = find_cache_owner(node)
         if first not in self._shared_keys:
             self._shared_keys[first] = make()
@@ -205,9 +203,8 @@ class Emitter:
         return any(s.early and var in s.results for s in self.program.statements)
 
     def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
-        """Return an expression for `var` with the statements of the current scope inlined, and the expression's
-        operands. Placeholders are numbered from `first`. Statements of other scopes and those with a cache are not
-        inlined."""
+        """Return an expression for `var`, with statements of the current scope inlined, and its operands. Placeholders
+        count from `first`. Statements of other scopes and those with a cache are not inlined."""
         s = next((s for s in self.program.statements if var in s.results), None)
         if s is None or s.scope != self.scope or any(isinstance(o, CacheSlot) for o in s.operands):
             return f"{{{first}}}", [var]
@@ -269,7 +266,7 @@ class Emitter:
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def resolve_param(self, param: Param) -> Operand:
-        """Return the operand of `param`: a hoisted variable if `write_formula` has an expression for it, else a
+        """Return the operand of `param`: a hoisted variable if it has a formula (`write_formula`), else a
         `ParamRef`."""
         if (text := write_formula(param.recipe)) is not None:
             return self.hoist(
@@ -290,8 +287,7 @@ class Emitter:
         return tuple(self.size_of(value, axis) for axis in range(len(value.shape)))
 
     def attr(self, node: Node, name: str) -> Any:
-        """Return the attribute `name` of `node`: its value, or an object that prints as a name in the generated
-        code."""
+        """Return the attribute `name` of `node`, or an object that prints as a name in the generated code."""
         return node.attrs[name]
 
     def write_size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
@@ -333,11 +329,10 @@ class Emitter:
             if sym(name) in value.shape:
                 axis = value.shape.index(sym(name))
                 return self.hoist(("size", name), f"{{0}}.shape[{axis}]", value, name=name)
-        raise WeftError(f"size {name} is not the size of any axis of the graph inputs")
+        raise WeftError(f"the size {name} is not that of an axis of any graph input")
 
     def write_shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
-        """Return `shape` as comma-separated expressions like those of `write_size`, and their operands, numbered from
-        `first`."""
+        """Return comma-separated expressions for `shape`, as by `write_size`, and operands, numbered from `first`."""
         texts, operands = [], list[Operand]()
         for s in shape:
             text, used = self.write_size(s, *near)

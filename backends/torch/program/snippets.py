@@ -58,8 +58,7 @@ KERNELS = {  # functions of kernels that snippets call, and their files
 
 @dataclass(frozen=True)
 class Snippet:
-    """A function, class or constant that is copied into generated sources; `uses` are the global names that it
-    reads."""
+    """A function, class or constant that generated sources contain a copy of; `uses`: global names that it reads."""
 
     name: str
     source: str
@@ -103,8 +102,8 @@ def find_bound_names(tree: ast.AST) -> frozenset[str]:
 
 
 def select_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
-    """Return the snippets named in `wanted` and all that they use, in the order of `known` (default: `read_library()`).
-    Other names are ignored."""
+    """Return the snippets named in `wanted`, and all that they use, in the order of `known` (default:
+    `read_library()`)."""
     snippets = read_library() if known is None else known
     needed: set[str] = set()
     queue = [n for n in wanted if n in snippets]

@@ -36,8 +36,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module at `path`; `init` is the expression that constructs it, and `tensors` names its parameters and
-    buffers."""
+    """A module at `path`; the expression `init` constructs it, and `tensors` names its parameters and buffers."""
 
     path: str
     init: str

@@ -14,8 +14,7 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 
 def begin_forward(e: Emitter) -> None:
-    """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing in a graph without
-    tokens."""
+    """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing without tokens."""
     tokens = find_tokens(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
@@ -96,8 +95,7 @@ def emit_rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
 
 
 def emit_written_positions(e: Emitter) -> Operand:
-    """Emit and return the positions at which a rolling cache stores the new tokens; those after index ``last`` are
-    masked."""
+    """Emit and return the positions of new tokens in a rolling cache; those after index ``last`` are masked."""
     positions, last = emit_query_positions(e), e.declare_input("last", "None", "Tensor | None")
     text = "{0} if {1} is None else mask_padding({0}, {1})"
     return e.hoist("written", text, positions, last, name="kept_positions")
@@ -113,8 +111,7 @@ def emit_key_positions(e: Emitter) -> Var:
 
 
 def _write_default_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
-    """Return an expression and its operands: `positions`, or if it is None at run time, those that follow the cached
-    tokens."""
+    """Return an expression (text, operands): `positions`, or if None at run time, those after the cached tokens."""
     tokens = find_tokens(e.graph)
     assert tokens is not None
     if e.start is None:

@@ -159,7 +159,7 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     latent = decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))).graph()
     unnormed = replace(attends(), block=replace(attends().block, arrangement="post")).graph()
     for graph, words in (
-        (latent, "keeps its latents as they are"),
+        (latent, "does not store its latents in FP8"),
         (unnormed, "a scale of 1: k is a linear map without"),
     ):
         assert any(words in note for note in describe_limits(graph)), describe_limits(graph)

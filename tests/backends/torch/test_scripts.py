@@ -184,25 +184,25 @@ def shards(folder: Path, count: int) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (lambda f: changed(f, lambda t: t.pop("embed.weight")), "the weights hold no embed.weight (1 of "),
-    "unknown": (lambda f: changed(f, lambda t: t.update(more=torch.ones(1))), "hold more, which the model has not"),
+    "missing": (lambda f: changed(f, lambda t: t.pop("embed.weight")), "the weights lack embed.weight (1 of "),
+    "unknown": (lambda f: changed(f, lambda t: t.update(more=torch.ones(1))), "have more, which is not in the model"),
     "shape": (
         lambda f: changed(f, lambda t: t.update({"embed.weight": torch.ones(2, 3)})),
         "embed.weight is [2, 3] in the weights, but [37, 30] in the model",
     ),
-    "cut": (lambda f: cut(f / "model.safetensors"), "model.safetensors: not a whole safetensors file: "),
+    "cut": (lambda f: cut(f / "model.safetensors"), "model.safetensors: not a complete safetensors file: "),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors in it"),
     "whole numbers": (
         lambda f: changed(f, lambda t: t.update({"embed.weight": t["embed.weight"].int()})),
         "embed.weight is torch.int32 in the weights, but torch.float32 in the model",
     ),
-    "a shard": (lambda f: shards(f, 2), "the weights hold no "),
-    "below 0": (lambda f: told(f, shape=[-37, -30]), "numbers are not at its bytes "),
-    "before the file": (lambda f: told(f, data_offsets=[-9999, 37 * 30 * 4 - 9999]), "numbers are not at its bytes "),
-    "another size": (lambda f: told(f, shape=[37, 29]), "numbers are not at its bytes "),
-    "a shift": (lambda f: told(f, data_offsets=[4, 37 * 30 * 4 + 4]), "not behind the one before, at "),
-    "another dtype": (lambda f: told(f, dtype="F8"), "not a whole safetensors file: 'F8'"),
-    "code": (lambda f: shutil.rmtree(f / "kernels"), "is not whole: No module named 'kernels'"),
+    "a shard": (lambda f: shards(f, 2), "the weights lack "),
+    "below 0": (lambda f: told(f, shape=[-37, -30]), "do not hold "),
+    "before the file": (lambda f: told(f, data_offsets=[-9999, 37 * 30 * 4 - 9999]), "do not hold "),
+    "another size": (lambda f: told(f, shape=[37, 29]), "do not hold "),
+    "a shift": (lambda f: told(f, data_offsets=[4, 37 * 30 * 4 + 4]), "where the last one ends"),
+    "another dtype": (lambda f: told(f, dtype="F8"), "not a complete safetensors file: 'F8'"),
+    "code": (lambda f: shutil.rmtree(f / "kernels"), "is incomplete: No module named 'kernels'"),
 }
 
 
@@ -255,7 +255,7 @@ REFUSED = [
     (["--ids", ",".join("3" * 20)], "the prompt of 20 tokens is longer than the 19 that the model was compiled for"),
     (["words"], "has no tokenizer.json: give token ids instead, as in --ids 1,15,7"),
     (["--ids", "3", "--device", "xpu"], "device xpu cannot be used: Torch not compiled with XPU enabled"),
-    (["--ids", "3", "--device", "tpu"], "device 'tpu' is not known to PyTorch; it takes cpu or cuda"),
+    (["--ids", "3", "--device", "tpu"], "device 'tpu' is unknown to PyTorch: use cpu or cuda"),
     ([], "give a prompt, or --ids"),
     (["words", "--ids", "3"], "give a prompt, or --ids"),
     (["--ids", "3;4"], "argument --ids: '3;4' is not a list of token ids such as 1,15,7"),

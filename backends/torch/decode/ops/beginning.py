@@ -24,8 +24,7 @@ def _refuse_blocks(e: StepEmitter, node: Node) -> str | None:
 
 @step_lowering(ops.embed_tokens, when=_refuse_blocks)
 def emit_embedding(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Emit and return embeddings [batch, seq, dim], then cos and sin [batch·seq, pairs] of each table of rotary
-    frequencies."""
+    """Emit and return embeddings [batch, seq, dim], then cos and sin [batch·seq, pairs] for each frequency table."""
     a = node.attrs
     call = FunctionCall("embed_tokens").add(node.required_operand("ids"), node.required_operand("weight"), e.positions)
     for frequencies, amplitude in zip(node.inputs[4:], a["amplitudes"], strict=True):

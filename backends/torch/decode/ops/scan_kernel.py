@@ -51,8 +51,7 @@ RESERVED = {
 
 
 class NoKernel(Exception):
-    """Raised for a step that no kernel can be generated for; the message is a short reason, such as "its states
-    differ"."""
+    """Raised for a step that no kernel can be generated for; the message is the reason, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class ScanKernel:
 
 @dataclass(frozen=True)
 class _View:
-    """A strided view of the input called `name`, within a batch row; `strides` are in elements, 0 for broadcast
-    dimensions."""
+    """A strided view of the input `name` within a batch row; `strides` are in elements, 0 where broadcast."""
 
     name: str
     strides: tuple[int, ...]
@@ -121,9 +119,9 @@ class _Writer:
         self._find_axes()
 
     def _find_axes(self) -> None:
-        """Find the axes of the states; raise NoKernel if a kernel cannot run over them. Set `inner` and `length` to the
-        axis that is reduced (or None) and its size, and `across` and `count` to the sizes of the other axes, by axis,
-        and their product."""
+        """Find the axes of the states. Set `inner` and `length` to the reduced axis (or None) and its size, `across` to
+        the sizes of the other axes, and `count` to their product. Raise NoKernel if a kernel cannot run over the
+        axes."""
         states = [self.graph.inputs[name] for name in self.step.states]
         axes, shape = self.axes.axes_of(states[0]), _find_row_shape(states[0])
         if any(self.axes.axes_of(state) != axes for state in states):
@@ -205,8 +203,7 @@ class _Writer:
     # -- memory
 
     def _view(self, value: Value) -> _View | None:
-        """Return `value` as a strided view of an input, through ops that only move elements; None if another op
-        computes it."""
+        """Return `value` as a strided view of an input, through ops that only move elements; None otherwise."""
         node = value.producer
         if node is None:
             return _View(value.name, _compute_strides(_find_row_shape(value)))
@@ -235,9 +232,8 @@ class _Writer:
         )  # values are tiles: the address must be one
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
-        """Return the source of the offsets of `value` from the pointer of an input, and of the mask ("" for none).
-        `value` is the `view` of that input. Batch rows are `size` elements apart; with 0 they are a token's row stride
-        apart."""
+        """Return the source of the offsets of `value`, the `view` of an input, from its pointer, and of the mask (""
+        for none). Batch rows are `size` elements apart, or with 0 the row stride of a token."""
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.axes_of(value), view.strides, strict=True):
             if axis in self.across:

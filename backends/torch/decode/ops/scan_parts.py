@@ -17,8 +17,7 @@ MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze)
 
 def split_products(step: Step) -> tuple[Graph, Step] | None:
     """Return a graph of the products by weights in `step`, and the rest of `step`, with the products as its last
-    tokens. Return None if the step has no such products, or one of them lacks a batch axis or is an output of the
-    step."""
+    tokens; None if there are no products, or one of them lacks a batch axis or is an output of the step."""
     products = [_follow_moves(node.output) for node in step.graph.nodes if node.op in PRODUCTS]
     if not products or any(v.shape[:1] != (BATCH,) or v in step.graph.outputs.values() for v in products):
         return None
@@ -93,8 +92,7 @@ def find_reduced_dims(node: Node) -> set[int]:
 
 
 def is_regrouping(node: Node) -> bool:
-    """Return whether `node` is a reshape that merges or splits dimensions; adding or dropping sizes of 1 does not
-    count."""
+    """Return whether `node` is a reshape that merges or splits dimensions; sizes of 1 do not count."""
     if node.op is not ops.reshape:
         return False
     before, after = ([n for n in v.shape if n != 1] for v in (node.required_operand("x"), node.output))
@@ -103,8 +101,7 @@ def is_regrouping(node: Node) -> bool:
 
 def _pair_dims(node: Node) -> Iterable[tuple[Axis, Axis]]:
     """Return pairs (dimension of an operand, dimension of the result) of `node` that run over the same axis. A matrix
-    product also pairs its summed dimensions. There are no pairs if `node` has several outputs or regroups
-    dimensions."""
+    product also pairs its summed dimensions; a node that regroups dimensions or has several outputs has no pairs."""
     if len(node.outputs) != 1 or is_regrouping(node):
         return []
     out, values = node.output, [v for v in node.inputs if v is not None]
@@ -126,7 +123,6 @@ def _pair_dims(node: Node) -> Iterable[tuple[Axis, Axis]]:
 
 
 def _pair_broadcast_dims(value: Value, out: Value) -> list[tuple[Axis, Axis]]:
-    """Return the pairs of dimensions of an operand and of the result `out` of an elementwise op, aligned at the last
-    one."""
+    """Return pairs of dimensions of an operand and the result `out` of an elementwise op, aligned at the last one."""
     first = len(out.shape) - len(value.shape)
     return [((value, d), (out, d + first)) for d in range(len(value.shape))] if first >= 0 else []

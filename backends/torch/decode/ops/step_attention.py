@@ -29,12 +29,12 @@ def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
     if why := next((why for n in together if (why := _refuse_scores(n)) is not None), None):
         return f"an attention to its keys has no kernel: {why}"
     if node.op is ops.latent_qk:
-        return None if e.find_node_scope(node, "weight") == node.scope else "its weights stand apart"
+        return None if e.find_node_scope(node, "weight") == node.scope else "its weights are in other modules"
     scope = e.find_node_scope(node, "weight", "bias", "q_norm", "k_norm")
     if scope != node.scope and not e.can_move_state(together[0], scope):
-        return "its weights stand apart, and its cache cannot move to them"
+        return "its weights are in other modules, and its cache cannot move to them"
     packed = e.get_weight(node.operand("weight")) is not None
-    return None if packed else "its weights cannot lie side by side"
+    return None if packed else "its weights cannot be packed into one tensor"
 
 
 @step_lowering(ops.norm_qkv, ops.latent_qk, when=_refuse_projection)
@@ -118,12 +118,10 @@ def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None)
 
 
 def _emit_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
-    """Emit and return `decode_attention` of queries, keys and values from earlier statements, and write these to the
-    cache."""
+    """Emit and return `decode_attention` of queries, keys and values of earlier statements, and their cache write."""
     call, a = FunctionCall("decode_attention"), node.attrs
-    q, k, v = (
-        call.placeholder(e.split_heads(node.required_operand(n), a["heads" if n == "q" else "kv_heads"])) for n in "qkv"
-    )
+    heads = {"q": a["heads"], "k": a["kv_heads"], "v": a["kv_heads"]}
+    q, k, v = (call.placeholder(e.split_heads(node.required_operand(n), count)) for n, count in heads.items())
     cache, positions = call.placeholder(_find_cache_operand(e, node)), call.placeholder(e.positions)
     of_heads = _make_scale_arguments(e, node)
     scales = ", ".join(call.placeholder(scale) for scale in of_heads.values())
@@ -136,8 +134,7 @@ def _emit_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
 
 
 def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node) -> Var:
-    """Emit and return attention to the cache of the attention `writer`, which has stored the token's keys and
-    values."""
+    """Emit and return attention to the cache of the attention `writer`, which has stored the new keys and values."""
     a, cache = node.attrs, e.shared_caches[writer]
     latent, q = node.operand("v") is None, e.split_heads(node.required_operand("q"), a["heads"])
     call = FunctionCall("latent_decode" if latent else "decode_attention")
@@ -154,8 +151,7 @@ def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node)
 
 
 def _find_cache_operand(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
-    """Return the cache of `node` as an operand; if several attentions read it, a variable that is emitted in
-    `scope`."""
+    """Return the cache of `node` as an operand; if several attentions read it, a variable emitted in `scope`."""
     if len(find_cache_sharers(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
@@ -184,8 +180,7 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 
 def _make_latent_call(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
-    """Return the call of `latent_qk` for the node `absorbed`, an argument of the call `outer`; it also updates the
-    `cache`."""
+    """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates `cache`."""
     call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required_operand("weight")
     call.add(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.get_weight(weight))
     call.add(
@@ -241,10 +236,7 @@ def _make_latent_refusal(node: Node) -> Refusal:
 
 def _make_attention_refusal(node: Node) -> Refusal:
     a = node.attrs
-    width, value_width = (
-        node.required_operand("k").width // a["kv_heads"],
-        node.required_operand("v").width // a["kv_heads"],
-    )
+    width, value_width = (node.required_operand(n).width // a["kv_heads"] for n in "kv")
     return lambda dtype: decode_attention.refusal(width, value_width, dtype)
 
 

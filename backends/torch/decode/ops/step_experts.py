@@ -18,15 +18,13 @@ from .step_linear import add_activation, refuse_activation, refuse_gemv
 
 @step_lowering(ops.norm_route, ops.choose_experts)
 def defer_routing(e: StepEmitter, node: Node) -> tuple[Var, ...]:
-    """Return placeholders for the chosen experts and their weights; the mixture that reads them emits the kernel
-    call."""
+    """Return placeholders for the chosen experts and their weights; the mixture that reads them emits the call."""
     return e.make_placeholders(node)
 
 
 @step_lowering(ops.mixture, when=refuse_activation)
 def emit_mixture(e: StepEmitter, node: Node) -> Var:
-    """Emit and return the weighted sum of the chosen experts, added to the residual stream if the op has that
-    operand."""
+    """Emit and return the weighted sum of the chosen experts, added to the residual stream if there is one."""
     x, norm, stream = node.required_operand("x"), e.find_norm(node), node.operand("residual")
     up, down = (node.required_operand(name) for name in ("up", "down"))
     route = node.required_operand("chosen").producer

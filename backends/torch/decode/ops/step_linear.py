@@ -83,15 +83,13 @@ def emit_split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     e.record_kernel("norm_linear", refuse_gemv)
     call = FunctionCall("norm_linear").add(product.required_operand("x"), weight).add_named(bias=bias, norm=norm)
     widths = ", ".join(map(str, node.attrs["sizes"]))
-    return e.emit_tuple(
-        f"{call}.split(({widths}), -1)", *call.operands, names=tuple(choose_name(v) for v in node.outputs)
-    )
+    names = tuple(map(choose_name, node.outputs))
+    return e.emit_tuple(f"{call}.split(({widths}), -1)", *call.operands, names=names)
 
 
 @step_lowering(ops.head_linear)
 def emit_head_linear(e: StepEmitter, node: Node) -> Var | None:
-    """Emit and return a linear map with a weight per head, [heads·out, in]; return None for the transposed map
-    (`inverse`)."""
+    """Emit and return a linear map with a weight per head, [heads·out, in]; None for the transposed map (`inverse`)."""
     x, weight = node.operand("x"), node.operand("weight")
     if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
         return None

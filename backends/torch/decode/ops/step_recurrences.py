@@ -31,8 +31,7 @@ TOKEN_OPERANDS = ("x", "delta", "b", "c")  # operands of a state space with a ro
 
 
 def _is_stateless(e: StepEmitter, node: Node) -> bool:
-    """Return whether the cache has no state for `node`; if the state is an operand instead, record that as the
-    reason."""
+    """Return whether the cache has no state for `node`; if the state is an operand, record that as the reason."""
     if node in e.cached and has_state(node):
         e.record_fallback("its state is an operand")
     return node not in e.cached or has_state(node)
@@ -41,7 +40,7 @@ def _is_stateless(e: StepEmitter, node: Node) -> bool:
 def _refuse_weights(e: StepEmitter, node: Node) -> str | None:
     """Return None, or the reason (str) why the weights of a recurrence cannot be arguments of its kernel."""
     weights = "weight", "bias", "b_weight", "c_weight", "a_log"
-    return None if e.find_node_scope(node, *weights) == node.scope else "its weights stand apart"
+    return None if e.find_node_scope(node, *weights) == node.scope else "its weights are in other modules"
 
 
 @step_lowering(ops.scan)
@@ -127,8 +126,7 @@ def emit_matrix_recurrence(e: StepEmitter, node: Node) -> Var | None:
 
 @step_lowering(ops.linear_attention)
 def emit_linear_attention(e: StepEmitter, node: Node) -> Var | None:
-    """Emit and return one token of linear attention that divides by a sum of keys, a second state; None without a
-    cache."""
+    """Emit and return one token of linear attention with a sum of keys as a second state; None without a cache."""
     if _is_stateless(e, node):
         return None
     call = FunctionCall("linear_step").add(
@@ -146,8 +144,7 @@ def _refuse_matrix(node: Node, dtype: torch.dtype) -> str | None:
 
 @step_lowering(ops.gated_selective_scan, ops.gated_ssd, when=_refuse_weights)
 def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
-    """Emit and return one token of a state space, with the step size, norms and gate around it; None without a
-    cache."""
+    """Emit and return one token of a state space, with step size, norms and gate around it; None without a cache."""
     if _is_stateless(e, node):
         return None
     a, mamba2 = node.attrs, node.op is ops.gated_ssd

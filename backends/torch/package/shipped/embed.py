@@ -1,7 +1,5 @@
-"""Embed texts with the model in this folder:  python embed.py "a text" "another"  prints a vector a line, as JSON.
-
-Needs PyTorch alone, and for text the package `tokenizers`: without it give token ids, as in --ids 1,15,7.
-"""
+"""Embed texts with the model in this folder:  python embed.py "a text" "another"  prints one JSON vector per line.
+Needs only PyTorch, and for text the package `tokenizers`; without that, pass token ids, as in --ids 1,15,7."""
 
 from __future__ import annotations
 
@@ -24,12 +22,9 @@ except ImportError as error:
 
 @torch.inference_mode()
 def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str | None, normalize: bool) -> Tensor:
-    """Return the embedding [dim], float32, of one sequence `ids`: the mean of its hidden states, their maximum per
-    feature (max), the first (cls), the last, or the mean with weights 1, 2, … (weighted). With `pooling` None it is
-    the output sentence_embedding, unchanged.
-
-    `outputs` are the names of the model's outputs; `normalize` scales pooled states to unit length.
-    """
+    """Return the embedding [dim], float32, of the token sequence `ids`. `pooling` reduces the hidden states: to their
+    mean, maximum per feature (max), first (cls), last, or mean with weights 1, 2, … (weighted); None returns the output
+    sentence_embedding unchanged. `outputs` names the model's outputs; `normalize` scales pooled vectors to length 1."""
     row = torch.tensor([ids], device=next(model.parameters()).device)
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
     output = model(**{name: value for name, value in inputs.items() if name in model.forward.__annotations__})
@@ -48,12 +43,12 @@ def embed(model: Any, ids: Sequence[int], outputs: Sequence[str], pooling: str |
 def parse_arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", nargs="*", help="what to embed")
+    parser.add_argument("texts", nargs="*", help="the texts to embed")
     parser.add_argument("--ids", type=parsed_ids, action="append", help="token ids instead; may be given several times")
     parser.add_argument(
         "--pooling",
         choices=["mean", "max", "cls", "last", "weighted"],
-        help="how tokens become one vector (its own way)",
+        help="how the vectors of tokens become one (default: that of the model, else mean)",
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as they are stored)")
@@ -64,7 +59,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read the model, and print the embedding of each text or list of ids."""
+    """Load the model, and print the embedding of each text or list of ids."""
     facts = read_facts()
     tokenizer = read_tokenizer() if args.texts else None
     said = facts.get("sentence", {})

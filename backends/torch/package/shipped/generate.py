@@ -1,7 +1,5 @@
-"""Continue a text with the model in this folder:  python generate.py "Once upon a time" --max-tokens 64
-
-Needs PyTorch alone, and for text the package `tokenizers`: without it (or with --ids) prompt and answer are token ids.
-"""
+"""Continue a text with the model in this folder:  python generate.py "Once upon a time" --max-tokens 64 Needs only
+PyTorch, and for text the package `tokenizers`; without it, or with --ids, prompt and answer are token ids."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ def generate(
     source: Tensor | None = None,
     forced: Mapping[int, int] | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens that `choose` draws from logits [1, vocab] after `ids` [1, tokens], up to position `length`. An
-    encoder-decoder first encodes `source` [1, tokens]; `forced` maps positions to tokens that are yielded there."""
+    """Yield the tokens after `ids` [1, tokens] up to position `length`, which `choose` draws from logits [1, vocab];
+    `forced` maps positions to the tokens to yield there. An encoder-decoder first encodes `source` [1, tokens]."""
     cache, step = model.new_cache(1, length), stepper(model)
     read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
     sparing = "last" in inspect.signature(model.forward).parameters  # logits of one token instead of all
@@ -53,7 +51,7 @@ def generate(
 
 
 def print_text(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
-    """Print the text of `tokens` in complete characters, up to the first in `stop`; return the number before it."""
+    """Print the text of `tokens` in complete characters, up to the first one in `stop`; return the number before it."""
     known, printed = list[int](), 0
     for token in tokens:
         if token in stop:
@@ -78,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--top-p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability"
     )
-    parser.add_argument("--seed", type=int, help="draw the same way every time")
+    parser.add_argument("--seed", type=int, help="seed of the random draws, for repeatable answers")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as they are stored)")
     args = parser.parse_args()
@@ -92,10 +90,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read the model, and print its continuation of the prompt."""
+    """Load the model, and print its continuation of the prompt."""
     facts = read_facts()
     if "sound" in facts:
-        raise SystemExit("this model reads sound, not text: call it from Python, as load.py says")
+        raise SystemExit("this model reads sound, not text: load it in Python with load_model of load.py")
     tokenizer = read_tokenizer() if args.ids is None else None
     prompt = args.ids if tokenizer is None else tokenizer.encode(args.prompt).ids
     answers = facts["kind"] == "encoder-decoder"

@@ -31,12 +31,12 @@ _KINDS = {  # of safetensors
 
 
 class Failure(Exception):
-    """An error for the user, in one sentence."""
+    """An error whose message is one sentence for the user."""
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Skips the initialization of parameters: the weights replace them, and random values on the meta device make
-    PyTorch import hundreds of modules, which takes a second."""
+    """Skips the initialization of parameters while active: weights replace them, and random values on the meta device
+    make PyTorch import hundreds of modules, which takes a second."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class _SkipInitialization(TorchFunctionMode):
 
 
 def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = None) -> nn.Module:
-    """Load the model of `folder` on `device`, with weights in `dtype` (f32, bf16 or f16), by default as stored.
+    """Return the model of `folder` on `device`, with weights in `dtype` (f32, bf16 or f16; by default as stored).
 
     Raises:
         Failure: if PyTorch is too old, the device does not exist, or the weights do not match the model.
@@ -59,9 +59,9 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
         model: nn.Module = _import_module("model", folder).Model()
     tensors, own = read_weights(folder), model.state_dict()
     if missing := own.keys() - tensors.keys():
-        raise Failure(f"{folder}: the weights hold no {min(missing)} ({len(missing)} of {len(own)} are missing)")
+        raise Failure(f"{folder}: the weights lack {min(missing)} ({len(missing)} of {len(own)} are missing)")
     if extra := tensors.keys() - own.keys():
-        raise Failure(f"{folder}: the weights hold {min(extra)}, which the model has not ({len(extra)} such)")
+        raise Failure(f"{folder}: the weights have {min(extra)}, which is not in the model ({len(extra)} unknown)")
     for key, value in own.items():
         if tensors[key].shape != value.shape:
             shapes = f"{list(tensors[key].shape)} in the weights, but {list(value.shape)} in the model"
@@ -74,9 +74,9 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 
 
 class Stepper:
-    """A decode step from ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]: `few` for batches of
-    up to `most` rows, else `whole`. If it `reads` prompts, ids may be [batch, seq], and `last` [batch] selects the
-    token of each batch row whose logits are returned."""
+    """A decode step from ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]. Batches of up to
+    `most` rows run `few`, the step of decode.py; larger ones run `whole`, the model. Where `reads` is True, ids may be
+    [batch, seq], and `last` [batch] is the index of the token in each row whose logits are returned."""
 
     def __init__(self, whole: Callable[..., Tensor], few: Any = None, most: int = 0) -> None:
         self.whole, self.few, self.most = whole, few, most
@@ -89,12 +89,12 @@ class Stepper:
         return batch <= self.most and getattr(self.few, "reads_prompts", False)
 
     def captured_once(self, batch: int) -> bool:
-        """Return whether steps of `batch` rows launch the same kernels at any length, so that one CUDA graph serves."""
+        """Return whether one CUDA graph serves a batch of this size at any sequence length."""
         return batch <= self.most and getattr(self.few, "any_length", False)
 
 
 def make_stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
-    """Return the decode step of `model`: decode.py of `folder` if it exists and is faster here, else `model` itself."""
+    """Return the decode step of `model`, through decode.py of `folder` if that exists and is faster here."""
     takes = inspect.signature(model.forward).parameters
 
     def whole(ids: Tensor, positions: Tensor, cache: Any) -> Any:
@@ -108,7 +108,7 @@ def make_stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
 
 
 def _is_decode_faster(model: nn.Module, folder: Path) -> bool:
-    """Return whether decode.py is faster: kernels run on the model's GPU, or the CPU has memory for packed weights."""
+    """Return whether decode.py is faster: its kernels run on this GPU, or a CPU has memory for packed weights."""
     weights = list(model.parameters())
     if any(hasattr(w, "device_mesh") for w in weights):  # DTensors: this process holds only a part
         return False
@@ -122,12 +122,12 @@ def _is_decode_faster(model: nn.Module, folder: Path) -> bool:
 
 
 def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
-    """Return the facts of weft.json in `folder`. Raises Failure if it cannot be read."""
+    """Return the contents of weft.json in `folder`; raise Failure if it is unreadable or lacks a necessary key."""
     path = folder / "weft.json"
     try:
         facts = _parse_object(path.read_bytes())
         if lost := _FACTS.keys() - facts.keys():
-            raise ValueError(f"it does not tell the {min(lost)}")
+            raise ValueError(f"it lacks the key {min(lost)}")
         for key, kind in _FACTS.items():
             if type(facts[key]) is not kind:
                 raise ValueError(f"{key} is {facts[key]!r:.60}, not of type {kind.__name__}")
@@ -137,7 +137,7 @@ def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def read_tokenizer(folder: Path = FOLDER) -> Any:
-    """Return the tokenizer of `folder`, read by the package `tokenizers`. Raises Failure if either is missing."""
+    """Return the tokenizer of `folder`; raise Failure if tokenizer.json or the package `tokenizers` is missing."""
     path, remedy = folder / "tokenizer.json", "give token ids instead, as in --ids 1,15,7"
     if not path.is_file():
         raise Failure(f"{folder} has no tokenizer.json: {remedy}")
@@ -152,7 +152,7 @@ def read_tokenizer(folder: Path = FOLDER) -> Any:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Return the token ids in `text`, such as 1,15,7. Raises ArgumentTypeError for anything else."""
+    """Return the token ids in `text`, such as 1,15,7; raise ArgumentTypeError for other text."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -160,7 +160,7 @@ def parse_ids(text: str) -> list[int]:
 
 
 def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
-    """Raise Failure unless `ids` has 1 to `longest` tokens from 0 to `vocab` − 1; `what` names them in the message."""
+    """Raise Failure, with `what` as the name of `ids`, unless they are 1 to `longest` tokens below `vocab`."""
     if not ids or not 0 <= min(ids) <= max(ids) < vocab:
         raise Failure(f"{what} is {ids}, but it must be tokens from 0 to {vocab - 1}, one at least")
     if len(ids) > longest:
@@ -168,7 +168,7 @@ def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
 
 
 def main(name: str, run: Callable[[], None]) -> None:
-    """Call `run`; a failure prints one sentence, after the script's `name`, and exits with status 2."""
+    """Call `run`; if it fails, print one sentence after the script's `name`, and exit with status 2."""
     try:
         run()
     except (Failure, torch.OutOfMemoryError) as failed:
@@ -189,11 +189,11 @@ def check_torch() -> None:
 
 
 def check_device(device: str, remedy: str = "use --device cpu") -> None:
-    """Raise Failure if this PyTorch cannot use `device`; the message ends in `remedy` if there is no GPU."""
+    """Raise Failure if this PyTorch cannot use `device`; if there is no GPU, the message ends in `remedy`."""
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise Failure(f"device {device!r} is not known to PyTorch; it takes cpu or cuda") from None
+        raise Failure(f"device {device!r} is unknown to PyTorch: use cpu or cuda") from None
     if kind == "cuda" and not torch.cuda.is_available():
         why = "was built without CUDA" if torch.version.cuda is None else "finds no GPU"
         raise Failure(f"device cuda cannot be used: PyTorch {torch.__version__} {why}; {remedy}")
@@ -204,15 +204,15 @@ def check_device(device: str, remedy: str = "use --device cpu") -> None:
 
 
 def _import_module(name: str, folder: Path) -> Any:
-    """Import and return the module `name` of `folder`. Raises Failure if one of its files is missing."""
+    """Import and return the module `name` from `folder`; raise Failure if one of its files is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as e:
-        raise Failure(f"{folder} is not whole: {e}") from e
+        raise Failure(f"{folder} is incomplete: {e}") from e
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of model*.safetensors by key, memory-mapped: pages are read on first use.
+    """Return the tensors of all model*.safetensors in `folder` by key, memory-mapped: pages are read on first use.
 
     Raises:
         Failure: if there is no such file, or one is incomplete.
@@ -234,20 +234,20 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             for first, last in sorted(entry["data_offsets"] for entry in header.values()):
                 if first != end:
                     raise ValueError(
-                        f"a tensor is at byte {start + first}, not behind the one before, at {start + end}"
+                        f"a tensor begins at byte {start + first}, not at {start + end}, where the last one ends"
                     )
                 end = last
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise Failure(f"{path}: not a whole safetensors file: {e}") from e
+            raise Failure(f"{path}: not a complete safetensors file: {e}") from e
     return tensors
 
 
 def _parse_object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object in `text`. Raises ValueError for other JSON, or if a key occurs twice."""
+    """Return the JSON object in `text`; raise ValueError for other JSON, or if a key occurs twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(unique_pairs := dict(pairs)) < len(pairs):
-            raise ValueError("a key is there twice")
+            raise ValueError("a key occurs twice")
         return unique_pairs
 
     try:
@@ -255,15 +255,16 @@ def _parse_object(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its lists and objects are nested too deep") from None
     if not isinstance(unique_pairs, dict):
-        raise ValueError("it holds no JSON object")
+        raise ValueError("it is not a JSON object")
     return unique_pairs
 
 
 def _map_tensor(data: mmap.mmap, start: int, between: list[int], kind: str, shape: list[int]) -> Tensor:
-    """Return the tensor in the bytes `between` two offsets from `start`. Raises ValueError if their size is wrong."""
+    """Return the tensor stored in the bytes of `data` from ``start + between[0]`` to ``start + between[1]``, without a
+    copy. Raise ValueError if their number does not match `shape` and `kind`, the dtype."""
     (first, last), dtype, count = between, _KINDS[kind], math.prod(shape)
     if min((first, *shape)) < 0 or last - first != count * dtype.itemsize or start + last > len(data):
-        raise ValueError(f"{count} numbers are not at its bytes {start + first} to {start + last}")
+        raise ValueError(f"bytes {start + first} to {start + last} do not hold {count} elements of {kind}")
     if not count:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype, count=count, offset=start + first).reshape(shape)

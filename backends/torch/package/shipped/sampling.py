@@ -14,11 +14,13 @@ MAX_SCORE = 1e30  # larger scores are shifted to a maximum of 0: division by a l
 def filter_logits(
     logits: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """Return scores [batch, vocab]: `logits` divided by `temperature`, −∞ for tokens that must not be drawn.
+    """Return scores [batch, vocab]: `logits` [batch, vocab] / `temperature`, −∞ for tokens that must not be drawn.
 
     Three filters apply in order: the `top_k` likeliest tokens (0: all); the likeliest that together reach probability
-    `top_p` (Holtzman et al. 2019, arXiv 1904.09751; the first of equals); and tokens at least `min_p` times as likely
-    as the likeliest (Nguyen et al. 2024, arXiv 2407.01082). The limit of low temperatures is the likeliest token.
+    `top_p` (Holtzman et al. 2019, arXiv 1904.09751; of equals, the first); and tokens at least `min_p` times as likely
+    as
+    the likeliest (Nguyen et al. 2024, arXiv 2407.01082). As the temperature falls to 0, only the likeliest token
+    remains.
     """
     scores, divisor = logits.float(), min(max(temperature, TINY), HUGE)
     largest = scores.amax(-1, keepdim=True)
@@ -40,7 +42,7 @@ def filter_logits(
 def draw_tokens(
     logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Return the next token of each batch row, [batch], drawn by logits [batch, vocab]; temperature 0 is greedy."""
+    """Return the next token of each batch row, [batch], drawn from logits [batch, vocab]; temperature 0 is greedy."""
     if temperature == 0:
         return logits.argmax(-1)
     p = filter_logits(logits, temperature, top_k, top_p).softmax(-1)

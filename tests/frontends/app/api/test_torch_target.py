@@ -83,7 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "f64"}, "target torch does not support f64; it supports f32, bf16, f16"),
     ({"dtype": "f31"}, "unknown dtype 'f31'"),
     ({"dtype": torch.int8}, "dtype torch.int8 is for integers, but weights are floats"),
-    ({"device": "tpu"}, "device 'tpu' is not known to PyTorch; it takes cpu or cuda"),
+    ({"device": "tpu"}, "device 'tpu' is unknown to PyTorch: use cpu or cuda"),
     ({"device": "xpu"}, "device xpu cannot be used: Torch not compiled with XPU enabled"),
     ({"passes": "fusee"}, "unknown pass 'fusee'"),
     ({"seed": -1}, "seed is -1"),
@@ -106,7 +106,7 @@ model = Decoder(11, 8, layers, context=16)
 REFUSED = [
     (["--prepack"], "--prepack supports target ort-cpu only, not torch; leave it out"),
     (["--tensor-parallel", "2"], "target torch has no option 'tensor_parallel' any more: target transformers writes"),
-    (["-p", "default, kv-cache"], "target torch keeps caches by itself: leave out the pass kv-cache"),
+    (["-p", "default, kv-cache"], "target torch adds caches by itself: leave out the pass kv-cache"),
     (["--dtype", "i8"], "target torch does not support i8; it supports f32, bf16, f16"),
     (["--max-length", "0"], "--max-length 0 must be positive"),
 ]
