@@ -11,7 +11,7 @@ from typing import Any
 
 try:
     import torch
-    from load import DTYPES, check_ids, load_model, main, parsed_ids, read_facts, read_tokenizer
+    from load import DTYPES, check_ids, load_model, main, parse_ids, read_facts, read_tokenizer
     from torch import Tensor
 except ImportError as error:
     if error.name != "torch":
@@ -44,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="*", help="the texts to embed")
-    parser.add_argument("--ids", type=parsed_ids, action="append", help="token ids instead; may be given several times")
+    parser.add_argument("--ids", type=parse_ids, action="append", help="token ids instead; may be given several times")
     parser.add_argument(
         "--pooling",
         choices=["mean", "max", "cls", "last", "weighted"],

@@ -13,8 +13,8 @@ from typing import Any
 
 try:
     import torch
-    from load import DTYPES, check_ids, load_model, main, parsed_ids, read_facts, read_tokenizer, stepper
-    from sampling import draw
+    from load import DTYPES, check_ids, load_model, main, make_stepper, parse_ids, read_facts, read_tokenizer
+    from sampling import draw_tokens
     from torch import Tensor
 except ImportError as error:
     if error.name != "torch":
@@ -36,7 +36,7 @@ def generate(
 ) -> Iterator[int]:
     """Yield the tokens after `ids` [1, tokens] up to position `length`, which `choose` draws from logits [1, vocab];
     `forced` maps positions to the tokens to yield there. An encoder-decoder first encodes `source` [1, tokens]."""
-    cache, step = model.new_cache(1, length), stepper(model)
+    cache, step = model.new_cache(1, length), make_stepper(model)
     read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
     sparing = "last" in inspect.signature(model.forward).parameters  # logits of one token instead of all
     for part in torch.split(ids, CHUNK, 1):
@@ -69,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to answer for an encoder-decoder")
-    parser.add_argument("--ids", type=parsed_ids, help="token ids instead, such as 1,15,7; the answer is ids too")
+    parser.add_argument("--ids", type=parse_ids, help="token ids instead, such as 1,15,7; the answer is ids too")
     parser.add_argument("--max-tokens", type=int, default=128, help="most tokens of the answer (default: 128)")
     parser.add_argument("--temperature", type=float, help="0 is greedy (default: 0, or 1 if a filter is given)")
     parser.add_argument("--top-k", type=int, default=0, help="sample from the k most likely tokens")
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
         model,
         ids,
         length,
-        lambda logits: draw(logits, args.temperature, args.top_k, args.top_p, random),
+        lambda logits: draw_tokens(logits, args.temperature, args.top_k, args.top_p, random),
         read if answers else None,
         {position: token for position, token in ends.items() if token is not None},
     )
