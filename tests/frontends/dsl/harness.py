@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from weft.backends.onnx.export import build, in_memory
+from weft.backends.onnx.export import build_model, serialize_model
 from weft.backends.onnx.lowering import refusals
 from weft.backends.target import TARGETS
 from weft.frontends.dsl import trace
@@ -103,7 +103,7 @@ def run(graph: Graph, feeds: dict[str, Array], runner: str = "interpreter") -> d
     lowered = graph.clone()
     legalize(lowered, lambda node: refusals(node, target))
     length = 1 + max((int(a.max()) for a in feeds.values() if a.dtype.kind == "i"), default=0)
-    session = ort.InferenceSession(in_memory(build(lowered, target, length)), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(serialize_model(build_model(lowered, target, length)), providers=["CPUExecutionProvider"])
     narrow = {n: a.astype(np.float32) if a.dtype.kind == "f" else a.astype(np.int64) for n, a in feeds.items()}
     used = {i.name for i in session.get_inputs()}
     values = session.run(None, {n: a for n, a in narrow.items() if n in used})
