@@ -14,13 +14,13 @@ from weft.ir.ops.elementwise import fill_like
 from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import PATTERNS
 
-from .build import Layer, Renamed, fill, keep, kept, module, named, param, provided, shared_attrs, spell
-from .checks import need, need_few, need_finite, need_kind, need_modules, need_one_of, need_positive, need_whole
+from .build import Layer, Renamed, fill, format_module, keep, kept, module, named, param, provided, select_attrs
+from .checks import need, need_choice, need_finite, need_int, need_max, need_modules, need_positive, need_type
 from .layers import LayerNorm, Norm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
 GATES = {"sigmoid": ops.sigmoid, "softplus": ops.softplus}
-_HIDDEN = -1e3  # the score of a hidden key, which softmax maps to 0
+_MASKED_SCORE = -1e3  # the score of a hidden key, which softmax maps to 0
 
 
 @module(leaf=True)
@@ -40,9 +40,9 @@ class BlockSparse:
     dense: int = 0
 
     def __post_init__(self) -> None:
-        need_whole(self, "block", "first_weight")
-        need_whole(self, "sides", "first", "last", "dense", least=0)
-        need_few(self, "sides", "first", "last")  # a block gathers the keys of all of them
+        need_int(self, "block", "first_weight")
+        need_int(self, "sides", "first", "last", "dense", least=0)
+        need_max(self, "sides", "first", "last")  # a block gathers the keys of all of them
         problem = VisibleBlocks.from_attrs(vars(self)).find_problem()
         need(self, problem is None, problem or "")
 
@@ -50,7 +50,7 @@ class BlockSparse:
         """Map q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] to [batch, seq, heads·d]."""
         if is_causal():
             raise WeftError("block-sparse attention sees what follows: it belongs in an Encoder")
-        attrs = shared_attrs(self, ops.block_sparse_attention)
+        attrs = select_attrs(self, ops.block_sparse_attention)
         attrs |= {"heads": heads, "kv_heads": kv_heads, "scale": scale}
         return ops.block_sparse_attention(q, k, v, provided("key_mask"), **attrs)
 
@@ -72,9 +72,9 @@ class LightningIndex:
     norm: Norm = LayerNorm(1e-6)
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "head_dim", "top_k")
-        need_few(self, "heads")
-        need_kind(self, "rope", RoPE)
+        need_int(self, "heads", "head_dim", "top_k")
+        need_max(self, "heads")
+        need_type(self, "rope", RoPE)
         need_modules(self, "norm")
         if self.rope is not None:
             self.rope.recipe(self.head_dim)
@@ -102,11 +102,11 @@ class QKNorm:
     norm: Norm
     over: str = "head"
     after_rope: bool = False
-    __repr__ = spell
+    __repr__ = format_module
 
     def __post_init__(self) -> None:
         need_modules(self, "norm")
-        need_one_of(self, "over", ("head", "each", "full"))
+        need_choice(self, "over", ("head", "each", "full"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,10 +118,10 @@ class Gate:
 
     activation: str = "sigmoid"
     by_head: bool = False
-    __repr__ = spell
+    __repr__ = format_module
 
     def __post_init__(self) -> None:
-        need_one_of(self, "activation", tuple(GATES))
+        need_choice(self, "activation", tuple(GATES))
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,30 +132,30 @@ class Mask:
     pattern: str = "dense"
     stride: int = 1
     summary: int = 1
-    __repr__ = spell
+    __repr__ = format_module
 
     def __post_init__(self) -> None:
-        need_whole(self, "stride", "summary")
-        need_whole(self, "keep_first", least=0)
-        need_one_of(self, "pattern", PATTERNS)
+        need_int(self, "stride", "summary")
+        need_int(self, "keep_first", least=0)
+        need_choice(self, "pattern", PATTERNS)
         fits = self.pattern != "fixed" or self.summary <= self.stride
         need(self, fits, f"summary={self.summary} exceeds stride={self.stride}")
 
 
-def _qk_norm(norm: Any, old: Mapping[str, Any]) -> Any:
+def _merge_qk_norm(norm: Any, old: Mapping[str, Any]) -> Any:
     if norm is None or not any(old.values()):
         return norm
     over = next((over for over in ("full", "each") if old.get(f"qk_norm_{over}")), "head")
     return QKNorm(norm, over, bool(old.get("qk_norm_last")))
 
 
-def _gate(gate: Any, old: Mapping[str, Any]) -> Gate | bool:
+def _merge_gate(gate: Any, old: Mapping[str, Any]) -> Gate | bool:
     return Gate(**{name.removeprefix("gate_"): value for name, value in old.items()}) if gate else False
 
 
 RENAMED: Renamed = {
-    "qk_norm": (("qk_norm_full", "qk_norm_each", "qk_norm_last"), _qk_norm),
-    "gate": (("gate_activation", "gate_by_head"), _gate),
+    "qk_norm": (("qk_norm_full", "qk_norm_each", "qk_norm_last"), _merge_qk_norm),
+    "gate": (("gate_activation", "gate_by_head"), _merge_gate),
     "mask": (
         ("keep_first", "pattern", "stride", "summary", "sparse"),
         lambda mask, old: old.get("sparse") or Mask(**{k: v for k, v in old.items() if k != "sparse"}),
@@ -212,20 +212,20 @@ class Attention:
     value_conv: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "kv_heads", "head_dim", "window", "out_dim", "v_head_dim")
-        need_few(self, "heads", "kv_heads")
+        need_int(self, "heads", "kv_heads", "head_dim", "window", "out_dim", "v_head_dim")
+        need_max(self, "heads", "kv_heads")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")
         need(self, not self.keys_as_values or self.v_head_dim is None, "keys_as_values excludes v_head_dim")
-        need_kind(self, "rope", RoPE)
-        need_kind(self, "temperature", Temperature)
-        need_kind(self, "mask", Mask, BlockSparse)
-        need_kind(self, "gate", Gate, bool)
+        need_type(self, "rope", RoPE)
+        need_type(self, "temperature", Temperature)
+        need_type(self, "mask", Mask, BlockSparse)
+        need_type(self, "gate", Gate, bool)
         if not isinstance(self.qk_norm, QKNorm):
             need_modules(self, "qk_norm")
         need_modules(self, "sub_norm", "v_norm", "bias")
-        need_whole(self, "value_conv")
+        need_int(self, "value_conv")
         odd = self.value_conv is None or self.value_conv % 2 == 1
         need(self, odd, f"value_conv={self.value_conv} must be odd: it sees as much on both sides")
         need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs values of every head")
@@ -250,7 +250,7 @@ class Attention:
         if provided("routed") is not None and (self.share_kv or self.keep_kv):
             raise WeftError("keep_kv and share_kv do not work inside mixture of depths, which selects tokens")
         d = self.head_dim or divide_width(x, self.heads, "heads")
-        q, k, v = self._projections(x, source, d)
+        q, k, v = self._project_qkv(x, source, d)
         if self.keep_kv is not None:
             keep(self.keep_kv, k, v)
         y = self._attend(x, memory, q, k, v)
@@ -272,12 +272,12 @@ class Attention:
         mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale
         if memory is None and provided("chosen") is not None and self.softcap is None:
             mask, scale = None, 1 / math.sqrt(q.width // self.heads) if scale is None else scale
-            q, k = _append_marks(q, k, self.heads, self.groups, _HIDDEN / scale)
+            q, k = _append_mask_feature(q, k, self.heads, self.groups, _MASKED_SCORE / scale)
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
-        attrs = shared_attrs(self, ops.attention) | shared_attrs(self.mask or Mask(), ops.attention)
+        attrs = select_attrs(self, ops.attention) | select_attrs(self.mask or Mask(), ops.attention)
         attrs |= {"kv_heads": self.groups, "causal": causal, "scale": scale}
         return ops.attention(
-            *(q, k, v, self._bias(x, causal) if memory is None else None, mask, sinks),
+            *(q, k, v, self._compute_bias(x, causal) if memory is None else None, mask, sinks),
             **attrs,
         )
 
@@ -298,10 +298,10 @@ class Attention:
         split = ops.reshape(y, shape=(*y.shape[:2], self.heads, y.width // self.heads), name="heads_apart")
         return ops.reshape(ops.mul(split, ops.unsqueeze(gate, axes=(3,))), shape=y.shape, name="gated")
 
-    def _bias(self, x: Value, causal: bool) -> Value | None:
+    def _compute_bias(self, x: Value, causal: bool) -> Value | None:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
 
-    def _projections(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
+    def _project_qkv(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
         """Return queries, keys and values [batch, seq or keys, heads·d], normalized and rotated; keys are made from
         `source`."""
         kv, has_own_kv = self.groups, self.share_kv is None
@@ -340,7 +340,7 @@ class Attention:
         return ops.reshape(named(norm, name)(split), shape=x.shape, name=f"{name}_joined")
 
 
-def _append_marks(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
+def _append_mask_feature(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
     """Return q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one more feature per head.
 
     It is 1 in queries; in keys it is `mark` for tokens that are not in the provided ``chosen`` [batch, seq], else 0. So

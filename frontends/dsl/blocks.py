@@ -15,8 +15,8 @@ from .build import (
     Init,
     Layer,
     contribute,
-    current,
     fill,
+    get_builder,
     initializing,
     module,
     named,
@@ -25,7 +25,7 @@ from .build import (
     providing,
     scope,
 )
-from .checks import need, need_few, need_finite, need_modules, need_one_of, need_whole
+from .checks import need, need_choice, need_finite, need_int, need_max, need_modules
 from .layers import Norm, RMSNorm, linear, positions
 
 ARRANGEMENTS = ("pre", "pre_ffn", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
@@ -62,7 +62,7 @@ class Block:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        need_one_of(self, "arrangement", ARRANGEMENTS)
+        need_choice(self, "arrangement", ARRANGEMENTS)
         need(self, 0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1")
         need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "it has no attn, cross or ffn")
         need_modules(self, "attn", "cross", "ffn", "norm")
@@ -72,24 +72,24 @@ class Block:
         sublayer_fields = ("attn", self.attn), ("cross", self.cross), ("ffn", self.ffn)
         sublayers = {name: f for name, f in sublayer_fields if f is not None}
         if self.arrangement.startswith("parallel"):
-            return self._parallel(x, sublayers)
+            return self._run_parallel(x, sublayers)
         prenorm = {"pre": ("attn", "cross", "ffn"), "sandwich": ("attn", "cross", "ffn"), "pre_ffn": ("cross", "ffn")}
         norm_after = self.arrangement in ("sandwich", "post_sublayer")
         for name, f in sublayers.items():
             y = f(named(self.norm, f"{name}_norm")(x) if name in prenorm.get(self.arrangement, ()) else x)
             y = named(self.norm, f"{name}_post_norm")(y) if norm_after else y
-            x = self._add(x, y, name)
+            x = self._add_branch(x, y, name)
             x = named(self.norm, f"{name}_norm")(x) if self.arrangement == "post" else x
         return x
 
-    def _parallel(self, x: Value, sublayers: dict[str, Callable[[Value], Value]]) -> Value:
+    def _run_parallel(self, x: Value, sublayers: dict[str, Callable[[Value], Value]]) -> Value:
         shared = None if self.arrangement == "parallel_norms" else named(self.norm, "norm")(x)
         total = x
         for name, f in sublayers.items():
-            total = self._add(total, f(named(self.norm, f"{name}_norm")(x) if shared is None else shared), name)
+            total = self._add_branch(total, f(named(self.norm, f"{name}_norm")(x) if shared is None else shared), name)
         return total
 
-    def _add(self, x: Value, y: Value, name: str) -> Value:
+    def _add_branch(self, x: Value, y: Value, name: str) -> Value:
         if y.type != x.type:
             raise WeftError(f"{name} makes {y.type} where the residual is {x.type}; its last linear must be as wide")
         if self.residual_scale != 1:
@@ -110,8 +110,8 @@ class Repeat:
 
     def __post_init__(self) -> None:
         need_modules(self, "block")
-        need_whole(self, "times")
-        need_few(self, "times")
+        need_int(self, "times")
+        need_max(self, "times")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
@@ -219,7 +219,7 @@ class MixtureOfDepths:
 
     def __post_init__(self) -> None:
         need_modules(self, "block")
-        need_whole(self, "capacity")
+        need_int(self, "capacity")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
         need(self, self.capacity is not None or not self.aux_loss, "aux_loss needs a capacity")
 
@@ -228,23 +228,23 @@ class MixtureOfDepths:
         if provided("key_mask") is not None:
             raise WeftError("a mask already hides tokens: mixture of depths is for decoders, and cannot be nested")
         r = ops.squeeze(linear(x, 1, "router"), axes=(2,), name="scores")
-        return self._by_sign(x, r) if self.capacity is None else self._by_rank(x, r, self.capacity)
+        return self._select_by_sign(x, r) if self.capacity is None else self._select_by_rank(x, r, self.capacity)
 
-    def _by_sign(self, x: Value, r: Value) -> Value:
-        chosen, nodes = ops.less(ops.affine(r, by=0.0), r, name="chosen"), current().graph.nodes
+    def _select_by_sign(self, x: Value, r: Value) -> Value:
+        chosen, nodes = ops.less(ops.affine(r, by=0.0), r, name="chosen"), get_builder().graph.nodes
         nodes_before = set(nodes)
         mask = ops.cast(chosen, to=dtypes.i64, name="chosen_mask")
         with providing(routed=chosen, chosen=chosen, key_mask=mask):
             y = self.block(x)
         if mask.producer and not mask.uses:
-            current().graph.erase(mask.producer)
+            get_builder().graph.erase(mask.producer)
         for node in (n for n in nodes if n not in nodes_before):
             states = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
             if any(spec.growth is Growth.CONSTANT for spec in states):
                 raise WeftError(f"{node.op.name} sees all tokens before it, chosen or not: give a capacity")
         return ops.add(x, mask_fill(ops.unsqueeze(chosen, axes=(2,)), _weigh(x, y, r)), name="mixed")
 
-    def _by_rank(self, x: Value, r: Value, capacity: int) -> Value:
+    def _select_by_rank(self, x: Value, r: Value, capacity: int) -> Value:
         scores, indices = ops.top_k.emit(r, k=capacity, name=("best_scores", "best"))
         if self.aux_loss:
             lowest = ops.slice(scores, axis=1, start=capacity - 1, stop=capacity, name="least_score")
@@ -264,7 +264,7 @@ def _weigh(x: Value, y: Value, r: Value) -> Value:
 
 def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
     """Return `block` of `rows`, the tokens of x at the indices `chosen`, with their original positions provided."""
-    graph = current().graph
+    graph = get_builder().graph
     had_positions = "position_ids" in graph.inputs or provided("positions") is not None
     all_positions = positions(x)
     chosen_positions = ops.gather_rows(all_positions, chosen, name="chosen_positions")

@@ -55,7 +55,7 @@ class _Builder:
     graph: Graph
     seed: int
     frames: list[_Frame]
-    facts: dict[str, Value]
+    provided: dict[str, Value]
     contributed: dict[str, Value] = field(default_factory=dict)
     stored: dict[str, tuple[Value, ...]] = field(default_factory=dict)
     init: Init | None = None
@@ -65,7 +65,7 @@ class _Builder:
 _CURRENT: ContextVar[_Builder | None] = ContextVar("weft_builder", default=None)
 
 
-def current() -> _Builder:
+def get_builder() -> _Builder:
     """Return the active builder.
 
     Raises:
@@ -131,7 +131,7 @@ def module(
 
     A module in two fields (or repeated in a list) is copied into each, so every place has its own parameters; calling
     the same field twice shares them. A `leaf`, such as `linear`, emits in the scope of its caller and uses its own name
-    (`own_name`) for its value and parameters.
+    (`get_leaf_name`) for its value and parameters.
     """
 
     def declare(c: type[T]) -> type[T]:
@@ -146,9 +146,9 @@ def module(
             original(self, *args, **_rename_arguments(c.__name__, kwargs, wrapped.__weft_renamed__))
             for f in fields(self):
                 object.__setattr__(self, f.name, _copy_modules(getattr(self, f.name)))
-            object.__setattr__(self, "__weft_made__", _creation_site(sys._getframe(1)))
+            object.__setattr__(self, "__weft_site__", _find_creation_site(sys._getframe(1)))
 
-        wrapped.__init__, wrapped.__repr__, wrapped.__weft_leaf__ = init, spell, leaf
+        wrapped.__init__, wrapped.__repr__, wrapped.__weft_leaf__ = init, format_module, leaf
         if "__call__" in vars(wrapped):
             wrapped.__call__ = _run_in_scope(wrapped.__call__, leaf)
         result: type[T] = wrapped
@@ -168,7 +168,7 @@ def _rename_arguments(owner: str, arguments: dict[str, Any], renamed: Renamed) -
     return arguments
 
 
-def _creation_site(frame: FrameType | None) -> tuple[str, int] | None:
+def _find_creation_site(frame: FrameType | None) -> tuple[str, int] | None:
     """Return the file and line that create a module; None for code of weft itself, except presets."""
     while frame is not None and Path(frame.f_code.co_filename).name == "dataclasses.py":
         frame = frame.f_back  # dataclasses.replace
@@ -190,11 +190,11 @@ def _copy_modules(value: Any) -> Any:
 def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
     @functools.wraps(call)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        builder = current()
+        builder = get_builder()
         if builder.frames[-1].module is self:  # super().__call__(x) is the same call
             return call(self, *args, **kwargs)
-        name = _name_of(self, builder)
-        frame = _Frame(self, name, dict(_children(self)))
+        name = _choose_name(self, builder)
+        frame = _Frame(self, name, dict(_list_children(self)))
         builder.frames.append(frame)
         try:
             with builder.graph.scope("" if leaf else name):
@@ -202,7 +202,7 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
                 return call(self, *args, **kwargs)
         except WeftError as e:
             if not getattr(e, "placed", False):
-                e = WeftError(f"{_location(builder)}: {e}")
+                e = WeftError(f"{_describe_location(builder)}: {e}")
                 e.placed = True  # type: ignore[attr-defined]  # only the innermost module adds its name
             raise e from None
         finally:
@@ -213,26 +213,26 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
 
 def _record_origin(module: Any, graph: Graph, name: str) -> None:
     """Record in `graph.origins` that `module` created the nodes of the current scope, or only node `name`."""
-    place = getattr(module, "__weft_made__", None)
+    place = getattr(module, "__weft_site__", None)
     if place or not name:
         scope = f"{graph.insertion_scope}.{name}".strip(".")
         graph.origins.setdefault(scope, Origin(module, *(place or ())))
 
 
-def _location(builder: _Builder) -> str:
+def _describe_location(builder: _Builder) -> str:
     frame = builder.frames[-1]
     path = f"{builder.graph.insertion_scope}.{frame.name}".strip(".")
     kind = type(frame.module).__name__
     return f"{path} ({kind})" if path else kind
 
 
-def spell(module: Any) -> str:
+def format_module(module: Any) -> str:
     """Return the Python call that creates `module`, without default fields; repeated list entries are folded."""
     fields = [(f.name, getattr(module, f.name)) for f in order_fields(module) if getattr(module, f.name) != f.default]
-    return f"{type(module).__name__}({', '.join(f'{name}={_spell(value)}' for name, value in fields)})"
+    return f"{type(module).__name__}({', '.join(f'{name}={_format_field(value)}' for name, value in fields)})"
 
 
-def _spell(value: Any) -> str:
+def _format_field(value: Any) -> str:
     if not isinstance(value, tuple) or not any(map(is_module, value)):
         return repr(value)
     texts = [repr(item) for item in value]
@@ -245,7 +245,7 @@ def _spell(value: Any) -> str:
     return f"({period_text}) * {repeats}" if period > 1 else f"{period_text} * {repeats}"
 
 
-def _children(module: Any) -> Iterator[tuple[int, str]]:
+def _list_children(module: Any) -> Iterator[tuple[int, str]]:
     for f in fields(module):
         value = getattr(module, f.name)
         if is_module(value):
@@ -254,7 +254,7 @@ def _children(module: Any) -> Iterator[tuple[int, str]]:
             yield from ((id(v), f"{f.name}.{i}") for i, v in enumerate(value) if is_module(v))
 
 
-def _name_of(module: Any, builder: _Builder) -> str:
+def _choose_name(module: Any, builder: _Builder) -> str:
     override, builder.override = builder.override, None
     default_name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(module).__name__).lower()
     if override is not None:
@@ -275,7 +275,7 @@ def named(module: Callable[P, R], name: str) -> Callable[P, R]:
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
-            current().override = name
+            get_builder().override = name
             return module(*args, **kwargs)
         with scope(name):
             return module(*args, **kwargs)
@@ -286,16 +286,16 @@ def named(module: Callable[P, R], name: str) -> Callable[P, R]:
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
     """Append `name` to the current scope, for ops and parameters created inside the block."""
-    with current().graph.scope(name):
+    with get_builder().graph.scope(name):
         yield
 
 
-def own_name() -> str:
+def get_leaf_name() -> str:
     """Return the name under which the running leaf module was called."""
-    return current().frames[-1].name
+    return get_builder().frames[-1].name
 
 
-def shared_attrs(module: Any, op: Op) -> dict[str, Any]:
+def select_attrs(module: Any, op: Op) -> dict[str, Any]:
     """Return the fields of `module` that have the same names as attributes of `op`, with their values."""
     return {name: value for name, value in vars(module).items() if name in op.attrs}
 
@@ -335,7 +335,7 @@ def fill(value: float) -> Init:
 @contextlib.contextmanager
 def initializing(init: Init) -> Iterator[None]:
     """Initialize parameters created inside the block by `init`, except those with their own `init`."""
-    builder = current()
+    builder = get_builder()
     outer, builder.init = builder.init, init
     try:
         yield
@@ -352,7 +352,7 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     Raises:
         WeftError: if it exists with another shape.
     """
-    builder = current()
+    builder = get_builder()
     graph = builder.graph
     prefix = graph.insertion_scope
     full_name = f"{prefix}.{name}" if prefix else name
@@ -369,43 +369,43 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
 
 def constant_param(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
     """Return the parameter with the values of `recipe`, which reads no weights; equal recipes share one parameter."""
-    graph = current().graph
+    graph = get_builder().graph
     for existing in graph.params.values():
         if existing.recipe == recipe:
             return existing
     return graph.add_param(name, TensorType(dtypes.f32, shape), recipe)
 
 
-# -- facts
+# -- provided and stored values
 
 
 @contextlib.contextmanager
 def providing(**facts: Value) -> Iterator[None]:
     """Provide the values `facts` by name to modules called inside the block, which read them with `provided`."""
-    builder = current()
-    outer = builder.facts
-    builder.facts = outer | facts
+    builder = get_builder()
+    outer = builder.provided
+    builder.provided = outer | facts
     try:
         yield
     finally:
-        builder.facts = outer
+        builder.provided = outer
 
 
 def provided(name: str) -> Value | None:
     """Return the value that an enclosing module provides under `name` (such as ``positions``); None without one."""
-    return current().facts.get(name)
+    return get_builder().provided.get(name)
 
 
 def contribute(output: str, value: Value) -> None:
     """Add `value` to the graph output called `output`, the sum of the contributions of all modules (losses)."""
-    contributed = current().contributed
+    contributed = get_builder().contributed
     previous = contributed.get(output)
     contributed[output] = value if previous is None else ops.add(previous, value, name=f"{output}_sum")
 
 
 def keep(name: str, *values: Value) -> None:
     """Store `values` under `name` for modules that run later (see `kept`), in place of earlier values of this name."""
-    current().stored[name] = values
+    get_builder().stored[name] = values
 
 
 def kept(name: str) -> tuple[Value, ...]:
@@ -414,7 +414,7 @@ def kept(name: str) -> tuple[Value, ...]:
     Raises:
         WeftError: if there are none.
     """
-    values = current().stored.get(name)
+    values = get_builder().stored.get(name)
     if values is None:
-        raise WeftError(f"no earlier layer keeps {name!r}; kept are {', '.join(current().stored) or 'none'}")
+        raise WeftError(f"no earlier layer keeps {name!r}; kept are {', '.join(get_builder().stored) or 'none'}")
     return values

@@ -17,7 +17,7 @@ def need(module: object, condition: bool, message: str) -> None:
         raise WeftError(f"{type(module).__name__}: {message}")
 
 
-def need_whole(module: object, *names: str, least: int = 1) -> None:
+def need_int(module: object, *names: str, least: int = 1) -> None:
     """Raise WeftError unless each field of `names` in `module` is None or an integer from `least` to 2^63 − 1."""
 
     def fits(value: Any) -> bool:
@@ -27,15 +27,15 @@ def need_whole(module: object, *names: str, least: int = 1) -> None:
     _need_each(module, names, lambda value: value < 1 << 63, "a number that 64 bits hold")
 
 
-MOST_PARTS = 1 << 12  # layers, states and the like; published models have hundreds
+MAX_PARTS = 1 << 12  # layers, states and the like; published models have hundreds
 
 
-def need_few(module: object, *names: str) -> None:
-    """Raise WeftError unless each field of `names` in `module`, a count of parts, is None or at most `MOST_PARTS`."""
+def need_max(module: object, *names: str) -> None:
+    """Raise WeftError unless each field of `names` in `module`, a count of parts, is None or at most `MAX_PARTS`."""
     for name in names:
         value = getattr(module, name)
-        fits = value is None or value <= MOST_PARTS
-        need(module, fits, f"{name}={quote_value(value)} exceeds {MOST_PARTS}, the most there can be")
+        fits = value is None or value <= MAX_PARTS
+        need(module, fits, f"{name}={quote_value(value)} exceeds {MAX_PARTS}, the most there can be")
 
 
 def need_positive(module: object, *names: str) -> None:
@@ -58,7 +58,7 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def need_divides(module: object, part: str, whole: str) -> None:
+def need_divisor(module: object, part: str, whole: str) -> None:
     """Raise WeftError unless the field `part` of `module` divides its field `whole`."""
     pieces, size = getattr(module, part), getattr(module, whole)
     need(module, size % pieces == 0, f"{part}={pieces} does not divide {whole}={size}")
@@ -72,7 +72,7 @@ def need_modules(module: object, *names: str) -> None:
         need(module, fits, f"{name}={value!r} is not a module" + (": call it" if isinstance(value, type) else ""))
 
 
-def need_kind(module: object, name: str, *kinds: type, otherwise: str = "") -> None:
+def need_type(module: object, name: str, *kinds: type, otherwise: str = "") -> None:
     """Raise WeftError unless the field `name` of `module` is None or one of `kinds`; `otherwise` is the remedy."""
     value = getattr(module, name)
     expected = " or ".join(kind.__name__ for kind in kinds)
@@ -80,7 +80,7 @@ def need_kind(module: object, name: str, *kinds: type, otherwise: str = "") -> N
     need(module, fits, f"{name}={value!r} must be {expected}" + (f": {otherwise}" if otherwise else ""))
 
 
-def need_one_of(module: object, name: str, known: Iterable[str]) -> None:
+def need_choice(module: object, name: str, known: Iterable[str]) -> None:
     """Raise WeftError unless the field `name` of `module` is one of `known`."""
     value, choices = getattr(module, name), tuple(known)
     need(module, value in choices, f"unknown {name}={value!r}; known are {', '.join(choices)}")

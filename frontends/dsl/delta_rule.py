@@ -7,10 +7,10 @@ from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 
 from .build import module, named, param
-from .checks import need_activation, need_divides, need_few, need_modules, need_whole
+from .checks import need_activation, need_divisor, need_int, need_max, need_modules
 from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
-from .state_space import negative_exp, random_decays, step_bias
+from .state_space import init_random_decays, init_step_bias, negate_exp
 
 _TINY = 1e-6  # added to the squared norm of a key
 
@@ -44,13 +44,13 @@ class GatedDeltaNet:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "head_dim", "v_head_dim", "groups", "rank")
-        need_few(self, "heads", "groups")
-        need_whole(self, "conv", least=2)
+        need_int(self, "heads", "head_dim", "v_head_dim", "groups", "rank")
+        need_max(self, "heads", "groups")
+        need_int(self, "conv", least=2)
         need_activation(self, self.gate)
         need_modules(self, "norm")
         if self.groups is not None:
-            need_divides(self, "groups", "heads")
+            need_divisor(self, "groups", "heads")
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -63,28 +63,28 @@ class GatedDeltaNet:
         mixed = causal_conv(linear(x, 2 * keys + values, "qkv"), self.conv, False, "silu")
         q, k, v = ops.split.emit(mixed, sizes=(keys, keys, values), name=("q", "k", "v"))
         # RMSNorm divides by √mean, not by the length: a factor 1/√head_dim gives length 1, and q gets it twice.
-        q, k = self._unit(q, 1 / self.head_dim, "q_unit"), self._unit(k, self.head_dim**-0.5, "k_unit")
+        q, k = self._normalize(q, 1 / self.head_dim, "q_unit"), self._normalize(k, self.head_dim**-0.5, "k_unit")
         beta = ops.sigmoid(linear(x, self.heads, "beta"), name="rate")
         beta = ops.affine(beta, by=2.0, name="rate_doubled") if self.negative else beta
         groups = self.groups or self.heads
-        y = ops.gated_delta_rule(q, k, v, beta, self._decay(x), heads=self.heads, groups=groups)
+        y = ops.gated_delta_rule(q, k, v, beta, self._compute_decay(x), heads=self.heads, groups=groups)
         by_head = ops.reshape(y, shape=(*y.shape[:2], self.heads, values // self.heads), name="by_head")
         normed = ops.reshape(named(self.norm, "norm")(by_head), shape=y.shape, name="normed")
         gate = linear(self._project_down(x, "gate_down"), values, "gate")
         return linear(ops.mul(normed, activate(gate, self.gate), name="gated"), x.width, "out")
 
-    def _unit(self, x: Value, factor: float, name: str) -> Value:
+    def _normalize(self, x: Value, factor: float, name: str) -> Value:
         """Normalize each head of x [batch, seq, n·head_dim] by an RMSNorm without weight, and multiply by `factor`."""
         by_head = ops.reshape(x, shape=(*x.shape[:2], x.width // self.head_dim, self.head_dim))
         normed = ops.rms_norm(by_head, eps=_TINY / self.head_dim)
         return ops.reshape(ops.affine(normed, by=factor), shape=x.shape, name=name)
 
-    def _decay(self, x: Value) -> Value:
+    def _compute_decay(self, x: Value) -> Value:
         """Return the log decay [batch, seq, heads], or [batch, seq, heads·head_dim] with `per_key`; at most 0."""
-        rates = negative_exp(param("a_log", (self.heads,), random_decays))
+        rates = negate_exp(param("a_log", (self.heads,), init_random_decays))
         width = self.heads * (self.head_dim if self.per_key else 1)
         step = linear(self._project_down(x, "dt_down"), width, "dt")
-        delta = ops.softplus(ops.add(step, param("dt.bias", (width,), step_bias), name="dt_biased"), name="delta")
+        delta = ops.softplus(ops.add(step, param("dt.bias", (width,), init_step_bias), name="dt_biased"), name="delta")
         if not self.per_key:
             return ops.mul(delta, rates, name="decay")
         by_head = ops.reshape(delta, shape=(*x.shape[:2], self.heads, self.head_dim))

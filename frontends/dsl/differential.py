@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.graph import Value
 
 from .build import fill, module, named, normal, param, provided
-from .checks import need, need_few, need_kind, need_modules, need_positive, need_whole
+from .checks import need, need_int, need_max, need_modules, need_positive, need_type
 from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE
 
@@ -33,10 +33,10 @@ class DifferentialAttention:
     causal: bool | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "kv_heads", "head_dim")
-        need_few(self, "heads", "kv_heads")
+        need_int(self, "heads", "kv_heads", "head_dim")
+        need_max(self, "heads", "kv_heads")
         need_positive(self, "eps")
-        need_kind(self, "rope", RoPE)
+        need_type(self, "rope", RoPE)
         need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even: they are pairs")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
         need(self, 0 <= self.lambda_init < 1, f"lambda_init={self.lambda_init} must be from 0 to below 1")
@@ -67,12 +67,12 @@ class DifferentialAttention:
             *(q, k, values, None, provided("key_mask")), heads=self.heads, kv_heads=kv, causal=is_causal(self.causal)
         )
         first, second = ops.split.emit(y, sizes=(self.heads * d, self.heads * d), name=("first", "second"))
-        difference = ops.sub(first, ops.mul(second, self._weight(d), name="second_weighed"), name="difference")
+        difference = ops.sub(first, ops.mul(second, self._compute_lambda(d), name="second_weighed"), name="difference")
         by_head = ops.reshape(difference, shape=(batch, seq, self.heads // 2, 2 * d))
         scaled = ops.affine(named(RMSNorm(self.eps, weight=False), "norm")(by_head), by=1 - self.lambda_init)
         return linear(ops.reshape(scaled, shape=(batch, seq, self.heads * d)), x.width, "o", self.bias)
 
-    def _weight(self, d: int) -> Value:
+    def _compute_lambda(self, d: int) -> Value:
         """Return the factor λ [1] of the second attention; `d` is the head dimension."""
 
         def exponential(i: int) -> Value:
@@ -102,9 +102,9 @@ class ScoredKeysAttention:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "kv_heads", "head_dim", "window")
-        need_few(self, "heads", "kv_heads")
-        need_kind(self, "rope", RoPE)
+        need_int(self, "heads", "kv_heads", "head_dim", "window")
+        need_max(self, "heads", "kv_heads")
+        need_type(self, "rope", RoPE)
         need_modules(self, "norm")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
 
@@ -160,9 +160,9 @@ class MixtureOfAttention:
     rope: RoPE | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "experts", "k", "kv_heads", "head_dim")
-        need_few(self, "experts", "kv_heads")
-        need_kind(self, "rope", RoPE)
+        need_int(self, "experts", "k", "kv_heads", "head_dim")
+        need_max(self, "experts", "kv_heads")
+        need_type(self, "rope", RoPE)
         need(self, self.k <= self.experts, f"k={self.k} exceeds experts={self.experts}")
 
     def __call__(self, x: Value) -> Value:

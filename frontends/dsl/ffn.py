@@ -13,17 +13,17 @@ from weft.ir.ops.activation import activate
 from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import emit_hierarchical_routing, emit_noisy_logits, emit_sparse_mixer
 
-from .build import Layer, contribute, current, fill, module, param, shared_attrs, spell
+from .build import Layer, contribute, fill, format_module, get_builder, module, param, select_attrs
 from .checks import (
     need,
     need_activation,
-    need_few,
+    need_choice,
     need_finite,
-    need_kind,
+    need_int,
+    need_max,
     need_modules,
-    need_one_of,
     need_positive,
-    need_whole,
+    need_type,
 )
 from .layers import Norm, linear
 
@@ -44,7 +44,7 @@ class MLP:
     sub_norm: Norm | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "hidden")
+        need_int(self, "hidden")
         if isinstance(self.activation, str):
             need_activation(self, self.activation)
         else:
@@ -75,7 +75,7 @@ class GatedMLP:
     sparsity: float = 0.0
 
     def __post_init__(self) -> None:
-        need_whole(self, "hidden")
+        need_int(self, "hidden")
         need_activation(self, self.activation)
         need_positive(self, "limit")
         need(self, 0 <= self.sparsity < 1, f"sparsity={self.sparsity} must be from 0 to below 1")
@@ -93,12 +93,12 @@ class GatedMLP:
         """Map x [..., dim] to a value of the same shape."""
         gate = linear(x, self.hidden, "gate", self.bias)
         if self.sparsity:
-            gate = _excess_over_quantile(gate, self.sparsity)
+            gate = _subtract_quantile(gate, self.sparsity)
         y = ops.glu(gate, linear(x, self.hidden, "up", self.bias), activation=self.activation, limit=self.limit)
         return linear(y if self.sub_norm is None else self.sub_norm(y), x.width, "down", self.bias)
 
 
-def _excess_over_quantile(x: Value, share: float) -> Value:
+def _subtract_quantile(x: Value, share: float) -> Value:
     """Return max(x − c, 0) for x [..., width], where c is the `share`-quantile of a normal distribution with the mean
     and deviation of x over the last axis."""
     last = (len(x.shape) - 1,)
@@ -171,16 +171,16 @@ class Router:
     jitter: float = 0.01
     zero_experts: int = 0
     aux_loss: float = 0.0
-    __repr__ = spell
+    __repr__ = format_module
 
     def __post_init__(self) -> None:
-        need_whole(self, "groups", "top_groups")
-        need_whole(self, "zero_experts", least=0)
-        need_few(self, "zero_experts")
+        need_int(self, "groups", "top_groups")
+        need_int(self, "zero_experts", least=0)
+        need_max(self, "zero_experts")
         need_positive(self, "scale", "capacity")
-        need_one_of(self, "choice", CHOICES)
-        need_one_of(self, "scoring", ("softmax", "sigmoid"))
-        need_one_of(self, "group_score", ("max", "top2"))
+        need_choice(self, "choice", CHOICES)
+        need_choice(self, "scoring", ("softmax", "sigmoid"))
+        need_choice(self, "group_score", ("max", "top2"))
         need(self, self.top_groups <= self.groups, f"top_groups={self.top_groups} exceeds groups={self.groups}")
         for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
             default = next(f.default for f in fields(Router) if f.name == name)
@@ -192,14 +192,14 @@ class Router:
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
 
-def _router(router: None, old: Mapping[str, Any]) -> Router:
+def _merge_router(router: None, old: Mapping[str, Any]) -> Router:
     return Router(**{name.removeprefix("router_"): value for name, value in old.items()})
 
 
-OLD = ("router_bias", *(f.name for f in fields(Router) if f.name != "bias"))
+RENAMED_FIELDS = ("router_bias", *(f.name for f in fields(Router) if f.name != "bias"))
 
 
-@module(renamed={"router": (OLD, _router)})
+@module(renamed={"router": (RENAMED_FIELDS, _merge_router)})
 class MoE:
     """A mixture of experts Σ_e g_e(x) E_e(x): a few of `experts` feed-forwards process each token (Shazeer 2017).
 
@@ -233,11 +233,11 @@ class MoE:
     latent: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "experts", "hidden", "k", "latent")
-        need_few(self, "experts")
+        need_int(self, "experts", "hidden", "k", "latent")
+        need_max(self, "experts")
         need_activation(self, self.activation)
         need_positive(self, "limit")
-        need_kind(self, "router", Router)
+        need_type(self, "router", Router)
         router = self.router
         divides = self.experts % router.groups == 0
         need(self, divides, f"groups={router.groups} does not divide experts={self.experts}")
@@ -255,11 +255,11 @@ class MoE:
 
     def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape; the router reads `routed_by` if given, else x."""
-        combine = self._combine(x if routed_by is None else routed_by)
+        combine = self._compute_weights(x if routed_by is None else routed_by)
         if self.latent is None:
-            y = self._mix_all(x, combine)
+            y = self._mix_experts(x, combine)
         else:
-            y = linear(self._mix_all(linear(x, self.latent, "latent_in"), combine), x.width, "latent_out")
+            y = linear(self._mix_experts(linear(x, self.latent, "latent_in"), combine), x.width, "latent_out")
         if self.out_bias:
             y = ops.add(y, param("out_bias", (x.width,), fill(0.0)), name="with_bias")
         if self.shared is None:
@@ -269,7 +269,7 @@ class MoE:
             shared = ops.mul(shared, ops.sigmoid(linear(x, 1, "shared_gate")), name="shared_gated")
         return ops.add(y, shared, name="with_shared")
 
-    def _mix_all(self, x: Value, combine: Value) -> Value:
+    def _mix_experts(self, x: Value, combine: Value) -> Value:
         """Return the mixture [batch, seq, dim] of experts with the weights `combine` [batch, seq, experts].
 
         The output of zero experts is x itself.
@@ -285,33 +285,33 @@ class MoE:
         identity = ops.mul(x, ops.sum(zero, axes=(2,), keepdims=True), name="through_zero_experts")
         return ops.add(self._mix(x, routed), identity, name="with_zero_experts")
 
-    def _combine(self, x: Value) -> Value:
+    def _compute_weights(self, x: Value) -> Value:
         """Return the weight of every expert per token, [batch, seq, experts + zero_experts], zero experts last."""
         router = self.router
         logits = linear(x, self.experts + router.zero_experts, "router", router.bias)
         if router.noisy:
-            noise = _noise_input(logits)
+            noise = _add_noise_input(logits)
             logits = emit_noisy_logits(logits, linear(x, logits.width, "noise", init=fill(0.0)), noise)
-        combine = self._choose(x, logits)
+        combine = self._route(x, logits)
         if router.aux_loss:
             loss = ops.load_balance_loss(logits, combine)
             contribute("aux_loss", ops.affine(loss, by=router.aux_loss, name="weighted_loss"))
         if router.choice != "expert" and router.capacity is not None:
-            combine = ops.limit_capacity(combine, batched=router.batched, **_limit(router.capacity))
+            combine = ops.limit_capacity(combine, batched=router.batched, **_convert_capacity(router.capacity))
         return combine
 
-    def _choose(self, x: Value, logits: Value) -> Value:
+    def _route(self, x: Value, logits: Value) -> Value:
         router = self.router
         if router.choice == "expert":
             capacity = float(self.k) if router.capacity is None else router.capacity
-            return ops.expert_choice(logits, batched=router.batched, **_limit(capacity))
+            return ops.expert_choice(logits, batched=router.batched, **_convert_capacity(capacity))
         if router.choice == "hierarchical":
             by_group = linear(x, router.groups, "group_router")
             return emit_hierarchical_routing(by_group, logits, top_groups=router.top_groups, k=self.k)
         if router.choice == "sparsemixer":
             return emit_sparse_mixer(logits, jitter=router.jitter)
         correction = param("router.correction", (logits.width,), fill(0.0)) if router.correction else None
-        return ops.route(logits, correction, k=self.k, **shared_attrs(router, ops.route))
+        return ops.route(logits, correction, k=self.k, **select_attrs(router, ops.route))
 
     def _mix(self, x: Value, combine: Value) -> Value:
         wide, narrow = (self.experts, self.hidden, x.width), (self.experts, x.width, self.hidden)
@@ -332,12 +332,12 @@ class MoE:
         )
 
 
-def _limit(capacity: int | float) -> dict[str, Any]:
+def _convert_capacity(capacity: int | float) -> dict[str, Any]:
     return {"capacity": capacity} if isinstance(capacity, int) else {"factor": capacity}
 
 
-def _noise_input(logits: Value) -> Value:
+def _add_noise_input(logits: Value) -> Value:
     """Return a new graph input ``router_noise.{i}`` with the next free i and the type of `logits`."""
-    graph = current().graph
+    graph = get_builder().graph
     count = sum(name.startswith("router_noise.") for name in graph.inputs)
     return graph.add_input(f"router_noise.{count}", logits.type)

@@ -11,7 +11,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.types import dtypes
 
 from .build import module, named, provided
-from .checks import need, need_activation, need_kind, need_modules, need_one_of, need_whole
+from .checks import need, need_activation, need_choice, need_int, need_modules, need_type
 from .layers import Norm, linear
 
 TASKS = (  # the names of pipelines of transformers, where there is one
@@ -39,7 +39,7 @@ class HeadTransform:
 
     def __post_init__(self) -> None:
         need_modules(self, "norm")
-        need_whole(self, "width")
+        need_int(self, "width")
         if self.activation is not None:
             need_activation(self, self.activation)
 
@@ -78,17 +78,17 @@ class TaskHead:
     also: Any = None
 
     def __post_init__(self) -> None:
-        need_one_of(self, "task", TASKS)
+        need_choice(self, "task", TASKS)
         for name, choices in (("pool", POOLS), ("problem_type", PROBLEMS)):
             if getattr(self, name) is not None:
-                need_one_of(self, name, choices)
-        need_kind(self, "transform", HeadTransform)
-        need_kind(self, "also", TaskHead)
-        need_whole(self, "token", least=0)
+                need_choice(self, name, choices)
+        need_type(self, "transform", HeadTransform)
+        need_type(self, "also", TaskHead)
+        need_int(self, "token", least=0)
         if isinstance(self.labels, list):
             object.__setattr__(self, "labels", tuple(self.labels))
         if isinstance(self.labels, int):
-            need_whole(self, "labels")
+            need_int(self, "labels")
         elif self.labels is not None:
             fits = isinstance(self.labels, tuple) and self.labels and all(isinstance(n, str) for n in self.labels)
             need(self, bool(fits), f"labels={self.labels!r} must be a positive number, or names of labels")
@@ -122,7 +122,7 @@ class TaskHead:
         out: Any = self.count or (table if self.tied or table is None else table.shape[0])
         scores = linear(y, out, "out", self.bias)
         if self.pool == "late":
-            scores = _mean(scores, mask)
+            scores = _pool_mean(scores, mask)
         if self.task == "question-answering":
             return {
                 f"{name}_logits": ops.squeeze(ops.slice(scores, axis=2, start=i, stop=i + 1), axes=(2,), name=name)
@@ -146,7 +146,7 @@ class TaskHead:
                 first, ops.mean(ops.slice(x, axis=1, start=self.skip, stop=x.shape[1]), axes=(1,)), axis=1
             )
         if self.pool == "mean":
-            return _mean(x, mask)
+            return _pool_mean(x, mask)
         marked, ids = mask, provided("text_ids") or ids  # a decoder with an encoder reads ids shifted by one token
         if self.token is not None and ids is not None:
             marked = ops.cast(ops.equal(ids, ops.affine(ids, by=0, plus=self.token)), to=dtypes.i64)
@@ -167,7 +167,7 @@ class TaskHead:
         return graph
 
 
-def _mean(x: Value, mask: Value | None) -> Value:
+def _pool_mean(x: Value, mask: Value | None) -> Value:
     """Return the mean of x [batch, seq, width] over tokens with nonzero `mask` [batch, seq], or over all; [batch,
     width]."""
     if mask is None:

@@ -9,7 +9,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.recipes import Literal
 
 from .build import Layer, fill, module, named, param, provided, uniform
-from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
+from .checks import need, need_activation, need_int, need_max, need_modules, need_positive
 from .layers import Norm, RMSNorm, divide_width, linear
 
 
@@ -25,7 +25,7 @@ class ShortConv:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "conv", least=2)
+        need_int(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
@@ -102,8 +102,8 @@ class LightningAttention:
     norm: Norm = RMSNorm()
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "head_dim")
-        need_few(self, "heads")
+        need_int(self, "heads", "head_dim")
+        need_max(self, "heads")
         need_positive(self, "decay")
         need_activation(self, self.activation)
         need_modules(self, "norm")

@@ -8,8 +8,8 @@ from weft.ir.graph import Value
 from weft.ir.recipes.frequencies import Sinusoid
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Init, constant_param, current, fill, module, own_name, param, provided
-from .checks import need_positive, need_whole
+from .build import Init, constant_param, fill, get_builder, get_leaf_name, module, param, provided
+from .checks import need_int, need_positive
 
 
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
@@ -41,7 +41,7 @@ def positions(x: Value) -> Value:
     positions = provided("positions")
     if positions is not None:
         return positions
-    graph = current().graph
+    graph = get_builder().graph
     ids = graph.inputs.get("position_ids")
     return graph.add_input("position_ids", TensorType(dtypes.i64, x.shape[:2])) if ids is None else ids
 
@@ -63,7 +63,7 @@ class RMSNorm:
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        name = own_name()
+        name = get_leaf_name()
         weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
         return ops.rms_norm(x, weight, eps=self.eps, name=name)
 
@@ -84,7 +84,7 @@ class LayerNorm:
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        name = own_name()
+        name = get_leaf_name()
         weight = param(f"{name}.weight", (x.width,), fill(1.0)) if self.weight else None
         bias = param(f"{name}.bias", (x.width,), fill(0.0)) if self.bias else None
         return ops.layer_norm(x, weight, bias, eps=self.eps, name=name)
@@ -108,11 +108,11 @@ class LearnedPositions:
     offset: int = 0
 
     def __post_init__(self) -> None:
-        need_whole(self, "length")
-        need_whole(self, "offset", least=0)
+        need_int(self, "length")
+        need_int(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
-        name = own_name()
+        name = get_leaf_name()
         return _add_positions(x, param(f"{name}.weight", (self.length + self.offset, x.width)), self.offset, name)
 
 
@@ -138,15 +138,15 @@ class Sinusoidal:
     inclusive: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "length")
-        need_whole(self, "offset", least=0)
+        need_int(self, "length")
+        need_int(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
         if x.width % 2:
             raise WeftError(f"sine and cosine are pairs: the width {x.width} must be even")
         if self.inclusive and x.width < 4:
             raise WeftError(f"inclusive frequencies need a width of at least 4, not {x.width}")
-        name, shape = own_name(), (self.length + self.offset, x.width)
+        name, shape = get_leaf_name(), (self.length + self.offset, x.width)
         kind = {"interleaved": self.interleaved, "inclusive": self.inclusive}
         table = constant_param(f"{name}.table", shape, Sinusoid(*shape, **kind))
         return _add_positions(x, table, self.offset, name)

@@ -11,7 +11,7 @@ from weft.ir.recipes import Literal, Map, Recipe, Uniform
 from weft.ir.recipes.frequencies import Interpolate
 
 from .build import constant_param, fill, keep, kept, module, named, param, uniform
-from .checks import need, need_activation, need_few, need_modules, need_positive, need_whole
+from .checks import need, need_activation, need_int, need_max, need_modules, need_positive
 from .hybrids import causal_conv
 from .layers import LayerNorm, divide_width, linear, positions
 from .recurrence import State, scan
@@ -20,7 +20,7 @@ _MAX_RATE = 8.0  # −log a per token is at most this times softplus of the para
 _LOWEST = -1e30  # an exponent below all that occur
 
 
-def _rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+def _init_rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
     """Return initial values of ``rate``, so that the decay a is between 0.9 and 0.999 at gate 1 (De 2024, section
     2.4)."""
     low, high = (-math.log(a) / _MAX_RATE for a in (0.999, 0.9))
@@ -46,9 +46,9 @@ class RGLRU:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "width")
-        need_few(self, "heads")
-        need_whole(self, "conv", least=2)
+        need_int(self, "heads", "width")
+        need_max(self, "heads")
+        need_int(self, "conv", least=2)
         need_activation(self, self.activation)
         fits = self.width is None or self.width % self.heads == 0
         need(self, fits, f"heads={self.heads} does not divide width={self.width}")
@@ -57,11 +57,11 @@ class RGLRU:
         """Map x [batch, seq, dim] to a value of the same shape."""
         width = self.width or x.width
         u = causal_conv(linear(x, width, "in", self.bias), self.conv, True)
-        rate = ops.softplus(param("rate", (width,), _rates), name="rates")
-        decay = ops.mul(self._gate(u, "recur"), ops.affine(rate, by=-_MAX_RATE), name="decay")
+        rate = ops.softplus(param("rate", (width,), _init_rates), name="rates")
+        decay = ops.mul(self._compute_gate(u, "recur"), ops.affine(rate, by=-_MAX_RATE), name="decay")
         first = ops.unsqueeze(ops.equal(positions(x), 0), axes=(2,), name="first")
         input_scale = ops.sqrt(ops.affine(ops.exp(ops.affine(decay, by=2.0)), by=-1.0, plus=1.0), name="left_over")
-        driven = ops.mul(self._gate(u, "input"), u)
+        driven = ops.mul(self._compute_gate(u, "input"), u)
         driven = ops.where(first, driven, ops.mul(driven, input_scale), name="driven")
 
         def step(h: Value, a: Value, driven: Value) -> tuple[Value, Value]:
@@ -72,7 +72,7 @@ class RGLRU:
         gate = activate(linear(x, width, "gate", self.bias), self.activation)
         return linear(ops.mul(h, gate, name="gated"), x.width, "out", self.bias)
 
-    def _gate(self, u: Value, name: str) -> Value:
+    def _compute_gate(self, u: Value, name: str) -> Value:
         block = u.width // self.heads
         weight = param(f"{name}.weight", (u.width, block), uniform(block**-0.5))
         y = ops.head_linear(u, weight, heads=self.heads)
@@ -92,12 +92,12 @@ class RWKVTimeMix:
     width: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "width")
+        need_int(self, "width")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
-        width, before = self.width or x.width, _delay(x)
-        k, v, r = (linear(_mix(x, before, name), width, name) for name in ("k", "v", "r"))
+        width, before = self.width or x.width, _delay_tokens(x)
+        k, v, r = (linear(_mix_tokens(x, before, name), width, name) for name in ("k", "v", "r"))
         fade = ops.neg(ops.exp(param("decay", (width,), uniform(1.0))), name="fade")
         first = param("first", (width,), fill(math.log(0.3)))
 
@@ -127,12 +127,12 @@ class RWKVChannelMix:
     hidden: int
 
     def __post_init__(self) -> None:
-        need_whole(self, "hidden")
+        need_int(self, "hidden")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
-        before = _delay(x)
-        k, r = linear(_mix(x, before, "k"), self.hidden, "k"), linear(_mix(x, before, "r"), x.width, "r")
+        before = _delay_tokens(x)
+        k, r = linear(_mix_tokens(x, before, "k"), self.hidden, "k"), linear(_mix_tokens(x, before, "r"), x.width, "r")
         return ops.mul(ops.sigmoid(r), linear(ops.relu2(k), x.width, "v"), name="received")
 
 
@@ -156,8 +156,8 @@ class MLSTM:
     norm: LayerNorm = LayerNorm(1e-6, bias=False)
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "qk_dim", "v_dim")
-        need_few(self, "heads")
+        need_int(self, "heads", "qk_dim", "v_dim")
+        need_max(self, "heads")
         need_positive(self, "cap", "eps")
         need_modules(self, "norm")
         for name in ("qk_dim", "v_dim"):
@@ -219,14 +219,14 @@ class RWKV6TimeMix:
     eps: float = 64e-5
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "mix_rank", "decay_rank")
-        need_few(self, "heads")
+        need_int(self, "heads", "mix_rank", "decay_rank")
+        need_max(self, "heads")
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         divide_width(x, self.heads, "heads")
-        change = ops.sub(_delay(x), x, name="change")
+        change = ops.sub(_delay_tokens(x), x, name="change")
         r, k, v, g = (linear(self._mix_previous(x, change, name), x.width, name) for name in "rkvg")
         rate = param("decay", (x.width,), uniform(1.0))
         if self.static:
@@ -236,10 +236,10 @@ class RWKV6TimeMix:
             fade = ops.add(linear(down, x.width, "decay_up"), rate)
         fade = ops.neg(ops.exp(fade), name="fade")
         # r_t reads the state S_{t−1}: so keys, values and decays are delayed by one token.
-        earlier = ops.gated_linear_attention(r, *map(_delay, (k, v, fade)), heads=self.heads, groups=self.heads)
+        earlier = ops.gated_linear_attention(r, *map(_delay_tokens, (k, v, fade)), heads=self.heads, groups=self.heads)
         bonus = param("bonus", (x.width,), uniform(0.5))
         y = ops.add(earlier, _weigh(ops.mul(r, ops.mul(k, bonus)), v, self.heads), name="read")
-        y = ops.mul(_head_norm(y, self.heads, self.eps), ops.swish(g), name="gated")
+        y = ops.mul(_norm_heads(y, self.heads, self.eps), ops.swish(g), name="gated")
         return linear(y, x.width, "out")
 
     def _mix_previous(self, x: Value, change: Value, name: str) -> Value:
@@ -261,7 +261,7 @@ class RWKV7TimeMix:
     a = σ(x A B + bias) with ``rate_down`` and ``rate_up``; the gate g = σ(x A) B with ``gate_down`` and ``gate_up``.
     With c = k ⊙ ``removal`` divided by its length on each head and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``),
     S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'. S_t r is normalized on each head, (r · (``bonus`` ⊙ k')) v is added,
-    and the sum times g passes ``out.weight``. `keep_values` stores v under a name; `mix_values` interpolates v towards
+    and the sum times g passes ``out.weight``. `keep_values` stores v under a name; `mix_values` interpolates v gap
     the values that an earlier layer stored, by σ(x A B + bias) with ``value_down`` and ``value_up``.
     """
 
@@ -275,13 +275,13 @@ class RWKV7TimeMix:
     eps: float = 64e-5
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "decay_rank", "rate_rank", "gate_rank", "value_rank")
-        need_few(self, "heads")
+        need_int(self, "heads", "decay_rank", "rate_rank", "gate_rank", "value_rank")
+        need_max(self, "heads")
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
-        width, heads, change = x.width, self.heads, ops.sub(_delay(x), x, name="change")
+        width, heads, change = x.width, self.heads, ops.sub(_delay_tokens(x), x, name="change")
         size = divide_width(x, heads, "heads")
         mixed = {
             name: ops.add(x, ops.mul(change, param(f"{name}.mix", (width,), fill(0.5))), name=f"{name}_mixed")
@@ -291,14 +291,14 @@ class RWKV7TimeMix:
         if self.keep_values is not None:
             keep(self.keep_values, v)
         if self.mix_values is not None:
-            towards = ops.sub(kept(self.mix_values)[0], v)
-            v = ops.add(v, ops.mul(towards, self._low_rank(mixed["v"], "value", self.value_rank)), name="v_mixed_first")
+            gap = ops.sub(kept(self.mix_values)[0], v)
+            v = ops.add(v, ops.mul(gap, self._map_low_rank(mixed["v"], "value", self.value_rank)), name="v_mixed_first")
         down = ops.tanh(linear(mixed["w"], self.decay_rank, "decay_down"))
         d = ops.sigmoid(linear(down, width, "decay_up", bias=True))
         w = ops.exp(ops.affine(d, by=-math.exp(-0.5)), name="w")
-        a = self._low_rank(mixed["a"], "rate", self.rate_rank)
+        a = self._map_low_rank(mixed["a"], "rate", self.rate_rank)
         g = linear(ops.sigmoid(linear(mixed["g"], self.gate_rank, "gate_down")), width, "gate_up")
-        c = self._unit(ops.mul(k, param("removal", (width,), fill(0.85))))
+        c = self._normalize_keys(ops.mul(k, param("removal", (width,), fill(0.85))))
         grown = ops.mul(ops.affine(a, plus=-1.0), param("growth", (width,), fill(1.0)))
         k = ops.mul(k, ops.affine(grown, plus=1.0), name="k_grown")
 
@@ -310,13 +310,13 @@ class RWKV7TimeMix:
             return state, ops.reshape(ops.sum(ops.mul(state, r), axes=(3,)), shape=(r.shape[0], width))
 
         y = scan(step, r, w, k, v, c, ops.mul(a, c), state=(heads, size, size))
-        y = ops.add(_head_norm(y, heads, self.eps), _weigh(ops.mul(r, ops.mul(k, param("bonus", (width,)))), v, heads))
+        y = ops.add(_norm_heads(y, heads, self.eps), _weigh(ops.mul(r, ops.mul(k, param("bonus", (width,)))), v, heads))
         return linear(ops.mul(y, g, name="gated"), width, "out")
 
-    def _low_rank(self, x: Value, name: str, rank: int) -> Value:
+    def _map_low_rank(self, x: Value, name: str, rank: int) -> Value:
         return ops.sigmoid(linear(linear(x, rank, f"{name}_down"), x.width, f"{name}_up", bias=True), name=name)
 
-    def _unit(self, x: Value) -> Value:
+    def _normalize_keys(self, x: Value) -> Value:
         """Divide each head of x [batch, seq, heads·d] by its Euclidean norm, at least 1e-12."""
         by_head = ops.reshape(x, shape=(*x.shape[:2], self.heads, x.width // self.heads))
         length = ops.clip(ops.sqrt(ops.sum(ops.square(by_head), axes=(3,), keepdims=True)), low=1e-12)
@@ -338,9 +338,9 @@ class SLSTM:
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads")
-        need_whole(self, "conv", least=2)
-        need_few(self, "heads")
+        need_int(self, "heads")
+        need_int(self, "conv", least=2)
+        need_max(self, "heads")
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
@@ -363,20 +363,20 @@ class SLSTM:
             return (c, n, top, h), h
 
         states = {name: State((width,), _LOWEST if name == "m" else 0.0) for name in "cnmh"}
-        return _head_norm(scan(step, *gate_inputs, state=states), self.heads, self.eps, bias=False)
+        return _norm_heads(scan(step, *gate_inputs, state=states), self.heads, self.eps, bias=False)
 
     def _apply_blocks(self, h: Value, weight: Value) -> Value:
         """Multiply h [batch, dim] by the block-diagonal matrix `weight` [dim, dim/heads]."""
         return ops.reshape(ops.head_linear(ops.unsqueeze(h, axes=(1,)), weight, heads=self.heads), shape=h.shape)
 
 
-def _delay(x: Value) -> Value:
+def _delay_tokens(x: Value) -> Value:
     """Return x [batch, seq, dim] delayed by one token; the first token becomes 0."""
     taps = Interpolate(Literal((1.0, 0.0), (1, 2)), x.width, 1.0)
     return ops.causal_conv(x, constant_param("shift.weight", (x.width, 2), taps), name="before")
 
 
-def _mix(x: Value, before: Value, name: str) -> Value:
+def _mix_tokens(x: Value, before: Value, name: str) -> Value:
     """Return before + mix ⊙ (x − before), with the parameter ``name.mix`` [dim]; all values are [batch, seq, dim]."""
     mix = param(f"{name}.mix", (x.width,), fill(0.5))
     return ops.add(before, ops.mul(ops.sub(x, before), mix), name=f"{name}_mixed")
@@ -388,7 +388,7 @@ def _weigh(scores: Value, v: Value, heads: int) -> Value:
     return ops.reshape(ops.mul(ops.sum(split[0], axes=(3,), keepdims=True), split[1]), shape=v.shape, name="weighed")
 
 
-def _head_norm(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
+def _norm_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
     """Normalize each head of x [batch, seq, heads·d] by LayerNorm, times ``norm.weight`` (plus ``norm.bias``)."""
     split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
     joined = ops.reshape(ops.layer_norm(split, eps=eps, name="norm"), shape=x.shape)

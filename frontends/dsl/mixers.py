@@ -10,7 +10,7 @@ from weft.ir.ops.positions import gather_per_query
 
 from .attention import LightningIndex
 from .build import fill, keep, kept, module, named, param, provided, uniform
-from .checks import need, need_few, need_finite, need_kind, need_modules, need_whole
+from .checks import need, need_finite, need_int, need_max, need_modules, need_type
 from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
@@ -49,14 +49,14 @@ class MLA:
     share_index: str | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
-        need_kind(self, "index", LightningIndex)
+        need_int(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
+        need_type(self, "index", LightningIndex)
         need(self, self.index is None or not self.share_index, "index and share_index exclude each other")
         need(self, self.index is not None or not self.keep_index, "keep_index needs an index")
-        need_few(self, "heads")
+        need_max(self, "heads")
         need_finite(self, "scale")
-        need_kind(self, "rope", RoPE)
-        need_kind(self, "temperature", Temperature)
+        need_type(self, "rope", RoPE)
+        need_type(self, "temperature", Temperature)
         need_modules(self, "norm")
         if self.rope is not None:
             self.rope.recipe(self.rope_dim)
@@ -66,7 +66,7 @@ class MLA:
         if not is_causal():
             raise WeftError("latent attention is causal: it belongs in a Decoder")
         source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
-        q, rotary = self._queries(source)
+        q, rotary = self._project_queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
         latent, shared = ops.split.emit(down, sizes=(self.rank, self.rope_dim), name=("latent", "k_shared"))
         y = (emit_absorbed if self.absorbed else emit_expanded)(
@@ -76,13 +76,13 @@ class MLA:
             shared if self.rope is None else self.rope(shared, 1, "k_rope"),
             param("k_up.weight", (self.heads * self.head_dim, self.rank)),
             param("v_up.weight", (self.heads * self.v_head_dim, self.rank)),
-            self._index_bias(x, source),
+            self._compute_index_bias(x, source),
             heads=self.heads,
             scale=self.scale,
         )
         return linear(y, x.width, "o")
 
-    def _index_bias(self, x: Value, source: Value) -> Value | None:
+    def _compute_index_bias(self, x: Value, source: Value) -> Value | None:
         """Return the bias [batch, 1, seq, seq] that masks keys outside a query's selection; None without an index."""
         if self.share_index is not None:
             return kept(self.share_index)[0]
@@ -91,14 +91,14 @@ class MLA:
             keep(self.keep_index, bias)
         return bias
 
-    def _queries(self, x: Value) -> tuple[Value, Value]:
+    def _project_queries(self, x: Value) -> tuple[Value, Value]:
         """Return the two parts of queries: unrotated [batch, seq, heads·head_dim] and rotary [batch, seq,
         heads·rope_dim]."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
-        head_products = ops.reshape(q, shape=(*q.shape[:2], self.heads, width), name="q_heads")
-        parts = ops.split.emit(head_products, sizes=(self.head_dim, self.rope_dim), name=("q_plain", "q_turned"))
+        by_head = ops.reshape(q, shape=(*q.shape[:2], self.heads, width), name="q_heads")
+        parts = ops.split.emit(by_head, sizes=(self.head_dim, self.rope_dim), name=("q_plain", "q_turned"))
         plain, rotary = (ops.reshape(p, shape=(*q.shape[:2], self.heads * p.width)) for p in parts)
         return plain, rotary
 
@@ -120,8 +120,8 @@ class RelativeAttention:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "clip")
-        need_few(self, "heads")
+        need_int(self, "heads", "clip")
+        need_max(self, "heads")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
@@ -148,9 +148,9 @@ class LinearAttention:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads")
-        need_few(self, "heads")
-        need_kind(self, "rope", RoPE)
+        need_int(self, "heads")
+        need_max(self, "heads")
+        need_type(self, "rope", RoPE)
         if self.rope is not None:
             need(self, self.rope.amplitude == 1, f"amplitude={self.rope.amplitude} of its rope must be 1")
 
@@ -201,8 +201,8 @@ class DisentangledAttention:
     key_bias: bool = True
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads")
-        need_few(self, "heads")
+        need_int(self, "heads")
+        need_max(self, "heads")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
@@ -213,14 +213,14 @@ class DisentangledAttention:
         k = linear(x, x.width, "k", self.key_bias)
         scale = (d * (1 + self.to_position + self.from_position)) ** -0.5
         y = ops.attention(
-            *(q, k, v, self._bias(q, k, scale), provided("key_mask")),
+            *(q, k, v, self._compute_position_scores(q, k, scale), provided("key_mask")),
             heads=self.heads,
             kv_heads=self.heads,
             scale=scale,
         )
         return linear(y, x.width, "o", True)
 
-    def _bias(self, q: Value, k: Value, scale: float) -> Value | None:
+    def _compute_position_scores(self, q: Value, k: Value, scale: float) -> Value | None:
         """Return the position terms of the scores, [batch, heads, seq, seq]; None if both terms are disabled."""
         if not (self.to_position or self.from_position):
             return None
@@ -231,10 +231,10 @@ class DisentangledAttention:
             )
         width, terms = q.width, []
         if self.to_position:
-            scores = head_products(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias), self.heads)
+            scores = multiply_heads(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias), self.heads)
             terms.append(gather_per_query(scores, index))
         if self.from_position:
-            scores = head_products(k, linear(table, width, "q" if self.shared else "pos_q", True), self.heads)
+            scores = multiply_heads(k, linear(table, width, "q" if self.shared else "pos_q", True), self.heads)
             terms.append(
                 ops.transpose(gather_per_query(scores, ops.transpose(index, axes=(0, 2, 1))), axes=(0, 1, 3, 2))
             )
@@ -255,8 +255,8 @@ class TransformerXLAttention:
     heads: int
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads")
-        need_few(self, "heads")
+        need_int(self, "heads")
+        need_max(self, "heads")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
@@ -265,10 +265,10 @@ class TransformerXLAttention:
             raise WeftError("this attention belongs in an Encoder with relative=SinusoidalDistances(...)")
         d, width = divide_width(x, self.heads, "heads"), x.width
         q, k, v = (linear(x, width, name) for name in "qkv")
-        distances = head_products(_add_bias(q, "distance_bias"), linear(table, width, "r"), self.heads)
+        distances = multiply_heads(_add_bias(q, "distance_bias"), linear(table, width, "r"), self.heads)
         scores = gather_per_query(distances, index)
         if same is not None:
-            products = head_products(_add_bias(q, "segment_bias"), param("segments", (2, width)), self.heads)
+            products = multiply_heads(_add_bias(q, "segment_bias"), param("segments", (2, width)), self.heads)
             equal, unequal = ops.split.emit(products, sizes=(1, 1), axis=3, name=("own_segment", "other_segment"))
             scores = ops.add(scores, ops.where(same, equal, unequal))
         scale = d**-0.5
@@ -286,7 +286,7 @@ def _add_bias(q: Value, name: str) -> Value:
     return ops.add(q, param(name, (q.width,), fill(0.0)), name=f"with_{name}")
 
 
-def head_products(x: Value, vectors: Value, heads: int) -> Value:
+def multiply_heads(x: Value, vectors: Value, heads: int) -> Value:
     """Return x vectorsᵀ per head, [batch, heads, seq, n], for x [batch, seq, width] and vectors [n, width]."""
     (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // heads
     heads_first = ops.transpose(ops.reshape(x, shape=(batch, seq, heads, d)), axes=(0, 2, 1, 3))
@@ -309,8 +309,8 @@ class TransientGlobalAttention:
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "head_dim")
-        need_few(self, "heads")
+        need_int(self, "heads", "head_dim")
+        need_max(self, "heads")
         need_finite(self, "scale")
         need_modules(self, "norm")
 
@@ -352,8 +352,8 @@ class SpanConvAttention:
     conv: int = 9
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "conv", least=1)
-        need_few(self, "heads")
+        need_int(self, "heads", "conv", least=1)
+        need_max(self, "heads")
         need(self, self.conv % 2 == 1 and self.conv > 1, f"conv={self.conv} must be odd: it sees as much on both sides")
 
     def __call__(self, x: Value) -> Value:
@@ -362,30 +362,30 @@ class SpanConvAttention:
             raise WeftError("a convolution that sees what follows belongs in an Encoder")
         heads, d = self.heads, divide_width(x, 2 * self.heads, "2 · heads")
         q, k, v = (linear(x, heads * d, name, bias=True) for name in "qkv")
-        kernel = linear(ops.mul(q, self._span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)
-        head_products = ops.softmax(ops.reshape(kernel, shape=(*x.shape[:2], heads, self.conv)), axis=3)
-        near = self._neighbours(linear(x, heads * d, "conv", bias=True), ops.iota(head_products, axis=3))
+        kernel = linear(ops.mul(q, self._map_span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)
+        kernels = ops.softmax(ops.reshape(kernel, shape=(*x.shape[:2], heads, self.conv)), axis=3)
+        near = self._gather_neighbours(linear(x, heads * d, "conv", bias=True), ops.iota(kernels, axis=3))
         taps = ops.reshape(near, shape=(*x.shape[:2], self.conv, heads, d))
-        weights = ops.unsqueeze(ops.transpose(head_products, axes=(0, 1, 3, 2)), axes=(4,))
+        weights = ops.unsqueeze(ops.transpose(kernels, axes=(0, 1, 3, 2)), axes=(4,))
         mixed = ops.reshape(ops.sum(ops.mul(taps, weights), axes=(2,)), shape=q.shape, name="convolved")
         y = ops.attention(q, k, v, None, provided("key_mask"), heads=heads, kv_heads=heads)
         return linear(ops.concat(y, mixed, axis=2), x.width, "o", bias=True)
 
-    def _span(self, x: Value, width: int) -> Value:
+    def _map_span(self, x: Value, width: int) -> Value:
         """Return a linear map, [batch, seq, width], of the depthwise convolution of x [batch, seq, dim]."""
         weight = param("depthwise.weight", (x.width, self.conv), uniform(self.conv**-0.5))
-        near = self._neighbours(x, ops.iota(weight, axis=1))
+        near = self._gather_neighbours(x, ops.iota(weight, axis=1))
         y = ops.sum(ops.mul(near, ops.transpose(weight, axes=(1, 0))), axes=(2,), name="depthwise")
         return linear(y, width, "span", bias=True)
 
-    def _neighbours(self, x: Value, taps: Value) -> Value:
+    def _gather_neighbours(self, x: Value, taps: Value) -> Value:
         """Return the `conv` nearest tokens of each token of x, [batch, seq, conv, width], with zeros past the ends."""
-        zeros = _zeros(x, self.conv // 2)
+        zeros = _emit_zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
         return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)
 
 
-def _zeros(x: Value, rows: int) -> Value:
+def _emit_zeros(x: Value, rows: int) -> Value:
     """Return zeros [batch, rows, width] in the dtype of x [batch, seq, width]; `rows` is a number of tokens."""
     zero_row = ops.affine(ops.slice(x, axis=1, start=0, stop=1), by=0.0)
     return ops.expand(zero_row, shape=(x.shape[0], rows, x.shape[2]))

@@ -13,8 +13,8 @@ from weft.ir.graph import Graph, Value
 from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Layer, current, keep, module, named, param, provided, providing, trace_as
-from .checks import need, need_few, need_finite, need_kind, need_modules, need_positive, need_whole
+from .build import Layer, get_builder, keep, module, named, param, provided, providing, trace_as
+from .checks import need, need_finite, need_int, need_max, need_modules, need_positive, need_type
 from .heads import HeadTransform, TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .outputs import SentencePooling
@@ -25,33 +25,33 @@ Positions = LearnedPositions | Sinusoidal
 IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
 
 
-def _check(model: Decoder | Encoder) -> None:
+def _check_settings(model: Decoder | Encoder) -> None:
     """Raise WeftError if settings of `model` contradict each other."""
-    need_whole(model, "vocab", "dim", "context")
+    need_int(model, "vocab", "dim", "context")
     if isinstance(model.layers, int):
-        need_whole(model, "layers")
-        need_few(model, "layers")
+        need_int(model, "layers")
+        need_max(model, "layers")
         need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
     else:
         fits = isinstance(model.layers, Sequence) and not isinstance(model.layers, str)
         need(model, fits, f"layers={model.layers!r} must be a whole number or a list of modules")
         need(model, model.block is None, "give either a list of layers, or their number and a block")
         need(model, len(model.layers) > 0, "layers is empty")
-    for i, layer in enumerate(_stack(model)):
+    for i, layer in enumerate(_list_layers(model)):
         fits = callable(layer) and not isinstance(layer, type)
         need(model, fits, f"layer {i} is not a module but {layer!r}")
     need_finite(model, "embed_scale")
     need_modules(model, "embed_norm")
-    need_kind(model, "positions", LearnedPositions, Sinusoidal)
+    need_type(model, "positions", LearnedPositions, Sinusoidal)
     if model.positions is not None and model.context is not None:
         fits = model.context <= model.positions.length
         need(model, fits, f"context={model.context} exceeds the {model.positions.length} positions of its table")
-    need_kind(model, "position_bias", T5Bias, otherwise="any other bias belongs in Attention(bias=...)")
+    need_type(model, "position_bias", T5Bias, otherwise="any other bias belongs in Attention(bias=...)")
     bias = model.position_bias
     need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, must say its heads")
 
 
-def _stack(model: Decoder | Encoder) -> list[Any]:
+def _list_layers(model: Decoder | Encoder) -> list[Any]:
     """Return the modules of the layers, in order."""
     return [model.block] * model.layers if isinstance(model.layers, int) else list(model.layers)
 
@@ -73,7 +73,7 @@ def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | No
 
 
 @contextlib.contextmanager
-def sequential_positions(x: Value) -> Iterator[None]:
+def provide_positions(x: Value) -> Iterator[None]:
     """Provide the positions 0, 1, … of the tokens of x [batch, seq, ...] to modules called inside the block."""
     indices = ops.iota(x, axis=1, name="position_index")
     row = ops.unsqueeze(indices, axes=(0,), name="position_row")
@@ -82,10 +82,10 @@ def sequential_positions(x: Value) -> Iterator[None]:
         yield
     for value in (consecutive, row, indices):
         if value.producer and not value.uses:
-            current().graph.erase(value.producer)
+            get_builder().graph.erase(value.producer)
 
 
-def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
+def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
     """Apply the layers to x [batch, seq, dim] and return the result; keep x and each layer's output as
     ``hidden_states``.
 
@@ -94,7 +94,7 @@ def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) ->
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(embedded=x, **facts):
-        for i, layer in enumerate(_stack(model)):
+        for i, layer in enumerate(_list_layers(model)):
             with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
                 y = named(layer, f"layers.{i}")(x)
             if y.type != x.type:
@@ -104,7 +104,7 @@ def _run(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) ->
     return x
 
 
-def _embedding_table(model: Decoder | Encoder) -> Value:
+def _find_embedding_table(model: Decoder | Encoder) -> Value:
     """Return the embedding table [vocab, dim]: the one that an enclosing model shares, or the model's own."""
     shared, narrow = provided("embedding"), getattr(model, "embed_dim", None)
     if shared is not None and narrow not in (None, shared.width):
@@ -112,15 +112,15 @@ def _embedding_table(model: Decoder | Encoder) -> Value:
     return param("embed.weight", (model.vocab, narrow or model.dim)) if shared is None else shared
 
 
-def max_length(model: Decoder | Encoder) -> int | None:
+def get_max_length(model: Decoder | Encoder) -> int | None:
     """Return the length of the longest sequence: the context, else the length of the position table; None without
     limit."""
     return model.context or (None if model.positions is None else model.positions.length)
 
 
-def describe(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
+def describe_model(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
     """Store the settings of `model` in graph.meta; max_positions is the length of its position table, if it has one."""
-    graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=max_length(model))
+    graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=get_max_length(model))
     if model.positions is not None:
         graph.meta["max_positions"] = model.positions.length
     if model.head is not None:
@@ -164,9 +164,9 @@ class Decoder(Displayable):
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
-        _check(self)
-        need_kind(self, "head", TaskHead)
-        need_kind(self, "per_layer", PerLayerEmbedding)
+        _check_settings(self)
+        need_type(self, "head", TaskHead)
+        need_type(self, "per_layer", PerLayerEmbedding)
         need_modules(self, "spread", "gather", "head_transform")
         need_finite(self, "logit_scale")
         need_positive(self, "logit_softcap")
@@ -179,22 +179,22 @@ class Decoder(Displayable):
         With a `head`, map input_ids and attention_mask [batch, seq] (0 for padding, on the right) to outputs by name.
         """
         if self.head is None:
-            return self._logits(self._hidden_states(input_ids, table := _embedding_table(self)), table)
-        with sequential_positions(input_ids):  # causal attention does not see padding on the right
-            x = self._hidden_states(input_ids, table := _embedding_table(self))
+            return self._compute_logits(self._compute_states(input_ids, table := _find_embedding_table(self)), table)
+        with provide_positions(input_ids):  # causal attention does not see padding on the right
+            x = self._compute_states(input_ids, table := _find_embedding_table(self))
         return {"last_hidden_state": x, **self.head(x, input_ids, attention_mask, None, table)}
 
-    def _hidden_states(self, input_ids: Value, table: Value) -> Value:
+    def _compute_states(self, input_ids: Value, table: Value) -> Value:
         x = _embed(self, input_ids, table)
-        per_layer = [] if self.per_layer is None else self.per_layer(x, input_ids, len(_stack(self)))
-        x = _run(self, x if self.spread is None else self.spread(x), per_layer)
+        per_layer = [] if self.per_layer is None else self.per_layer(x, input_ids, len(_list_layers(self)))
+        x = _run_layers(self, x if self.spread is None else self.spread(x), per_layer)
         x = x if self.gather is None else self.gather(x)
-        norm = self._last_norm() if self.final_norm is True else self.final_norm
+        norm = self._find_last_norm() if self.final_norm is True else self.final_norm
         if norm:
             x = named(norm, "final_norm")(x)
         return x
 
-    def _logits(self, x: Value, table: Value) -> Value:
+    def _compute_logits(self, x: Value, table: Value) -> Value:
         x = x if self.head_transform is None else self.head_transform(x)
         logits = linear(x, table if self.tie_embeddings else self.vocab, "lm_head", self.head_bias)
         if self.logit_scale != 1:
@@ -204,8 +204,8 @@ class Decoder(Displayable):
             logits = ops.affine(ops.tanh(ops.affine(logits, by=1 / cap)), by=cap, name="logits_capped")
         return logits
 
-    def _last_norm(self) -> Norm | None:
-        last = (_stack(self) or [None])[-1]
+    def _find_last_norm(self) -> Norm | None:
+        last = (_list_layers(self) or [None])[-1]
         if getattr(last, "arrangement", "pre") == "post":
             return None
         norm = getattr(last, "norm", None)
@@ -223,7 +223,7 @@ class Decoder(Displayable):
         """
         inputs = ["input_ids"] if self.head is None else ["input_ids", "attention_mask"]
         graph = trace_as(self, dict.fromkeys(inputs, IDS), seed, name, "logits")
-        describe(self, graph, "decoder" if self.head is None else "encoder")  # a graph of kind encoder has no caches
+        describe_model(self, graph, "decoder" if self.head is None else "encoder")  # an encoder has no caches
         return graph
 
 
@@ -239,7 +239,7 @@ class MaskScaling:
     trained: float = 0.15 * 0.8
 
     def __post_init__(self) -> None:
-        need_whole(self, "token", least=0)
+        need_int(self, "token", least=0)
         need_finite(self, "trained")
 
     def __call__(self, x: Value, ids: Value) -> Value:
@@ -288,14 +288,14 @@ class Encoder(Displayable):
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
-        _check(self)
-        need_kind(self, "head", TaskHead)
-        need_whole(self, "token_types", least=0)
-        need_whole(self, "embed_dim")
+        _check_settings(self)
+        need_type(self, "head", TaskHead)
+        need_int(self, "token_types", least=0)
+        need_int(self, "embed_dim")
         need_modules(self, "final_norm")
-        need_kind(self, "relative", RelativeTable, SinusoidalDistances, TransientGlobals)
-        need_kind(self, "sentence", SentencePooling)
-        need_kind(self, "mask_scaling", MaskScaling)
+        need_type(self, "relative", RelativeTable, SinusoidalDistances, TransientGlobals)
+        need_type(self, "sentence", SentencePooling)
+        need_type(self, "mask_scaling", MaskScaling)
 
     def __call__(
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None
@@ -303,8 +303,8 @@ class Encoder(Displayable):
         """Map inputs [batch, seq] to outputs by name (see `graph`); attention_mask is 0 for masked tokens."""
 
         facts = {"key_mask": attention_mask} | ({} if self.causal else {"bidirectional": attention_mask})
-        with sequential_positions(input_ids), providing(**facts):
-            table = _embedding_table(self)
+        with provide_positions(input_ids), providing(**facts):
+            table = _find_embedding_table(self)
             x = _embed(self, input_ids, table, token_type_ids if self.token_types else None)
             if self.embed_dim is not None:
                 x = linear(x, self.dim, "embed_proj", bias=True)
@@ -313,7 +313,7 @@ class Encoder(Displayable):
                 segments = (ops.unsqueeze(token_type_ids, axes=axes) for axes in ((1, 3), (1, 2)))
                 relative["same_segment"] = ops.equal(*segments, name="same_segment")
             with providing(**relative):
-                x = _run(self, x)
+                x = _run_layers(self, x)
             if self.final_norm is not None:
                 x = self.final_norm(x)
         outputs = {"last_hidden_state": x}
@@ -342,7 +342,7 @@ class Encoder(Displayable):
             *(["token_type_ids"] if self.token_types or self._has_segments else []),
         ]
         graph = trace_as(self, dict.fromkeys(inputs, IDS), seed, name, "last_hidden_state")
-        describe(self, graph, "encoder")
+        describe_model(self, graph, "encoder")
         graph.meta.update({} if self.sentence is None else self.sentence.facts)
         return graph
 

@@ -15,14 +15,14 @@ from weft.ir.recipes.frequencies import AlibiSlopes
 from weft.ir.types import dtypes, sizes
 
 from .build import constant_param, module, param, provided, providing
-from .checks import need, need_kind, need_positive, need_whole
+from .checks import need, need_int, need_positive, need_type
 from .layers import LayerNorm, is_causal, positions
 from .rotary import RoPE
 
 _NUDGE = 1e-5  # rounding may make the logarithm of the last distance slightly too large
 
 
-def _shared_positions(x: Value) -> Value:
+def _find_positions(x: Value) -> Value:
     """Return the positions of the tokens of x: [1, seq] if all batch rows have the same positions, else [batch,
     seq]."""
     row = provided("position_row")
@@ -46,7 +46,7 @@ class ALiBi:
         """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]."""
         slopes = AlibiSlopes(heads, self.max_bias)
         table = constant_param("alibi.slopes", (heads,), slopes if self.scale == 1 else Scale(slopes, self.scale))
-        at = _shared_positions(x)
+        at = _find_positions(x)
         return ops.alibi(table, at, at, symmetric=not is_causal(causal))
 
 
@@ -64,8 +64,8 @@ class T5Bias:
     heads: int | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "buckets", least=4)
-        need_whole(self, "max_distance", "heads")
+        need_int(self, "buckets", least=4)
+        need_int(self, "max_distance", "heads")
         reached = self.max_distance > self.buckets // 2
         need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
@@ -74,7 +74,7 @@ class T5Bias:
         heads = self.heads or heads
         if heads is None:
             raise WeftError("a bias that all layers share needs heads=")
-        table, at = param("weight", (self.buckets, heads)), _shared_positions(x)
+        table, at = param("weight", (self.buckets, heads)), _find_positions(x)
         bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
 
@@ -93,8 +93,8 @@ class RelativeTable:
     norm: LayerNorm | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "span", "max_distance")
-        need_kind(self, "norm", LayerNorm)
+        need_int(self, "span", "max_distance")
+        need_type(self, "norm", LayerNorm)
         exact = self.span // 2
         fits = self.max_distance is None or (exact > 0 and self.max_distance > exact + 1)
         need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
@@ -139,7 +139,7 @@ class SinusoidalDistances:
     segments: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "clamp")
+        need_int(self, "clamp")
 
     def __call__(self, x: Value) -> dict[str, Value]:
         """Return the table and its row index per query and key, for x [batch, seq, dim].
@@ -185,8 +185,8 @@ class TransientGlobals:
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        need_whole(self, "heads", "window", "block", "max_distance")
-        need_whole(self, "buckets", least=4)
+        need_int(self, "heads", "window", "block", "max_distance")
+        need_int(self, "buckets", least=4)
         reached = self.max_distance > self.buckets // 2
         need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
@@ -205,7 +205,7 @@ class TransientGlobals:
         (batch, seq, _), window = x.shape, self.window
         runs, blocks = sizes.floordiv(seq + window - 1, window), sizes.maximum(1, sizes.floordiv(seq, self.block))
         shown, last = ops.cast(mask, to=dtypes.bool_, name="shown"), ops.max(row, axes=(1,), name="last_position")
-        at, numbers = self._blocks(row, shown), emit_indices(x, blocks, "blocks")
+        at, numbers = self._index_blocks(row, shown), emit_indices(x, blocks, "blocks")
         exists = ops.less_equal(ops.unsqueeze(numbers, axes=(0,)), ops.max(at, axes=(1,), keepdims=True))
         members = ops.equal(ops.unsqueeze(at, axes=(1,)), ops.unsqueeze(numbers, axes=(0, 2)))
         first = ops.affine(emit_indices(x, runs, "runs"), by=window, name="run_starts")
@@ -229,10 +229,10 @@ class TransientGlobals:
             "run_queries": queries,
             "run_keys": ops.concat(tokens, global_indices, axis=1, name="run_keys"),
             "run_mask": ops.reshape(keys, shape=(batch * runs, keys.shape[2]), name="run_mask"),
-            "run_bias": self._bias(x, near, ops.reshape(query_blocks, shape=(batch * runs, window)), numbers),
+            "run_bias": self._compute_bias(x, near, ops.reshape(query_blocks, shape=(batch * runs, window)), numbers),
         }
 
-    def _blocks(self, row: Value, shown: Value) -> Value:
+    def _index_blocks(self, row: Value, shown: Value) -> Value:
         """Return the block index [batch, seq] of each position in `row` [1, seq].
 
         It is −1 for padding (`shown` [batch, seq] is false), and everywhere if there is no complete block.
@@ -243,7 +243,7 @@ class TransientGlobals:
         block_index = mask_fill(shown, ops.floordiv(row, width), -1)
         return ops.minimum(block_index, ops.affine(complete_blocks, plus=-1), name="token_blocks")
 
-    def _bias(self, x: Value, near: Value, query_blocks: Value, blocks: Value) -> Value:
+    def _compute_bias(self, x: Value, near: Value, query_blocks: Value, blocks: Value) -> Value:
         """Return the bias [batch · runs, heads, window, keys] of the keys of each run.
 
         Keys are tokens at offsets `near` [3 · window] from the start of a run, then all `blocks` [globals];

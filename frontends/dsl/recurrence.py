@@ -54,7 +54,7 @@ def scan(
         raise WeftError("scan: inputs are values [batch, seq, ...], at least one")
     if short := next((x for x in inputs if len(x.shape) < 2 or x.shape[:2] != inputs[0].shape[:2]), None):
         raise WeftError(f"scan: the input {short!r} must be [batch, seq, ...] like the first, {inputs[0]!r}")
-    names = _names(step, [*states], len(inputs), isinstance(state, Mapping))
+    names = _name_operands(step, [*states], len(inputs), isinstance(state, Mapping))
     returns_tuple, seq = list[bool](), inputs[0].shape[1]
 
     def run(previous: Sequence[Value], tokens: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
@@ -68,17 +68,17 @@ def scan(
             raise WeftError("scan: the step must return a pair, the new state and the output")
         new, outputs = returned
         returns_tuple.append(isinstance(outputs, (tuple, list)))
-        returned_values = _values(new, "new state"), _values(outputs, "output")
+        returned_values = _list_values(new, "new state"), _list_values(outputs, "output")
         if len(returned_values[0]) != len(previous):
             raise WeftError(f"scan: the step returns {len(returned_values[0])} new states, not {len(previous)}")
         return returned_values
 
     named_states = zip(names, states.values(), strict=False)
-    carried = {name: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for name, s in named_states}
+    states_by_name = {name: (TensorType(dtypes.f32, (BATCH, *s.shape)), s.initial) for name, s in named_states}
     tokens = {n: x.type.with_shape(BATCH, *x.shape[2:]) for n, x in zip(names[len(states) :], inputs, strict=True)}
-    scan_step, constants = trace_step(inputs[0].graph, run, carried, tokens)
-    made = ops.scan.emit(*inputs, *constants, step=scan_step, name=name)
-    return made if returns_tuple[0] else made[0]
+    scan_step, constants = trace_step(inputs[0].graph, run, states_by_name, tokens)
+    results = ops.scan.emit(*inputs, *constants, step=scan_step, name=name)
+    return results if returns_tuple[0] else results[0]
 
 
 def _parse_states(state: Declared | Mapping[str, Declared]) -> dict[str, State]:
@@ -86,11 +86,11 @@ def _parse_states(state: Declared | Mapping[str, Declared]) -> dict[str, State]:
     if isinstance(state, Mapping):
         if not state:
             raise WeftError("scan: a recurrence needs a state")
-        return {str(name): _state(declared) for name, declared in state.items()}
-    return {"": _state(state)}
+        return {str(name): _parse_state(declared) for name, declared in state.items()}
+    return {"": _parse_state(state)}
 
 
-def _state(declared: Declared) -> State:
+def _parse_state(declared: Declared) -> State:
     shape, initial = (declared.shape, declared.initial) if isinstance(declared, State) else (declared, 0.0)
     if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
         raise WeftError(
@@ -99,7 +99,7 @@ def _state(declared: Declared) -> State:
     return State(tuple(shape), float(initial))
 
 
-def _names(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:
+def _name_operands(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:
     """Return the names of the states, then of `count` inputs; with a parameter of `step` for each, its name."""
     try:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -112,7 +112,7 @@ def _names(step: Callable[..., Any], states: list[str], count: int, several: boo
     return [*state_names, *(f"{name}_in" if name in state_names else name for name in inputs)]
 
 
-def _values(result: Any, role: str) -> list[Value]:
+def _list_values(result: Any, role: str) -> list[Value]:
     values = list(result) if isinstance(result, (tuple, list)) else [result]
     if wrong := next((v for v in values if not isinstance(v, Value)), None):
         raise WeftError(f"scan: the {role} of the step is a {type(wrong).__name__}, not a value")

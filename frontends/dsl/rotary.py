@@ -11,8 +11,8 @@ from weft.ir.recipes import Literal
 from weft.ir.recipes.frequencies import SCALINGS, RopeFrequencies, RopeScaling
 from weft.ir.types import dtypes
 
-from .build import constant_param, module, spell
-from .checks import need, need_finite, need_one_of, need_positive, need_whole
+from .build import constant_param, format_module, module
+from .checks import need, need_choice, need_finite, need_int, need_positive
 from .layers import positions
 
 BLOCKS = 512  # of a `Temperature`
@@ -38,9 +38,9 @@ class RoPE(RopeScaling):
     amplitude: float = 1.0
 
     def __post_init__(self) -> None:
-        need_one_of(self, "scaling", tuple(SCALINGS))
-        need_whole(self, "dim", least=2)
-        need_whole(self, "original", "rotated", "length", least=0)
+        need_choice(self, "scaling", tuple(SCALINGS))
+        need_int(self, "dim", least=2)
+        need_int(self, "original", "rotated", "length", least=0)
         need_positive(self, "theta", "factor", "amplitude", "beta_fast", "beta_slow", "low_freq", "high_freq")
         need(self, 0 < self.fraction <= 1, f"fraction={self.fraction} must be above 0 and at most 1")
         need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: pairs are rotated")
@@ -50,7 +50,7 @@ class RoPE(RopeScaling):
         if self.dim is not None:
             self.recipe(self.dim)
 
-    __repr__ = spell
+    __repr__ = format_module
 
     def recipe(self, head_dim: int) -> RopeFrequencies:
         """Return the recipe of the frequencies for heads of `head_dim` features."""
@@ -88,8 +88,8 @@ class Temperature:
 
     def __post_init__(self) -> None:
         need_finite(self, "strength")
-        need_whole(self, "length")
-        need_whole(self, "offset", least=0)
+        need_int(self, "length")
+        need_int(self, "offset", least=0)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, width] to a value of the same shape."""

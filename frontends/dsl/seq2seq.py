@@ -13,8 +13,8 @@ from weft.ir.types.sizes import sym
 
 from .attention import Attention
 from .build import module, param, provided, providing, trace_as
-from .models import IDS, Decoder, Encoder, describe, max_length
-from .signals import AudioEncoder, max_frames
+from .models import IDS, Decoder, Encoder, describe_model, get_max_length
+from .signals import AudioEncoder, get_max_frames
 
 
 @module
@@ -94,15 +94,15 @@ class EncoderDecoder(Displayable):
         mask, encoder = "encoder_attention_mask", self.encoder
         if self.decoder.head is not None:
             graph = trace_as(self, {"input_ids": IDS, "attention_mask": IDS}, seed, name, "logits")
-            describe(self.decoder, graph, "encoder")
+            describe_model(self.decoder, graph, "encoder")
             return graph
         if isinstance(encoder, AudioEncoder):
-            source, context = encoder.stem.input_types(mask), max_frames(encoder)
+            source, context = encoder.stem.input_types(mask), get_max_frames(encoder)
         else:
             text = TensorType(IDS.dtype, (IDS.shape[0], sym("source")))
-            source, context = {"encoder_input_ids": text, mask: text}, max_length(encoder)
+            source, context = {"encoder_input_ids": text, mask: text}, get_max_length(encoder)
         graph = trace_as(self, {**source, "input_ids": IDS}, seed, name, "logits")
-        describe(self.decoder, graph, "encoder-decoder")
+        describe_model(self.decoder, graph, "encoder-decoder")
         graph.meta["source_context"] = context
         if self.encoder.positions is not None:
             graph.meta["max_source_positions"] = self.encoder.positions.length

@@ -13,11 +13,11 @@ from weft.ir.ops.activation import activate
 from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
-from .build import Layer, fill, module, named, own_name, param, provided, providing, scope, trace_as
-from .checks import need, need_activation, need_few, need_kind, need_modules, need_one_of, need_positive, need_whole
+from .build import Layer, fill, get_leaf_name, module, named, param, provided, providing, scope, trace_as
+from .checks import need, need_activation, need_choice, need_int, need_max, need_modules, need_positive, need_type
 from .heads import TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, linear
-from .models import sequential_positions
+from .models import provide_positions
 
 POOLERS = ("none", "dense", "first", "attention")
 FRAMES_SEEN = ("all", "start", "whole")
@@ -57,14 +57,14 @@ class ImageEncoder(Displayable):
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "image", "patch", "dim", "channels")
-        need_whole(self, "prefix_tokens", "registers", "projection", least=0)
+        need_int(self, "image", "patch", "dim", "channels")
+        need_int(self, "prefix_tokens", "registers", "projection", least=0)
         need(self, self.image % self.patch == 0, f"patch={self.patch} does not divide image={self.image}")
         if isinstance(self.layers, int):
-            need_few(self, "layers")
+            need_max(self, "layers")
             need(self, self.block is not None, f"layers={self.layers} needs a block to repeat")
         need_modules(self, "embed_norm", "final_norm", "pool_norm", "pooler_block")
-        need_one_of(self, "pooler", POOLERS)
+        need_choice(self, "pooler", POOLERS)
         needs = {"attention": self.pooler_block is not None, "none": self.projection is None}
         needs |= dict.fromkeys(("dense", "first"), self.prefix_tokens > 0)
         reason = "needs a prefix token or a pooler_block, and a projection needs one of the two"
@@ -164,12 +164,12 @@ class GroupNorm:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        need_whole(self, "groups")
+        need_int(self, "groups")
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, frames, channels] to a value of the same shape."""
-        name, groups = own_name(), self.groups or x.width
+        name, groups = get_leaf_name(), self.groups or x.width
         need(self, x.width % groups == 0, f"groups={groups} does not divide the {x.width} channels")
         grouped = ops.reshape(x, shape=(*x.shape[:2], groups, x.width // groups))
         centred = ops.sub(grouped, ops.mean(grouped, axes=(1, 3), keepdims=True))
@@ -193,8 +193,8 @@ class Convolution:
     norm_last: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "channels", "kernel", "stride")
-        need_whole(self, "padding", least=0)
+        need_int(self, "channels", "kernel", "stride")
+        need_int(self, "padding", least=0)
         need_modules(self, "norm")
         need_activation(self, self.activation)
 
@@ -216,20 +216,20 @@ class PositionalConvolution:
     activation: str = "gelu"
 
     def __post_init__(self) -> None:
-        need_whole(self, "kernel", "groups")
+        need_int(self, "kernel", "groups")
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, frames, dim] to a value of the same shape."""
-        name, before = own_name(), self.kernel // 2
+        name, before = get_leaf_name(), self.kernel // 2
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
-        x = _zero_padding(x)
+        x = _mask_padding(x)
         pads = (before, self.kernel - 1 - before)
         y = conv1d(x, x.width, self.kernel, name, padding=pads, groups=self.groups)
         return ops.add(x, activate(y, self.activation), name=f"{name}_added")
 
 
-def _zero_padding(x: Value) -> Value:
+def _mask_padding(x: Value) -> Value:
     """Return x [batch, seq, dim] with 0 at padding, or x itself if no mask is provided."""
     mask = provided("key_mask")
     return x if mask is None else mask_fill(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
@@ -252,7 +252,7 @@ class ConvolvedBlock:
 
     def __post_init__(self) -> None:
         need_modules(self, "block", "norm")
-        need_whole(self, "kernel", "groups")
+        need_int(self, "kernel", "groups")
         need(self, self.kernel % 2 == 1, f"kernel={self.kernel} must be odd, for a token to be in its middle")
         need_activation(self, self.activation)
 
@@ -260,7 +260,7 @@ class ConvolvedBlock:
         """Map x [batch, seq, dim] to a value of the same shape."""
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
         y, margin = named(self.block, "")(x), (self.kernel - 1) // 2
-        convolved = conv1d(_zero_padding(x), x.width, self.kernel, "conv", padding=(margin, margin), groups=self.groups)
+        convolved = conv1d(_mask_padding(x), x.width, self.kernel, "conv", padding=(margin, margin), groups=self.groups)
         y = ops.add(y, activate(convolved, self.activation), name="convolved")
         return named(self.norm, "conv_norm")(y)
 
@@ -284,12 +284,12 @@ class SoundStem:
     seen: str = "all"
 
     def __post_init__(self) -> None:
-        need_whole(self, "bins", "length")
+        need_int(self, "bins", "length")
         need(self, len(self.convolutions) > 0, "convolutions is empty")
         for layer in self.convolutions:
             need(self, isinstance(layer, Convolution), f"{layer!r} among convolutions is not a Convolution")
-        need_kind(self, "positions", LearnedPositions, PositionalConvolution)
-        need_one_of(self, "seen", FRAMES_SEEN)
+        need_type(self, "positions", LearnedPositions, PositionalConvolution)
+        need_choice(self, "seen", FRAMES_SEEN)
         padded = any(layer.padding for layer in self.convolutions)
         need(self, self.seen != "whole" or not padded, "no frame is whole where convolutions pad the input")
 
@@ -349,10 +349,10 @@ class AudioEncoder(Displayable):
     head: TaskHead | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "dim", "context")
-        need_kind(self, "stem", SoundStem)
+        need_int(self, "dim", "context")
+        need_type(self, "stem", SoundStem)
         if isinstance(self.layers, int):
-            need_few(self, "layers")
+            need_max(self, "layers")
             need(self, self.block is not None, f"layers={self.layers} needs a block to repeat")
         need_modules(self, "embed_norm", "final_norm")
         last = self.stem.convolutions[-1].channels
@@ -370,7 +370,7 @@ class AudioEncoder(Displayable):
         x = self.stem(sound, self.dim)
         seen = None if mask is None else self.stem.frame_mask(mask, x)
         facts = {} if seen is None else {"key_mask": seen}
-        with providing(bidirectional=x, **facts), sequential_positions(x):
+        with providing(bidirectional=x, **facts), provide_positions(x):
             if self.stem.positions is not None:
                 x = named(self.stem.positions, "positions")(x)
             x = x if self.embed_norm is None else self.embed_norm(x)
@@ -390,10 +390,10 @@ class AudioEncoder(Displayable):
             WeftError: if settings do not fit; the message names the module and the setting.
         """
         graph = trace_as(self, self.stem.input_types("attention_mask"), seed, name, "last_hidden_state")
-        graph.meta.update(kind="audio-encoder", model_type=graph.name, context=max_frames(self))
+        graph.meta.update(kind="audio-encoder", model_type=graph.name, context=get_max_frames(self))
         return graph if self.head is None else self.head.describe(graph)
 
 
-def max_frames(encoder: AudioEncoder) -> int | None:
+def get_max_frames(encoder: AudioEncoder) -> int | None:
     """Return the largest number of frames: the context, else the length of the position table; None without a limit."""
     return encoder.context or (None if encoder.positions is None else encoder.positions.length)

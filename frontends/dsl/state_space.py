@@ -9,7 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
 from .build import fill, module, named, param, scope, uniform
-from .checks import need_divides, need_few, need_modules, need_positive, need_whole
+from .checks import need_divisor, need_int, need_max, need_modules, need_positive
 from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
 
@@ -17,19 +17,19 @@ STEPS = math.log(1e-3), math.log(0.1)  # range of the initial log Δ (Gu & Dao 2
 DECAYS = 1.0, 16.0  # range of the initial −A of Mamba-2's heads
 
 
-def step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+def init_step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
     """Return initial values softplus⁻¹(Δ) of a step's bias, with Δ log-uniform in `STEPS`."""
     return Map(Map(Uniform(shape, *STEPS, name, seed), "exp"), "inverse_softplus")
 
 
-def _arange_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+def _init_arange_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
     """Return initial log(−A) of S4D-Real, with A = −1, −2, … over the states of a channel (Gu 2022, arXiv
     2206.11893)."""
     channels, states = shape
     return Map(Concat(tuple(Full(1.0 + n, (channels, 1)) for n in range(states)), 1), "log")
 
 
-def random_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
+def init_random_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
     """Return initial values log(−A), with −A uniform in `DECAYS`."""
     return Map(Uniform(shape, *DECAYS, name, seed), "log")
 
@@ -58,10 +58,10 @@ class Mamba:
     heads: int = 1
 
     def __post_init__(self) -> None:
-        need_whole(self, "inner", "state", "dt_rank", "heads")
-        need_few(self, "state", "heads")
-        need_divides(self, "heads", "inner")
-        need_whole(self, "conv", least=2)
+        need_int(self, "inner", "state", "dt_rank", "heads")
+        need_max(self, "state", "heads")
+        need_divisor(self, "heads", "inner")
+        need_int(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
@@ -89,9 +89,9 @@ class Mamba:
             parts = tuple(named(self.norms, f"{n}_norm")(v) for n, v in zip(("dt", "b", "c"), parts, strict=True))
         step, b, c = parts
         weight = param("dt.weight", (inner, rank), uniform(rank**-0.5))
-        bias = param("dt.bias", (inner,), step_bias)
+        bias = param("dt.bias", (inner,), init_step_bias)
         delta = ops.softplus(ops.linear(step, weight, bias, name="dt"), name="delta")
-        a, d = negative_exp(param("a_log", (inner, state), _arange_decays)), param("d", (inner,), fill(1.0))
+        a, d = negate_exp(param("a_log", (inner, state), _init_arange_decays)), param("d", (inner,), fill(1.0))
         return ops.selective_scan(u, delta, a, b, c, d)
 
 
@@ -121,12 +121,12 @@ class Mamba2:
     least_step: float | None = None
 
     def __post_init__(self) -> None:
-        need_whole(self, "inner", "heads", "state", "groups", "norm_groups")
-        need_few(self, "heads", "state", "groups", "norm_groups")
-        need_whole(self, "conv", least=2)
-        need_divides(self, "heads", "inner")
-        need_divides(self, "groups", "heads")
-        need_divides(self, "norm_groups", "inner")
+        need_int(self, "inner", "heads", "state", "groups", "norm_groups")
+        need_max(self, "heads", "state", "groups", "norm_groups")
+        need_int(self, "conv", least=2)
+        need_divisor(self, "heads", "inner")
+        need_divisor(self, "groups", "heads")
+        need_divisor(self, "norm_groups", "inner")
         need_modules(self, "norm")
         need_positive(self, "least_step")
 
@@ -138,10 +138,10 @@ class Mamba2:
         gate, u, step = ops.split.emit(projected, sizes=(inner, mixed, self.heads), name=("gate", "u", "step"))
         u = causal_conv(u, self.conv, self.conv_bias, "silu")
         u, b, c = ops.split.emit(u, sizes=(inner, wide, wide), name=("u", "b", "c"))
-        delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), step_bias), name="dt"), name="delta")
+        delta = ops.softplus(ops.add(step, param("dt.bias", (self.heads,), init_step_bias), name="dt"), name="delta")
         if self.least_step is not None:
             delta = ops.clip(delta, low=self.least_step, name="delta_limited")
-        a, d = negative_exp(param("a_log", (self.heads,), random_decays)), param("d", (self.heads,), fill(1.0))
+        a, d = negate_exp(param("a_log", (self.heads,), init_random_decays)), param("d", (self.heads,), fill(1.0))
         y = ops.ssd(u, delta, a, b, c, d, heads=self.heads, groups=self.groups)
         y = self._normalize(y) if self.norm_first else y
         y = ops.mul(y, ops.swish(gate), name="gated")
@@ -158,6 +158,6 @@ class Mamba2:
         return ops.mul(normed, param("norm.weight", (self.inner,), fill(1.0)), name="norm")
 
 
-def negative_exp(a_log: Value) -> Value:
+def negate_exp(a_log: Value) -> Value:
     """Return A = −e^a_log."""
     return ops.neg(ops.exp(a_log, name="rates"), name="a")

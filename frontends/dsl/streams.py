@@ -11,7 +11,7 @@ from weft.ir.ops.activation import activate
 from .attention import Attention
 from .blocks import Block
 from .build import Layer, fill, module, named, param, provided
-from .checks import need, need_activation, need_few, need_kind, need_modules, need_whole
+from .checks import need, need_activation, need_int, need_max, need_modules, need_type
 from .ffn import GatedMLP, MoE
 from .layers import Norm, RMSNorm, embedding, linear
 
@@ -29,7 +29,7 @@ class PerLayerEmbedding:
     norm: Norm = RMSNorm()
 
     def __post_init__(self) -> None:
-        need_whole(self, "vocab", "width")
+        need_int(self, "vocab", "width")
         need_modules(self, "norm")
 
     def __call__(self, x: Value, ids: Value, layers: int) -> list[Value]:
@@ -54,7 +54,7 @@ class PerLayerInput:
     norm: Norm = RMSNorm()
 
     def __post_init__(self) -> None:
-        need_whole(self, "width")
+        need_int(self, "width")
         need_activation(self, self.activation)
         need_modules(self, "norm")
 
@@ -124,18 +124,18 @@ class LayerWithInput:
 # -- several streams
 
 
-def _root_mean_square(x: Value, least: float = 0.0) -> Value:
+def _compute_rms(x: Value, least: float = 0.0) -> Value:
     """Return √mean(x²) [..., 1] over the last axis; `least` is the lower bound of the mean."""
     mean = ops.mean(ops.square(x), axes=(len(x.shape) - 1,), keepdims=True)
     return ops.sqrt(mean if least == 0 else ops.clip(mean, low=least))
 
 
-def _stream(x: Value, i: int) -> Value:
+def _slice_stream(x: Value, i: int) -> Value:
     """Return stream `i` [batch, seq, dim] of x [batch, seq, streams, dim]."""
     return ops.squeeze(ops.slice(x, axis=2, start=i, stop=i + 1), axes=(2,))
 
 
-def _stack(streams: list[Value]) -> Value:
+def _stack_streams(streams: list[Value]) -> Value:
     return ops.concat(*(ops.unsqueeze(s, axes=(2,)) for s in streams), axis=2, name="streams")
 
 
@@ -149,15 +149,15 @@ class SpreadStreams:
     streams: int
 
     def __post_init__(self) -> None:
-        need_whole(self, "streams", least=2)
-        need_few(self, "streams")
+        need_int(self, "streams", least=2)
+        need_max(self, "streams")
 
     def __call__(self, x: Value) -> Value:
-        size, computed = _root_mean_square(x), [x]
+        size, computed = _compute_rms(x), [x]
         for i in range(self.streams - 1):
             y = linear(x, x.width, f"projections.{i}")
-            computed.append(ops.div(ops.mul(y, size), _root_mean_square(y, 1e-5)))
-        return _stack(computed)
+            computed.append(ops.div(ops.mul(y, size), _compute_rms(y, 1e-5)))
+        return _stack_streams(computed)
 
 
 @module
@@ -168,12 +168,12 @@ class GatherStreams:
     """
 
     def __call__(self, x: Value) -> Value:
-        first, count = _stream(x, 0), x.shape[2]
+        first, count = _slice_stream(x, 0), x.shape[2]
         assert isinstance(count, int)
-        size, total = _root_mean_square(first), first
+        size, total = _compute_rms(first), first
         for i in range(count - 1):
-            y = linear(_stream(x, i + 1), x.width, f"projections.{i}")
-            total = ops.add(total, ops.div(ops.mul(y, size), _root_mean_square(y, 1e-5)))
+            y = linear(_slice_stream(x, i + 1), x.width, f"projections.{i}")
+            total = ops.add(total, ops.div(ops.mul(y, size), _compute_rms(y, 1e-5)))
         return ops.affine(total, by=1 / count, name="gathered")
 
 
@@ -198,27 +198,27 @@ class AltUpLayer:
     scale_output: bool = True
 
     def __post_init__(self) -> None:
-        need_whole(self, "laurel_rank")
-        need_whole(self, "active", least=0)
+        need_int(self, "laurel_rank")
+        need_int(self, "active", least=0)
         need_modules(self, "attn", "ffn", "per_layer", "norm")
-        need_kind(self, "per_layer", PerLayerInput)
+        need_type(self, "per_layer", PerLayerInput)
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, streams, dim] to a value of the same shape."""
         batch, seq, count, _ = x.shape
         assert isinstance(count, int)
         need(self, self.active < count, f"active={self.active} is not one of {count} streams")
-        raw = linear(self._modalities(_stream(x, self.active), count), count * count, "prediction")
+        raw = linear(self._route(_slice_stream(x, self.active), count), count * count, "prediction")
         mixed = ops.matmul(ops.reshape(raw, shape=(batch, seq, count, count)), x)
         predicted = ops.add(mixed, x, name="predicted")
-        active_prediction = _stream(predicted, self.active)
+        active_prediction = _slice_stream(predicted, self.active)
         computed = self._apply_block(active_prediction)
-        gains = ops.affine(linear(self._modalities(computed, count), count, "correction"), plus=1.0)
+        gains = ops.affine(linear(self._route(computed, count), count, "correction"), plus=1.0)
         innovation = ops.unsqueeze(ops.sub(computed, active_prediction, name="innovation"), axes=(2,))
         corrected = ops.add(predicted, ops.mul(innovation, ops.unsqueeze(gains, axes=(3,))), name="corrected")
         if self.per_layer is None:
             return corrected
-        first = _stream(corrected, self.active)
+        first = _slice_stream(corrected, self.active)
         if self.scale_output:
             first = ops.mul(first, param("output_scale", (x.width,), fill(1.0)), name="output_scaled")
         extra = self.per_layer(first)
@@ -226,15 +226,15 @@ class AltUpLayer:
         tail = ops.add(ops.slice(corrected, axis=2, start=1, stop=count), ops.unsqueeze(extra, axes=(2,)))
         return ops.concat(head, tail, axis=2, name="with_input")
 
-    def _modalities(self, x: Value, count: int) -> Value:
-        apply_norm = ops.affine(named(self.norm, "router_norm")(x), by=1 / x.width)
-        return ops.tanh(linear(apply_norm, count, "router"))
+    def _route(self, x: Value, count: int) -> Value:
+        normed = ops.affine(named(self.norm, "router_norm")(x), by=1 / x.width)
+        return ops.tanh(linear(normed, count, "router"))
 
     def _apply_block(self, x: Value) -> Value:
-        apply_norm = named(self.norm, "attn_norm")(x)
-        low = linear(linear(apply_norm, self.laurel_rank, "laurel_left"), x.width, "laurel_right")
-        laurel = ops.add(apply_norm, named(self.norm, "laurel_norm")(low), name="laurel")
-        attended = ops.add(x, named(self.norm, "attn_post_norm")(self.attn(apply_norm)), name="attn_residual")
+        normed = named(self.norm, "attn_norm")(x)
+        low = linear(linear(normed, self.laurel_rank, "laurel_left"), x.width, "laurel_right")
+        laurel = ops.add(normed, named(self.norm, "laurel_norm")(low), name="laurel")
+        attended = ops.add(x, named(self.norm, "attn_post_norm")(self.attn(normed)), name="attn_residual")
         x = ops.affine(ops.add(attended, laurel), by=math.sqrt(0.5), name="with_laurel")
         y = named(self.norm, "ffn_post_norm")(self.ffn(named(self.norm, "ffn_norm")(x)))
         return ops.add(x, y, name="ffn_residual")

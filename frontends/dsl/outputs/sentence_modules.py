@@ -13,7 +13,7 @@ from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
 from ..build import Layer, constant_param, fill, keep, kept, module, named, param
-from ..checks import need, need_activation, need_whole
+from ..checks import need, need_activation, need_int
 from ..layers import linear
 
 
@@ -44,7 +44,7 @@ class Dense:
     residual: bool = False
 
     def __post_init__(self) -> None:
-        need_whole(self, "width")
+        need_int(self, "width")
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
@@ -66,7 +66,7 @@ class WeightedLayerPooling:
     start: int = 4
 
     def __post_init__(self) -> None:
-        need_whole(self, "start", least=0)
+        need_int(self, "start", least=0)
 
     def __call__(self, x: Value) -> Value:
         """Map x [..., dim], the last state, to a value of the same shape."""
@@ -91,7 +91,7 @@ class WordWeights:
         """Scale x [batch, seq, dim]; `SentencePooling` stores the token ids and the mask under ``text`` for it."""
         ids, unpadded = kept("text")
         table = constant_param("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
-        weights = ops.mul(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), _ones(x)), ops.embedding(ids, table))
+        weights = ops.mul(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), _emit_ones(x)), ops.embedding(ids, table))
         keep("token_weights", weights)
         return ops.mul(x, weights, name="words_weighted")
 
@@ -124,7 +124,7 @@ class SentencePooling:
         need(
             self, 0 < len(modes) == sum(m in valid for m in modes), f"mode={self.mode!r} must be of {', '.join(valid)}"
         )
-        need_whole(self, "token", least=0)
+        need_int(self, "token", least=0)
         need(self, all(map(callable, (*self.before, *self.after))), "before and after must be lists of modules")
 
     @property
@@ -153,7 +153,7 @@ class SentencePooling:
             pooled = ops.equal(ids, ids)
         weights = kept("token_weights")[0] if any(isinstance(layer, WordWeights) for layer in self.before) else None
         vectors = [
-            _pool(mode, x, unpadded, pooled, weights)
+            _pool_tokens(mode, x, unpadded, pooled, weights)
             for mode in ([self.mode] if isinstance(self.mode, str) else self.mode)
         ]
         y = vectors[0] if len(vectors) == 1 else ops.concat(*vectors, axis=1, name="pooled_together")
@@ -167,7 +167,7 @@ MODES = (*PLAIN, "mean_sqrt_len")
 ALONE = (*MODES, "token", "end")
 
 
-def _pool(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
+def _pool_tokens(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
     """Return x [batch, seq, dim] pooled over the tokens where `pooled` [batch, seq] is true, [batch, dim].
 
     `unpadded` [batch, seq] is true for all tokens except padding. `weights` [batch, seq, 1] replace the number of
@@ -177,9 +177,9 @@ def _pool(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | 
         return ops.max(mask_fill(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
     if mode in ("cls", "last", "token", "end"):
         first = mode in ("cls", "token")
-        index = ops.clip(_last(_first(pooled) if first else pooled), low=0)
+        index = ops.clip(_find_last(_mask_first(pooled) if first else pooled), low=0)
         return ops.squeeze(ops.gather_rows(x, index), axes=(1,), name="first_token" if first else "last_token")
-    ones = _ones(x)
+    ones = _emit_ones(x)
     token_shares = mask_fill(ops.unsqueeze(pooled, axes=(2,)), ones)
     if mode == "weighted":
         token_shares = ops.mul(token_shares, ops.cumsum(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), ones), axis=1))
@@ -188,18 +188,18 @@ def _pool(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | 
     return ops.div(ops.sum(ops.mul(x, token_shares), axes=(1,)), total, name="mean_token")
 
 
-def _ones(x: Value) -> Value:
+def _emit_ones(x: Value) -> Value:
     """Return ones [batch, seq, 1] for x [batch, seq, dim], in the dtype of x."""
     return ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)
 
 
-def _last(shown: Value) -> Value:
+def _find_last(shown: Value) -> Value:
     """Return the index [batch, 1] of the last token where `shown` [batch, seq] is true; −1 if there is none."""
     indices = ops.mul(ops.cast(shown, to=dtypes.i64), ops.affine(ops.iota(shown, axis=1), plus=1))
     return ops.affine(ops.max(indices, axes=(1,), keepdims=True), plus=-1)
 
 
-def _first(shown: Value) -> Value:
+def _mask_first(shown: Value) -> Value:
     """Return a mask [batch, seq] that is true only at the first token where `shown` [batch, seq] is true."""
     count = ops.cumsum(ops.cast(shown, to=dtypes.i64), axis=1)
     return ops.logical_and(shown, ops.equal(count, ops.affine(count, by=0, plus=1)))

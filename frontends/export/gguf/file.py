@@ -27,7 +27,7 @@ from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from ...model import Model
-from ...models.families import architectures, build_from_table
+from ...models.families import build_from_table, index_tables
 from ..fitting import Candidate, FamilyFit, fit_dtype, fit_family
 from ..infer_settings import propose_settings
 from ..inversion import ShapedRecipe
@@ -96,7 +96,7 @@ def write_gguf(
 
 
 def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    tables, (source_name, names) = architectures(), list_architectures(graph.meta.get("model_type"))
+    tables, (source_name, names) = index_tables(), list_architectures(graph.meta.get("model_type"))
     for name, settings in propose_settings(model, graph, source_name, names):
         with contextlib.suppress(WeftError):  # an architecture that cannot express these settings
             config, tensors = propose_metadata(tables[name], settings), list_tensor_names(tables[name], settings)

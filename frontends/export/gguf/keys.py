@@ -12,7 +12,7 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Literal, Map, Scale
 from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ...models.families import FAMILIES, Settings, architectures
+from ...models.families import FAMILIES, Settings, index_tables
 from ...models.tables.family import GGUFArchitecture, Loader
 from ...models.tables.gguf import NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT, write_gguf_rope
@@ -31,7 +31,7 @@ _MANY = 131_072  # the context, if the model does not state it
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
     """Return the GGUF architecture of a family (`family_name` itself if unknown), and all architectures that llama.cpp
     loads: that one first, then the plainest."""
-    tables, family = architectures(), FAMILIES.get(family_name or "")
+    tables, family = index_tables(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the family's architecture comes first, the others keep their order.
     names = sorted(dict.fromkeys((*_FIRST, *tables)), key=lambda name: name != first)

@@ -15,7 +15,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Map, Scale, Source
 from weft.ir.storage.documents import Record, quote_value
 
-from ...models.families import LoadedModel, architectures, load
+from ...models.families import LoadedModel, index_tables, load
 from ...models.left_out import LeftOut, find_unread_modules
 from ...models.tables.gguf import BIASED, GATED, INDEXED, NORMED, RECURRENT, SPARSE, VALUED
 from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
@@ -65,7 +65,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
         WeftError: naming the file and the key or tensor that is missing, unsound or not supported.
     """
     reader = GGUFTensors(path)
-    name, families = reader.metadata.get("general.architecture"), architectures()
+    name, families = reader.metadata.get("general.architecture"), index_tables()
     if not isinstance(name, str) or name not in families:
         raise WeftError(
             f"{path}: architecture {quote_value(name)} is not known; "

@@ -20,10 +20,10 @@ for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # register the ta
     FAMILIES.register(*vars(importlib.import_module(_file.name)).values())
 
 
-def architectures() -> dict[str, GGUFArchitecture]:
+def index_tables() -> dict[str, GGUFArchitecture]:
     """Return the GGUF architectures of all families, by their names in files."""
     tables = [family.gguf for family in FAMILIES.values() if family.gguf is not None]
     return {name: table for table in tables for name in table.model_types}
 
 
-__all__ = ["FAMILIES", "Family", "LoadedModel", "Settings", "architectures", "build", "build_from_table", "key", "load"]
+__all__ = ["FAMILIES", "Family", "LoadedModel", "Settings", "build", "build_from_table", "index_tables", "key", "load"]

@@ -12,7 +12,7 @@ import pytest
 
 import weft
 from weft.frontends import load_source
-from weft.frontends.models.families import architectures
+from weft.frontends.models.families import index_tables
 from weft.ir import WeftError, verify
 from weft.passes import Trace
 from weft.passes.library.target.rope_length import RopeLength
@@ -40,7 +40,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_every_architecture_has_a_model() -> None:
-    assert set(MODELS) == set(architectures())
+    assert set(MODELS) == set(index_tables())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_gguf_equals_its_folder(arch: str, index: int, save: Any, write: Write) 
     _, folder = save(model_type, pad_token_id=0, **options, **config)
     if arch in ENCODERS:  # a GGUF file has no head
         text = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**text, "architectures": None}))
+        (folder / "config.json").write_text(json.dumps({**text, "index_tables": None}))
     longrope = {"rope_factors_short.weight": SHORT, "rope_factors_long.weight": LONG}
     extra = (
         {name: np.array(x, np.float32) for name, x in longrope.items()}

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from weft.frontends.models.families import FAMILIES
-from weft.frontends.models.families.experts.indexed import index_types
+from weft.frontends.models.families.experts.indexed import read_index_types
 from weft.frontends.models.tables.gguf import INDEXED
 from weft.ir import WeftError
 
@@ -39,7 +39,7 @@ FILE: dict[str, Any] = {
     ids=str,
 )
 def test_types_are_those_of_transformers(said: dict[str, Any]) -> None:
-    assert index_types(LATENT | said) == transformers.GlmMoeDsaConfig(**LATENT, **said).indexer_types
+    assert read_index_types(LATENT | said) == transformers.GlmMoeDsaConfig(**LATENT, **said).indexer_types
 
 
 def test_layers_keep_what_others_share() -> None:

@@ -14,7 +14,7 @@ from ...tables.templates import slice_half
 from ..seq2seq.bart import BART
 
 
-def _numbered(name: str) -> Template:
+def _number_from_one(name: str) -> Template:
     """Return a template for convolution {i}; the checkpoint counts convolutions from 1."""
     return lambda fetch, part, settings: fetch(f"{name}{int(fetch.layer) + 1}.{part}")
 
@@ -22,14 +22,14 @@ def _numbered(name: str) -> Template:
 # -- Whisper: the layers of BART in pre-norm form, on a spectrogram of 30 seconds
 
 
-def _spectrogram(config: Config) -> SoundStem:
+def _build_spectrogram_stem(config: Config) -> SoundStem:
     dim, frames = key("d_model")(config), key("max_source_positions", default=1500)(config)
     layers = [Convolution(dim, 3, stride, padding=1) for stride in (1, 2)]
     bins = key("num_mel_bins", default=80)(config)
     return SoundStem(layers, bins=bins, length=2 * frames, positions=LearnedPositions(frames))
 
 
-def _decoder_settings(config: Config) -> dict[str, Any]:
+def _read_decoder_settings(config: Config) -> dict[str, Any]:
     """Return the settings of the decoder."""
     return {
         **BART.settings["decoder"](config),
@@ -39,7 +39,7 @@ def _decoder_settings(config: Config) -> dict[str, Any]:
     }
 
 
-def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _fill_zero_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return zeros as the bias of keys, which the checkpoint lacks: it would shift all scores of a query."""
     return Full(0.0, (settings.dim,))
 
@@ -49,8 +49,8 @@ WHISPER = BART.derive(
     "whisper",
     inert=("scale_embedding",),
     names={
-        "encoder.stem.convolutions.{i}.conv": _numbered("encoder.conv"),
-        **{f"{half}.k.bias": _no_bias for half in ("encoder.layers.{i}.attn", *_DECODER)},
+        "encoder.stem.convolutions.{i}.conv": _number_from_one("encoder.conv"),
+        **{f"{half}.k.bias": _fill_zero_bias for half in ("encoder.layers.{i}.attn", *_DECODER)},
         "decoder.embed": "decoder.embed_tokens",
         "decoder.lm_head": "proj_out",
     },
@@ -66,22 +66,22 @@ WHISPER = BART.derive(
     learned_positions=None,
     tie=key("tie_word_embeddings", default=True),
     context=key("max_source_positions", default=1500),
-    stem=_spectrogram,
+    stem=_build_spectrogram_stem,
     share_embeddings=False,
-    decoder=_decoder_settings,
+    decoder=_read_decoder_settings,
 )
 
 
 # -- Moonshine: a waveform through three convolutions, rotary positions in part of each head, a gated decoder
 
 
-def _waveform(config: Config) -> SoundStem:
+def _build_waveform_stem(config: Config) -> SoundStem:
     dim = key("hidden_size")(config)
     first = Convolution(dim, 127, 64, bias=False, norm=GroupNorm(1), activation="tanh", norm_last=True)
     return SoundStem([first, Convolution(2 * dim, 7, 3), Convolution(dim, 3, 2)], seen="start")
 
 
-def _layers(part: str, norms: dict[str, str]) -> Names:
+def _map_layer_names(part: str, norms: dict[str, str]) -> Names:
     """Return names of the layers of `part` (encoder or decoder); `norms` are the names of their norms."""
     names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
     for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
@@ -93,7 +93,7 @@ def _layers(part: str, norms: dict[str, str]) -> Names:
     }
 
 
-def _sizes(part: str) -> dict[str, Any]:
+def _list_size_keys(part: str) -> dict[str, Any]:
     """Return the settings of `part` (encoder or decoder) that the config states."""
     return {
         "layers": key(f"{part}_num_hidden_layers", default=6),
@@ -110,7 +110,7 @@ MOONSHINE = Family(
         "vocab": key("vocab_size"),
         "dim": key("hidden_size"),
         "ffn": key("intermediate_size"),
-        **_sizes("encoder"),
+        **_list_size_keys("encoder"),
         "norm": "layer",
         "norm_bias": False,
         "eps": 1e-5,
@@ -120,20 +120,20 @@ MOONSHINE = Family(
         "rope": rope_with(interleaved=True, partial_rotary_factor=0.9),
         "tie": key("tie_word_embeddings", default=True),
         "context": 4096,  # frames, at 42 per second: the config states no context
-        "stem": _waveform,
+        "stem": _build_waveform_stem,
         "share_embeddings": False,
         "decoder": lambda c: {
-            **{name: rule(c) for name, rule in _sizes("decoder").items()},
+            **{name: rule(c) for name, rule in _list_size_keys("decoder").items()},
             "context": key("max_position_embeddings", default=512)(c),
             "gated": True,
             "stem": None,
         },
     },
     names={
-        "encoder.stem.convolutions.{i}.conv": _numbered("encoder.conv"),
+        "encoder.stem.convolutions.{i}.conv": _number_from_one("encoder.conv"),
         "encoder.stem.convolutions.{i}.norm": "encoder.groupnorm",
-        **_layers("encoder", {"attn": "input_layernorm", "ffn": "post_attention_layernorm"}),
-        **_layers(
+        **_map_layer_names("encoder", {"attn": "input_layernorm", "ffn": "post_attention_layernorm"}),
+        **_map_layer_names(
             "decoder", {"attn": "input_layernorm", "cross": "post_attention_layernorm", "ffn": "final_layernorm"}
         ),
         "decoder.layers.{i}.ffn.up": slice_half("decoder.layers.{i}.mlp.fc1", 0),  # up above gate

@@ -13,7 +13,7 @@ from ...task_heads import Head
 _CONV = "encoder.pos_conv_embed.conv"
 
 
-def _normalized_kernel(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _normalize_kernel(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the positional convolution's kernel: per tap g · v/‖v‖ (Salimans & Kingma 2016, weight normalization)."""
     stem = f"{_CONV}.parametrizations.weight"
     is_new = fetch.has(f"{stem}.original1")
@@ -22,7 +22,7 @@ def _normalized_kernel(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return Scale(Scale(direction, Map(Norms(direction, 2), "reciprocal"), 2), Reshape(length, (-1,)), 2)
 
 
-def _stem(config: Config) -> SoundStem:
+def _build_stem(config: Config) -> SoundStem:
     channels, kernels, strides = (
         key(f"conv_{name}", default=default)(config)
         for name, default in (("dim", [512] * 7), ("kernel", [10, 3, 3, 3, 3, 2, 2]), ("stride", [5, 2, 2, 2, 2, 2, 2]))
@@ -43,7 +43,7 @@ def _stem(config: Config) -> SoundStem:
     return SoundStem(layers, norm=norm, projects=True, positions=positions, seen="whole")
 
 
-def _stable(config: Config) -> bool:
+def _has_pre_norm(config: Config) -> bool:
     return bool(config.get("do_stable_layer_norm", False))
 
 
@@ -61,21 +61,21 @@ WAV2VEC2 = Family(
         "ffn": key("intermediate_size"),
         "norm": "layer",
         "eps": key("layer_norm_eps", default=1e-5),
-        "arrangement": lambda c: "pre" if _stable(c) else "post",
+        "arrangement": lambda c: "pre" if _has_pre_norm(c) else "post",
         "activation": key("hidden_act", default="gelu"),
         "gated": False,
         "qkv_bias": True,
         "out_bias": True,
         "ffn_bias": True,
-        "embed_norm": lambda c: not _stable(c),
-        "stem": _stem,
+        "embed_norm": lambda c: not _has_pre_norm(c),
+        "stem": _build_stem,
     },
     names={
         "stem.convolutions.{i}.conv": f"{_CONVOLUTION}.conv",
         "stem.convolutions.{i}.norm": f"{_CONVOLUTION}.layer_norm",
         "stem.norm": "feature_projection.layer_norm",
         "stem.project": "feature_projection.projection",
-        "positions.weight": _normalized_kernel,
+        "positions.weight": _normalize_kernel,
         "positions.bias": f"{_CONV}.bias",
         "embed_norm": "encoder.layer_norm",
         "final_norm": "encoder.layer_norm",

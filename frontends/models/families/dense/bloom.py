@@ -53,7 +53,7 @@ BLOOM = Family(
 )
 
 
-def _arrangement(config: Config) -> str:
+def _read_arrangement(config: Config) -> str:
     """Return Falcon's arrangement of blocks: pre, or parallel with one norm (7B) or two norms (40B)."""
     if not config.get("parallel_attn", True):
         return "pre"
@@ -61,13 +61,13 @@ def _arrangement(config: Config) -> str:
     return "parallel_norms" if config.get("new_decoder_architecture") and two else "parallel"
 
 
-def _kv_heads(config: Config) -> Any:
+def _read_kv_heads(config: Config) -> Any:
     """Return Falcon's number of KV heads: 1 with multi_query; in the newer architecture, the number that it states."""
     stated = config.get("num_kv_heads")
     return stated if config.get("new_decoder_architecture") or not config.get("multi_query", True) else 1
 
 
-def _scaled_alibi(config: Config) -> ALiBi | None:
+def _build_alibi(config: Config) -> ALiBi | None:
     """Return Falcon's ALiBi bias, multiplied by the scale of its scores; None without ALiBi."""
     head = key("hidden_size")(config) // key("num_attention_heads")(config)
     return ALiBi(scale=head**-0.5) if config.get("alibi") else None
@@ -83,16 +83,16 @@ FALCON = BLOOM.derive(
     },
     layers=key("num_hidden_layers", "n_layer"),
     heads=key("num_attention_heads", "n_head"),
-    kv_heads=_kv_heads,
+    kv_heads=_read_kv_heads,
     ffn=lambda c: c.get("ffn_hidden_size") or 4 * key("hidden_size")(c),
     context=read_context,
-    arrangement=_arrangement,
+    arrangement=_read_arrangement,
     embed_norm=False,
     activation=key("activation", default="gelu"),
     qkv_bias=key("bias", default=False),
     out_bias=key("bias", default=False),
     ffn_bias=key("bias", default=False),
-    bias=_scaled_alibi,
+    bias=_build_alibi,
     rope=lambda c: None if c.get("alibi") else read_rope(c),
     gguf=gguf.UNGATED.derive(
         "falcon",
@@ -117,7 +117,7 @@ _MPT_ATTENTION: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _attention(name: str) -> Any:
+def _read_attention_entry(name: str) -> Any:
     """Return the rule for the entry `name` of attn_config in MPT's config."""
     return lambda config: (config.get("attn_config") or {}).get(name)
 
@@ -151,8 +151,8 @@ MPT = BLOOM.derive(
     qkv_bias=False,
     out_bias=False,
     ffn_bias=False,
-    clip=_attention("clip_qkv"),
-    scale=_attention("softmax_scale"),
+    clip=_read_attention_entry("clip_qkv"),
+    scale=_read_attention_entry("softmax_scale"),
     gguf=BLOOM_GGUF.derive(
         "mpt",
         activation="gelu",

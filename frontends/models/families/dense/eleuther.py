@@ -16,7 +16,7 @@ from .gpt2 import GPT2
 from .llama import LLAMA
 
 
-def _local_layers(config: Config) -> tuple[int | None, ...]:
+def _read_windows(config: Config) -> tuple[int | None, ...]:
     """Return GPT-Neo's window per layer: window_size in layers of type local, None in global layers."""
     types = config.get("attention_layers")
     if types is None:
@@ -40,7 +40,7 @@ GPT_NEO = GPT2.derive(
     context=key("max_position_embeddings"),
     learned_positions=key("max_position_embeddings"),
     qkv_bias=False,
-    window=_local_layers,
+    window=_read_windows,
     scale=1.0,
     transformers="GPTNeoForCausalLM",
 )
@@ -65,7 +65,7 @@ GPTJ = GPT2.derive(
 )
 
 
-def _neox_rope(config: Config) -> Any:
+def _build_neox_rope(config: Config) -> Any:
     size, heads = read_required(config, "hidden_size", "num_attention_heads")
     if config.get("head_dim") not in (None, size // heads):
         raise WeftError(
@@ -87,7 +87,7 @@ GPT_NEOX = LLAMA.derive(
     qkv_bias=key("attention_bias", default=True),
     out_bias=key("attention_bias", default=True),
     ffn_bias=True,
-    rope=_neox_rope,
+    rope=_build_neox_rope,
     names={
         "embed": "embed_in",
         "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
@@ -118,7 +118,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     prefix="gpt_neox_japanese.",
     arrangement="pre",
     ffn=lambda c: int(c["hidden_size"] * c.get("intermediate_multiple_size", 4)),
-    rope=lambda c: _neox_rope({"rotary_pct": 1.0, **c}),
+    rope=lambda c: _build_neox_rope({"rotary_pct": 1.0, **c}),
     qkv_bias=False,
     out_bias=lambda c: (*[False] * (key("num_hidden_layers")(c) - 1), True),
     ffn_bias=False,

@@ -14,13 +14,13 @@ from ...tables import gguf
 from ...tables.family import Config, Loader, key
 from ...tables.rope_config import build_ropes, read_gguf_rope
 from ...tables.templates import add_one
-from .llama import LLAMA, alternating
+from .llama import LLAMA, alternate_windows
 
 _PERIOD = "sliding_window_pattern"
-_GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternating(2, period=_PERIOD), alternating(6, period=_PERIOD)
+_GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternate_windows(2, period=_PERIOD), alternate_windows(6, period=_PERIOD)
 
 
-def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
+def _choose_gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
     """Return the rule for the scale of scores: 1/√head_dim, or in the 27 B model (by its layers) 1/√(dim / heads)."""
 
     def rule(config: Config) -> float:
@@ -31,7 +31,7 @@ def _gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
     return rule
 
 
-def _gguf_ropes(config: Config) -> Any:
+def _build_gguf_ropes(config: Config) -> Any:
     """Return the RoPE of each layer: local layers have a separate base and no scaling."""
     wide = read_gguf_rope(config)
     local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
@@ -39,7 +39,7 @@ def _gguf_ropes(config: Config) -> Any:
     return wide if windows is None else tuple(wide if window is None else local for window in windows)
 
 
-def _activation(config: Config) -> Any:
+def _read_activation(config: Config) -> Any:
     """Return the activation of a config; the oldest configs state gelu for gelu_tanh."""
     name = key("hidden_act", default="gelu_pytorch_tanh")(config)
     return "gelu_pytorch_tanh" if name == "gelu" else name
@@ -61,7 +61,7 @@ GEMMA = LLAMA.derive(
     refuse={"use_bidirectional_attention": (False, None)},
     kv_heads=key("num_key_value_heads", default=16),
     head_dim=key("head_dim", default=256),
-    activation=_activation,
+    activation=_read_activation,
     ffn_bias=False,
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     tie=key("tie_word_embeddings", default=True),
@@ -71,7 +71,7 @@ GEMMA = LLAMA.derive(
 GEMMA2_GGUF = GEMMA_GGUF.derive(
     "gemma2",
     arrangement="sandwich",
-    scale=_gguf_scale(46),
+    scale=_choose_gguf_scale(46),
     softcap=lambda c: c.get("attn_logit_softcapping", 50.0) or None,
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
     window=lambda c: gguf.build_windows(2)({"attention.sliding_window": 4096, **c}),
@@ -107,10 +107,10 @@ GEMMA3 = GEMMA2.derive(
     transformers="Gemma3ForCausalLM",
     gguf=GEMMA2_GGUF.derive(
         "gemma3",
-        scale=_gguf_scale(62),
+        scale=_choose_gguf_scale(62),
         softcap=None,
         logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
-        rope=_gguf_ropes,
+        rope=_build_gguf_ropes,
         window=gguf.build_windows(6),
         loader=Loader(free_heads=True, qk_norm=True, windows=True),
     ),

@@ -10,7 +10,7 @@ from ...tables.templates import split_qkv, transpose_linear
 from ...task_heads import GPT_HEADS
 
 
-def _scales(config: Config) -> Any:
+def _read_scales(config: Config) -> Any:
     """Return the scale of scores: 1/√d, or 1 without scale_attn_weights; divided by the layer number if configured."""
     plain = (config["n_embd"] // config["n_head"]) ** -0.5 if config.get("scale_attn_weights", True) else 1.0
     if not config.get("scale_attn_by_inverse_layer_idx"):
@@ -38,7 +38,7 @@ GPT2 = Family(
         "qkv_bias": True,
         "out_bias": True,
         "ffn_bias": True,
-        "scale": _scales,
+        "scale": _read_scales,
         "tie": key("tie_word_embeddings", default=True),
     },
     names={

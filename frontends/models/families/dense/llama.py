@@ -57,12 +57,12 @@ LLAMA = Family(
 )
 
 
-def windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
+def pick_windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
     """Return `window` for each layer that layer_types (default: `types`) calls sliding, None for all others."""
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
 
 
-def alternating(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
+def alternate_windows(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
     """Return the rule for `window`: all layers are local except the last (`first_global`: first) of each `every`.
 
     layer_types has priority; the config key `period` may override `every`.
@@ -73,18 +73,18 @@ def alternating(every: int, first_global: bool = False, window: int | None = 409
         length = (config.get(period) if period else None) or every
         wide = 0 if first_global else length - 1
         types = ["full_attention" if i % length == wide else "sliding_attention" for i in layers]
-        return windows(config, config.get("sliding_window", window), types)
+        return pick_windows(config, config.get("sliding_window", window), types)
 
     return rule
 
 
-def layer_windows(config: Config) -> Any:
+def read_qwen_windows(config: Config) -> Any:
     """Return the windows of Qwen models, None without use_sliding_window; by layer_types, else by max_window_layers."""
     window, layers = config.get("sliding_window", 4096), config["num_hidden_layers"]
     if not config.get("use_sliding_window") or window is None:
         return None
     full = config.get("max_window_layers", 28)
-    return windows(config, window, ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
+    return pick_windows(config, window, ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
 
 
 MISTRAL = LLAMA.derive(
@@ -101,7 +101,7 @@ QWEN2 = LLAMA.derive(
     "qwen2",
     inert=("layer_types", "max_window_layers"),
     ffn_bias=False,
-    window=layer_windows,
+    window=read_qwen_windows,
     qkv_bias=True,
     out_bias=False,
     transformers="Qwen2ForCausalLM",
@@ -111,7 +111,7 @@ QWEN3 = LLAMA.derive(
     "qwen3",
     inert=("layer_types", "max_window_layers"),
     ffn_bias=False,
-    window=layer_windows,
+    window=read_qwen_windows,
     head_dim=key("head_dim", default=128),
     qk_norm="head",
     transformers="Qwen3ForCausalLM",
@@ -119,7 +119,7 @@ QWEN3 = LLAMA.derive(
 )
 
 
-def _olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
+def _build_olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
     """Return the RoPE of OLMo 3, per layer if there are windows: local layers have no YaRN."""
     wide, local = read_gguf_rope(config), gguf.build_windows(4)(config)
     near = RoPE(config.get("rope.freq_base_swa", wide.theta), wide.dim)
@@ -131,7 +131,7 @@ OLMO2_GGUF = gguf.BASE.derive(
     from_keys={"qk_norm": lambda keys: "full"},
     arrangement="post_sublayer",
     window=gguf.build_windows(4),
-    rope=_olmo3_ropes,
+    rope=_build_olmo3_ropes,
     loader=Loader(head="own", qk_norm=True),
 )
 OLMO2 = LLAMA.derive(
@@ -178,7 +178,7 @@ GRANITE = LLAMA.derive(
 )
 
 
-def _smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
+def _build_smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
     """Return the RoPE of each layer: by no_rope_layers (1: rotates), else in all but each no_rope_layer_interval-th."""
     every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
@@ -186,18 +186,18 @@ def _smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
     return tuple(rope if r else None for r in rotary)
 
 
-def _smollm3_windows(config: Config) -> tuple[int | None, ...] | None:
+def _read_smollm3_windows(config: Config) -> tuple[int | None, ...] | None:
     if not config.get("use_sliding_window"):
         return None
-    types = ["full_attention" if rope else "sliding_attention" for rope in _smollm3_ropes(config)]
-    return windows(config, config.get("sliding_window"), types)
+    types = ["full_attention" if rope else "sliding_attention" for rope in _build_smollm3_ropes(config)]
+    return pick_windows(config, config.get("sliding_window"), types)
 
 
 SMOLLM3 = LLAMA.derive(
     "smollm3",
     kv_heads=key("num_key_value_heads", default=4),
-    rope=_smollm3_ropes,
-    window=_smollm3_windows,
+    rope=_build_smollm3_ropes,
+    window=_read_smollm3_windows,
     tie=key("tie_word_embeddings", default=True),
     transformers="SmolLM3ForCausalLM",
     gguf=LLAMA_GGUF.derive(

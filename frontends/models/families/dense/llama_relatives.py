@@ -15,10 +15,10 @@ from ...tables.family import Config, Fetch, Loader, Rule, key, read_required
 from ...tables.rope_config import build_ropes, find_rope, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import add_one, slice_half, swap_halves
-from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGUF, alternating, windows
+from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGUF, alternate_windows, pick_windows
 
 
-def rotary_where_local(rope: Rule, local: Rule) -> Rule:
+def rotate_local(rope: Rule, local: Rule) -> Rule:
     """Return the rule for `rope` in the layers for which `local` returns a window; global layers have no positions."""
 
     def rule(config: Config) -> tuple[RoPE | None, ...]:
@@ -38,24 +38,24 @@ ARCEE = LLAMA.derive(
 )
 
 
-def _scalar(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
+def _reshape_scalar(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
     """Return a template for a scalar, whose stored tensor may have any rank."""
     return lambda fetch, part, settings: Reshape(fetch(name), (1,))
 
 
-def _llama3(theta: float, factor: float) -> dict[str, Any]:
+def _build_llama3_defaults(theta: float, factor: float) -> dict[str, Any]:
     """Return Llama 3.1's rotary settings with this base and factor, which its relatives have by default."""
     numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **numbers}
 
 
-def _in_each_layer(config: Config, name: str) -> list[float]:
+def _repeat_per_layer(config: Config, name: str) -> list[float]:
     """Return the value of the key `name` for each layer; the config may state one number for all."""
     (values,) = read_required(config, name)
     return values if isinstance(values, list) else [values] * config["block_count"]
 
 
-def _of_layer(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
+def _fill_from_metadata(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
     """Return a template for the layer's value of the key `name` in a GGUF file's metadata."""
     return lambda fetch, part, settings: Full(settings.multipliers[name][int(fetch.layer)], (1,))
 
@@ -66,21 +66,21 @@ APERTUS = LLAMA.derive(
     names={
         "layers.{i}.attn_norm": "layers.{i}.attention_layernorm",
         "layers.{i}.ffn_norm": "layers.{i}.feedforward_layernorm",
-        **{f"layers.{{i}}.ffn.activation.{n}": _scalar(f"layers.{{i}}.mlp.act_fn.{n}") for n in _XIELU},
+        **{f"layers.{{i}}.ffn.activation.{n}": _reshape_scalar(f"layers.{{i}}.mlp.act_fn.{n}") for n in _XIELU},
     },
     eps=key("rms_norm_eps", default=1e-5),
     activation=key("hidden_act", default="xielu"),
     gated=False,
     ffn_bias=False,
     qk_norm="head",
-    rope=rope_with(rope_theta=12e6, rope_parameters=_llama3(12e6, 8.0)),
+    rope=rope_with(rope_theta=12e6, rope_parameters=_build_llama3_defaults(12e6, 8.0)),
     gguf=gguf.BASE.derive(
         "apertus",
-        names={f"layers.{{i}}.ffn.activation.{n}": _of_layer(f"xielu.{n}") for n in _XIELU},
+        names={f"layers.{{i}}.ffn.activation.{n}": _fill_from_metadata(f"xielu.{n}") for n in _XIELU},
         from_keys={"qk_norm": lambda keys: "head"},
         activation="xielu",
         gated=False,
-        multipliers=lambda c: {f"xielu.{n}": _in_each_layer(c, f"xielu.{n}") for n in _XIELU},
+        multipliers=lambda c: {f"xielu.{n}": _repeat_per_layer(c, f"xielu.{n}") for n in _XIELU},
     ),
 )
 SEED_OSS = LLAMA.derive(
@@ -158,24 +158,24 @@ MINISTRAL = MISTRAL.derive(
     qkv_bias=False,
     out_bias=False,
     ffn_bias=False,
-    window=lambda c: windows(c, c.get("sliding_window", 4096), ["sliding_attention"] * c["num_hidden_layers"]),
+    window=lambda c: pick_windows(c, c.get("sliding_window", 4096), ["sliding_attention"] * c["num_hidden_layers"]),
     transformers="MinistralForCausalLM",
 )
 
 
-def llama4_temperature(config: Config) -> Temperature:
+def build_llama4_temperature(config: Config) -> Temperature:
     """Return the scale of queries that grows by `llama_4_scaling_beta` with each original context length."""
     beta, length = read_required(find_rope(config), "llama_4_scaling_beta", "original_max_position_embeddings")
     return Temperature(beta, length)
 
 
-def _mistral3_rope(config: Config) -> RoPE:
+def _build_mistral3_rope(config: Config) -> RoPE:
     """Return RoPE with amplitude 1 if YaRN's factors of rotations and of scores are equal."""
     rope, strength = read_gguf_rope(config), config.get("rope.scaling.yarn_log_multiplier")
     return replace(rope, amplitude=rope.attention_factor(1.0, strength)) if strength else rope
 
 
-def gguf_temperature(config: Config) -> Temperature | None:
+def build_gguf_temperature(config: Config) -> Temperature | None:
     scale, length = config.get("attention.temperature_scale"), "rope.scaling.original_context_length"
     return Temperature(scale, key(length, "context_length")(config)) if scale else None
 
@@ -187,15 +187,15 @@ MINISTRAL3 = MISTRAL.derive(
     qkv_bias=False,
     out_bias=False,
     ffn_bias=False,
-    temperature=llama4_temperature,
+    temperature=build_llama4_temperature,
     window=key("sliding_window", default=None),
-    gguf=LLAMA_GGUF.derive("mistral3", rope=_mistral3_rope, temperature=gguf_temperature),
+    gguf=LLAMA_GGUF.derive("mistral3", rope=_build_mistral3_rope, temperature=build_gguf_temperature),
 )
-EVERY_FOURTH_GLOBAL = alternating(4, period="sliding_window_pattern")
+EVERY_FOURTH_GLOBAL = alternate_windows(4, period="sliding_window_pattern")
 _WINDOW = "attention.sliding_window"
 
 
-def _exaone4_file(config: Config) -> Config:
+def _add_exaone4_window(config: Config) -> Config:
     """Return the keys of a GGUF file, with the window of the 32 B model if the file lacks it."""
     return {_WINDOW: 4096, **config} if config["block_count"] == 64 else config
 
@@ -206,28 +206,26 @@ EXAONE4 = OLMO2.derive(
     qkv_bias=False,
     out_bias=False,
     window=EVERY_FOURTH_GLOBAL,
-    rope=lambda c: (rotary_where_local(read_rope, EVERY_FOURTH_GLOBAL) if c.get("sliding_window", 4096) else read_rope)(
-        c
-    ),
+    rope=lambda c: (rotate_local(read_rope, EVERY_FOURTH_GLOBAL) if c.get("sliding_window", 4096) else read_rope)(c),
     transformers="Exaone4ForCausalLM",
     gguf=gguf.BASE.derive(
         "exaone4",
         arrangement="post_sublayer",
-        window=lambda c: gguf.build_windows(4)(_exaone4_file(c)),
-        rope=lambda c: (gguf.build_local_ropes(4) if _exaone4_file(c).get(_WINDOW) else read_gguf_rope)(c),
+        window=lambda c: gguf.build_windows(4)(_add_exaone4_window(c)),
+        rope=lambda c: (gguf.build_local_ropes(4) if _add_exaone4_window(c).get(_WINDOW) else read_gguf_rope)(c),
     ),
 )
 OLMO3 = OLMO2.derive(
     "olmo3",
-    window=alternating(4),
-    rope=build_ropes(alternating(4), bases=(key("rope_theta", default=5e5), lambda c: 5e5)),
+    window=alternate_windows(4),
+    rope=build_ropes(alternate_windows(4), bases=(key("rope_theta", default=5e5), lambda c: 5e5)),
     context=key("max_position_embeddings", default=None),
     transformers="Olmo3ForCausalLM",
     gguf=OLMO2_GGUF,
 )
 
 
-def _hunyuan_rope(config: Config) -> RoPE:
+def _build_hunyuan_rope(config: Config) -> RoPE:
     """Return RoPE whose base is multiplied by a power of the fixed `alpha`, although checkpoints call it dynamic."""
     settings = find_rope(config)
     if settings.get("rope_type") != "dynamic" or not settings.get("alpha"):
@@ -244,7 +242,7 @@ HUNYUAN = LLAMA.derive(
         "layers.{i}.attn.k_norm": "layers.{i}.self_attn.key_layernorm",
     },
     eps=key("rms_norm_eps", default=1e-5),
-    rope=_hunyuan_rope,
+    rope=_build_hunyuan_rope,
     ffn_bias=False,
     qk_norm="head",
     qk_norm_last=True,
@@ -284,10 +282,10 @@ CWM = LLAMA.derive(
     kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-5),
-    rope=rope_with(rope_theta=1e6, rope_parameters=_llama3(1e6, 16.0)),
+    rope=rope_with(rope_theta=1e6, rope_parameters=_build_llama3_defaults(1e6, 16.0)),
     qkv_bias=False,
     out_bias=False,
-    window=alternating(4, first_global=True, window=8192),
+    window=alternate_windows(4, first_global=True, window=8192),
     transformers="CwmForCausalLM",
 )
 INTERNLM3 = LLAMA.derive(
@@ -310,7 +308,7 @@ IQUESTCODER = LLAMA.derive(
 )
 
 
-def layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
+def build_layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
     """Return the RoPE of each layer, with its base in layer_rope_theta; base 0 or null means no positions."""
     bases = config.get("layer_rope_theta")
     if bases is None:
@@ -325,9 +323,9 @@ GRANITE_SWA = GRANITE.derive(
     "granite_swa",
     names={"layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks"},
     eps=key("rms_norm_eps", default=1e-5),
-    window=alternating(4, first_global=True, window=128),
+    window=alternate_windows(4, first_global=True, window=128),
     sinks=True,
-    rope=layer_ropes,
+    rope=build_layer_ropes,
     tie=key("tie_word_embeddings", default=True),
 )
 HYPERCLOVAX = GRANITE.derive(
@@ -345,7 +343,7 @@ COHERE2 = COHERE.derive(
     "cohere2",
     qk_norm="none",
     window=EVERY_FOURTH_GLOBAL,
-    rope=rotary_where_local(rope_with(rope_theta=1e4, interleaved=True), EVERY_FOURTH_GLOBAL),
+    rope=rotate_local(rope_with(rope_theta=1e4, interleaved=True), EVERY_FOURTH_GLOBAL),
     ffn_bias=False,
     transformers="Cohere2ForCausalLM",
     gguf=gguf.BASE.derive(
@@ -360,7 +358,7 @@ COHERE2 = COHERE.derive(
 )
 
 
-def _doge_attention(config: Config) -> ScoredKeysAttention:
+def _build_doge_attention(config: Config) -> ScoredKeysAttention:
     n_keys, context = config.get("keep_window_size", 2048), key("max_position_embeddings", default=2048)(config)
     if context > n_keys:
         raise WeftError(f"keep_window_size={n_keys} is less than max_position_embeddings={context}: top-k masks")
@@ -379,6 +377,6 @@ DOGE = LLAMA.derive(
         "layers.{i}.ffn_residual_weight": "layers.{i}.post_attention_residual",
     },
     refuse={"is_moe": (False, None)},
-    mixer=_doge_attention,
+    mixer=_build_doge_attention,
     weighted_residual=True,
 )

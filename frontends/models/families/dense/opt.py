@@ -10,7 +10,7 @@ from ...tables.family import Config, Family, key
 from ...task_heads import GPT_HEADS
 
 
-def _dim(config: Config) -> Any:
+def _read_dim(config: Config) -> Any:
     dim, embedded = key("hidden_size")(config), config.get("word_embed_proj_dim")
     if embedded not in (dim, None):
         raise WeftError(f"word_embed_proj_dim={embedded!r} other than hidden_size is not supported")
@@ -22,7 +22,7 @@ OPT = Family(
     inert=("intermediate_size",),
     settings={
         "vocab": key("vocab_size"),
-        "dim": _dim,
+        "dim": _read_dim,
         "layers": key("num_hidden_layers"),
         "heads": key("num_attention_heads"),
         "ffn": key("ffn_dim"),

@@ -37,7 +37,7 @@ PERSIMMON = LLAMA.derive(
 )
 
 
-def _of_four(which: int) -> Template:
+def _merge_device_parts(which: int) -> Template:
     """Return a template for queries (0), values (1) or keys (2) of a layer fused for each of four devices."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -49,12 +49,12 @@ def _of_four(which: int) -> Template:
 
 CODEGEN = GPTJ.derive(
     "codegen",
-    names={f"layers.{{i}}.attn.{name}": _of_four(which) for which, name in enumerate("qvk")},
+    names={f"layers.{{i}}.attn.{name}": _merge_device_parts(which) for which, name in enumerate("qvk")},
     transformers="CodeGenForCausalLM",
 )
 
 
-def _differential(config: Config) -> tuple[DifferentialAttention, ...]:
+def _build_differential_attention(config: Config) -> tuple[DifferentialAttention, ...]:
     heads, layers = key("num_attention_heads")(config), key("num_hidden_layers")(config)
     return tuple(
         DifferentialAttention(
@@ -77,5 +77,5 @@ DIFFLLAMA = LLAMA.derive(
     ffn_bias=False,
     heads=None,
     kv_heads=None,
-    mixer=_differential,
+    mixer=_build_differential_attention,
 )

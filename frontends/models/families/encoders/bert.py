@@ -64,7 +64,7 @@ BERT = Family(
 )
 
 
-def _positions(config: Config) -> int:
+def _count_positions(config: Config) -> int:
     """Return the offset of RoBERTa's positions, pad_token_id + 1."""
     return int(key("max_position_embeddings")(config)) - int(key("pad_token_id", default=1)(config)) - 1
 
@@ -76,8 +76,8 @@ ROBERTA = BERT.derive(
     prefix="roberta.",
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*", "qa_outputs.*"),
     tasks=ROBERTA_HEADS,
-    context=_positions,
-    learned_positions=_positions,
+    context=_count_positions,
+    learned_positions=_count_positions,
     position_offset=lambda c: key("pad_token_id", default=1)(c) + 1,
 )
 

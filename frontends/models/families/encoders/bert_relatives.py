@@ -51,7 +51,7 @@ DISTILBERT = BERT.derive(
 )
 
 
-def narrower(name: str, default: int | None) -> Rule:
+def read_embedding_width(name: str, default: int | None) -> Rule:
     """Return the rule for the width of embeddings that are projected to `dim`, in config key `name`; None if equal."""
 
     def rule(config: Config) -> Any:
@@ -88,7 +88,7 @@ ELECTRA = BERT.derive(
         "ForNextSentencePrediction": None,
     },
     unused=("*embeddings.position_ids", "discriminator_predictions.*", "generator_*", "classifier.*"),
-    embed_dim=narrower("embedding_size", 128),
+    embed_dim=read_embedding_width("embedding_size", 128),
 )
 REMBERT = BERT.derive(
     "rembert",
@@ -111,7 +111,7 @@ REMBERT = BERT.derive(
 BERT_GENERATION = BERT.derive("bert-generation", from_keys={"pooler": None}, unused=("lm_head.*",), token_types=0)
 
 
-def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _add_task_row(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the rows of token types plus the row of task 0, transformers' default for models with tasks."""
     types, tasks = (f"embeddings.{kind}_type_embeddings.{part}" for kind in ("token", "task"))
     if not fetch.has(tasks):
@@ -119,7 +119,7 @@ def _with_task(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return Add((fetch(types), Take(fetch(tasks), (0,) * settings.token_types, 0)))
 
 
-ERNIE = BERT.derive("ernie", inert=("use_task_id",), names={"token_types": _with_task}, prefix="ernie.")
+ERNIE = BERT.derive("ernie", inert=("use_task_id",), names={"token_types": _add_task_row}, prefix="ernie.")
 
 MEGATRON = BERT.derive(
     "megatron-bert",
@@ -154,7 +154,7 @@ ROBERTA_PRELAYERNORM = ROBERTA.derive(
 )
 
 
-def _mpnet_positions(config: Config) -> int:
+def _count_mpnet_positions(config: Config) -> int:
     return int(key("max_position_embeddings")(config)) - 2
 
 
@@ -169,8 +169,8 @@ MPNET = BERT.derive(
     tasks=ROBERTA_HEADS,
     unused=("*embeddings.position_ids", "lm_head.*", "classifier.*"),
     refuse={"relative_attention_num_buckets": (32, None)},  # transformers computes 32, whatever the config states
-    context=_mpnet_positions,
-    learned_positions=_mpnet_positions,
+    context=_count_mpnet_positions,
+    learned_positions=_count_mpnet_positions,
     position_offset=2,
     token_types=0,
     position_bias=lambda c: T5Bias(heads=key("num_attention_heads")(c)),
@@ -241,7 +241,7 @@ FLAUBERT = XLM.derive("flaubert", inert=("bos_index", "eos_index", "pad_index"),
 # -- X-MOD: an adapter per language after each block, of which that of default_language is read
 
 
-def _xmod_block(config: Config) -> AdaptedBlock:
+def _build_xmod_block(config: Config) -> AdaptedBlock:
     dim, heads, hidden = read_required(config, "hidden_size", "num_attention_heads", "intermediate_size")
     eps, act, pre = (
         key("layer_norm_eps", default=1e-12)(config),
@@ -256,32 +256,32 @@ def _xmod_block(config: Config) -> AdaptedBlock:
     return AdaptedBlock(block, adapter, norm, normed_residual=bool(pre))
 
 
-def _language(config: Config) -> dict[str, str]:
+def _read_default_language(config: Config) -> dict[str, str]:
     language = config.get("default_language")
     if language is None:
         raise WeftError("default_language=None: set the language whose adapters are to be read")
     return {"language": language}
 
 
-def _adapter(which: str) -> Template:
+def _fetch_adapter(which: str) -> Template:
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return fetch(f"{LAYER}.output.adapter_modules.{settings.multipliers['language']}.{which}.{part}")
 
     return template
 
 
-def _before_adapter(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _fetch_adapter_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the norm before the adapter: a separate norm, or again that of the feed-forward."""
     adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
     return fetch(adapter_norm if fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
 
 
-def _feed_forward_norm(which: str) -> Template:
+def _choose_norm(which: str) -> Template:
     """Return a template for the norm `which`; in post-norm blocks the adapter's norm replaces BERT's."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         before = (which == "adapter") == (settings.arrangement == "pre")
-        return _before_adapter(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
+        return _fetch_adapter_norm(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
 
     return template
 
@@ -290,28 +290,28 @@ XMOD = ROBERTA.derive(
     "xmod",
     names={
         **{name.replace("{i}.", "{i}.block."): of for name, of in BERT.names.items() if name.startswith("layers.")},
-        "layers.{i}.block.ffn_norm": _feed_forward_norm("ffn"),
-        "layers.{i}.adapter_norm": _feed_forward_norm("adapter"),
-        "layers.{i}.adapter.up": _adapter("dense1"),
-        "layers.{i}.adapter.down": _adapter("dense2"),
+        "layers.{i}.block.ffn_norm": _choose_norm("ffn"),
+        "layers.{i}.adapter_norm": _choose_norm("adapter"),
+        "layers.{i}.adapter.up": _fetch_adapter("dense1"),
+        "layers.{i}.adapter.down": _fetch_adapter("dense2"),
         "final_norm": "encoder.LayerNorm",
     },
     unused=(*ROBERTA.unused, "*.adapter_modules.*"),
     refuse={"ln_before_adapter": (True, None)},
     arrangement=lambda c: "pre" if c.get("pre_norm") else "post",
-    block=_xmod_block,
-    multipliers=_language,
+    block=_build_xmod_block,
+    multipliers=_read_default_language,
 )
 
 
 # -- ESM: proteins
 
 
-def _absolute(config: Config) -> bool:
+def _is_absolute(config: Config) -> bool:
     return (config.get("position_embedding_type") or "absolute") == "absolute"
 
 
-def _frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _fetch_frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the rotary frequencies: those of the checkpoint if it has them, as in transformers."""
     rope = settings.rope
     assert isinstance(rope, RoPE)
@@ -328,15 +328,15 @@ ESM = ROBERTA.derive(
         "layers.{i}.attn_norm": f"{LAYER}.attention.LayerNorm",
         "layers.{i}.ffn_norm": f"{LAYER}.LayerNorm",
         "final_norm": "encoder.emb_layer_norm_after",
-        "rope.frequencies": _frequencies,
+        "rope.frequencies": _fetch_frequencies,
     },
     prefix="esm.",
     idle=("*contact_head.*",),
     unused=(*ROBERTA.unused, "*.inv_freq", "*.position_embeddings.weight"),
     refuse={"position_embedding_type": ("absolute", "rotary", None), "is_folding_model": (False, None)},
-    learned_positions=lambda c: ROBERTA.settings["learned_positions"](c) if _absolute(c) else None,
-    context=lambda c: ROBERTA.settings["context"](c) if _absolute(c) else key("max_position_embeddings")(c),
-    rope=lambda c: None if _absolute(c) else RoPE(float(c.get("rope_theta") or 10_000.0)),
+    learned_positions=lambda c: ROBERTA.settings["learned_positions"](c) if _is_absolute(c) else None,
+    context=lambda c: ROBERTA.settings["context"](c) if _is_absolute(c) else key("max_position_embeddings")(c),
+    rope=lambda c: None if _is_absolute(c) else RoPE(float(c.get("rope_theta") or 10_000.0)),
     mask_scaling=lambda c: MaskScaling(key("mask_token_id")(c)) if c.get("token_dropout") else None,
     token_types=0,
     arrangement="pre",

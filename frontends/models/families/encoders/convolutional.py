@@ -11,10 +11,10 @@ from ...tables.settings import Settings
 from ...tables.templates import build_block_diagonal
 from ...task_heads import BASE, Head, build_dense_head
 from .bert import BERT, LAYER
-from .bert_relatives import ELECTRA, narrower
+from .bert_relatives import ELECTRA, read_embedding_width
 
 
-def _grouped(name: str, groups: str) -> Template:
+def _expand_grouped_conv(name: str, groups: str) -> Template:
     """Return a template for a grouped linear layer as a block-diagonal matrix; it is stored [out, in / groups, 1]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -32,7 +32,7 @@ def _grouped(name: str, groups: str) -> Template:
     return template
 
 
-def _groups(config: Config) -> dict[str, int]:
+def _read_groups(config: Config) -> dict[str, int]:
     names = ("q_groups", "k_groups", "v_groups", "intermediate_groups", "output_groups")
     return {**{n: config.get(n, 4) for n in names}, "post_attention_groups": config.get("post_attention_groups", 1)}
 
@@ -43,30 +43,30 @@ SQUEEZEBERT = BERT.derive(
     inert=("embedding_size",),
     names={
         **{
-            f"layers.{{i}}.attn.{x[0]}": _grouped(f"{_SQUEEZE}.attention.{x}", f"{x[0]}_groups")
+            f"layers.{{i}}.attn.{x[0]}": _expand_grouped_conv(f"{_SQUEEZE}.attention.{x}", f"{x[0]}_groups")
             for x in ("query", "key", "value")
         },
-        "layers.{i}.attn.o": _grouped(f"{_SQUEEZE}.post_attention.conv1d", "post_attention_groups"),
+        "layers.{i}.attn.o": _expand_grouped_conv(f"{_SQUEEZE}.post_attention.conv1d", "post_attention_groups"),
         "layers.{i}.attn_norm": f"{_SQUEEZE}.post_attention.layernorm",
-        "layers.{i}.ffn.up": _grouped(f"{_SQUEEZE}.intermediate.conv1d", "intermediate_groups"),
-        "layers.{i}.ffn.down": _grouped(f"{_SQUEEZE}.output.conv1d", "output_groups"),
+        "layers.{i}.ffn.up": _expand_grouped_conv(f"{_SQUEEZE}.intermediate.conv1d", "intermediate_groups"),
+        "layers.{i}.ffn.down": _expand_grouped_conv(f"{_SQUEEZE}.output.conv1d", "output_groups"),
         "layers.{i}.ffn_norm": f"{_SQUEEZE}.output.layernorm",
     },
     prefix="transformer.",
     refuse={"layer_norm_eps": (1e-12, None)},  # transformers reads it for the norm of the embeddings only
-    multipliers=_groups,
+    multipliers=_read_groups,
 )
 
 
 # -- ConvBERT
 
 
-def _span(config: Config) -> SpanConvAttention:
+def _build_span_attention(config: Config) -> SpanConvAttention:
     heads = key("num_attention_heads")(config) // config.get("head_ratio", 2)
     return SpanConvAttention(max(heads, 1), config.get("conv_kernel_size", 9))
 
 
-def _shaped(name: str, taps: bool = False) -> Template:
+def _squeeze_conv(name: str, taps: bool = False) -> Template:
     """Return a template for the stored convolution [channels, 1, taps] without its axis of size 1."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -76,7 +76,7 @@ def _shaped(name: str, taps: bool = False) -> Template:
     return template
 
 
-def _grouped_layer(name: str, down: bool) -> Template:
+def _expand_grouped_linear(name: str, down: bool) -> Template:
     """Return a template for a grouped linear layer, stored [groups, in, out]; with one group, [out, in]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -99,13 +99,13 @@ CONVBERT = BERT.derive(
     "convbert",
     names={
         "embed_proj": "embeddings_project",
-        "layers.{i}.attn.depthwise.weight": _shaped(f"{_SELF}.key_conv_attn_layer.depthwise.weight", taps=True),
-        "layers.{i}.attn.span.weight": _shaped(f"{_SELF}.key_conv_attn_layer.pointwise.weight"),
-        "layers.{i}.attn.span.bias": _shaped(f"{_SELF}.key_conv_attn_layer.bias"),
+        "layers.{i}.attn.depthwise.weight": _squeeze_conv(f"{_SELF}.key_conv_attn_layer.depthwise.weight", taps=True),
+        "layers.{i}.attn.span.weight": _squeeze_conv(f"{_SELF}.key_conv_attn_layer.pointwise.weight"),
+        "layers.{i}.attn.span.bias": _squeeze_conv(f"{_SELF}.key_conv_attn_layer.bias"),
         "layers.{i}.attn.kernel": f"{_SELF}.conv_kernel_layer",
         "layers.{i}.attn.conv": f"{_SELF}.conv_out_layer",
-        "layers.{i}.ffn.up": _grouped_layer(f"{LAYER}.intermediate.dense", down=False),
-        "layers.{i}.ffn.down": _grouped_layer(f"{LAYER}.output.dense", down=True),
+        "layers.{i}.ffn.up": _expand_grouped_linear(f"{LAYER}.intermediate.dense", down=False),
+        "layers.{i}.ffn.down": _expand_grouped_linear(f"{LAYER}.output.dense", down=True),
     },
     prefix="convbert.",
     tasks={
@@ -116,8 +116,8 @@ CONVBERT = BERT.derive(
     },
     from_keys={"pooler": None},
     unused=(*BERT.unused, "generator_*"),
-    embed_dim=narrower("embedding_size", 768),
-    mixer=_span,
+    embed_dim=read_embedding_width("embedding_size", 768),
+    mixer=_build_span_attention,
     multipliers=lambda c: {"groups": c.get("num_groups", 1)},
 )
 
@@ -125,12 +125,12 @@ CONVBERT = BERT.derive(
 # -- Nyströmformer
 
 
-def _kernels(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _reshape_kernels(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return one convolution kernel per head, stored [heads, 1, taps, 1]."""
     return Reshape(fetch(f"{LAYER}.attention.self.conv.{part}"), (settings.head_count, -1))
 
 
-def _taps(config: Config) -> int:
+def _read_taps(config: Config) -> int:
     """Return the number of taps of the convolution of values.
 
     Raises:
@@ -148,7 +148,7 @@ def _taps(config: Config) -> int:
 
 NYSTROMFORMER = BERT.derive(
     "nystromformer",
-    names={"layers.{i}.attn.conv": _kernels},
+    names={"layers.{i}.attn.conv": _reshape_kernels},
     prefix="nystromformer.",
     tasks={
         "ForSequenceClassification": build_dense_head(BASE),
@@ -159,5 +159,5 @@ NYSTROMFORMER = BERT.derive(
     eps=key("layer_norm_eps", default=1e-5),
     activation=key("hidden_act", default="gelu_new"),
     position_offset=2,
-    value_conv=_taps,
+    value_conv=_read_taps,
 )

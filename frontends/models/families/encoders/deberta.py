@@ -17,7 +17,7 @@ from .bert import BERT, LAYER
 SELF = f"{LAYER}.attention.self"
 
 
-def _terms(config: Config) -> list[str]:
+def _read_score_terms(config: Config) -> list[str]:
     """Return the kinds of scores in addition to content-to-content: c2p, p2c."""
     stated = config.get("pos_att_type") or []
     terms = [term.strip() for term in stated.lower().split("|")] if isinstance(stated, str) else list(stated)
@@ -29,27 +29,28 @@ def _terms(config: Config) -> list[str]:
     return terms
 
 
-def _attention(config: Config, key_bias: bool = True) -> DisentangledAttention:
-    terms, shared = _terms(config), bool(config.get("share_att_key"))
+def _build_attention(config: Config, key_bias: bool = True) -> DisentangledAttention:
+    terms, shared = _read_score_terms(config), bool(config.get("share_att_key"))
     return DisentangledAttention(key("num_attention_heads")(config), "c2p" in terms, "p2c" in terms, shared, key_bias)
 
 
-def _span(config: Config) -> int:
+def _read_span(config: Config) -> int:
     """Return the largest relative position."""
     reach = int(config.get("max_relative_positions", -1))
     return reach if reach > 0 else int(key("max_position_embeddings")(config))
 
 
-def _table(config: Config) -> RelativeTable | None:
-    if not _terms(config):
+def _build_relative_table(config: Config) -> RelativeTable | None:
+    if not _read_score_terms(config):
         return None
     buckets = int(config.get("position_buckets", -1))
     normed = "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower()
     norm = LayerNorm(config.get("layer_norm_eps", 1e-7)) if normed else None
-    return RelativeTable(buckets, _span(config), norm) if buckets > 0 else RelativeTable(_span(config), norm=norm)
+    span = _read_span(config)
+    return RelativeTable(buckets, span, norm) if buckets > 0 else RelativeTable(span, norm=norm)
 
 
-def _convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...] | None:
+def _build_convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...] | None:
     """Return the blocks, the first with a parallel convolution, if the config has one; else None."""
     kernel = config.get("conv_kernel_size") or 0
     if kernel <= 0:
@@ -58,11 +59,11 @@ def _convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...] | Non
     hidden, layers = read_required(config, "intermediate_size", "num_hidden_layers")
     feed = MLP(hidden, ACTIVATIONS[config.get("hidden_act", "gelu")], bias=True)
     act = ACTIVATIONS[config.get("conv_act", "tanh")]
-    block = Block(_attention(config), feed, norm, "post")
+    block = Block(_build_attention(config), feed, norm, "post")
     return (ConvolvedBlock(block, kernel, config.get("conv_groups", 1), act, norm), *[None] * (layers - 1))
 
 
-def _width(config: Config) -> int:
+def _read_width(config: Config) -> int:
     width = int(key("hidden_size")(config))
     if config.get("embedding_size", width) != width:
         raise WeftError(f"embedding_size={config['embedding_size']} other than hidden_size is not supported")
@@ -99,17 +100,17 @@ DEBERTA_V2 = BERT.derive(
         "mask_predictions.*",
         "pooler.*",
     ),
-    dim=_width,
+    dim=_read_width,
     eps=key("layer_norm_eps", default=1e-7),
     learned_positions=lambda c: key("max_position_embeddings")(c) if c.get("position_biased_input", True) else None,
     token_types=key("type_vocab_size", default=0),
-    relative=_table,
-    mixer=_attention,
-    block=_convolved_blocks,
+    relative=_build_relative_table,
+    mixer=_build_attention,
+    block=_build_convolved_blocks,
 )
 
 
-def _packed(which: str) -> Template:
+def _unpack_qkv(which: str) -> Template:
     """Return a template for `which` (q, k or v) of a layer fused head by head; q and v have separate biases."""
     weight = slice_qkv(f"{SELF}.in_proj", which, grouped=True)
 
@@ -123,11 +124,11 @@ DEBERTA = DEBERTA_V2.derive(
     "deberta",
     inert=("pooler_hidden_size", "pooler_hidden_act"),
     names={
-        **{f"layers.{{i}}.attn.{which}": _packed(which) for which in "qkv"},
+        **{f"layers.{{i}}.attn.{which}": _unpack_qkv(which) for which in "qkv"},
         "layers.{i}.attn.pos_k": f"{SELF}.pos_proj",
         "layers.{i}.attn.pos_q": f"{SELF}.pos_q_proj",
     },
     refuse={"talking_head": (False, None), "share_att_key": (False, None), "position_buckets": (-1, 0, None)},
-    mixer=lambda c: _attention(c, key_bias=False),
+    mixer=lambda c: _build_attention(c, key_bias=False),
     block=None,
 )

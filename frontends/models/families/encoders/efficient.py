@@ -16,11 +16,11 @@ from ...tables.family import Config, Fetch, Rule, Template, key
 from ...tables.settings import Settings
 from ...task_heads import BASE, build_dense_head
 from ..seq2seq.bart import BART
-from ..seq2seq.t5 import T5, relative_bias
+from ..seq2seq.t5 import T5, build_t5_bias
 from .bert import BERT, LAYER, ROBERTA
 
 
-def _windows(layers: str) -> Rule:
+def _halve_windows(layers: str) -> Rule:
     """Return the rule for `window`: half of attention_window on each side; it is one number, or one per layer.
 
     `layers` is the config key with the number of layers.
@@ -39,11 +39,11 @@ LONGFORMER = ROBERTA.derive(
     tasks=dict.fromkeys(("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")),  # global attention
     unused=(*ROBERTA.unused, "qa_outputs.*"),
     idle=("*_global.*",),
-    window=_windows("num_hidden_layers"),
+    window=_halve_windows("num_hidden_layers"),
 )
 
 
-def _led_decoder(config: Config) -> dict[str, Any]:
+def _read_led_decoder(config: Config) -> dict[str, Any]:
     positions = key("max_decoder_position_embeddings")(config)
     sizes = {"layers": "decoder_layers", "heads": "decoder_attention_heads", "ffn": "decoder_ffn_dim"}
     fixed = {"context": positions, "learned_positions": positions, "window": None}
@@ -66,13 +66,13 @@ LED = BART.derive(
     learned_positions=key("max_encoder_position_embeddings"),
     position_offset=0,
     embed_scale=1.0,
-    window=_windows("encoder_layers"),
-    decoder=_led_decoder,
+    window=_halve_windows("encoder_layers"),
+    decoder=_read_led_decoder,
 )
 GLOBAL = "transient-global"
 
 
-def _encoder(name: str, layer: str = "{i}") -> Template:
+def _fetch_encoder_attention(name: str, layer: str = "{i}") -> Template:
     """Return a template for tensor `name` of the encoder's attention, which global tokens rename."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -82,55 +82,55 @@ def _encoder(name: str, layer: str = "{i}") -> Template:
     return template
 
 
-def _with_globals(make: Rule) -> Rule:
+def _restrict_to_global(make: Rule) -> Rule:
     """Return the rule `make` for encoders with global tokens; None for all others."""
     return lambda config: make(config) if config.get("encoder_attention_type") == GLOBAL else None
 
 
-def _window(config: Config) -> int:
+def _read_window(config: Config) -> int:
     """Return the distance of the nearest masked token."""
     return int(config.get("local_radius", 127)) + 1
 
 
-def _globals(config: Config) -> TransientGlobals:
-    bias, block = relative_bias(config), config.get("global_block_size", 16)
-    return TransientGlobals(key("num_heads")(config), _window(config), block, bias.buckets, bias.max_distance)
+def _build_global_tokens(config: Config) -> TransientGlobals:
+    bias, block = build_t5_bias(config), config.get("global_block_size", 16)
+    return TransientGlobals(key("num_heads")(config), _read_window(config), block, bias.buckets, bias.max_distance)
 
 
-def _global_attention(config: Config) -> TransientGlobalAttention:
+def _build_global_attention(config: Config) -> TransientGlobalAttention:
     norm = RMSNorm(key("layer_norm_epsilon", default=1e-6)(config))
     return TransientGlobalAttention(key("num_heads")(config), key("d_kv")(config), norm, scale=1.0)
 
 
-def _local_bias(config: Config) -> T5Bias | None:
+def _build_local_bias(config: Config) -> T5Bias | None:
     """Return the bias that all layers share; None with global tokens, whose keys have their own bias."""
-    return None if config.get("encoder_attention_type") == GLOBAL else relative_bias(config)
+    return None if config.get("encoder_attention_type") == GLOBAL else build_t5_bias(config)
 
 
-def _longt5_decoder(config: Config) -> dict[str, Any]:
-    full: dict[str, Any] = {"window": None, "mixer": None, "relative": None, "position_bias": relative_bias(config)}
+def _read_longt5_decoder(config: Config) -> dict[str, Any]:
+    full: dict[str, Any] = {"window": None, "mixer": None, "relative": None, "position_bias": build_t5_bias(config)}
     return full | {"layers": key("num_decoder_layers", "num_layers")(config)}
 
 
 LONGT5 = T5.derive(
     "longt5",
     names={
-        **{f"encoder.layers.{{i}}.attn.{x}": _encoder(x) for x in "qkvo"},
-        "encoder.layers.{i}.attn.global_norm": _encoder("global_input_layer_norm"),
-        "encoder.position_bias": _encoder("relative_attention_bias", "0"),
-        "encoder.relative.local": _encoder("relative_attention_bias", "0"),
-        "encoder.relative.blocks": _encoder("global_relative_attention_bias", "0"),
+        **{f"encoder.layers.{{i}}.attn.{x}": _fetch_encoder_attention(x) for x in "qkvo"},
+        "encoder.layers.{i}.attn.global_norm": _fetch_encoder_attention("global_input_layer_norm"),
+        "encoder.position_bias": _fetch_encoder_attention("relative_attention_bias", "0"),
+        "encoder.relative.local": _fetch_encoder_attention("relative_attention_bias", "0"),
+        "encoder.relative.blocks": _fetch_encoder_attention("global_relative_attention_bias", "0"),
     },
     refuse={"encoder_attention_type": ("local", GLOBAL, None)},
-    window=_window,
-    mixer=_with_globals(_global_attention),
-    relative=_with_globals(_globals),
-    position_bias=_local_bias,
-    decoder=_longt5_decoder,
+    window=_read_window,
+    mixer=_restrict_to_global(_build_global_attention),
+    relative=_restrict_to_global(_build_global_tokens),
+    position_bias=_build_local_bias,
+    decoder=_read_longt5_decoder,
 )
 
 
-def _blocks(config: Config) -> BlockSparse | None:
+def _build_block_mask(config: Config) -> BlockSparse | None:
     """Return the visible blocks of keys in transformers' inference.
 
     All its random blocks are then the first block, which counts that many times more. Sequences of no more blocks than
@@ -153,7 +153,7 @@ BIG_BIRD = BERT.derive(
         "ForSequenceClassification": build_dense_head(BASE),
         "ForQuestionAnswering": None,
     },  # its code masks the question
-    mask=_blocks,
+    mask=_build_block_mask,
     activation=key("hidden_act", default="gelu_new"),
     embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,
     qkv_bias=key("use_bias", default=True),

@@ -14,9 +14,9 @@ from ...tables.rope_config import build_ropes, read_gguf_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import slice_half, split_qkv
 from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, build_dense_head, build_lm_head
-from ..dense.llama import LLAMA, alternating
+from ..dense.llama import LLAMA, alternate_windows
 from .bert import BERT
-from .bert_relatives import narrower
+from .bert_relatives import read_embedding_width
 
 EUROBERT = LLAMA.derive(
     "eurobert",
@@ -39,50 +39,50 @@ EUROBERT = LLAMA.derive(
 )
 
 
-def _windows(config: Config) -> tuple[int | None, ...]:
+def _read_windows(config: Config) -> tuple[int | None, ...]:
     """Return ModernBERT's window per layer: half of local_attention on each side, None in each third layer."""
     near = {**config, "sliding_window": config.get("local_attention", 128) // 2 + 1}
-    return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
+    return tuple(alternate_windows(3, first_global=True, period="global_attn_every_n_layers")(near))
 
 
-def _decoder_windows(config: Config) -> tuple[int | None, ...]:
+def _read_decoder_windows(config: Config) -> tuple[int | None, ...]:
     """Return the window per layer of ModernBERT's decoder: half of local_attention, including the token itself."""
     near = {"sliding_window": (config.get("local_attention", 128) or 0) // 2 or None, **config}
-    return tuple(alternating(3, first_global=True, period="global_attn_every_n_layers")(near))
+    return tuple(alternate_windows(3, first_global=True, period="global_attn_every_n_layers")(near))
 
 
-def _by_type(local: Rule) -> Rule:
+def _choose_ropes_by_type(local: Rule) -> Rule:
     bases = key("global_rope_theta", default=160_000.0), key("local_rope_theta", default=10_000.0)
     return build_ropes(local, bases=bases, near_scaled=True)
 
 
-def _gguf_local(config: Config) -> list[bool]:
+def _find_gguf_local_layers(config: Config) -> list[bool]:
     """Return for each layer whether it is local: by the file's list, else all except the first of a period."""
     every, layers = config.get("attention.sliding_window_pattern", 3), range(config["block_count"])
     return every if isinstance(every, list) else [i % every != 0 for i in layers]
 
 
-def _gguf_windows(config: Config) -> tuple[int | None, ...] | None:
+def _read_gguf_windows(config: Config) -> tuple[int | None, ...] | None:
     """Return half of the file's window (on each side) for local layers, None for global layers."""
     window = config.get("attention.sliding_window")
-    return tuple(window // 2 + 1 if local else None for local in _gguf_local(config)) if window else None
+    return tuple(window // 2 + 1 if local else None for local in _find_gguf_local_layers(config)) if window else None
 
 
-def _gguf_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
+def _build_gguf_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
     wide = read_gguf_rope(config)
     near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
     if not config.get("attention.sliding_window"):
         return wide
-    return tuple(near if local else wide for local in _gguf_local(config))
+    return tuple(near if local else wide for local in _find_gguf_local_layers(config))
 
 
-def _transform(config: Config) -> HeadTransform:
+def _build_head_transform(config: Config) -> HeadTransform:
     norm = LayerNorm(key("norm_eps", default=1e-5)(config), bias=key("norm_bias", default=False)(config))
     act = ACTIVATIONS[key("classifier_activation", default="gelu")(config)]
     return HeadTransform(norm, act, key("classifier_bias", default=False)(config))
 
 
-def _head(task: str, out: str = "classifier", **options: Any) -> Head:
+def _build_head(task: str, out: str = "classifier", **options: Any) -> Head:
     return Head(
         *(task, out),
         dense="head.dense",
@@ -93,7 +93,7 @@ def _head(task: str, out: str = "classifier", **options: Any) -> Head:
     )
 
 
-def _pool(config: Config) -> str:
+def _read_pooling(config: Config) -> str:
     return "mean" if config.get("classifier_pooling") == "mean" else "first"
 
 
@@ -114,11 +114,11 @@ MODERNBERT = LLAMA.derive(
     },
     unused=("head.*", "decoder.*", "classifier.*"),
     tasks={
-        "ForSequenceClassification": _head("text-classification", pool=_pool),
-        "ForTokenClassification": _head("token-classification"),
-        "ForQuestionAnswering": _head("question-answering"),
-        "ForMultipleChoice": _head("multiple-choice", pool=_pool),
-        "ForMaskedLM": _head(
+        "ForSequenceClassification": _build_head("text-classification", pool=_read_pooling),
+        "ForTokenClassification": _build_head("token-classification"),
+        "ForQuestionAnswering": _build_head("question-answering"),
+        "ForMultipleChoice": _build_head("multiple-choice", pool=_read_pooling),
+        "ForMaskedLM": _build_head(
             "fill-mask",
             "decoder",
             bias=key("decoder_bias", default=True),
@@ -135,8 +135,8 @@ MODERNBERT = LLAMA.derive(
     arrangement=lambda c: ("pre_ffn", *["pre"] * (key("num_hidden_layers")(c) - 1)),
     activation=key("hidden_activation", default="gelu"),
     embed_norm=True,
-    rope=_by_type(_windows),
-    window=_windows,
+    rope=_choose_ropes_by_type(_read_windows),
+    window=_read_windows,
     gguf=gguf.BASE.derive(
         "modern-bert",
         names={
@@ -150,8 +150,8 @@ MODERNBERT = LLAMA.derive(
         arrangement=lambda c: ("pre_ffn", *["pre"] * (c["block_count"] - 1)),
         activation=lambda c: "silu" if c.get("hidden_act") in ("silu", "swish") else "gelu",
         embed_norm=True,
-        rope=_gguf_ropes,
-        window=_gguf_windows,
+        rope=_build_gguf_ropes,
+        window=_read_gguf_windows,
     ),
 )
 MODERNBERT_DECODER = MODERNBERT.derive(
@@ -165,17 +165,17 @@ MODERNBERT_DECODER = MODERNBERT.derive(
     },
     unused=("head.*", "classifier.*", "decoder.weight"),
     tasks={
-        "ForSequenceClassification": _head(
+        "ForSequenceClassification": _build_head(
             "text-classification", pool="last", bias=key("classifier_bias", default=False)
         ),
         **dict.fromkeys(("ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForMaskedLM")),
     },
     kind="decoder",
-    window=_decoder_windows,
-    rope=_by_type(_decoder_windows),
+    window=_read_decoder_windows,
+    rope=_choose_ropes_by_type(_read_decoder_windows),
     tie=key("tie_word_embeddings", default=True),
     head_bias=key("decoder_bias", default=True),
-    head_transform=_transform,
+    head_transform=_build_head_transform,
 )
 ROFORMER = BERT.derive(
     "roformer",
@@ -189,7 +189,7 @@ ROFORMER = BERT.derive(
     from_keys={"pooler": None},
     idle=("*encoder.embed_positions.weight",),  # the sines and cosines of all rotations
     refuse={"rotary_value": (False, None)},
-    embed_dim=narrower("embedding_size", None),
+    embed_dim=read_embedding_width("embedding_size", None),
     learned_positions=None,
     rope=lambda c: RoPE(interleaved=True),
 )
@@ -260,7 +260,7 @@ _pooled = Head("text-classification", "classifier", "pooler")
 GTE_LAYER = "encoder.layer.{i}"
 
 
-def _no_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _fill_zero_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return zeros: only the last linear layer of the feed-forward has a bias."""
     assert isinstance(settings.ffn, int)
     return Full(0.0, (settings.ffn,))
@@ -275,8 +275,8 @@ GTE = NOMIC_BERT.derive(
         "layers.{i}.attn_norm": f"{GTE_LAYER}.attn_ln",
         "layers.{i}.ffn.gate.weight": slice_half(f"{GTE_LAYER}.mlp.up_gate_proj", 1),
         "layers.{i}.ffn.up.weight": slice_half(f"{GTE_LAYER}.mlp.up_gate_proj", 0),
-        "layers.{i}.ffn.gate.bias": _no_bias,
-        "layers.{i}.ffn.up.bias": _no_bias,
+        "layers.{i}.ffn.gate.bias": _fill_zero_bias,
+        "layers.{i}.ffn.up.bias": _fill_zero_bias,
         "layers.{i}.ffn.down": f"{GTE_LAYER}.mlp.down_proj",
         "layers.{i}.ffn_norm": f"{GTE_LAYER}.mlp_ln",
     },

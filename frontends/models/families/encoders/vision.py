@@ -13,7 +13,7 @@ from ...task_heads import Head
 from .bert import BERT
 
 
-def _tokens(*names: str) -> Template:
+def _stack_tokens(*names: str) -> Template:
     """Return a template for learned tokens [n, dim]; each of `names` is stored as [1, 1, dim]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -23,16 +23,16 @@ def _tokens(*names: str) -> Template:
     return template
 
 
-def _positions(fetch: Fetch, part: str, s: Settings) -> Recipe:
+def _reshape_positions(fetch: Fetch, part: str, s: Settings) -> Recipe:
     rows = s.prefix_tokens + (s.image // s.patch) ** 2
     return Reshape(fetch("embeddings.position_embeddings"), (rows, s.dim))
 
 
-def _registers(fetch: Fetch, part: str, s: Settings) -> Recipe:
+def _reshape_registers(fetch: Fetch, part: str, s: Settings) -> Recipe:
     return Reshape(fetch("embeddings.register_tokens"), (s.registers, s.dim))
 
 
-def _side(config: Config) -> int:
+def _read_image_size(config: Config) -> int:
     """Return the side length of images in pixels; raise ValueError if they are not square."""
     size = key("image_size", default=224)(config)
     pair = size if isinstance(size, list) else [size, size]
@@ -51,7 +51,7 @@ VIT = Family(
         "layers": key("num_hidden_layers"),
         "heads": key("num_attention_heads"),
         "ffn": key("intermediate_size"),
-        "image": _side,
+        "image": _read_image_size,
         "patch": key("patch_size", default=16),
         "channels": key("num_channels", default=3),
         "norm": "layer",
@@ -64,8 +64,8 @@ VIT = Family(
     },
     names={
         "patches": "embeddings.patch_embeddings.projection",
-        "prefix": _tokens("embeddings.cls_token"),
-        "positions.weight": _positions,
+        "prefix": _stack_tokens("embeddings.cls_token"),
+        "positions.weight": _reshape_positions,
         "layers.{i}.attn_norm": f"{_LAYER}.layernorm_before",
         **{f"layers.{{i}}.attn.{x[0]}": f"{_LAYER}.attention.attention.{x}" for x in ("query", "key", "value")},
         "layers.{i}.attn.o": f"{_LAYER}.attention.output.dense",
@@ -85,7 +85,7 @@ VIT = Family(
 )
 DEIT = VIT.derive(
     "deit",
-    names={"prefix": _tokens("embeddings.cls_token", "embeddings.distillation_token")},
+    names={"prefix": _stack_tokens("embeddings.cls_token", "embeddings.distillation_token")},
     prefix="deit.",
     prefix_tokens=2,
 )
@@ -101,18 +101,18 @@ IJEPA = VIT.derive(
 )
 
 
-def _layer_scaled(name: str, scale: str) -> Template:
+def _apply_layer_scale(name: str, scale: str) -> Template:
     """Return a template for the last layer `name` of a sublayer, times the checkpoint's `scale` (Touvron 2021)."""
     factor = f"{_LAYER}.{scale}.lambda1"
     return lambda fetch, part, settings: Scale(fetch(f"{name}.{part}"), fetch(factor))
 
 
-def _dinov2_ffn(config: Config) -> int:
+def _read_dinov2_ffn(config: Config) -> int:
     hidden = int(key("hidden_size")(config) * config.get("mlp_ratio", 4))
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if config.get("use_swiglu_ffn") else hidden
 
 
-def _dinov2_up(index: int) -> Template:
+def _slice_dinov2_up(index: int) -> Template:
     """Return a template for gate (`index` 0) or up (1) of a fused SwiGLU; for up of a plain feed-forward."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -125,9 +125,9 @@ def _dinov2_up(index: int) -> Template:
     return template
 
 
-def _dinov2_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _scale_dinov2_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     name = "weights_out" if settings.gated else "fc2"
-    return _layer_scaled(f"{_LAYER}.mlp.{name}", "layer_scale2")(fetch, part, settings)
+    return _apply_layer_scale(f"{_LAYER}.mlp.{name}", "layer_scale2")(fetch, part, settings)
 
 
 _PARTS = Head("image-classification", "classifier", "first+mean")
@@ -136,17 +136,17 @@ DINOV2 = VIT.derive(
     inert=("intermediate_size",),
     names={
         "layers.{i}.attn_norm": f"{_LAYER}.norm1",
-        "layers.{i}.attn.o": _layer_scaled(f"{_LAYER}.attention.output.dense", "layer_scale1"),
+        "layers.{i}.attn.o": _apply_layer_scale(f"{_LAYER}.attention.output.dense", "layer_scale1"),
         "layers.{i}.ffn_norm": f"{_LAYER}.norm2",
-        "layers.{i}.ffn.gate": _dinov2_up(0),
-        "layers.{i}.ffn.up": _dinov2_up(1),
-        "layers.{i}.ffn.down": _dinov2_down,
+        "layers.{i}.ffn.gate": _slice_dinov2_up(0),
+        "layers.{i}.ffn.up": _slice_dinov2_up(1),
+        "layers.{i}.ffn.down": _scale_dinov2_down,
     },
     prefix="dinov2.",
     tasks={"ForImageClassification": _PARTS},
     from_keys={"image_pooler": None},
     eps=key("layer_norm_eps", default=1e-6),
-    ffn=_dinov2_ffn,
+    ffn=_read_dinov2_ffn,
     activation=lambda c: "silu" if c.get("use_swiglu_ffn") else c.get("hidden_act", "gelu"),
     gated=lambda c: bool(c.get("use_swiglu_ffn")),
     image_pooler="first",
@@ -154,7 +154,7 @@ DINOV2 = VIT.derive(
 DINOV2_REGISTERS = DINOV2.derive(
     "dinov2_with_registers",
     inert=("intermediate_size",),
-    names={"registers": _registers},
+    names={"registers": _reshape_registers},
     prefix="dinov2_with_registers.",
     tasks={"ForImageClassification": replace(_PARTS, skip=lambda c: 1 + key("num_register_tokens", default=4)(c))},
     registers=key("num_register_tokens", default=4),
@@ -177,7 +177,7 @@ def _has_projection(config: Config) -> bool:
     return "WithProjection" in str(config.get("architectures"))
 
 
-def _at_the_end(config: Config) -> SentencePooling | None:
+def _build_clip_pooling(config: Config) -> SentencePooling | None:
     """Return the pooling of CLIP with its projection; None for a class without projection.
 
     It selects the first end-of-text token, or the token with the largest id if eos_token_id is 2 (an error of the first
@@ -189,7 +189,7 @@ def _at_the_end(config: Config) -> SentencePooling | None:
     return SentencePooling("token", after=(Dense(width, "identity", bias=False),), token=None if eos == 2 else eos)
 
 
-def _at_the_last_place(config: Config) -> SentencePooling:
+def _build_siglip_pooling(config: Config) -> SentencePooling:
     width = key("projection_size", "hidden_size")(config)
     return SentencePooling("end", after=(Dense(width, "identity"),))
 
@@ -222,7 +222,7 @@ CLIP_VISION = VIT.derive(
 )
 
 
-def _packed(which: int) -> Template:
+def _slice_qkv(which: int) -> Template:
     """Return a template for queries (0), keys (1) or values (2) of a fused projection."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -236,8 +236,8 @@ SIGLIP_VISION = CLIP_VISION.derive(
     "siglip_vision_model",
     names={
         "final_norm": "post_layernorm",
-        "pooler.query": _tokens("head.probe"),
-        **{f"pooler.attn.{name}": _packed(which) for which, name in enumerate("qkv")},
+        "pooler.query": _stack_tokens("head.probe"),
+        **{f"pooler.attn.{name}": _slice_qkv(which) for which, name in enumerate("qkv")},
         "pooler.attn.o": "head.attention.out_proj",
         "pooler.ffn_norm": "head.layernorm",
         "pooler.ffn.up": "head.mlp.fc1",
@@ -276,7 +276,7 @@ CLIP_TEXT = BERT.derive(
     arrangement="pre",
     embed_norm=False,
     causal=True,
-    sentence=_at_the_end,
+    sentence=_build_clip_pooling,
     eps=key("layer_norm_eps", default=1e-5),
     activation=key("hidden_act", default="quick_gelu"),
 )
@@ -285,7 +285,7 @@ SIGLIP_TEXT = CLIP_TEXT.derive(
     names={"sentence.after_0.linear": "head"},
     unused=("*position_ids",),
     causal=None,
-    sentence=_at_the_last_place,
+    sentence=_build_siglip_pooling,
     eps=key("layer_norm_eps", default=1e-6),
     activation=key("hidden_act", default="gelu_pytorch_tanh"),
 )

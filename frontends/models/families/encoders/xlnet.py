@@ -19,7 +19,7 @@ _LAYER = "layer.{i}"
 _ATTENTION = f"{_LAYER}.rel_attn"
 
 
-def _per_head(name: str, transpose: bool = True) -> Template:
+def _merge_heads(name: str, transpose: bool = True) -> Template:
     """Return a template for a linear layer stored [in, heads, d] (q, k, v), or without `transpose` [out, heads, d]
     (o)."""
 
@@ -30,7 +30,7 @@ def _per_head(name: str, transpose: bool = True) -> Template:
     return template
 
 
-def _flat(name: str, shape: tuple[int, ...] = (-1,)) -> Template:
+def _reshape_bias(name: str, shape: tuple[int, ...] = (-1,)) -> Template:
     return lambda fetch, part, settings: Reshape(fetch(f"{_ATTENTION}.{name}"), shape)
 
 
@@ -44,12 +44,12 @@ XLNET = BERT.derive(
     inert=("d_head",),
     names={
         "embed": "word_embedding",
-        **{f"layers.{{i}}.attn.{which}": _per_head(which) for which in "qkvr"},
-        "layers.{i}.attn.o": _per_head("o", transpose=False),
-        "layers.{i}.attn.content_bias": _flat("r_w_bias"),
-        "layers.{i}.attn.distance_bias": _flat("r_r_bias"),
-        "layers.{i}.attn.segment_bias": _flat("r_s_bias"),
-        "layers.{i}.attn.segments": _flat("seg_embed", (2, -1)),
+        **{f"layers.{{i}}.attn.{which}": _merge_heads(which) for which in "qkvr"},
+        "layers.{i}.attn.o": _merge_heads("o", transpose=False),
+        "layers.{i}.attn.content_bias": _reshape_bias("r_w_bias"),
+        "layers.{i}.attn.distance_bias": _reshape_bias("r_r_bias"),
+        "layers.{i}.attn.segment_bias": _reshape_bias("r_s_bias"),
+        "layers.{i}.attn.segments": _reshape_bias("seg_embed", (2, -1)),
         "layers.{i}.attn_norm": f"{_ATTENTION}.layer_norm",
         "layers.{i}.ffn.up": f"{_LAYER}.ff.layer_1",
         "layers.{i}.ffn.down": f"{_LAYER}.ff.layer_2",

@@ -15,34 +15,34 @@ from ...tables.family import Config, Fetch, Template, key, mask_layers, read_req
 from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import find_experts, name_gated_mlp
-from ..dense.llama import LLAMA, OLMO2, alternating, windows
+from ..dense.llama import LLAMA, OLMO2, alternate_windows, pick_windows
 from ..dense.llama_relatives import (
     ERNIE4_5,
     EVERY_FOURTH_GLOBAL,
     HUNYUAN,
-    gguf_temperature,
-    layer_ropes,
-    llama4_temperature,
-    rotary_where_local,
+    build_gguf_temperature,
+    build_layer_ropes,
+    build_llama4_temperature,
+    rotate_local,
 )
 from .deepseek import (
     DEEPSEEK_GGUF,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     GGUF_LATENT,
-    corrected,
-    experts_after,
-    gguf_mla,
-    mla,
-    rows_of_heads,
+    build_gguf_mla,
+    build_mla,
+    make_moe_rule,
+    make_v3_router,
+    slice_head_rows,
 )
-from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, activation, granite_experts
+from .mixtral import GRANITE_MOE, MIXTRAL, OLMOE, QWEN3_MOE, SPARSE, build_granite_experts, read_activation
 
 _CORRECTED = {**SPARSE, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.gate.e_score_correction_bias"}
 SHARED = {**_CORRECTED, **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts")}
 
 
-def _dots_types(config: Config) -> list[str]:
+def _read_dots_types(config: Config) -> list[str]:
     full = config.get("max_window_layers", 62)
     return ["full_attention" if i < full else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
@@ -52,8 +52,8 @@ DOTS1 = LLAMA.derive(
     ffn_bias=False,
     names=SHARED,
     qk_norm="head",
-    window=lambda c: windows(c, c.get("sliding_window", 4096), _dots_types(c)),
-    moe=experts_after(corrected(renormalize=False, scale=1.0, groups=1, top_groups=1), first_dense=0),
+    window=lambda c: pick_windows(c, c.get("sliding_window", 4096), _read_dots_types(c)),
+    moe=make_moe_rule(make_v3_router(renormalize=False, scale=1.0, groups=1, top_groups=1), first_dense=0),
     gguf=gguf.SPARSE_BASE.derive("dots1", moe=gguf.route_experts("sigmoid")),
 )
 GLM4_MOE = LLAMA.derive(
@@ -65,7 +65,7 @@ GLM4_MOE = LLAMA.derive(
     rope=rope_with(partial_rotary_factor=0.5),
     out_bias=False,
     qk_norm=lambda c: "head" if c.get("use_qk_norm") else "none",
-    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=1),
+    moe=make_moe_rule(make_v3_router(scale=1.0, groups=1, top_groups=1), first_dense=1),
     gguf=gguf.SPARSE_BASE.derive("glm4moe", names=gguf.NORM_AFTER, moe=gguf.route_experts("sigmoid")),
 )
 SOLAR_OPEN = GLM4_MOE.derive(
@@ -75,7 +75,7 @@ SOLAR_OPEN = GLM4_MOE.derive(
     head_dim=key("head_dim", default=128),
     rope=rope_with(partial_rotary_factor=1.0, rope_theta=1e6),
     qk_norm="none",
-    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1), first_dense=None),
+    moe=make_moe_rule(make_v3_router(scale=1.0, groups=1, top_groups=1), first_dense=None),
     gguf=GLM4_MOE.gguf,
 )
 EXAONE_MOE = LLAMA.derive(
@@ -88,8 +88,8 @@ EXAONE_MOE = LLAMA.derive(
     qkv_bias=False,
     out_bias=False,
     window=EVERY_FOURTH_GLOBAL,
-    rope=rotary_where_local(read_rope, EVERY_FOURTH_GLOBAL),
-    moe=experts_after(corrected(groups=1, top_groups=1), first_dense=1),
+    rope=rotate_local(read_rope, EVERY_FOURTH_GLOBAL),
+    moe=make_moe_rule(make_v3_router(groups=1, top_groups=1), first_dense=1),
     gguf=gguf.SPARSE_BASE.derive(
         "exaone-moe", window=gguf.build_windows(4), rope=gguf.build_local_ropes(4), moe=gguf.route_experts("sigmoid")
     ),
@@ -107,14 +107,14 @@ HY_V3 = LLAMA.derive(
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(rope_theta=11_158_840.0),
     qk_norm="head",
-    moe=experts_after(
-        corrected(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"),
+    moe=make_moe_rule(
+        make_v3_router(scale=2.826, groups=1, top_groups=1, factor="router_scaling_factor"),
         first_dense=1,
         biased=True,
         shared=1,
     ),
 )
-_AFMOE_WINDOWS = alternating(4, window=1024, period="global_attn_every_n_layers")
+_AFMOE_WINDOWS = alternate_windows(4, window=1024, period="global_attn_every_n_layers")
 AFMOE = LLAMA.derive(
     "afmoe",
     names={
@@ -134,8 +134,8 @@ AFMOE = LLAMA.derive(
     ffn_bias=False,
     qk_norm="head",
     window=_AFMOE_WINDOWS,
-    rope=rotary_where_local(read_rope, _AFMOE_WINDOWS),
-    moe=experts_after(corrected(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1, shared=2),
+    rope=rotate_local(read_rope, _AFMOE_WINDOWS),
+    moe=make_moe_rule(make_v3_router(scale=1.0, groups=1, top_groups=1, factor="route_scale"), first_dense=1, shared=2),
     gguf=gguf.SPARSE_BASE.derive(
         "afmoe",
         names={"layers.{i}.attn.gate": "blk.{i}.attn_gate"},
@@ -157,9 +157,9 @@ FLEX_OLMO = OLMO2.derive(
 )
 
 
-def _hunyuan_moe(config: Config) -> MoE:
+def _build_hunyuan_moe(config: Config) -> MoE:
     experts, hidden, k = read_required(config, "num_experts", "intermediate_size", "moe_topk")
-    act = activation(config)
+    act = read_activation(config)
     experts, k = (n[0] if isinstance(n, list) and len(set(n)) == 1 else n for n in (experts, k))
     return MoE(experts, hidden, k, act, shared=GatedMLP(hidden, act))
 
@@ -171,19 +171,19 @@ HUNYUAN_MOE = HUNYUAN.derive(
         "layers.{i}.ffn.router": "layers.{i}.mlp.gate.wg",
         **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
     },
-    moe=_hunyuan_moe,
+    moe=_build_hunyuan_moe,
     gguf=gguf.SPARSE_BASE.derive("hunyuan-moe", qk_norm_last=True, moe=gguf.route_experts("softmax", renormalize=True)),
 )
 
 
-def _rotary_dim(config: Config) -> RoPE:
+def _build_partial_rope(config: Config) -> RoPE:
     """Return RoPE for heads of which only `rotary_dim` features are rotated."""
     dim, head = config.get("rotary_dim"), key("head_dim", default=128)(config)
     partial = dim / head if dim else 1.0
     return rope_with(partial_rotary_factor=partial, rope_theta=5e6)(config)
 
 
-def _sigmoid_mixtral(config: Config) -> MoE:
+def _build_sigmoid_moe(config: Config) -> MoE:
     moe: MoE = MIXTRAL.settings["moe"](config)
     return replace(moe, router=replace(moe.router, scoring="sigmoid", correction=True))
 
@@ -193,12 +193,12 @@ MINIMAX_M2 = MIXTRAL.derive(
     names={"layers.{i}.ffn.router.correction": "layers.{i}.block_sparse_moe.e_score_correction_bias"},
     head_dim=key("head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-6),
-    rope=_rotary_dim,
+    rope=_build_partial_rope,
     qkv_bias=False,
     out_bias=False,
     window=None,
     qk_norm="full",
-    moe=_sigmoid_mixtral,
+    moe=_build_sigmoid_moe,
     transformers="MiniMaxM2ForCausalLM",
     gguf=gguf.SPARSE_BASE.derive(
         "minimax-m2", from_keys={"qk_norm": lambda keys: "full"}, moe=gguf.route_experts("sigmoid", renormalize=True)
@@ -206,25 +206,25 @@ MINIMAX_M2 = MIXTRAL.derive(
 )
 
 
-def flat(name: str) -> Template:
+def flatten(name: str) -> Template:
     """Return a template for a vector stored as a matrix with one row."""
     return lambda fetch, part, settings: Reshape(fetch(name), (-1,))
 
 
-def _ernie_moe(config: Config) -> MoE:
+def _build_ernie_moe(config: Config) -> MoE:
     if config.get("moe_norm_min", 1e-12) > 1e-6:  # larger than the sum of the chosen experts' weights may be
         raise WeftError(f"moe_norm_min={config['moe_norm_min']} is not supported")
     hidden, shared, act = (
         key("moe_intermediate_size")(config),
         config.get("moe_num_shared_experts", 2),
-        activation(config),
+        read_activation(config),
     )
     experts, k = key("moe_num_experts", "num_experts")(config), key("moe_k", "num_experts_per_tok")(config)
     beside = GatedMLP(hidden * shared, act, config.get("use_bias") or False) if shared else None
     return MoE(experts, hidden, k, act, shared=beside, router=Router(correction=True))
 
 
-def _ernie_sparse(config: Config) -> list[bool]:
+def _find_ernie_sparse_layers(config: Config) -> list[bool]:
     layers, every = key("num_hidden_layers")(config), config.get("moe_layer_interval", 1)
     first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
     last = layers - 1 if last == -1 else last
@@ -233,11 +233,11 @@ def _ernie_sparse(config: Config) -> list[bool]:
 
 ERNIE4_5_MOE = ERNIE4_5.derive(
     "ernie4_5_moe",
-    names={**SHARED, "layers.{i}.ffn.router.correction": flat("layers.{i}.mlp.moe_statics.e_score_correction_bias")},
+    names={**SHARED, "layers.{i}.ffn.router.correction": flatten("layers.{i}.mlp.moe_statics.e_score_correction_bias")},
     kv_heads=key("num_key_value_heads", default=4),
     head_dim=key("head_dim", default=None),
     head_bias=key("use_bias", default=False),
-    moe=mask_layers(_ernie_moe, _ernie_sparse),
+    moe=mask_layers(_build_ernie_moe, _find_ernie_sparse_layers),
     gguf=gguf.SPARSE_BASE.derive(
         "ernie4_5-moe",
         names={"layers.{i}.ffn.router.correction": gguf.reshape_tensor("blk.{i}.exp_probs_b.bias", -1)},
@@ -247,13 +247,13 @@ ERNIE4_5_MOE = ERNIE4_5.derive(
 )
 
 
-def _granite_shared(config: Config) -> Any:
+def _build_granite_moe(config: Config) -> Any:
     if config.get("shared_intermediate_size"):
-        return granite_experts(config)
+        return build_granite_experts(config)
     return GRANITE_MOE.settings["moe"](config)
 
 
-def _half_of_shared(index: int) -> Template:
+def _slice_shared_expert(index: int) -> Template:
     """Return a template for gate (`index` 0) or up (1) of the shared expert, stored in one tensor."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -268,26 +268,26 @@ def _half_of_shared(index: int) -> Template:
 GRANITE_MOE_SHARED = GRANITE_MOE.derive(
     "granitemoeshared",
     names={
-        "layers.{i}.ffn.shared.gate": _half_of_shared(0),
-        "layers.{i}.ffn.shared.up": _half_of_shared(1),
+        "layers.{i}.ffn.shared.gate": _slice_shared_expert(0),
+        "layers.{i}.ffn.shared.up": _slice_shared_expert(1),
         "layers.{i}.ffn.shared.down": "layers.{i}.shared_mlp.output_linear",
     },
-    moe=_granite_shared,
+    moe=_build_granite_moe,
     gguf=GRANITE_MOE.gguf,
 )
 GRANITE_MOE_SWA = GRANITE_MOE_SHARED.derive(
     "granitemoe_swa",
     names={"layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks"},
-    window=alternating(4, first_global=True, window=128),
+    window=alternate_windows(4, first_global=True, window=128),
     sinks=True,
-    rope=layer_ropes,
+    rope=build_layer_ropes,
 )
 
 
-_MELLUM_WINDOWS = alternating(1, window=1024)  # all layers are global without layer_types
+_MELLUM_WINDOWS = alternate_windows(1, window=1024)  # all layers are global without layer_types
 
 
-def _mellum_sparse(config: Config) -> list[bool]:
+def _find_mellum_sparse_layers(config: Config) -> list[bool]:
     types = config.get("mlp_layer_types") or ["sparse"] * key("num_hidden_layers")(config)
     return [kind == "sparse" for kind in types]
 
@@ -303,7 +303,7 @@ MELLUM = QWEN3_MOE.derive(
         lambda c: QWEN3_MOE.settings["moe"](
             {"norm_topk_prob": True, **c, "decoder_sparse_step": 1, "mlp_only_layers": []}
         )[0],
-        _mellum_sparse,
+        _find_mellum_sparse_layers,
     ),
 )
 
@@ -313,41 +313,41 @@ YOUTU = DEEPSEEK_V3.derive("youtu", moe=None, tie=key("tie_word_embeddings", def
 GLM4_MOE_LITE = DEEPSEEK_V3.derive(
     "glm4_moe_lite",
     eps=key("rms_norm_eps", default=1e-5),
-    moe=experts_after(corrected(scale=1.8, groups=1, top_groups=1), first_dense=1),
+    moe=make_moe_rule(make_v3_router(scale=1.8, groups=1, top_groups=1), first_dense=1),
     gguf=DEEPSEEK_GGUF,
 )
 
 
-def _softmax_groups(config: Config) -> Router:
-    router: Router = corrected(scale=1.0, groups=1, top_groups=1)(config)
+def _build_softmax_router(config: Config) -> Router:
+    router: Router = make_v3_router(scale=1.0, groups=1, top_groups=1)(config)
     return replace(router, scoring="softmax", correction=False)
 
 
-def _mistral4_mla(config: Config) -> MLA:
-    return replace(mla(config), temperature=llama4_temperature(config))
+def _build_mistral4_mla(config: Config) -> MLA:
+    return replace(build_mla(config), temperature=build_llama4_temperature(config))
 
 
 MISTRAL4 = DEEPSEEK_V2.derive(
     "mistral4",
     ffn_bias=False,
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
-    mixer=_mistral4_mla,
-    moe=experts_after(_softmax_groups, first_dense=0),
+    mixer=_build_mistral4_mla,
+    moe=make_moe_rule(_build_softmax_router, first_dense=0),
     gguf=DEEPSEEK_GGUF.derive(
         "mistral4",
-        mixer=lambda c: replace(gguf_mla(c), temperature=gguf_temperature(c)),
+        mixer=lambda c: replace(build_gguf_mla(c), temperature=build_gguf_temperature(c)),
         moe=gguf.route_experts("softmax", group_score="top2"),
     ),
 )
 
 
-def _minicpm3_mla(config: Config) -> MLA:
+def _build_minicpm3_mla(config: Config) -> MLA:
     width, heads = read_required(config, "hidden_size", "num_attention_heads")
     value = config.get("v_head_dim") or width // heads
-    return mla({"rope_interleave": False, **config, "v_head_dim": value})
+    return build_mla({"rope_interleave": False, **config, "v_head_dim": value})
 
 
-def _gguf_minicpm3_mla(config: Config) -> MLA:
+def _build_gguf_minicpm3_mla(config: Config) -> MLA:
     names = (f"attention.{n}" for n in ("head_count", "kv_lora_rank", "key_length", "layer_norm_rms_epsilon"))
     heads, rank, width, eps = read_required(config, *names)
     rope, rotary = read_gguf_rope(config), key("rope.dimension_count")(config)
@@ -360,7 +360,7 @@ MINICPM3 = DEEPSEEK_V2.derive(
     inert=("num_key_value_heads", "head_dim"),
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
     eps=key("rms_norm_eps", default=1e-5),
-    mixer=_minicpm3_mla,
+    mixer=_build_minicpm3_mla,
     moe=None,
     embed_scale=key("scale_emb", default=12),
     residual_scale=lambda c: (
@@ -373,13 +373,13 @@ MINICPM3 = DEEPSEEK_V2.derive(
         inert=(*gguf.BASE.inert, "attention.head_count_kv"),
         names={
             **GGUF_LATENT,
-            "layers.{i}.attn.k_up.weight": rows_of_heads("blk.{i}.attn_kv_b.weight", "k"),
-            "layers.{i}.attn.v_up.weight": rows_of_heads("blk.{i}.attn_kv_b.weight", "v"),
+            "layers.{i}.attn.k_up.weight": slice_head_rows("blk.{i}.attn_kv_b.weight", "k"),
+            "layers.{i}.attn.v_up.weight": slice_head_rows("blk.{i}.attn_kv_b.weight", "v"),
         },
         kv_heads=None,
         head_dim=None,
         rope=None,
-        mixer=_gguf_minicpm3_mla,
+        mixer=_build_gguf_minicpm3_mla,
         embed_scale=12.0,
         residual_scale=lambda c: 1.4 / math.sqrt(c["block_count"]),
         logit_scale=lambda c: 256 / c["embedding_length"],

@@ -17,22 +17,22 @@ from ...tables.rope_config import find_rope, read_gguf_rope, read_rope
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp
 from ..dense.llama import LLAMA
-from .mixtral import SPARSE, activation
+from .mixtral import SPARSE, read_activation
 
 _NORM = RMSNorm(1e-6)  # of the latents, whatever the config states for other norms
 
 
-def latent_of(settings: Settings) -> MLA:
+def find_latent_attention(settings: Settings) -> MLA:
     """Return the latent attention of the first layer; all layers have the same."""
     mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
     return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
 
 
-def rows_of_heads(name: str, which: str) -> Template:
+def slice_head_rows(name: str, which: str) -> Template:
     """Return a template for keys or values (`which`) of tensor `name`, by head: keys, then values."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mla = latent_of(settings)
+        mla = find_latent_attention(settings)
         keys, keys_and_values = mla.head_dim, mla.head_dim + mla.v_head_dim
         start, stop = (0, keys) if which == "k" else (keys, keys_and_values)
         rows = Slice(Reshape(fetch(name), (mla.heads, keys_and_values, -1)), 1, start, stop)
@@ -41,7 +41,7 @@ def rows_of_heads(name: str, which: str) -> Template:
     return template
 
 
-def _rope(config: Config) -> RoPE:
+def _build_rope(config: Config) -> RoPE:
     """Return the RoPE of the rotary part of each head, all of whose features are rotated.
 
     partial_rotary_factor may state the size of the part, relative to either head size; `read_rope` refuses one that
@@ -58,22 +58,23 @@ def _rope(config: Config) -> RoPE:
     return replace(read_rope(resolved), interleaved=config.get("rope_interleave", True))
 
 
-def _scale(config: Config) -> float | None:
+def _compute_scale(config: Config) -> float | None:
     """Return 1/√d, times the square of YaRN's factor for the scores if the config enables it (mscale_all_dim)."""
-    rope, mscale = _rope(config), find_rope(config).get("mscale_all_dim")
+    rope, mscale = _build_rope(config), find_rope(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
     width = sum(read_required(config, "qk_nope_head_dim", "qk_rope_head_dim"))
     return float(width**-0.5 * compute_yarn_temperature(rope.factor, float(mscale)) ** 2)
 
 
-def mla(config: Config) -> MLA:
+def build_mla(config: Config) -> MLA:
     names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     heads, rank, plain, rotary, value = read_required(config, *names)
-    return MLA(heads, rank, plain, rotary, value, _rope(config), config.get("q_lora_rank"), _NORM, _scale(config))
+    rope, scale = _build_rope(config), _compute_scale(config)
+    return MLA(heads, rank, plain, rotary, value, rope, config.get("q_lora_rank"), _NORM, scale)
 
 
-def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
+def find_sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
     """Return the rule for which layers have experts: by mlp_layer_types, else all after the number of dense layers.
 
     The default number is `first_dense`; None means that all layers have experts.
@@ -90,14 +91,14 @@ def sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]
     return sparse
 
 
-def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
-    """Return the rule for `moe` in the layers of `sparse_layers`; `routing` returns the `Router`.
+def make_moe_rule(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
+    """Return the rule for `moe` in the layers of `find_sparse_layers`; `routing` returns the `Router`.
 
     `shared` is the default number of shared experts; 0 means none. mlp_bias also applies to the experts if `biased`.
     """
 
     def make(config: Config) -> MoE:
-        hidden, act = key("moe_intermediate_size")(config), activation(config)
+        hidden, act = key("moe_intermediate_size")(config), read_activation(config)
         options: dict[str, Any] = {}
         if shared != 0:
             wide = hidden * key("n_shared_experts", "num_shared_experts", default=shared)(config)
@@ -105,17 +106,17 @@ def experts_after(routing: Rule, first_dense: int | None, biased: bool = False, 
         experts = key("n_routed_experts", "num_local_experts", "num_experts")(config)
         return MoE(experts, hidden, key("num_experts_per_tok")(config), act, routing(config), **options)
 
-    return mask_layers(make, sparse_layers(first_dense))
+    return mask_layers(make, find_sparse_layers(first_dense))
 
 
-def _v2(config: Config) -> Router:
+def _build_v2_router(config: Config) -> Router:
     plain = Router(renormalize=False, scale=float(config.get("routed_scaling_factor", 1.0)))
     if config.get("topk_method", "greedy") != "group_limited_greedy":
         return plain
     return replace(plain, groups=key("n_group")(config), top_groups=key("topk_group")(config), group_score="max")
 
 
-def corrected(
+def make_v3_router(
     renormalize: bool = True,
     scale: float = 2.5,
     groups: int = 8,
@@ -137,18 +138,18 @@ def corrected(
     return rule
 
 
-def _heads_of(name: str, transpose: bool = False) -> Template:
+def _merge_heads(name: str, transpose: bool = False) -> Template:
     """Return a template for a linear layer stored as a matrix per head, [rank, rows] if `transpose`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mla = latent_of(settings)
+        mla = find_latent_attention(settings)
         stored, rows = fetch(f"{name}.{part}"), mla.head_dim if transpose else mla.v_head_dim
         return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))
 
     return template
 
 
-def gguf_mla(config: Config) -> MLA:
+def build_gguf_mla(config: Config) -> MLA:
     """Return the latent attention of a file; key_length_mla is the width of a head's keys, not key_length."""
     rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
     factor = config.get("rope.scaling.factor", 1.0)
@@ -177,10 +178,10 @@ DEEPSEEK_GGUF = gguf.SPARSE_BASE.derive(
     "deepseek2",
     names={
         **GGUF_LATENT,
-        "layers.{i}.attn.k_up": _heads_of("blk.{i}.attn_k_b", transpose=True),
-        "layers.{i}.attn.v_up": _heads_of("blk.{i}.attn_v_b"),
+        "layers.{i}.attn.k_up": _merge_heads("blk.{i}.attn_k_b", transpose=True),
+        "layers.{i}.attn.v_up": _merge_heads("blk.{i}.attn_v_b"),
     },
-    mixer=gguf_mla,
+    mixer=build_gguf_mla,
     moe=gguf.route_experts("softmax"),
 )
 DEEPSEEK_V2 = LLAMA.derive(
@@ -193,8 +194,8 @@ DEEPSEEK_V2 = LLAMA.derive(
         "layers.{i}.attn.q_up": "layers.{i}.self_attn.q_b_proj",
         "layers.{i}.attn.kv_down": "layers.{i}.self_attn.kv_a_proj_with_mqa",
         "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
-        "layers.{i}.attn.k_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
-        "layers.{i}.attn.v_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
+        "layers.{i}.attn.k_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "k"),
+        "layers.{i}.attn.v_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "v"),
         **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
     },
     refuse={
@@ -206,9 +207,9 @@ DEEPSEEK_V2 = LLAMA.derive(
     },
     kv_heads=None,
     head_dim=None,
-    rope=_rope,
-    mixer=mla,
-    moe=experts_after(_v2, first_dense=0, biased=True),
+    rope=_build_rope,
+    mixer=build_mla,
+    moe=make_moe_rule(_build_v2_router, first_dense=0, biased=True),
     gguf=DEEPSEEK_GGUF,
 )
 DEEPSEEK_V3 = DEEPSEEK_V2.derive(
@@ -222,6 +223,6 @@ DEEPSEEK_V3 = DEEPSEEK_V2.derive(
     },
     ffn_bias=False,
     unused=(*LLAMA.unused, "model.layers.61.*"),  # an extra layer, trained to predict two tokens ahead
-    moe=experts_after(corrected(), first_dense=3),
+    moe=make_moe_rule(make_v3_router(), first_dense=3),
     gguf=DEEPSEEK_GGUF,
 )

@@ -13,13 +13,13 @@ from ...tables.family import Config, Fetch, Template, key
 from ...tables.rope_config import read_gguf_rope, read_rope
 from ...tables.settings import Settings
 from ...tables.templates import find_experts
-from ..dense.llama import LLAMA, windows
+from ..dense.llama import LLAMA, pick_windows
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 _EXPERTS = "layers.{i}.mlp.experts"
 
 
-def _interleaved(name: str, offset: int) -> Template:
+def _slice_interleaved(name: str, offset: int) -> Template:
     """Return a template for gate (`offset` 0) or up (1), interleaved in [experts, dim, 2 · hidden]; biases lack dim."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -30,22 +30,22 @@ def _interleaved(name: str, offset: int) -> Template:
     return template
 
 
-def _transposed_experts(name: str) -> Template:
+def _transpose_experts(name: str) -> Template:
     """Return a template for the experts' weights, stored [experts, in, out]."""
     return lambda fetch, part, settings: Permute(fetch(name), (0, 2, 1))
 
 
-def _rope(config: Config) -> RoPE:
+def _build_rope(config: Config) -> RoPE:
     scaled = config.get("rope_parameters") or config.get("rope_scaling") or _ROPE
     return read_rope({"rope_theta": 150_000.0, **config, "rope_parameters": scaled})
 
 
-def _windows(config: Config) -> Any:
+def _read_windows(config: Config) -> Any:
     types = ["full_attention" if i % 2 else "sliding_attention" for i in range(key("num_hidden_layers")(config))]
-    return windows(config, config.get("sliding_window", 128), types)
+    return pick_windows(config, config.get("sliding_window", 128), types)
 
 
-def _moe(config: Config) -> MoE:
+def _build_moe(config: Config) -> MoE:
     return MoE(
         key("num_local_experts", "num_experts")(config),
         key("intermediate_size")(config),
@@ -64,21 +64,21 @@ GPT_OSS = LLAMA.derive(
     names={
         "layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks",
         "layers.{i}.ffn.router": "layers.{i}.mlp.router",
-        "layers.{i}.ffn.experts.gate": _interleaved(f"{_EXPERTS}.gate_up_proj", 0),
-        "layers.{i}.ffn.experts.up": _interleaved(f"{_EXPERTS}.gate_up_proj", 1),
-        "layers.{i}.ffn.experts.gate_bias": _interleaved(f"{_EXPERTS}.gate_up_proj_bias", 0),
-        "layers.{i}.ffn.experts.up_bias": _interleaved(f"{_EXPERTS}.gate_up_proj_bias", 1),
-        "layers.{i}.ffn.experts.down": _transposed_experts(f"{_EXPERTS}.down_proj"),
+        "layers.{i}.ffn.experts.gate": _slice_interleaved(f"{_EXPERTS}.gate_up_proj", 0),
+        "layers.{i}.ffn.experts.up": _slice_interleaved(f"{_EXPERTS}.gate_up_proj", 1),
+        "layers.{i}.ffn.experts.gate_bias": _slice_interleaved(f"{_EXPERTS}.gate_up_proj_bias", 0),
+        "layers.{i}.ffn.experts.up_bias": _slice_interleaved(f"{_EXPERTS}.gate_up_proj_bias", 1),
+        "layers.{i}.ffn.experts.down": _transpose_experts(f"{_EXPERTS}.down_proj"),
         "layers.{i}.ffn.experts.down_bias": f"{_EXPERTS}.down_proj_bias",
     },
     head_dim=key("head_dim", default=64),
     eps=key("rms_norm_eps", default=1e-5),
     qkv_bias=key("attention_bias", default=True),
     out_bias=key("attention_bias", default=True),
-    rope=_rope,
-    window=_windows,
+    rope=_build_rope,
+    window=_read_windows,
     sinks=True,
-    moe=_moe,
+    moe=_build_moe,
     gguf=gguf.SPARSE_BASE.derive(
         "gpt-oss",
         names={

@@ -10,12 +10,12 @@ from weft.ir.errors import WeftError
 from ....dsl import MLA, LightningIndex
 from ...tables import gguf
 from ...tables.family import Config, key
-from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V3, corrected, experts_after, gguf_mla, mla
+from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V3, build_gguf_mla, build_mla, make_moe_rule, make_v3_router
 
 FULL, SHARED = "full", "shared"  # the types of indexes: a separate one, or that of an earlier layer
 
 
-def index_types(config: Config) -> list[str]:
+def read_index_types(config: Config) -> list[str]:
     """Return the type of each layer's index: by indexer_types, else by index_topk_pattern (a letter per layer).
 
     The default is full for every index_topk_freq-th layer from index_skip_topk_offset − 1 on, and all before it.
@@ -32,7 +32,7 @@ def index_types(config: Config) -> list[str]:
     return list(types[:layers])
 
 
-def _by_layer(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
+def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
     """Return `plain` for each layer, with `index` where `has_index`, else with the last selection."""
     keeping = replace(plain, index=index, keep_index="index")
     return tuple(
@@ -41,11 +41,11 @@ def _by_layer(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> t
     )
 
 
-def indexed(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
+def make_index_rule(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
     """Return the rule for latent attention and its index with `heads` heads; `interleaved`: its RoPE."""
 
     def rule(config: Config) -> tuple[MLA, LightningIndex]:
-        plain = mla({**config, "rope_interleave": True})
+        plain = build_mla({**config, "rope_interleave": True})
         if plain.q_rank is None or plain.rope is None:
             raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")
         index = LightningIndex(
@@ -59,10 +59,10 @@ def indexed(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, Ligh
     return rule
 
 
-_V32, _GLM = indexed(64, interleaved=False), indexed(32, interleaved=True)
+_V32, _GLM = make_index_rule(64, interleaved=False), make_index_rule(32, interleaved=True)
 
 
-def _everywhere(config: Config) -> MLA:
+def _build_indexed_mla(config: Config) -> MLA:
     """Return latent attention with an index in all layers; layers of other types are refused."""
     unsupported = next((kind for kind in config.get("layer_types") or () if kind != "indexed_attention"), None)
     if unsupported is not None:
@@ -71,9 +71,9 @@ def _everywhere(config: Config) -> MLA:
     return replace(plain, index=index)
 
 
-def _gguf_indexed(config: Config) -> tuple[MLA, ...]:
+def _build_gguf_mlas(config: Config) -> tuple[MLA, ...]:
     """Return the latent attention of files; without a list of layers with an index, the tensors determine them."""
-    plain, layers = gguf_mla(config), range(key("block_count")(config))
+    plain, layers = build_gguf_mla(config), range(key("block_count")(config))
     assert plain.rope is not None
     index = LightningIndex(
         key("attention.indexer.head_count")(config),
@@ -85,7 +85,7 @@ def _gguf_indexed(config: Config) -> tuple[MLA, ...]:
     has_index = [i in there if types is None else bool(types[i]) for i in layers]
     if not has_index[0]:
         raise WeftError("the first layer has no index that others could share: blk.0.indexer.proj is missing")
-    return _by_layer(plain, index, has_index)
+    return _share_index(plain, index, has_index)
 
 
 DEEPSEEK_V32 = DEEPSEEK_V3.derive(
@@ -96,16 +96,16 @@ DEEPSEEK_V32 = DEEPSEEK_V3.derive(
         "layers.{i}.attn.index.k_norm": "layers.{i}.self_attn.indexer.k_norm",
         "layers.{i}.attn.index.weights": "layers.{i}.self_attn.indexer.weights_proj",
     },
-    mixer=_everywhere,
-    moe=experts_after(corrected(), first_dense=3, shared=1),
+    mixer=_build_indexed_mla,
+    moe=make_moe_rule(make_v3_router(), first_dense=3, shared=1),
 )
 GLM_MOE_DSA = DEEPSEEK_V32.derive(
     "glm_moe_dsa",
     inert=("num_key_value_heads", "head_dim", "layer_types"),
     eps=key("rms_norm_eps", default=1e-5),
     unused=(*DEEPSEEK_V32.unused, "model.layers.78.*"),  # an extra layer, trained to predict two tokens ahead
-    mixer=lambda c: _by_layer(*_GLM(c), [kind == FULL for kind in index_types(c)]),
-    moe=experts_after(corrected(groups=1, top_groups=1), first_dense=3, shared=1),
+    mixer=lambda c: _share_index(*_GLM(c), [kind == FULL for kind in read_index_types(c)]),
+    moe=make_moe_rule(make_v3_router(groups=1, top_groups=1), first_dense=3, shared=1),
     gguf=DEEPSEEK_GGUF.derive(
         "glm-dsa",
         names={
@@ -114,6 +114,6 @@ GLM_MOE_DSA = DEEPSEEK_V32.derive(
             "layers.{i}.attn.index.k_norm": "blk.{i}.indexer.k_norm",
             "layers.{i}.attn.index.weights": "blk.{i}.indexer.proj",
         },
-        mixer=_gguf_indexed,
+        mixer=_build_gguf_mlas,
     ),
 )

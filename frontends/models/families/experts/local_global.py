@@ -10,40 +10,40 @@ from ...tables import gguf
 from ...tables.family import Config, key, mask_layers
 from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
 from ...tables.templates import name_gated_mlp, scale_linear
-from ..dense.llama import LLAMA, alternating, windows
-from ..dense.llama_relatives import COHERE2, rotary_where_local
+from ..dense.llama import LLAMA, alternate_windows, pick_windows
+from ..dense.llama_relatives import COHERE2, rotate_local
 from .corrected import SHARED
-from .deepseek import corrected, experts_after, sparse_layers
-from .mixtral import SPARSE, activation
+from .deepseek import find_sparse_layers, make_moe_rule, make_v3_router
+from .mixtral import SPARSE, read_activation
 
 # -- Cohere 2 MoE: dense layers come first, and their windows have a separate period
 
 
-def _cohere_windows(config: Config) -> tuple[int | None, ...]:
+def _read_cohere_windows(config: Config) -> tuple[int | None, ...]:
     dense = config.get("first_k_dense_replace") or 0
     first, period = config.get("prefix_dense_sliding_window_pattern", 1), config.get("sliding_window_pattern", 4)
     counts = [(i, first) for i in range(dense)]
     counts += [(i, period) for i in range(key("num_hidden_layers")(config) - dense)]
     types = ["sliding_attention" if (i + 1) % every else "full_attention" for i, every in counts]
-    return windows(config, config.get("sliding_window", 4096), types)
+    return pick_windows(config, config.get("sliding_window", 4096), types)
 
 
-def _cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
+def _build_cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
     """Return the RoPE of each layer: local layers rotate, and dense ones that would all be global."""
     rope = rope_with(rope_theta=1e4, interleaved=True)(config)
     forced = config.get("prefix_dense_sliding_window_pattern", 1) == 1
-    layers = zip(_cohere_windows(config), sparse_layers(0)(config), strict=True)
+    layers = zip(_read_cohere_windows(config), find_sparse_layers(0)(config), strict=True)
     return tuple(rope if window is not None or (forced and not sparse) else None for window, sparse in layers)
 
 
-def _cohere_share(config: Config) -> float:
+def _read_cohere_factor(config: Config) -> float:
     """Return the factor of the routed experts and of the shared expert in their sum."""
     averaged = config.get("shared_expert_combination_strategy", "average") == "average"
     return 0.5 if averaged and config.get("num_shared_experts") else 1.0
 
 
-def _cohere_experts(config: Config) -> MoE:
-    hidden, act = key("intermediate_size")(config), activation(config)
+def _build_cohere_moe(config: Config) -> MoE:
+    hidden, act = key("intermediate_size")(config), read_activation(config)
     shared, scoring = config.get("num_shared_experts") or 0, config.get("expert_selection_fn", "softmax")
     return MoE(
         key("num_experts", "num_local_experts", default=8)(config),
@@ -54,7 +54,7 @@ def _cohere_experts(config: Config) -> MoE:
         router=Router(
             scoring=scoring,
             renormalize=scoring == "softmax" or config.get("norm_topk_prob", True),
-            scale=_cohere_share(config),
+            scale=_read_cohere_factor(config),
         ),
     )
 
@@ -70,48 +70,48 @@ COHERE2_MOE = COHERE2.derive(
     ffn=key("prefix_dense_intermediate_size", "intermediate_size"),
     norm=lambda c: "layer" if c.get("rms_norm_eps") is None else "rms",
     eps=key("rms_norm_eps", "layer_norm_eps", default=1e-5),
-    window=_cohere_windows,
-    rope=_cohere_ropes,
-    multipliers=lambda c: {"shared": _cohere_share(c)},
-    moe=mask_layers(_cohere_experts, sparse_layers(0)),
+    window=_read_cohere_windows,
+    rope=_build_cohere_ropes,
+    multipliers=lambda c: {"shared": _read_cohere_factor(c)},
+    moe=mask_layers(_build_cohere_moe, find_sparse_layers(0)),
 )
 
 # -- MiMo-V2-Flash: local layers have twice the KV heads, and sinks
 
 
-def _mimo_windows(config: Config) -> tuple[int | None, ...]:
+def _read_mimo_windows(config: Config) -> tuple[int | None, ...]:
     layers = range(key("num_hidden_layers")(config))
     types = ["full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in layers]
     keys = config.get("sliding_window_size")
-    return windows(config, config.get("sliding_window", 129) if keys is None else keys + 1, types)
+    return pick_windows(config, config.get("sliding_window", 129) if keys is None else keys + 1, types)
 
 
-def _mimo_ropes(config: Config) -> Any:
+def _build_mimo_ropes(config: Config) -> Any:
     bases = (lambda c: 5e6), (lambda c: 1e4)  # fixed in transformers if rope_parameters are absent
-    rule = build_ropes(_mimo_windows, partial=True, bases=bases, partial_rotary_factor=0.334)
+    rule = build_ropes(_read_mimo_windows, partial=True, bases=bases, partial_rotary_factor=0.334)
     return rule({**config, "partial_rotary_factor": 0.334})
 
 
-def _mimo_groups(config: Config) -> tuple[int, ...]:
+def _read_mimo_groups(config: Config) -> tuple[int, ...]:
     groups = key("num_key_value_heads", default=4)(config)
-    return tuple(groups if window is None else 2 * groups for window in _mimo_windows(config))
+    return tuple(groups if window is None else 2 * groups for window in _read_mimo_windows(config))
 
 
-def _mimo_routing(config: Config) -> Router:
+def _build_mimo_router(config: Config) -> Router:
     """Return DeepSeek-V3's router; published configs have null for a scale of 1."""
     scale = config.get("routed_scaling_factor")
-    routing: Router = corrected(groups=1, top_groups=1)(
+    routing: Router = make_v3_router(groups=1, top_groups=1)(
         {**config, "routed_scaling_factor": 1.0 if scale is None else scale}
     )
     return routing
 
 
-def _gguf_groups(config: Config) -> int | tuple[int, ...]:
+def _read_gguf_groups(config: Config) -> int | tuple[int, ...]:
     stated = key("attention.head_count_kv")(config)
     return tuple(stated[: config["block_count"]]) if isinstance(stated, list) else stated
 
 
-def _gguf_ropes(config: Config) -> tuple[RoPE, ...]:
+def _build_gguf_ropes(config: Config) -> tuple[RoPE, ...]:
     wide = read_gguf_rope(config)
     near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
     return tuple(near if local else wide for local in gguf.find_local_layers(config, 1))
@@ -127,29 +127,29 @@ MIMO_V2_FLASH = LLAMA.derive(
     },
     aliases={"attention_sink_bias": "sinks"},
     unused=(*LLAMA.unused, "model.mtp.*"),
-    kv_heads=_mimo_groups,
+    kv_heads=_read_mimo_groups,
     head_dim=key("head_dim", default=192),
     v_head_dim=key("v_head_dim", default=128),
     eps=key("rms_norm_eps", default=1e-5),
     out_bias=False,
     ffn_bias=False,
-    window=_mimo_windows,
-    sinks=lambda c: tuple(window is not None for window in _mimo_windows(c)),
-    rope=_mimo_ropes,
+    window=_read_mimo_windows,
+    sinks=lambda c: tuple(window is not None for window in _read_mimo_windows(c)),
+    rope=_build_mimo_ropes,
     context=key("max_position_embeddings", default=None),
     multipliers=lambda c: {"values": 1.0 if (v := c.get("attention_value_scale", 0.707)) is None else v},
-    moe=experts_after(_mimo_routing, first_dense=1, shared=0),
+    moe=make_moe_rule(_build_mimo_router, first_dense=1, shared=0),
     gguf=gguf.SPARSE_BASE.derive(
         "mimo2",
         names={
             "layers.{i}.attn.v": scale_linear("blk.{i}.attn_v", "values"),
             "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
         },
-        kv_heads=_gguf_groups,
+        kv_heads=_read_gguf_groups,
         v_head_dim=key("attention.value_length", default=None),
         window=gguf.build_windows(1),
         sinks=lambda c: tuple(gguf.find_local_layers(c, 1)),
-        rope=_gguf_ropes,
+        rope=_build_gguf_ropes,
         multipliers=lambda c: {"values": c.get("attention.value_scale", 1.0)},  # older files lack it
         moe=gguf.route_experts("sigmoid", renormalize=True),
     ),
@@ -158,22 +158,22 @@ MIMO_V2_FLASH = LLAMA.derive(
 # -- Flint: sinks, sigmoids for scores, and a shared expert
 
 
-def _flint_windows(config: Config) -> tuple[int | None, ...]:
+def _read_flint_windows(config: Config) -> tuple[int | None, ...]:
     last = key("num_hidden_layers")(config) - 1
     wide = (i < 2 or i % 4 == 1 or i == last for i in range(last + 1))
-    return windows(
+    return pick_windows(
         config, config.get("sliding_window", 513), ["full_attention" if w else "sliding_attention" for w in wide]
     )
 
 
-def _flint_sparse(config: Config) -> list[bool]:
+def _find_flint_sparse_layers(config: Config) -> list[bool]:
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers")
     dense = (0, 1) if dense is None else dense
     return [i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config))]
 
 
-def _flint_experts(config: Config) -> MoE:
-    moe: MoE = _laguna_experts({"shared_expert_intermediate_size": 1024, **config, "moe_routed_scaling_factor": 1.0})
+def _build_flint_moe(config: Config) -> MoE:
+    moe: MoE = _build_laguna_moe({"shared_expert_intermediate_size": 1024, **config, "moe_routed_scaling_factor": 1.0})
     router = replace(moe.router, correction=False, renormalize=config.get("norm_topk_prob", True))
     return replace(moe, router=router)
 
@@ -191,9 +191,9 @@ FLINT = LLAMA.derive(
     ffn_bias=False,
     qk_norm="head",
     sinks=True,
-    window=_flint_windows,
-    rope=rotary_where_local(read_rope, _flint_windows),
-    moe=mask_layers(_flint_experts, _flint_sparse),
+    window=_read_flint_windows,
+    rope=rotate_local(read_rope, _read_flint_windows),
+    moe=mask_layers(_build_flint_moe, _find_flint_sparse_layers),
 )
 
 # -- Laguna: heads by layer, softplus gates of attention
@@ -202,11 +202,11 @@ _LAGUNA_ROPES = {
     "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
     "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
 }
-_LAGUNA_WINDOWS = alternating(1, window=512)  # all global without layer_types
+_LAGUNA_WINDOWS = alternate_windows(1, window=512)  # all global without layer_types
 
 
-def _laguna_experts(config: Config) -> MoE:
-    act = activation(config)
+def _build_laguna_moe(config: Config) -> MoE:
+    act = read_activation(config)
     return MoE(
         key("num_experts")(config),
         key("moe_intermediate_size", default=512)(config),
@@ -239,5 +239,5 @@ LAGUNA = LLAMA.derive(
         {**c, "rope_parameters": c.get("rope_parameters") or _LAGUNA_ROPES}
     ),
     context=key("max_position_embeddings", default=None),
-    moe=mask_layers(_laguna_experts, sparse_layers(1)),
+    moe=mask_layers(_build_laguna_moe, find_sparse_layers(1)),
 )

@@ -15,10 +15,10 @@ from ...tables.family import Config, Fetch, Loader, Names, Rule, Template, key, 
 from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import find_experts, name_gated_mlp, slice_expert_half
-from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, windows
+from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, pick_windows
 
 
-def stacked(name: str) -> Template:
+def stack_experts(name: str) -> Template:
     """Return a template for a weight [experts, out, in] stored as a tensor per expert ({e} in `name`)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -30,7 +30,7 @@ def stacked(name: str) -> Template:
     return template
 
 
-def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
+def map_expert_names(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
     """Return the names of experts under `prefix`: a tensor per expert, or in transformers' layout two for all experts.
 
     `at` is the path of the mixture in the model.
@@ -38,7 +38,7 @@ def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
     def either(fused: Template, name: str) -> Template:
-        separate = stacked(f"{prefix}.{{e}}.{name}")
+        separate = stack_experts(f"{prefix}.{{e}}.{name}")
         return lambda fetch, part, settings: (fused if fetch.has(above) else separate)(fetch, part, settings)
 
     return {
@@ -48,7 +48,7 @@ def per_expert(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}
     }
 
 
-def activation(config: Config) -> str:
+def read_activation(config: Config) -> str:
     """Return weft's name of the config's activation `hidden_act`.
 
     Raises:
@@ -60,54 +60,54 @@ def activation(config: Config) -> str:
     return ACTIVATIONS[name]
 
 
-def _plain(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
+def _make_moe_rule(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
     """Return the rule for `moe` of a config with the experts' inner width under the first present key of `hidden`."""
 
     def rule(config: Config) -> MoE:
-        experts, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
+        count, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
         norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
-        return MoE(experts, key(*hidden)(config), k, activation(config), **options, router=Router(renormalize=norm))
+        return MoE(count, key(*hidden)(config), k, read_activation(config), **options, router=Router(renormalize=norm))
 
     return rule
 
 
-def _sparse(config: Config) -> Iterator[bool]:
+def _find_sparse_layers(config: Config) -> Iterator[bool]:
     """Yield for each layer of Qwen models if it has experts: each decoder_sparse_step-th, except mlp_only_layers."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
 
 
-def _with_shared(config: Config) -> MoE:
-    shared = GatedMLP(key("shared_expert_intermediate_size")(config), activation(config))
-    moe: MoE = _plain("moe_intermediate_size", shared=shared, shared_gate=True)(config)
+def _build_shared_moe(config: Config) -> MoE:
+    shared = GatedMLP(key("shared_expert_intermediate_size")(config), read_activation(config))
+    moe: MoE = _make_moe_rule("moe_intermediate_size", shared=shared, shared_gate=True)(config)
     return moe
 
 
-def _qwen2_moe_windows(config: Config) -> Any:
+def _read_qwen2_moe_windows(config: Config) -> Any:
     if not config.get("use_sliding_window"):
         return None
     layers, last = key("num_hidden_layers")(config), config.get("max_window_layers", 28)
     types = ["sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(layers)]
-    return windows(config, config.get("sliding_window", 4096), types)
+    return pick_windows(config, config.get("sliding_window", 4096), types)
 
 
 MIXTRAL = MISTRAL.derive(
     "mixtral",
     names={
         "layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate",
-        **per_expert("layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
+        **map_expert_names("layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
     },
     aliases={"block_sparse_moe": "mlp"},
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(rope_theta=1e6),
     window=lambda config: config.get("sliding_window"),
-    moe=_plain("intermediate_size", renormalize=True),
+    moe=_make_moe_rule("intermediate_size", renormalize=True),
     transformers="MixtralForCausalLM",
     gguf=LLAMA_GGUF,
 )
 SPARSE = {
     "layers.{i}.ffn.router": "layers.{i}.mlp.gate",
-    **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    **map_expert_names("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj"),
 }
 QWEN2_MOE = QWEN2.derive(
     "qwen2_moe",
@@ -117,8 +117,8 @@ QWEN2_MOE = QWEN2.derive(
         **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_expert"),
     },
     qkv_bias=key("qkv_bias", default=True),
-    window=_qwen2_moe_windows,
-    moe=mask_layers(_with_shared, _sparse),
+    window=_read_qwen2_moe_windows,
+    moe=mask_layers(_build_shared_moe, _find_sparse_layers),
     transformers="Qwen2MoeForCausalLM",
     gguf=gguf.SPARSE_BASE.derive(
         "qwen2moe",
@@ -132,7 +132,7 @@ QWEN3_MOE = QWEN3.derive(
     names=SPARSE,
     head_dim=key("head_dim", default=None),
     window=lambda config: config.get("sliding_window", 4096) if config.get("use_sliding_window") else None,
-    moe=mask_layers(_plain("moe_intermediate_size"), _sparse),
+    moe=mask_layers(_make_moe_rule("moe_intermediate_size"), _find_sparse_layers),
     transformers="Qwen3MoeForCausalLM",
     gguf=gguf.SPARSE_BASE.derive(
         "qwen3moe",
@@ -147,7 +147,7 @@ OLMOE = LLAMA.derive(
     refuse={"clip_qkv": (None,)},
     eps=key("rms_norm_eps", default=1e-5),
     qk_norm="full",
-    moe=_plain("intermediate_size"),
+    moe=_make_moe_rule("intermediate_size"),
     transformers="OlmoeForCausalLM",
     gguf=gguf.SPARSE_BASE.derive(
         "olmoe",
@@ -169,15 +169,15 @@ GRANITE_MOE = GRANITE.derive(
         "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
         "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
     },
-    moe=_plain("intermediate_size", renormalize=True),
+    moe=_make_moe_rule("intermediate_size", renormalize=True),
     transformers="GraniteMoeForCausalLM",
     gguf=GRANITE_GGUF.derive("granitemoe", loader=Loader(optional_biases="qof", experts="required", free_heads=True)),
 )
 
 
-def granite_experts(config: Config) -> MoE | None:
+def build_granite_experts(config: Config) -> MoE | None:
     """Return the experts next to the shared feed-forward; None for dense models, which only have the feed-forward."""
     if not config.get("num_local_experts", 8):
         return None
     moe: MoE = GRANITE_MOE.settings["moe"](config)
-    return replace(moe, shared=GatedMLP(key("shared_intermediate_size")(config), activation(config)))
+    return replace(moe, shared=GatedMLP(key("shared_intermediate_size")(config), read_activation(config)))

@@ -17,48 +17,48 @@ from ...tables.rope_config import find_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import find_experts, name_gated_mlp, split_qkv
 from ..dense.llama import LLAMA
-from .deepseek import DEEPSEEK_V3, latent_of, mla, rows_of_heads
-from .mixtral import MIXTRAL, activation, per_expert
+from .deepseek import DEEPSEEK_V3, build_mla, find_latent_attention, slice_head_rows
+from .mixtral import MIXTRAL, map_expert_names, read_activation
 
 # -- Llama 4
 
 
-def _no_rope_layers(config: Config) -> list[Any]:
+def _find_rotary_layers(config: Config) -> list[Any]:
     """Return a 1 for each layer with positions, in spite of the key's name (no_rope_layers), and a 0 for all others."""
     every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
     return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
 
 
-def _chunks(config: Config) -> tuple[Mask | None, ...]:
-    types = config.get("layer_types") or ["chunked_attention" if r else "full" for r in _no_rope_layers(config)]
+def _build_chunk_masks(config: Config) -> tuple[Mask | None, ...]:
+    types = config.get("layer_types") or ["chunked_attention" if r else "full" for r in _find_rotary_layers(config)]
     chunked = Mask(pattern="chunked", stride=config.get("attention_chunk_size") or 8192)
     return tuple(chunked if kind == "chunked_attention" else None for kind in types)
 
 
-def _llama4_ropes(config: Config) -> tuple[RoPE | None, ...]:
+def _build_llama4_ropes(config: Config) -> tuple[RoPE | None, ...]:
     rope = rope_with(rope_theta=5e5, interleaved=True)(config)
-    return tuple(rope if r else None for r in _no_rope_layers(config))
+    return tuple(rope if r else None for r in _find_rotary_layers(config))
 
 
-def _llama4_qk_norms(config: Config) -> tuple[str, ...]:
+def _read_llama4_qk_norms(config: Config) -> tuple[str, ...]:
     used = config.get("use_qk_norm", True)
-    return tuple("head" if r and used else "none" for r in _no_rope_layers(config))
+    return tuple("head" if r and used else "none" for r in _find_rotary_layers(config))
 
 
-def _llama4_temperatures(config: Config) -> tuple[Temperature | None, ...]:
+def _build_llama4_temperatures(config: Config) -> tuple[Temperature | None, ...]:
     tuned = config.get("attn_temperature_tuning", True)
     grown = Temperature(config.get("attn_scale", 0.1), config.get("floor_scale", 8192), offset=1)
-    return tuple(None if r or not tuned else grown for r in _no_rope_layers(config))
+    return tuple(None if r or not tuned else grown for r in _find_rotary_layers(config))
 
 
-def _llama4_sparse(config: Config) -> list[bool]:
+def _find_llama4_sparse_layers(config: Config) -> list[bool]:
     layers, step = key("num_hidden_layers")(config), config.get("interleave_moe_layer_step", 1)
     chosen = config.get("moe_layers")
     return [i in chosen if chosen is not None else (i + 1) % step == 0 for i in range(layers)]
 
 
-def _llama4_moe(config: Config) -> MoE:
-    hidden, act = key("intermediate_size")(config), activation(config)
+def _build_llama4_moe(config: Config) -> MoE:
+    hidden, act = key("intermediate_size")(config), read_activation(config)
     return MoE(
         key("num_local_experts", default=16)(config),
         hidden,
@@ -70,7 +70,7 @@ def _llama4_moe(config: Config) -> MoE:
     )
 
 
-def _transposed_half(name: str, index: int | None) -> Template:
+def _transpose_half(name: str, index: int | None) -> Template:
     """Return a template for half `index` (None: all) of tensor `name` [experts, in, gate and up], as [experts, out,
     in]."""
 
@@ -89,12 +89,12 @@ _WINDOW = "attention.sliding_window"
 _GGUF_CHUNKED = Mask(pattern="chunked", stride=8192)
 
 
-def _gguf_chunked(config: Config) -> list[bool]:
+def _find_gguf_chunks(config: Config) -> list[bool]:
     """Return for each layer whether it has positions and chunks; True for all with window 0, which disables chunks."""
     return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.find_local_layers(config, 4)
 
 
-def _gguf_llama4_moe(config: Config) -> MoE:
+def _build_gguf_llama4_moe(config: Config) -> MoE:
     count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
     shared = GatedMLP(hidden)
     return MoE(count, hidden, k, weigh_input=True, shared=shared, router=Router(scoring="sigmoid", renormalize=False))
@@ -107,40 +107,40 @@ LLAMA4 = LLAMA.derive(
         **name_gated_mlp("layers.{i}.ffn", _FEED),
         **name_gated_mlp("layers.{i}.ffn.shared", f"{_FEED}.shared_expert"),
         "layers.{i}.ffn.router": f"{_FEED}.router",
-        "layers.{i}.ffn.experts.gate": _transposed_half(f"{_FEED}.experts.gate_up_proj", 0),
-        "layers.{i}.ffn.experts.up": _transposed_half(f"{_FEED}.experts.gate_up_proj", 1),
-        "layers.{i}.ffn.experts.down": _transposed_half(f"{_FEED}.experts.down_proj", None),
+        "layers.{i}.ffn.experts.gate": _transpose_half(f"{_FEED}.experts.gate_up_proj", 0),
+        "layers.{i}.ffn.experts.up": _transpose_half(f"{_FEED}.experts.gate_up_proj", 1),
+        "layers.{i}.ffn.experts.down": _transpose_half(f"{_FEED}.experts.down_proj", None),
     },
     kv_heads=key("num_key_value_heads", default=8),
     head_dim=key("head_dim", default=128),
     ffn=key("intermediate_size_mlp", default=16384),
     ffn_bias=False,
     eps=key("rms_norm_eps", default=1e-5),
-    rope=_llama4_ropes,
-    qk_norm=_llama4_qk_norms,
+    rope=_build_llama4_ropes,
+    qk_norm=_read_llama4_qk_norms,
     qk_norm_last=True,
     qk_norm_weight=False,
-    temperature=_llama4_temperatures,
-    mask=_chunks,
-    moe=mask_layers(_llama4_moe, _llama4_sparse),
+    temperature=_build_llama4_temperatures,
+    mask=_build_chunk_masks,
+    moe=mask_layers(_build_llama4_moe, _find_llama4_sparse_layers),
     gguf=gguf.SPARSE_BASE.derive(
         "llama4",
-        rope=lambda c: tuple(gguf.build_interleaved_rope(c) if local else None for local in _gguf_chunked(c)),
+        rope=lambda c: tuple(gguf.build_interleaved_rope(c) if local else None for local in _find_gguf_chunks(c)),
         # Only the model with 128 experts has no norms; files do not say so.
-        qk_norm=lambda c: tuple("head" if r and c.get("expert_count") != 128 else "none" for r in _gguf_chunked(c)),
+        qk_norm=lambda c: tuple("head" if r and c.get("expert_count") != 128 else "none" for r in _find_gguf_chunks(c)),
         from_keys={"qk_norm": None},
         qk_norm_last=True,
         qk_norm_weight=False,
-        temperature=lambda c: tuple(None if r else Temperature(0.1, 8192, offset=1) for r in _gguf_chunked(c)),
-        mask=lambda c: tuple(_GGUF_CHUNKED if r and c.get(_WINDOW) != 0 else None for r in _gguf_chunked(c)),
-        moe=gguf.mask_unlisted(_gguf_llama4_moe, gguf.SPARSE),
+        temperature=lambda c: tuple(None if r else Temperature(0.1, 8192, offset=1) for r in _find_gguf_chunks(c)),
+        mask=lambda c: tuple(_GGUF_CHUNKED if r and c.get(_WINDOW) != 0 else None for r in _find_gguf_chunks(c)),
+        moe=gguf.mask_unlisted(_build_gguf_llama4_moe, gguf.SPARSE),
     ),
 )
 
 # -- DBRX
 
 
-def _inner(outer: str, name: str, default: Any = None) -> Rule:
+def _read_nested(outer: str, name: str, default: Any = None) -> Rule:
     """Return the rule for the entry `name` of the mapping `outer` in a config."""
 
     def rule(config: Config) -> Any:
@@ -153,18 +153,18 @@ def _inner(outer: str, name: str, default: Any = None) -> Rule:
     return rule
 
 
-def _dbrx_moe(config: Config) -> MoE:
-    act = (_inner("ffn_config", "ffn_act_fn", {})(config)).get("name", "silu")
+def _build_dbrx_moe(config: Config) -> MoE:
+    act = (_read_nested("ffn_config", "ffn_act_fn", {})(config)).get("name", "silu")
     return MoE(
-        _inner("ffn_config", "moe_num_experts", 4)(config),
-        _inner("ffn_config", "ffn_hidden_size", 3584)(config),
-        _inner("ffn_config", "moe_top_k", 1)(config),
+        _read_nested("ffn_config", "moe_num_experts", 4)(config),
+        _read_nested("ffn_config", "ffn_hidden_size", 3584)(config),
+        _read_nested("ffn_config", "moe_top_k", 1)(config),
         ACTIVATIONS[act],
         router=Router(renormalize=config.get("ffn_config", {}).get("moe_normalize_expert_weights", 1.0) is not None),
     )
 
 
-def _by_expert(name: str, transpose: bool = False) -> Template:
+def _split_experts(name: str, transpose: bool = False) -> Template:
     """Return a template for the rows of all experts as [experts, hidden, dim]; the last axes swapped if `transpose`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -185,9 +185,9 @@ DBRX = LLAMA.derive(
         **split_qkv("layers.{i}.attn", "blocks.{i}.norm_attn_norm.attn.Wqkv"),
         "layers.{i}.attn.o": "blocks.{i}.norm_attn_norm.attn.out_proj",
         "layers.{i}.ffn.router": "blocks.{i}.ffn.router.layer",
-        "layers.{i}.ffn.experts.gate": _by_expert("blocks.{i}.ffn.experts.mlp.w1"),
-        "layers.{i}.ffn.experts.up": _by_expert("blocks.{i}.ffn.experts.mlp.v1"),
-        "layers.{i}.ffn.experts.down": _by_expert("blocks.{i}.ffn.experts.mlp.w2", transpose=True),
+        "layers.{i}.ffn.experts.gate": _split_experts("blocks.{i}.ffn.experts.mlp.w1"),
+        "layers.{i}.ffn.experts.up": _split_experts("blocks.{i}.ffn.experts.mlp.v1"),
+        "layers.{i}.ffn.experts.down": _split_experts("blocks.{i}.ffn.experts.mlp.w2", transpose=True),
         "final_norm": "norm_f",
     },
     prefix="transformer.",
@@ -195,7 +195,7 @@ DBRX = LLAMA.derive(
     dim=key("d_model"),
     layers=key("n_layers"),
     heads=key("n_heads"),
-    kv_heads=_inner("attn_config", "kv_n_heads", 1),
+    kv_heads=_read_nested("attn_config", "kv_n_heads", 1),
     head_dim=None,
     ffn=None,
     context=key("max_seq_len", default=None),
@@ -204,8 +204,8 @@ DBRX = LLAMA.derive(
     eps=1e-5,
     qkv_bias=False,
     out_bias=False,
-    clip=_inner("attn_config", "clip_qkv"),
-    moe=_dbrx_moe,
+    clip=_read_nested("attn_config", "clip_qkv"),
+    moe=_build_dbrx_moe,
     gguf=gguf.SPARSE_BASE.derive(
         "dbrx",
         names={**gguf.PACKED, "layers.{i}.ffn_norm": "blk.{i}.attn_output_norm"},
@@ -219,7 +219,7 @@ DBRX = LLAMA.derive(
 # -- Phi-3.5-MoE
 
 
-def _phimoe_rope(config: Config) -> RoPE:
+def _build_phimoe_rope(config: Config) -> RoPE:
     """Return RoPE with the scaled frequencies; the amplitude is the config's for up to the original context."""
     config = {"rope_theta": 1e6, **config}
     settings = find_rope(config)
@@ -235,7 +235,7 @@ PHIMOE = MIXTRAL.derive(
     norm="layer",
     qkv_bias=key("attention_bias", default=False),
     out_bias=key("attention_bias", default=False),
-    rope=_phimoe_rope,
+    rope=_build_phimoe_rope,
     head_bias=key("lm_head_bias", default=False),
     moe=lambda c: replace(
         MIXTRAL.settings["moe"](c),
@@ -252,22 +252,22 @@ PHIMOE = MIXTRAL.derive(
 # -- JetMoE
 
 
-def _jet_experts(config: Config) -> tuple[int, int]:
+def _count_jet_experts(config: Config) -> tuple[int, int]:
     return key("num_local_experts", default=8)(config), key("num_experts_per_tok", default=2)(config)
 
 
-def _moa(config: Config) -> MixtureOfAttention:
+def _build_moa(config: Config) -> MixtureOfAttention:
     kv, d = key("num_key_value_heads", default=16)(config), key("kv_channels", default=128)(config)
-    return MixtureOfAttention(*_jet_experts(config), kv, d, read_rope({**config, "head_dim": d}))
+    return MixtureOfAttention(*_count_jet_experts(config), kv, d, read_rope({**config, "head_dim": d}))
 
 
-def _jet_moe(config: Config) -> MoE:
-    experts, k = _jet_experts(config)
+def _build_jet_moe(config: Config) -> MoE:
+    experts, k = _count_jet_experts(config)
     name = key("activation_function", default="silu")(config)
     return MoE(experts, key("intermediate_size")(config), k, ACTIVATIONS[name], out_bias=True)
 
 
-def _by_head(name: str, rows: bool) -> Template:
+def _order_by_head(name: str, rows: bool) -> Template:
     """Return a template that orders the rows (or columns) of all experts by KV head: head 0 of every expert first."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -282,7 +282,7 @@ def _by_head(name: str, rows: bool) -> Template:
     return template
 
 
-def _kv(index: int) -> Template:
+def _slice_kv(index: int) -> Template:
     """Return a template for keys (`index` 0) or values (1) of a fused linear layer."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -292,7 +292,7 @@ def _kv(index: int) -> Template:
     return template
 
 
-def _half_of_jet(index: int) -> Template:
+def _slice_jet_half(index: int) -> Template:
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden = find_experts(settings).hidden
         return Slice(fetch("layers.{i}.mlp.input_linear.weight"), 1, index * hidden, (index + 1) * hidden)
@@ -305,16 +305,16 @@ JETMOE = LLAMA.derive(
     "jetmoe",
     inert=("num_attention_heads",),
     names={
-        "layers.{i}.attn.q": _by_head(f"{_MOA}.input_linear.weight", rows=True),
-        "layers.{i}.attn.o": _by_head(f"{_MOA}.output_linear.weight", rows=False),
-        "layers.{i}.attn.k": _kv(0),
-        "layers.{i}.attn.v": _kv(1),
+        "layers.{i}.attn.q": _order_by_head(f"{_MOA}.input_linear.weight", rows=True),
+        "layers.{i}.attn.o": _order_by_head(f"{_MOA}.output_linear.weight", rows=False),
+        "layers.{i}.attn.k": _slice_kv(0),
+        "layers.{i}.attn.v": _slice_kv(1),
         "layers.{i}.attn.bias": f"{_MOA}.bias",
         "layers.{i}.attn.router": f"{_MOA}.router.layer",
         "layers.{i}.ffn.router": "layers.{i}.mlp.router.layer",
         "layers.{i}.ffn.out_bias": "layers.{i}.mlp.bias",
-        "layers.{i}.ffn.experts.gate": _half_of_jet(0),
-        "layers.{i}.ffn.experts.up": _half_of_jet(1),
+        "layers.{i}.ffn.experts.gate": _slice_jet_half(0),
+        "layers.{i}.ffn.experts.up": _slice_jet_half(1),
         "layers.{i}.ffn.experts.down": "layers.{i}.mlp.output_linear.weight",
     },
     refuse={"rms_norm_eps": (1e-6, None)},  # only the last norm would follow it
@@ -323,30 +323,30 @@ JETMOE = LLAMA.derive(
     head_dim=None,
     ffn=None,
     rope=None,
-    mixer=_moa,
-    moe=_jet_moe,
+    mixer=_build_moa,
+    moe=_build_jet_moe,
     tie=key("tie_word_embeddings", default=True),
 )
 
 # -- LongCat-Flash
 
 
-def _scaled(name: str, rank: str) -> Template:
+def _scale_latent(name: str, rank: str) -> Template:
     """Return a template for a weight times √(dim / rank) (LongCat's scale correction of latents)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(latent_of(settings), rank)))
+        return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(find_latent_attention(settings), rank)))
 
     return template
 
 
-def _longcat_block(config: Config) -> ShortcutBlock:
+def _build_longcat_block(config: Config) -> ShortcutBlock:
     experts, hidden, k = read_required(config, "n_routed_experts", "expert_ffn_hidden_size", "moe_topk")
     moe = MoE(
         experts,
         hidden,
         k,
-        activation(config),
+        read_activation(config),
         router=Router(
             correction=True,
             renormalize=False,
@@ -354,12 +354,12 @@ def _longcat_block(config: Config) -> ShortcutBlock:
             zero_experts=config.get("zero_expert_num") or 0,
         ),
     )
-    ffn = GatedMLP(key("ffn_hidden_size")(config), activation(config))
-    latent = mla({"rope_theta": 1e7, **config, "rope_interleave": True})
+    ffn = GatedMLP(key("ffn_hidden_size")(config), read_activation(config))
+    latent = build_mla({"rope_theta": 1e7, **config, "rope_interleave": True})
     return ShortcutBlock(latent, ffn, moe, RMSNorm(key("rms_norm_eps", default=1e-5)(config)))
 
 
-def _longcat_names(half: str, i: int) -> dict[str, str | Template]:
+def _map_longcat_names(half: str, i: int) -> dict[str, str | Template]:
     at, theirs = f"layers.{{i}}.{half}.attn", f"layers.{{i}}.self_attn.{i}"
     return {
         f"layers.{{i}}.{half}.attn_norm": f"layers.{{i}}.input_layernorm.{i}",
@@ -367,11 +367,11 @@ def _longcat_names(half: str, i: int) -> dict[str, str | Template]:
         **name_gated_mlp(f"layers.{{i}}.{half}.ffn", f"layers.{{i}}.mlps.{i}"),
         f"{at}.q_down": f"{theirs}.q_a_proj",
         f"{at}.q_norm": f"{theirs}.q_a_layernorm",
-        f"{at}.q_up": _scaled(f"{theirs}.q_b_proj", "q_rank"),
+        f"{at}.q_up": _scale_latent(f"{theirs}.q_b_proj", "q_rank"),
         f"{at}.kv_down": f"{theirs}.kv_a_proj_with_mqa",
-        f"{at}.kv_norm": _scaled(f"{theirs}.kv_a_layernorm", "rank"),
-        f"{at}.k_up.weight": rows_of_heads(f"{theirs}.kv_b_proj.weight", "k"),
-        f"{at}.v_up.weight": rows_of_heads(f"{theirs}.kv_b_proj.weight", "v"),
+        f"{at}.kv_norm": _scale_latent(f"{theirs}.kv_a_layernorm", "rank"),
+        f"{at}.k_up.weight": slice_head_rows(f"{theirs}.kv_b_proj.weight", "k"),
+        f"{at}.v_up.weight": slice_head_rows(f"{theirs}.kv_b_proj.weight", "v"),
         f"{at}.o": f"{theirs}.o_proj",
     }
 
@@ -380,11 +380,11 @@ LONGCAT_FLASH = DEEPSEEK_V3.derive(
     "longcat_flash",
     inert=("num_key_value_heads", "head_dim"),
     names={
-        **_longcat_names("first", 0),
-        **_longcat_names("second", 1),
+        **_map_longcat_names("first", 0),
+        **_map_longcat_names("second", 1),
         "layers.{i}.moe.router": "layers.{i}.mlp.router.classifier",
         "layers.{i}.moe.router.correction": "layers.{i}.mlp.router.e_score_correction_bias",
-        **per_expert("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj", at="layers.{i}.moe"),
+        **map_expert_names("layers.{i}.mlp.experts", "gate_proj", "up_proj", "down_proj", at="layers.{i}.moe"),
     },
     unused=(*LLAMA.unused, "model.mtp.*"),
     idle=("*.mlp.experts.*",),  # transformers also stores the identity experts
@@ -392,7 +392,7 @@ LONGCAT_FLASH = DEEPSEEK_V3.derive(
     rope=None,
     ffn=None,
     eps=key("rms_norm_eps", default=1e-5),
-    block=_longcat_block,
+    block=_build_longcat_block,
     mixer=None,
     moe=None,
 )

@@ -20,7 +20,7 @@ from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, key
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
-from .gemma4 import GGUF_PER_LAYER, GGUF_SETTINGS, PER_LAYER, gguf_config, kv_names, rope_of_type, types_of
+from .gemma4 import GGUF_PER_LAYER, GGUF_SETTINGS, PER_LAYER, build_rope, convert_keys, name_kv, read_types
 
 _BASES = {
     "sliding_attention": key("rope_local_base_freq", default=10_000.0),
@@ -28,8 +28,8 @@ _BASES = {
 }
 
 
-def _layers(config: Config) -> tuple[AltUpLayer, ...]:
-    norm, types = RMSNorm(key("rms_norm_eps", default=1e-6)(config)), types_of(config, 5)
+def _build_layers(config: Config) -> tuple[AltUpLayer, ...]:
+    norm, types = RMSNorm(key("rms_norm_eps", default=1e-6)(config)), read_types(config, 5)
     act = ACTIVATIONS[config.get("hidden_activation", "gelu_pytorch_tanh")]
     layers, size = len(types), key("head_dim", default=256)(config)
     hidden = key("intermediate_size", default=16384)(config)
@@ -44,14 +44,14 @@ def _layers(config: Config) -> tuple[AltUpLayer, ...]:
             key("num_attention_heads")(config),
             key("num_key_value_heads", default=2)(config),
             size,
-            rope=rope_of_type(config, types[i], size, ropes),
+            rope=build_rope(config, types[i], size, ropes),
             window=config.get("sliding_window", 512) if types[i] == "sliding_attention" else None,
             qkv_bias=bias,
             out_bias=bias,
             qk_norm=norm,
             scale=1.0,
             v_norm=norm.plain(),
-            **kv_names(config, types, i),
+            **name_kv(config, types, i),
         )
         return AltUpLayer(
             attn,
@@ -66,26 +66,26 @@ def _layers(config: Config) -> tuple[AltUpLayer, ...]:
     return tuple(layer(i) for i in range(layers))
 
 
-def _embedding(config: Config) -> PerLayerEmbedding:
+def _build_embedding(config: Config) -> PerLayerEmbedding:
     width = config.get("hidden_size_per_layer_input", 256)
     norm = RMSNorm(key("rms_norm_eps", default=1e-6)(config))
     return PerLayerEmbedding(config.get("vocab_size_per_layer_input", 262_144), width, norm)
 
 
-def _gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
+def _build_gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
     """Return the layers of a GGUF file; as in llama.cpp, 20 layers have keys and values of their own."""
     shared = {"attention.shared_kv_layers": max(config["block_count"] - 20, 0)}
     scales = config.get("activation_sparsity_scale")  # in standard deviations
-    return _layers(
+    return _build_layers(
         {
-            **gguf_config({**shared, **config}),
+            **convert_keys({**shared, **config}),
             "activation_sparsity_pattern": scales and [round((1 + math.erf(s / math.sqrt(2))) / 2, 6) for s in scales],
             "altup_active_idx": config.get("altup.active_idx", 0),
         }
     )
 
 
-def _unstack(name: str) -> Template:
+def _unstack_matrix(name: str) -> Template:
     """Return a template for the matrix of one stream, which the checkpoint stores in a stack of all streams."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -106,14 +106,14 @@ GEMMA3N_GGUF = gguf.BASE.derive(
         "layers.{i}.laurel_left": "blk.{i}.laurel_l",
         "layers.{i}.laurel_right": "blk.{i}.laurel_r",
         "layers.{i}.laurel_norm": "blk.{i}.laurel_post_norm",
-        "spread.projections.{i}": _unstack("altup_proj"),
-        "gather.projections.{i}": _unstack("altup_unembd_proj"),
+        "spread.projections.{i}": _unstack_matrix("altup_proj"),
+        "gather.projections.{i}": _unstack_matrix("altup_unembd_proj"),
     },
     # Keys and values of layers that share those of another layer are not used.
     unused=(*gguf.BASE.unused, *(f"*.attn_{n}.weight" for n in ("k", "v", "k_norm"))),
     **GGUF_SETTINGS,
-    block=_gguf_layers,
-    per_layer=lambda c: _embedding(gguf_config(c)),
+    block=_build_gguf_layers,
+    per_layer=lambda c: _build_embedding(convert_keys(c)),
     spread=lambda c: SpreadStreams(c.get("altup.num_inputs", 4)),
     gather=lambda c: GatherStreams(),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
@@ -143,8 +143,8 @@ GEMMA3N = LLAMA.derive(
     ffn=None,
     rope=None,
     context=key("max_position_embeddings", default=None),
-    block=_layers,
-    per_layer=_embedding,
+    block=_build_layers,
+    per_layer=_build_embedding,
     spread=lambda c: SpreadStreams(c.get("altup_num_inputs", 4)),
     gather=lambda c: GatherStreams(),
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),

@@ -26,7 +26,7 @@ from ...tables.rope_config import FREQUENCIES, read_rope
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import name_gated_mlp
 from ..dense.llama import LLAMA
-from ..experts.mixtral import per_expert
+from ..experts.mixtral import map_expert_names
 
 _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -34,7 +34,7 @@ _ROPES = {
 }
 
 
-def types_of(config: Config, every: int) -> list[str]:
+def read_types(config: Config, every: int) -> list[str]:
     """Return the kind of attention of each layer; by default each `every`-th is global."""
     layers = range(key("num_hidden_layers")(config))
     return list(
@@ -42,7 +42,7 @@ def types_of(config: Config, every: int) -> list[str]:
     )
 
 
-def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
+def name_kv(config: Config, types: list[str], i: int) -> dict[str, Any]:
     """Return `Attention` arguments of layer `i`: the last layers share keys and values by kind."""
     first = len(types) - (config.get("num_kv_shared_layers") or 0)
     if first == len(types):
@@ -53,7 +53,7 @@ def kv_names(config: Config, types: list[str], i: int) -> dict[str, Any]:
     return {"keep_kv": types[i]} if i == last else {}
 
 
-def rope_of_type(config: Config, kind: str, head: int, defaults: dict[str, Any]) -> RoPE:
+def build_rope(config: Config, kind: str, head: int, defaults: dict[str, Any]) -> RoPE:
     """Return the RoPE of layers of a `kind`, for heads of `head` features; `defaults` are used for missing settings."""
     base = {"rope_theta": defaults[kind]["rope_theta"]}
     settings = base | ((config.get("rope_parameters") or defaults).get(kind) or {})
@@ -64,7 +64,7 @@ def rope_of_type(config: Config, kind: str, head: int, defaults: dict[str, Any])
     return RoPE(theta, scaling="proportional", factor=float(settings.get("factor", 1.0)), rotated=rotated_pairs)
 
 
-def _of_layer(config: Config, i: int, kind: str) -> tuple[int, int]:
+def _read_head_sizes(config: Config, i: int, kind: str) -> tuple[int, int]:
     """Return the head size and the number of KV heads of layer `i`; global layers may have others than local layers."""
     by_layer = config.get("per_layer_config") or {}
     layer_config = by_layer.get(str(i), by_layer.get(i)) or {}
@@ -76,14 +76,14 @@ def _of_layer(config: Config, i: int, kind: str) -> tuple[int, int]:
     return layer_config.get("head_dim") or size, layer_config.get("num_key_value_heads") or groups
 
 
-def _attention(config: Config, types: list[str], i: int, norm: RMSNorm) -> Attention:
-    size, groups = _of_layer(config, i, types[i])
+def _build_attention(config: Config, types: list[str], i: int, norm: RMSNorm) -> Attention:
+    size, groups = _read_head_sizes(config, i, types[i])
     local, bias = types[i] == "sliding_attention", config.get("attention_bias") or False
     return Attention(
         key("num_attention_heads")(config),
         groups,
         size,
-        rope=rope_of_type(config, types[i], size, _ROPES),
+        rope=build_rope(config, types[i], size, _ROPES),
         window=config.get("sliding_window", 512) if local else None,
         qkv_bias=bias,
         out_bias=bias,
@@ -91,12 +91,12 @@ def _attention(config: Config, types: list[str], i: int, norm: RMSNorm) -> Atten
         scale=1.0,
         v_norm=norm.plain(),
         keys_as_values=bool(config.get("attention_k_eq_v")) and not local,
-        **kv_names(config, types, i),
+        **name_kv(config, types, i),
     )
 
 
-def _layers(config: Config) -> tuple[LayerWithInput, ...]:
-    norm, types = RMSNorm(key("rms_norm_eps", default=1e-6)(config)), types_of(config, 6)
+def _build_layers(config: Config) -> tuple[LayerWithInput, ...]:
+    norm, types = RMSNorm(key("rms_norm_eps", default=1e-6)(config)), read_types(config, 6)
     act = ACTIVATIONS[config.get("hidden_activation", "gelu_pytorch_tanh")]
     width, hidden = config.get("hidden_size_per_layer_input", 256), key("intermediate_size")(config)
     first_shared = len(types) - (config.get("num_kv_shared_layers") or 0)
@@ -107,7 +107,7 @@ def _layers(config: Config) -> tuple[LayerWithInput, ...]:
 
     def layer(i: int) -> LayerWithInput:
         wide = 2 if config.get("use_double_wide_mlp") and i >= first_shared else 1
-        attn, dense = _attention(config, types, i, norm), GatedMLP(wide * hidden, act)
+        attn, dense = _build_attention(config, types, i, norm), GatedMLP(wide * hidden, act)
         block = Block(attn, None if experts else dense, norm, "sandwich")
         beside = SplitFeedForward(dense, experts, norm) if experts else None
         return LayerWithInput(block, beside, PerLayerInput(width, act, norm) if width else None)
@@ -115,23 +115,23 @@ def _layers(config: Config) -> tuple[LayerWithInput, ...]:
     return tuple(layer(i) for i in range(len(types)))
 
 
-def _embedding(config: Config) -> PerLayerEmbedding | None:
+def _build_embedding(config: Config) -> PerLayerEmbedding | None:
     width = config.get("hidden_size_per_layer_input", 256)
     norm = RMSNorm(key("rms_norm_eps", default=1e-6)(config))
     return PerLayerEmbedding(config.get("vocab_size_per_layer_input", 262_144), width, norm) if width else None
 
 
-def inside(names: Names, at: str = "block") -> Names:
+def nest_names(names: Names, at: str = "block") -> Names:
     """Return `names` with the parameters of blocks under the field `at` of their layers."""
     return {name.replace("layers.{i}.", f"layers.{{i}}.{at}.", 1): template for name, template in names.items()}
 
 
-def _router_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _scale_router_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the router's scale divided by √dim."""
     return Scale(fetch("layers.{i}.router.scale"), settings.dim**-0.5)
 
 
-def _scaled_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _scale_experts_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the output weights of experts, each times its per_expert_scale."""
     down = _EXPERTS["layers.{i}.ffn.moe.experts.down"]
     assert callable(down)
@@ -144,7 +144,7 @@ _BLOCK: Names = {
     "layers.{i}.ffn_norm": "layers.{i}.pre_feedforward_layernorm",
     "layers.{i}.ffn_post_norm": "layers.{i}.post_feedforward_layernorm",
 }
-_EXPERTS = per_expert("layers.{i}.experts", "gate_proj", "up_proj", "down_proj", at="layers.{i}.ffn.moe")
+_EXPERTS = map_expert_names("layers.{i}.experts", "gate_proj", "up_proj", "down_proj", at="layers.{i}.ffn.moe")
 PER_LAYER: Names = {
     "per_layer.table": "embed_tokens_per_layer",
     "per_layer.projection": "per_layer_model_projection",
@@ -158,7 +158,7 @@ PER_LAYER: Names = {
 # -- GGUF
 
 
-def gguf_config(config: Config) -> dict[str, Any]:
+def convert_keys(config: Config) -> dict[str, Any]:
     """Return the keys of a GGUF file, renamed to those of Hugging Face's configs of Gemma 3n and 4."""
     layers, local = range(config["block_count"]), gguf.find_local_layers(config, 5)
     types = ["sliding_attention" if is_local else "full_attention" for is_local in local]
@@ -182,12 +182,12 @@ def gguf_config(config: Config) -> dict[str, Any]:
         "vocab_size_per_layer_input": config["vocab_size"],
         "rope_parameters": {
             "sliding_attention": {"rope_theta": config.get("rope.freq_base_swa", 10_000.0)},
-            "full_attention": {"rope_theta": config.get("rope.freq_base", 10_000.0), **_rotated_fraction(config, wide)},
+            "full_attention": {"rope_theta": config.get("rope.freq_base", 10_000.0), **_read_fraction(config, wide)},
         },
     }
 
 
-def _rotated_fraction(config: Config, head: int) -> dict[str, Any]:
+def _read_fraction(config: Config, head: int) -> dict[str, Any]:
     """Return the setting for the fraction of rotated features of global heads, from the file's frequency divisors.
 
     Rotated features have the divisor 1, the others 10³⁰.
@@ -201,14 +201,14 @@ def _rotated_fraction(config: Config, head: int) -> dict[str, Any]:
     return {"rope_type": "proportional", "partial_rotary_factor": 2 * n_rotated / head}
 
 
-def _gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
-    converted = gguf_config(config)
+def _build_gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
+    converted = convert_keys(config)
     hidden, first_shared = (
         converted["intermediate_size"],
         len(converted["layer_types"]) - converted["num_kv_shared_layers"],
     )
     local = gguf.find_local_layers(config, 5)
-    return _layers(
+    return _build_layers(
         {
             **converted,
             "intermediate_size": hidden[0] if isinstance(hidden, list) else hidden,
@@ -222,7 +222,7 @@ def _gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
     )
 
 
-def _scalar(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _fetch_layer_scale(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the factor of a layer's output, 1 if the file has none."""
     name = "blk.{i}.layer_output_scale.weight"
     return fetch(name) if fetch.has(name) else Full(1.0, (1,))
@@ -245,9 +245,9 @@ GEMMA4_GGUF = gguf.SPARSE_BASE.derive(
     "gemma4",
     inert=(*gguf.BASE.inert, "rope.dimension_count", "rope.dimension_count_swa"),
     names={
-        **inside({name: template for name, template in gguf.BASE.names.items() if name.startswith("layers.")}),
+        **nest_names({name: template for name, template in gguf.BASE.names.items() if name.startswith("layers.")}),
         **GGUF_PER_LAYER,
-        "layers.{i}.scalar": _scalar,
+        "layers.{i}.scalar": _fetch_layer_scale,
         **{f"layers.{{i}}.ffn.dense.{n}": f"blk.{{i}}.ffn_{n}" for n in ("gate", "up", "down")},
         "layers.{i}.ffn.dense_norm": "blk.{i}.ffn_norm",
         "layers.{i}.ffn.dense_post_norm": "blk.{i}.post_ffw_norm_1",
@@ -262,15 +262,15 @@ GEMMA4_GGUF = gguf.SPARSE_BASE.derive(
         ),
     },
     **GGUF_SETTINGS,
-    block=_gguf_layers,
-    per_layer=lambda c: _embedding(gguf_config(c)),
+    block=_build_gguf_layers,
+    per_layer=lambda c: _build_embedding(convert_keys(c)),
     logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
 )
 GEMMA4 = LLAMA.derive(
     "gemma4_text",
     inert=("vocab_size_per_layer_input",),
     names={
-        **inside(_BLOCK),
+        **nest_names(_BLOCK),
         **PER_LAYER,
         "layers.{i}.scalar": "layers.{i}.layer_scalar",
         **name_gated_mlp("layers.{i}.ffn.dense", "layers.{i}.mlp"),
@@ -279,10 +279,10 @@ GEMMA4 = LLAMA.derive(
         "layers.{i}.ffn.moe_norm": "layers.{i}.pre_feedforward_layernorm_2",
         "layers.{i}.ffn.moe_post_norm": "layers.{i}.post_feedforward_layernorm_2",
         "layers.{i}.ffn.post_norm": "layers.{i}.post_feedforward_layernorm",
-        "layers.{i}.ffn.router_norm": _router_norm,
+        "layers.{i}.ffn.router_norm": _scale_router_norm,
         "layers.{i}.ffn.moe.router": "layers.{i}.router.proj",
         **_EXPERTS,
-        "layers.{i}.ffn.moe.experts.down": _scaled_down,
+        "layers.{i}.ffn.moe.experts.down": _scale_experts_down,
     },
     refuse={"use_bidirectional_attention": (None, False, "vision")},
     # Keys and values of layers that share those of another layer are not used.
@@ -293,8 +293,8 @@ GEMMA4 = LLAMA.derive(
     ffn=None,
     rope=None,
     context=key("max_position_embeddings", default=None),
-    block=_layers,
-    per_layer=_embedding,
+    block=_build_layers,
+    per_layer=_build_embedding,
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     logit_softcap=key("final_logit_softcapping", default=None),
     tie=key("tie_word_embeddings", default=True),

@@ -16,24 +16,24 @@ from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import scale_linear
 from ..dense.llama import LLAMA
-from ..experts.mixtral import per_expert, stacked
-from .mamba import HEADED_STATES, NO_LIMIT, gguf_mamba2, mamba2_names, taps
+from ..experts.mixtral import map_expert_names, stack_experts
+from .mamba import HEADED_STATES, NO_LIMIT, build_gguf_mamba2, map_mamba2_names, reshape_conv
 
 # -- LFM2
 
 
-def _lfm2_recurrent(config: Config) -> Iterator[bool]:
+def _find_lfm2_convs(config: Config) -> Iterator[bool]:
     layers = range(key("num_hidden_layers")(config))
     attention = config.get("full_attn_idxs")
     plain = ["conv" if attention is not None and i not in attention else "full_attention" for i in layers]
     return (kind == "conv" for kind in config.get("layer_types") or plain)
 
 
-def _short_conv(config: Config) -> ShortConv:
+def _build_short_conv(config: Config) -> ShortConv:
     return ShortConv(config.get("conv_L_cache", 3), config.get("conv_bias", False))
 
 
-def _lfm2_width(config: Config) -> int:
+def _read_lfm2_width(config: Config) -> int:
     """Return the inner width of feed-forwards; the config may state the width of an ungated one, which is converted."""
     width = int(key("block_ff_dim", "intermediate_size")(config))
     if not config.get("block_auto_adjust_ff_dim", True):
@@ -43,7 +43,7 @@ def _lfm2_width(config: Config) -> int:
     return width if factor is None else -(-int(factor * width) // multiple) * multiple
 
 
-def _lfm2_experts(config: Config) -> MoE:
+def _build_lfm2_experts(config: Config) -> MoE:
     """Return the experts, routed by sigmoids; transformers' 1e-6 in the sum of scores is left out."""
     experts, hidden, k = read_required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
     return MoE(
@@ -59,11 +59,11 @@ def _lfm2_experts(config: Config) -> MoE:
     )
 
 
-def _lfm2_sparse(config: Config) -> Iterator[bool]:
+def _find_lfm2_sparse_layers(config: Config) -> Iterator[bool]:
     return (i >= config.get("num_dense_layers", 2) for i in range(key("num_hidden_layers")(config)))
 
 
-def _gguf_short(config: Config) -> Iterator[bool]:
+def _find_gguf_short_convs(config: Config) -> Iterator[bool]:
     heads = config["attention.head_count_kv"]
     return (n == 0 for n in (heads if isinstance(heads, list) else [heads] * config["block_count"]))
 
@@ -79,7 +79,7 @@ _LFM2_GGUF = gguf.SPARSE_BASE.derive(
     from_keys={"qk_norm": lambda keys: "head"},
     kv_heads=gguf.find_max_kv_heads,
     window=lambda c: c.get("attention.sliding_window") or None,
-    mixer=mask_layers(lambda c: ShortConv(key("shortconv.l_cache")(c), False), _gguf_short),
+    mixer=mask_layers(lambda c: ShortConv(key("shortconv.l_cache")(c), False), _find_gguf_short_convs),
 )
 LFM2 = LLAMA.derive(
     "lfm2",
@@ -88,7 +88,7 @@ LFM2 = LLAMA.derive(
         "layers.{i}.attn.o": "layers.{i}.self_attn.out_proj",
         **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_layernorm" for x in "qk"},
         **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.conv.{x}_proj" for x in ("in", "out")},
-        "layers.{i}.attn.conv.weight": taps("layers.{i}.conv.conv.weight", lambda settings: settings.dim),
+        "layers.{i}.attn.conv.weight": reshape_conv("layers.{i}.conv.conv.weight", lambda settings: settings.dim),
         "layers.{i}.attn.conv.bias": "layers.{i}.conv.conv.bias",
         "layers.{i}.ffn_norm": "layers.{i}.ffn_norm",
         "layers.{i}.ffn.gate": "layers.{i}.feed_forward.w1",
@@ -97,7 +97,7 @@ LFM2 = LLAMA.derive(
         "final_norm": "embedding_norm",
     },
     kv_heads=key("num_key_value_heads", default=8),
-    ffn=_lfm2_width,
+    ffn=_read_lfm2_width,
     activation="silu",
     eps=key("norm_eps", default=1e-5),
     qkv_bias=False,
@@ -106,7 +106,7 @@ LFM2 = LLAMA.derive(
     qk_norm="head",
     tie=key("tie_embedding", "tie_word_embeddings", default=True),
     rope=rope_with(rope_theta=1e6),
-    mixer=mask_layers(_short_conv, _lfm2_recurrent),
+    mixer=mask_layers(_build_short_conv, _find_lfm2_convs),
     gguf=_LFM2_GGUF,
 )
 LFM2_MOE = LFM2.derive(
@@ -114,10 +114,10 @@ LFM2_MOE = LFM2.derive(
     names={
         "layers.{i}.ffn.router": "layers.{i}.feed_forward.gate",
         "layers.{i}.ffn.router.correction": "layers.{i}.feed_forward.expert_bias",
-        **per_expert("layers.{i}.feed_forward.experts", "w1", "w3", "w2"),
+        **map_expert_names("layers.{i}.feed_forward.experts", "w1", "w3", "w2"),
     },
     ffn=key("intermediate_size"),
-    moe=mask_layers(_lfm2_experts, _lfm2_sparse),
+    moe=mask_layers(_build_lfm2_experts, _find_lfm2_sparse_layers),
     gguf=_LFM2_GGUF.derive("lfm2moe", moe=gguf.route_experts("sigmoid", renormalize=True)),
 )
 
@@ -125,7 +125,7 @@ LFM2_MOE = LFM2.derive(
 # -- Falcon-H1
 
 
-def _state_input(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _scale_state_input(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the projection into gate, x, B, C and step, each with a separate multiplier."""
     mamba, weight = settings.mixer.ssm, fetch(f"layers.{{i}}.mamba.in_proj.{part}")
     wide = mamba.groups * mamba.state
@@ -138,7 +138,7 @@ def _state_input(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return Scale(weight, Concat(tuple(rows)))
 
 
-def _multipliers(config: Config) -> dict[str, Any]:
+def _read_multipliers(config: Config) -> dict[str, Any]:
     names = {
         "key": "key_multiplier",
         "attention_in": "attention_in_multiplier",
@@ -151,7 +151,7 @@ def _multipliers(config: Config) -> dict[str, Any]:
     return {**alone, "gate": float(gate), "down": float(down), "ssm": config.get("ssm_multipliers") or [1.0] * 5}
 
 
-def _falcon_mixer(config: Config) -> ParallelHybrid:
+def _build_falcon_mixer(config: Config) -> ParallelHybrid:
     heads, dim = read_required(config, "num_attention_heads", "hidden_size")
     bias = config.get("attention_bias", False)
     kv_heads, rope = config.get("num_key_value_heads", 8), read_rope(config)
@@ -174,16 +174,16 @@ def _falcon_mixer(config: Config) -> ParallelHybrid:
     return ParallelHybrid(attention, mamba)
 
 
-def _parallel_names(names: Names) -> Names:
+def _nest_ssm_names(names: Names) -> Names:
     """Return `names` of a state space as those of the state space in a `ParallelHybrid`."""
     return {name.replace(".attn.", ".attn.ssm."): template for name, template in names.items()}
 
 
-def _gguf_falcon(config: Config) -> ParallelHybrid:
+def _build_gguf_falcon(config: Config) -> ParallelHybrid:
     """Return attention in parallel to a state space; llama.cpp applies its norm, if there is one, after the gate."""
     heads, kv_heads = read_required(config, "attention.head_count", "attention.head_count_kv")
     attention = Attention(heads, kv_heads, config.get("attention.key_length"), read_gguf_rope(config))
-    mamba = replace(gguf_mamba2(config), norm_first=False)
+    mamba = replace(build_gguf_mamba2(config), norm_first=False)
     return ParallelHybrid(attention, mamba if config[gguf.NORMED] else replace(mamba, norm=None))
 
 
@@ -191,8 +191,8 @@ FALCON_H1 = LLAMA.derive(
     "falcon_h1",
     inert=("mamba_d_head", "mamba_expand"),
     names={
-        **_parallel_names(mamba2_names("layers.{i}.mamba")),
-        "layers.{i}.attn.ssm.in": _state_input,
+        **_nest_ssm_names(map_mamba2_names("layers.{i}.mamba")),
+        "layers.{i}.attn.ssm.in": _scale_state_input,
         "layers.{i}.attn.ssm.out": scale_linear("layers.{i}.mamba.out_proj", "ssm_out"),
         "layers.{i}.attn.attention.q": scale_linear("layers.{i}.self_attn.q_proj", "attention_in", bias=()),
         "layers.{i}.attn.attention.k": scale_linear(
@@ -214,12 +214,12 @@ FALCON_H1 = LLAMA.derive(
     eps=key("rms_norm_eps", default=1e-5),
     embed_scale=key("embedding_multiplier", default=1.0),
     logit_scale=key("lm_head_multiplier", default=1.0),
-    multipliers=_multipliers,
-    mixer=_falcon_mixer,
+    multipliers=_read_multipliers,
+    mixer=_build_falcon_mixer,
     gguf=gguf.BASE.derive(  # the converter multiplies the weights by all multipliers
         "falcon-h1",
         names={
-            **_parallel_names(HEADED_STATES),
+            **_nest_ssm_names(HEADED_STATES),
             **{f"layers.{{i}}.attn.attention.{x}": f"blk.{{i}}.attn_{x}" for x in "qkv"},
             "layers.{i}.attn.attention.o": "blk.{i}.attn_output",
         },
@@ -228,7 +228,7 @@ FALCON_H1 = LLAMA.derive(
         kv_heads=None,
         head_dim=None,
         rope=None,
-        mixer=_gguf_falcon,
+        mixer=_build_gguf_falcon,
     ),
 )
 
@@ -238,7 +238,7 @@ FALCON_H1 = LLAMA.derive(
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-def _nemotron_kinds(config: Config) -> list[str]:
+def _read_kinds(config: Config) -> list[str]:
     """Return the kind of each layer: mamba, attention, mlp or moe.
 
     Raises:
@@ -254,7 +254,7 @@ def _nemotron_kinds(config: Config) -> list[str]:
     return kinds
 
 
-def _nemotron_mixers(config: Config) -> tuple[Any, ...]:
+def _build_nemotron_mixers(config: Config) -> tuple[Any, ...]:
     groups = key("n_groups", "mamba_n_groups", default=8)(config)
     heads, head = config.get("mamba_num_heads", 128), config.get("mamba_head_dim", 64)
     mamba = Mamba2(
@@ -271,11 +271,11 @@ def _nemotron_mixers(config: Config) -> tuple[Any, ...]:
     )
     queries = key("num_attention_heads", default=32)(config)
     attention = Attention(queries, config.get("num_key_value_heads") or queries, config.get("head_dim", 128))
-    return tuple({"mamba": mamba, "attention": attention}.get(kind) for kind in _nemotron_kinds(config))
+    return tuple({"mamba": mamba, "attention": attention}.get(kind) for kind in _read_kinds(config))
 
 
-def _nemotron_experts(config: Config) -> MoE:
-    act, bias, latent = ACTIVATIONS[_nemotron_activation(config)], config.get("mlp_bias", False), "moe_latent_size"
+def _build_nemotron_experts(config: Config) -> MoE:
+    act, bias, latent = ACTIVATIONS[_read_nemotron_activation(config)], config.get("mlp_bias", False), "moe_latent_size"
     if config.get(latent) and bias:
         raise WeftError(f"mlp_bias={bias} is not supported together with {latent}")
     return MoE(
@@ -297,16 +297,16 @@ def _nemotron_experts(config: Config) -> MoE:
     )
 
 
-def _nemotron_activation(config: Config) -> str:
+def _read_nemotron_activation(config: Config) -> str:
     return str(config.get("mlp_hidden_act", "relu2"))
 
 
 _EXPERTS = "layers.{i}.mixer.experts"
 
 
-def _nemotron_stacked(part: str) -> Template:
+def _fetch_nemotron_experts(part: str) -> Template:
     """Return a template for the weights `part` of all experts, stored in one tensor or in a tensor per expert."""
-    separate = stacked(f"{_EXPERTS}.{{e}}.{part}_proj")
+    separate = stack_experts(f"{_EXPERTS}.{{e}}.{part}_proj")
 
     def template(fetch: Fetch, name: str, settings: Settings) -> Recipe:
         stacked_name = f"{_EXPERTS}.{part}_proj"
@@ -315,17 +315,17 @@ def _nemotron_stacked(part: str) -> Template:
     return template
 
 
-def _gguf_widths(config: Config) -> tuple[int | None, ...]:
+def _read_gguf_widths(config: Config) -> tuple[int | None, ...]:
     """Return the inner width of each layer that is a plain feed-forward; None for all other layers."""
     widths_stated, layers = key("feed_forward_length")(config), range(config["block_count"])
     widths = widths_stated if isinstance(widths_stated, list) else [widths_stated for _ in layers]
     return tuple(None if i in config[gguf.SPARSE] else widths[i] or None for i in layers)
 
 
-def _gguf_nemotron(config: Config) -> tuple[Any, ...]:
+def _build_gguf_nemotron(config: Config) -> tuple[Any, ...]:
     """Return the layers of a GGUF file; the minimum step, which files lack, is that of all published configs."""
     kv_heads = key("attention.head_count_kv")(config)
-    heads, mamba = key("attention.head_count")(config), replace(gguf_mamba2(config), least_step=0.001)
+    heads, mamba = key("attention.head_count")(config), replace(build_gguf_mamba2(config), least_step=0.001)
 
     def layer(i: int) -> Mamba2 | Attention | None:
         if i in config[gguf.RECURRENT]:
@@ -336,7 +336,7 @@ def _gguf_nemotron(config: Config) -> tuple[Any, ...]:
     return tuple(layer(i) for i in range(config["block_count"]))
 
 
-def _gguf_nemotron_experts(config: Config) -> MoE:
+def _build_gguf_nemotron_experts(config: Config) -> MoE:
     count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
     wide = key("expert_shared_feed_forward_length")(config)
     latent, router = config.get("moe_latent_size"), gguf.read_routing(config, "sigmoid")
@@ -349,11 +349,11 @@ NEMOTRON_H = LLAMA.derive(
         "embed": "embeddings",
         **{f"layers.{{i}}.{norm}": "layers.{i}.norm" for norm in ("attn_norm", "ffn_norm")},
         **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.mixer.{x}_proj" for x in "qkvo"},
-        **mamba2_names("layers.{i}.mixer"),
+        **map_mamba2_names("layers.{i}.mixer"),
         **{f"layers.{{i}}.ffn.{x}": f"layers.{{i}}.mixer.{x}_proj" for x in ("up", "down")},
         "layers.{i}.ffn.router": "layers.{i}.mixer.gate",
         "layers.{i}.ffn.router.correction": "layers.{i}.mixer.gate.e_score_correction_bias",
-        **{f"layers.{{i}}.ffn.experts.{x}": _nemotron_stacked(x) for x in ("up", "down")},
+        **{f"layers.{{i}}.ffn.experts.{x}": _fetch_nemotron_experts(x) for x in ("up", "down")},
         **{f"layers.{{i}}.ffn.shared.{x}": f"layers.{{i}}.mixer.shared_experts.{x}_proj" for x in ("up", "down")},
         "layers.{i}.ffn.latent_in": "layers.{i}.mixer.fc1_latent_proj",
         "layers.{i}.ffn.latent_out": "layers.{i}.mixer.fc2_latent_proj",
@@ -363,18 +363,18 @@ NEMOTRON_H = LLAMA.derive(
     aliases={"layers.": "model.layers.", "embeddings": "model.embeddings", "norm_f": "model.norm_f"},
     unused=(*LLAMA.unused, "mtp.*"),
     refuse={"mamba_hidden_act": ("silu", None), "sliding_window": (None,), "time_step_limit": NO_LIMIT},
-    layers=lambda c: len(_nemotron_kinds(c)),
+    layers=lambda c: len(_read_kinds(c)),
     heads=None,
     kv_heads=None,
     head_dim=None,
     rope=None,
     eps=key("layer_norm_epsilon", default=1e-5),
-    ffn=mask_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _nemotron_kinds(c))),
+    ffn=mask_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _read_kinds(c))),
     gated=False,
-    activation=_nemotron_activation,
+    activation=_read_nemotron_activation,
     tie=False,  # whatever the config states
-    mixer=_nemotron_mixers,
-    moe=mask_layers(_nemotron_experts, lambda c: (kind == "moe" for kind in _nemotron_kinds(c))),
+    mixer=_build_nemotron_mixers,
+    moe=mask_layers(_build_nemotron_experts, lambda c: (kind == "moe" for kind in _read_kinds(c))),
     gguf=gguf.SPARSE_BASE.derive(
         "nemotron_h",
         "nemotron_h_moe",
@@ -388,10 +388,10 @@ NEMOTRON_H = LLAMA.derive(
         kv_heads=None,
         head_dim=None,
         rope=None,
-        ffn=_gguf_widths,
+        ffn=_read_gguf_widths,
         gated=False,
         activation="relu2",
-        mixer=_gguf_nemotron,
-        moe=gguf.mask_unlisted(_gguf_nemotron_experts, gguf.SPARSE),
+        mixer=_build_gguf_nemotron,
+        moe=gguf.mask_unlisted(_build_gguf_nemotron_experts, gguf.SPARSE),
     ),
 )

@@ -13,25 +13,25 @@ from ...tables.rope_config import read_rope
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp
 from ..dense.llama import LLAMA
-from ..experts.deepseek import DEEPSEEK_GGUF, corrected, experts_after, rows_of_heads
-from ..experts.mixtral import per_expert
-from .mamba import log_rates, taps
+from ..experts.deepseek import DEEPSEEK_GGUF, make_moe_rule, make_v3_router, slice_head_rows
+from ..experts.mixtral import map_expert_names
+from .mamba import convert_rates, reshape_conv
 
 RECURRENT = "linear_attention"
 
 
-def delta_of(settings: Settings) -> GatedDeltaNet:
+def find_delta_rule(settings: Settings) -> GatedDeltaNet:
     """Return the delta rule of the first layer that has one; all of them are equal."""
     return next(mixer for mixer in settings.mixer if isinstance(mixer, GatedDeltaNet))
 
 
-def _channels(settings: Settings) -> int:
+def _count_channels(settings: Settings) -> int:
     """Return the number of channels of the convolution over q, k and v."""
-    keys, values = delta_of(settings).widths
+    keys, values = find_delta_rule(settings).widths
     return 2 * keys + values
 
 
-def delta_rule(config: Config, groups: int = 16, heads: int = 32, **options: Any) -> GatedDeltaNet:
+def build_delta_rule(config: Config, groups: int = 16, heads: int = 32, **options: Any) -> GatedDeltaNet:
     return GatedDeltaNet(
         config.get("linear_num_value_heads") or heads,
         config.get("linear_key_head_dim") or 128,
@@ -42,7 +42,7 @@ def delta_rule(config: Config, groups: int = 16, heads: int = 32, **options: Any
     )
 
 
-def kinds_of(config: Config, every: int = 4) -> list[str]:
+def read_layer_kinds(config: Config, every: int = 4) -> list[str]:
     """Return the type of each layer in a config; by default each `every`-th is full attention."""
     layers = range(key("num_hidden_layers")(config))
     plain = [RECURRENT if (i + 1) % every else "full_attention" for i in layers]
@@ -51,7 +51,7 @@ def kinds_of(config: Config, every: int = 4) -> list[str]:
 
 
 GDN: Names = {
-    "layers.{i}.attn.conv.weight": taps("layers.{i}.linear_attn.conv1d.weight", _channels),
+    "layers.{i}.attn.conv.weight": reshape_conv("layers.{i}.linear_attn.conv1d.weight", _count_channels),
     "layers.{i}.attn.dt.bias": "layers.{i}.linear_attn.dt_bias",
     "layers.{i}.attn.a_log": "layers.{i}.linear_attn.A_log",
     "layers.{i}.attn.norm": "layers.{i}.linear_attn.norm",
@@ -78,27 +78,27 @@ def _concat_taps(name: str) -> Template:
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         fused_name = name.replace("{x}_", "")
         stored = fetch(f"{fused_name}.{part}") if fetch.has(f"{fused_name}.{part}") else each(fetch, part, settings)
-        return Reshape(stored, (_channels(settings), -1))
+        return Reshape(stored, (_count_channels(settings), -1))
 
     return template
 
 
-def _olmo_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
+def _build_olmo_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
     heads = key("num_attention_heads")(config)
     groups = config.get("linear_num_key_heads") or heads
     keys = config.get("linear_key_head_dim") or int(0.75 * key("hidden_size")(config) / groups)
     sizes = {"linear_key_head_dim": keys, "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * keys}
     options = {"norm": RMSNorm(1e-5), "negative": config.get("linear_allow_neg_eigval", True)}
-    delta = delta_rule({**config, **sizes}, groups, heads, **options)
-    return tuple(delta if kind == RECURRENT else None for kind in _olmo_kinds(config))
+    delta = build_delta_rule({**config, **sizes}, groups, heads, **options)
+    return tuple(delta if kind == RECURRENT else None for kind in _read_olmo_kinds(config))
 
 
-def _olmo_kinds(config: Config) -> list[str]:
-    kinds = kinds_of(config)
+def _read_olmo_kinds(config: Config) -> list[str]:
+    kinds = read_layer_kinds(config)
     return kinds if "full_attention" in kinds else [*kinds[:-1], "full_attention"]
 
 
-def _olmo_rope(config: Config) -> Any:
+def _build_olmo_rope(config: Config) -> Any:
     settings = config.get("rope_parameters") or {}
     return None if settings.get("rope_theta", 0.0) is None else read_rope(config)
 
@@ -123,15 +123,15 @@ OLMO_HYBRID = LLAMA.derive(
     aliases={"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"},
     refuse={"hidden_act": ("silu", "swish", None)},
     head_dim=key("head_dim", default=None),
-    arrangement=lambda c: tuple("pre" if kind == RECURRENT else "post_sublayer" for kind in _olmo_kinds(c)),
+    arrangement=lambda c: tuple("pre" if kind == RECURRENT else "post_sublayer" for kind in _read_olmo_kinds(c)),
     qk_norm="full",
     ffn_bias=False,
-    rope=_olmo_rope,
-    mixer=_olmo_mixers,
+    rope=_build_olmo_rope,
+    mixer=_build_olmo_mixers,
 )
 
 
-def _kimi_kinds(config: Config) -> list[bool]:
+def _find_kimi_delta_layers(config: Config) -> list[bool]:
     """Return for each layer whether it has the delta rule; the config's lists of layers count from 1."""
     layers, linear_config = range(key("num_hidden_layers")(config)), config.get("linear_attn_config") or {}
     if config.get("layer_types"):
@@ -141,7 +141,7 @@ def _kimi_kinds(config: Config) -> list[bool]:
     return [i == 0 or i % 4 != 0 for i in layers]
 
 
-def _kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
+def _build_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
     linear_config, eps = config.get("linear_attn_config") or {}, config.get("rms_norm_eps", 1e-5)
     size = linear_config.get("head_dim") or config.get("linear_head_dim", 128)
     delta = GatedDeltaNet(
@@ -156,10 +156,10 @@ def _kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
     names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     heads, rank, plain, shared, value = read_required(config, *names)
     latent = MLA(heads, rank, plain, shared, value, None, config.get("q_lora_rank"), RMSNorm(1e-6))
-    return tuple(delta if recurrent else latent for recurrent in _kimi_kinds(config))
+    return tuple(delta if recurrent else latent for recurrent in _find_kimi_delta_layers(config))
 
 
-def _kimi_config(config: Config) -> Config:
+def _rename_kimi_keys(config: Config) -> Config:
     """Return the config with the key names of DeepSeek-V3."""
     our_names = {
         "norm_topk_prob": "moe_renormalize",
@@ -174,13 +174,13 @@ def _kimi_config(config: Config) -> Config:
     }
 
 
-def _kimi_experts(config: Config) -> tuple[MoE | None, ...]:
-    routing = corrected(scale=2.446, groups=1, top_groups=1)
-    experts: tuple[MoE | None, ...] = experts_after(routing, first_dense=1)(_kimi_config(config))
+def _build_kimi_experts(config: Config) -> tuple[MoE | None, ...]:
+    routing = make_v3_router(scale=2.446, groups=1, top_groups=1)
+    experts: tuple[MoE | None, ...] = make_moe_rule(routing, first_dense=1)(_rename_kimi_keys(config))
     return experts
 
 
-def _gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
+def _build_gguf_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
     names = ("ssm.conv_kernel", "kda.head_dim", "attention.layer_norm_rms_epsilon", "attention.head_count_kv")
     conv, size, eps, kv_heads = read_required(config, *names)
     heads, rotary = read_required(config, "attention.head_count", "rope.dimension_count")
@@ -227,12 +227,12 @@ KIMI_LINEAR = LLAMA.derive(
         "layers.{i}.attn.q_up": "layers.{i}.self_attn.q_b_proj",
         "layers.{i}.attn.kv_down": "layers.{i}.self_attn.kv_a_proj_with_mqa",
         "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
-        "layers.{i}.attn.k_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "k"),
-        "layers.{i}.attn.v_up.weight": rows_of_heads("layers.{i}.self_attn.kv_b_proj.weight", "v"),
+        "layers.{i}.attn.k_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "k"),
+        "layers.{i}.attn.v_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "v"),
         **name_gated_mlp("layers.{i}.ffn", _KIMI),
         "layers.{i}.ffn.router": f"{_KIMI}.gate",
         "layers.{i}.ffn.router.correction": f"{_KIMI}.gate.e_score_correction_bias",
-        **per_expert(f"{_KIMI}.experts", "w1", "w3", "w2"),
+        **map_expert_names(f"{_KIMI}.experts", "w1", "w3", "w2"),
         **name_gated_mlp("layers.{i}.ffn.shared", f"{_KIMI}.shared_experts"),
     },
     aliases={"block_sparse_moe": "mlp"},
@@ -249,8 +249,8 @@ KIMI_LINEAR = LLAMA.derive(
     eps=key("rms_norm_eps", default=1e-5),
     tie=False,  # whatever the config states
     context=key("model_max_length", "max_position_embeddings", default=None),
-    mixer=_kimi_mixers,
-    moe=_kimi_experts,
+    mixer=_build_kimi_mixers,
+    moe=_build_kimi_experts,
     gguf=DEEPSEEK_GGUF.derive(
         "kimi-linear",
         inert=(*DEEPSEEK_GGUF.inert, "attention.key_length"),  # latent attention has a separate key for it
@@ -261,7 +261,7 @@ KIMI_LINEAR = LLAMA.derive(
             "layers.{i}.attn.dt_down": "blk.{i}.ssm_f_a",
             "layers.{i}.attn.dt.weight": "blk.{i}.ssm_f_b.weight",
             "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
-            "layers.{i}.attn.a_log": log_rates(-1),
+            "layers.{i}.attn.a_log": convert_rates(-1),
             "layers.{i}.attn.gate_down": "blk.{i}.ssm_g_a",
             "layers.{i}.attn.gate": "blk.{i}.ssm_g_b",
             "layers.{i}.attn.norm": "blk.{i}.ssm_norm",
@@ -270,7 +270,7 @@ KIMI_LINEAR = LLAMA.derive(
         kv_heads=None,
         head_dim=None,
         rope=None,
-        mixer=_gguf_kimi_mixers,
+        mixer=_build_gguf_kimi_mixers,
         moe=gguf.route_experts("sigmoid", renormalize=True),
     ),
 )

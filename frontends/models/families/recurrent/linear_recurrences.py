@@ -22,8 +22,8 @@ from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import add_one, name_gated_mlp
 from ..dense.llama import LLAMA
-from ..experts.mixtral import MIXTRAL, activation
-from .mamba import taps
+from ..experts.mixtral import MIXTRAL, read_activation
+from .mamba import reshape_conv
 
 _RECURRENT = "linear_attention"
 
@@ -31,9 +31,9 @@ _RECURRENT = "linear_attention"
 # -- MiniMax
 
 
-def _minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
+def _build_minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
     heads, dim, layers = read_required(config, "num_attention_heads", "hidden_size", "num_hidden_layers")
-    size, act, eps = config.get("head_dim") or dim // heads, activation(config), config.get("rms_norm_eps", 1e-5)
+    size, act, eps = config.get("head_dim") or dim // heads, read_activation(config), config.get("rms_norm_eps", 1e-5)
     kv_heads, window = config.get("num_key_value_heads") or heads, config.get("sliding_window")
     attention = Attention(heads, kv_heads, size, rope_with(rope_theta=1e6)(config), window)
     kinds = config.get("layer_types") or [("full_attention", _RECURRENT)[i % 2] for i in range(layers)]
@@ -58,7 +58,7 @@ def _minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
     return tuple(block(i) for i in range(layers))
 
 
-def _lightning(which: str) -> Template:
+def _fetch_minimax_qkv(which: str) -> Template:
     """Return a template for q, k or v (`which`), stored separately, or by head in lightning attention."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -74,44 +74,44 @@ def _lightning(which: str) -> Template:
 MINIMAX = MIXTRAL.derive(
     "minimax",
     names={
-        **{f"layers.{{i}}.attn.{x}": _lightning(x) for x in "qkv"},
+        **{f"layers.{{i}}.attn.{x}": _fetch_minimax_qkv(x) for x in "qkv"},
         "layers.{i}.attn.norm": "layers.{i}.self_attn.norm",
         "layers.{i}.attn.gate": "layers.{i}.self_attn.output_gate",
         "layers.{i}.attn.out": "layers.{i}.self_attn.out_proj",
     },
     idle=("*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay"),  # values that follow from the config
     window=None,
-    block=_minimax_blocks,
+    block=_build_minimax_blocks,
 )
 
 
 # -- RecurrentGemma
 
 
-def _griffin_kinds(config: Config) -> list[str]:
+def _read_griffin_kinds(config: Config) -> list[str]:
     types = list(config.get("block_types") or ("recurrent", "recurrent", "attention"))
     layers = int(key("num_hidden_layers", default=26)(config))
     return (types * (layers // len(types) + 1))[:layers]
 
 
-def _griffin_activation(config: Config) -> str:
+def _read_griffin_activation(config: Config) -> str:
     return str(config.get("hidden_activation", "gelu_pytorch_tanh"))
 
 
-def _griffin_mixers(config: Config) -> tuple[RGLRU | None, ...]:
+def _build_griffin_mixers(config: Config) -> tuple[RGLRU | None, ...]:
     heads, dim = read_required(config, "num_attention_heads", "hidden_size")
-    act = ACTIVATIONS[_griffin_activation(config)]
+    act = ACTIVATIONS[_read_griffin_activation(config)]
     unit = RGLRU(heads, config.get("lru_width") or dim, config.get("conv1d_width", 4), act)
-    return tuple(unit if kind == "recurrent" else None for kind in _griffin_kinds(config))
+    return tuple(unit if kind == "recurrent" else None for kind in _read_griffin_kinds(config))
 
 
-def _in_bfloat16(number: float) -> float:
+def _round_to_bfloat16(number: float) -> float:
     """Return `number` rounded to bfloat16, in which transformers stores it."""
     mantissa, exponent = math.frexp(number)
     return math.ldexp(round(mantissa * 256) / 256, exponent)
 
 
-def _blocks(name: str) -> Template:
+def _reshape_block_diagonal(name: str) -> Template:
     """Return a template for a block-diagonal matrix [width, width/heads], stored [heads, in, out]."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -136,35 +136,35 @@ RECURRENT_GEMMA = LLAMA.derive(
         "layers.{i}.attn.in": f"{_GRIFFIN}.linear_x",
         "layers.{i}.attn.gate": f"{_GRIFFIN}.linear_y",
         "layers.{i}.attn.out": f"{_GRIFFIN}.linear_out",
-        "layers.{i}.attn.conv.weight": taps(
+        "layers.{i}.attn.conv.weight": reshape_conv(
             f"{_GRIFFIN}.conv_1d.weight", lambda s: next(m.width for m in s.mixer if m is not None)
         ),
         "layers.{i}.attn.conv.bias": f"{_GRIFFIN}.conv_1d.bias",
-        "layers.{i}.attn.input": _blocks(f"{_GRIFFIN}.rg_lru.input_gate"),
-        "layers.{i}.attn.recur": _blocks(f"{_GRIFFIN}.rg_lru.recurrent_gate"),
+        "layers.{i}.attn.input": _reshape_block_diagonal(f"{_GRIFFIN}.rg_lru.input_gate"),
+        "layers.{i}.attn.recur": _reshape_block_diagonal(f"{_GRIFFIN}.rg_lru.recurrent_gate"),
         "layers.{i}.attn.rate": f"{_GRIFFIN}.rg_lru.recurrent_param",
         **name_gated_mlp("layers.{i}.ffn", "layers.{i}.mlp_block"),
     },
     layers=key("num_hidden_layers", default=26),
     head_dim=key("head_dim", default=None),
     ffn=lambda c: key("intermediate_size", default=7680)(c) // 2,
-    activation=_griffin_activation,
+    activation=_read_griffin_activation,
     out_bias=True,
     ffn_bias=True,
     rope=rope_with(partial_rotary_factor=0.5),
     window=key("attention_window_size", "sliding_window", default=2048),
-    embed_scale=lambda c: _in_bfloat16(math.sqrt(key("hidden_size")(c))),
+    embed_scale=lambda c: _round_to_bfloat16(math.sqrt(key("hidden_size")(c))),
     logit_softcap=key("logits_soft_cap", default=30.0),
     tie=key("tie_word_embeddings", default=True),
     context=None,
-    mixer=_griffin_mixers,
+    mixer=_build_griffin_mixers,
 )
 
 
 # -- RWKV
 
 
-def _flat(name: str) -> Template:
+def _flatten(name: str) -> Template:
     return lambda fetch, part, s: Reshape(fetch(name), (-1,))
 
 
@@ -193,7 +193,7 @@ RWKV = Family(
             for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"), ("out", "output"))
         },
         **{
-            f"layers.{{i}}.attn.{x}.mix": _flat(f"blocks.{{i}}.attention.time_mix_{name}")
+            f"layers.{{i}}.attn.{x}.mix": _flatten(f"blocks.{{i}}.attention.time_mix_{name}")
             for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"))
         },
         "layers.{i}.attn.decay": "blocks.{i}.attention.time_decay",
@@ -203,7 +203,7 @@ RWKV = Family(
             for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"))
         },
         **{
-            f"layers.{{i}}.ffn.{x}.mix": _flat(f"blocks.{{i}}.feed_forward.time_mix_{name}")
+            f"layers.{{i}}.ffn.{x}.mix": _flatten(f"blocks.{{i}}.feed_forward.time_mix_{name}")
             for x, name in (("k", "key"), ("r", "receptance"))
         },
         "final_norm": "ln_out",
@@ -218,7 +218,7 @@ RWKV = Family(
 # -- xLSTM
 
 
-def _mlstm(config: Config) -> MLSTM:
+def _build_mlstm(config: Config) -> MLSTM:
     dim, eps = key("hidden_size", "embedding_dim")(config), config.get("norm_eps", 1e-6)
     return MLSTM(
         config.get("num_heads", 8),
@@ -230,7 +230,7 @@ def _mlstm(config: Config) -> MLSTM:
     )
 
 
-def _xlstm_width(config: Config) -> int:
+def _read_xlstm_width(config: Config) -> int:
     width = key("hidden_size", "embedding_dim")(config) * config.get("ffn_proj_factor", 2.667)
     multiple = config.get("ffn_round_up_to_multiple_of", 64)
     return int((width + multiple - 1) // multiple * multiple)
@@ -243,9 +243,9 @@ XLSTM = Family(
         "vocab": key("vocab_size", default=50304),
         "dim": key("hidden_size", "embedding_dim"),
         "layers": key("num_blocks", "num_hidden_layers"),
-        "ffn": _xlstm_width,
+        "ffn": _read_xlstm_width,
         "eps": key("norm_eps", default=1e-6),
-        "mixer": _mlstm,
+        "mixer": _build_mlstm,
         "logit_softcap": key("output_logit_soft_cap", default=30.0),
         "tie": False,  # whatever the config states
     },

@@ -15,13 +15,13 @@ from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp, slice_half
 from ..dense.llama import GRANITE_GGUF, LLAMA, NAMES
-from ..experts.mixtral import GRANITE_MOE, activation, granite_experts, per_expert
+from ..experts.mixtral import GRANITE_MOE, build_granite_experts, map_expert_names, read_activation
 
 NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
 _PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": NO_LIMIT}
 
 
-def _channels(settings: Settings) -> int:
+def _count_channels(settings: Settings) -> int:
     """Return the number of channels of the state spaces' convolution; these may be parallel to attention."""
     mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
     layers = (getattr(mixer, "ssm", mixer) for mixer in mixers)
@@ -29,49 +29,49 @@ def _channels(settings: Settings) -> int:
     return int(mixer.inner + (2 * mixer.groups * mixer.state if isinstance(mixer, Mamba2) else 0))
 
 
-def taps(name: str, channels: Callable[[Settings], int] = _channels) -> Template:
+def reshape_conv(name: str, channels: Callable[[Settings], int] = _count_channels) -> Template:
     """Return a template for the convolution's weight [channels, width], stored [channels, 1, width]."""
     return lambda fetch, part, settings: Reshape(fetch(name), (channels(settings), -1))
 
 
-def _names(at: str) -> Names:
+def _map_names(at: str) -> Names:
     """Return the names of the parameters of a Mamba or Mamba-2 layer, whose module is called `at` in checkpoints."""
     return {
         **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
-        "layers.{i}.attn.conv.weight": taps(f"{at}.conv1d.weight"),
+        "layers.{i}.attn.conv.weight": reshape_conv(f"{at}.conv1d.weight"),
         "layers.{i}.attn.conv.bias": f"{at}.conv1d.bias",
         "layers.{i}.attn.a_log": f"{at}.A_log",
         "layers.{i}.attn.d": f"{at}.D",
     }
 
 
-def mamba2_names(at: str) -> Names:
+def map_mamba2_names(at: str) -> Names:
     """Return the names of the parameters of a Mamba-2 layer, whose module is called `at` in checkpoints."""
-    return {**_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
+    return {**_map_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
 
 
-def _rank(config: Config, name: str) -> int | None:
+def _read_dt_rank(config: Config, name: str) -> int | None:
     rank = config.get(name, "auto")
     return None if rank == "auto" else int(rank)
 
 
-def _mamba(config: Config) -> Mamba:
+def _build_mamba(config: Config) -> Mamba:
     inner = config.get("intermediate_size") or int(config.get("expand", 2) * key("hidden_size")(config))
     return Mamba(
         inner,
         key("state_size", default=16)(config),
         key("conv_kernel", default=4)(config),
-        _rank(config, "time_step_rank"),
+        _read_dt_rank(config, "time_step_rank"),
         config.get("use_conv_bias", True),
         config.get("use_bias", False),
     )
 
 
-def _falcon_mamba(config: Config) -> Mamba:
-    return replace(_mamba(config), norms=RMSNorm(config.get("mixer_rms_eps", 1e-6), weight=False))
+def _build_falcon_mamba(config: Config) -> Mamba:
+    return replace(_build_mamba(config), norms=RMSNorm(config.get("mixer_rms_eps", 1e-6), weight=False))
 
 
-def _mamba2(config: Config) -> Mamba2:
+def _build_mamba2(config: Config) -> Mamba2:
     groups = key("n_groups", default=8)(config)
     return Mamba2(
         int(config.get("expand", 2) * key("hidden_size")(config)),
@@ -86,7 +86,7 @@ def _mamba2(config: Config) -> Mamba2:
     )
 
 
-def log_rates(*dims: int) -> Template:
+def convert_rates(*dims: int) -> Template:
     """Return a template for A_log, reshaped to `dims` if given; the checkpoint stores A = −e^A_log."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -99,19 +99,19 @@ def log_rates(*dims: int) -> Template:
 _STATES: Names = {
     **{f"layers.{{i}}.attn.{n}": f"blk.{{i}}.ssm_{n}" for n in ("in", "x", "dt", "out", "d")},
     **{f"layers.{{i}}.attn.{n}_norm": f"blk.{{i}}.ssm_{n}_norm" for n in ("dt", "b", "c")},
-    "layers.{i}.attn.a_log": log_rates(),
+    "layers.{i}.attn.a_log": convert_rates(),
     "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
 }
 HEADED_STATES: Names = {
     **_STATES,
     "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
-    "layers.{i}.attn.a_log": log_rates(-1),
+    "layers.{i}.attn.a_log": convert_rates(-1),
     "layers.{i}.attn.d": gguf.reshape_tensor("blk.{i}.ssm_d", -1),
     "layers.{i}.attn.norm.weight": gguf.reshape_tensor("blk.{i}.ssm_norm.weight", -1),
 }
 
 
-def _gguf_mamba(normed: bool = False) -> Rule:
+def _make_gguf_mamba_rule(normed: bool = False) -> Rule:
     """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed`, or if the file states it."""
 
     def make(config: Config) -> Mamba:
@@ -123,7 +123,7 @@ def _gguf_mamba(normed: bool = False) -> Rule:
     return gguf.mask_unlisted(make, gguf.RECURRENT)
 
 
-def gguf_mamba2(config: Config) -> Mamba2:
+def build_gguf_mamba2(config: Config) -> Mamba2:
     names = (f"ssm.{n}" for n in ("inner_size", "time_step_rank", "state_size", "group_count", "conv_kernel"))
     inner, heads, state, groups, conv = read_required(config, *names)
     norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
@@ -139,7 +139,7 @@ MAMBA_GGUF = gguf.BASE.derive(
     ffn=None,
     rope=None,
     context=None,  # the file's value is arbitrary
-    mixer=_gguf_mamba(),
+    mixer=_make_gguf_mamba_rule(),
 )
 MAMBA = Family(
     model_types=("mamba",),
@@ -149,13 +149,13 @@ MAMBA = Family(
         "dim": key("hidden_size"),
         "layers": key("num_hidden_layers", "n_layer"),
         "eps": key("layer_norm_epsilon", default=1e-5),
-        "mixer": _mamba,
+        "mixer": _build_mamba,
         "tie": key("tie_word_embeddings", default=True),
     },
     names={
         "embed": "embeddings",
         "layers.{i}.attn_norm": "layers.{i}.norm",
-        **_names("layers.{i}.mixer"),
+        **_map_names("layers.{i}.mixer"),
         "final_norm": "norm_f",
         "lm_head": "lm_head",
     },
@@ -165,30 +165,30 @@ MAMBA = Family(
     aliases={"embeddings.weight": "embedding.weight"},
     gguf=MAMBA_GGUF,
 )
-FALCON_MAMBA = MAMBA.derive("falcon_mamba", mixer=_falcon_mamba, gguf=MAMBA_GGUF)
+FALCON_MAMBA = MAMBA.derive("falcon_mamba", mixer=_build_falcon_mamba, gguf=MAMBA_GGUF)
 MAMBA2 = MAMBA.derive(
     "mamba2",
     inert=("head_dim", "time_step_rank", "d_inner", "d_model"),
-    names=mamba2_names("layers.{i}.mixer"),
-    mixer=_mamba2,
+    names=map_mamba2_names("layers.{i}.mixer"),
+    mixer=_build_mamba2,
     tie=key("tie_word_embeddings", default=False),
-    gguf=MAMBA_GGUF.derive("mamba2", names=HEADED_STATES, mixer=gguf.mask_unlisted(gguf_mamba2, gguf.RECURRENT)),
+    gguf=MAMBA_GGUF.derive("mamba2", names=HEADED_STATES, mixer=gguf.mask_unlisted(build_gguf_mamba2, gguf.RECURRENT)),
 )
 
 
-def _jamba_mamba(config: Config) -> Mamba:
+def _build_jamba_mamba(config: Config) -> Mamba:
     return Mamba(
         int(config.get("mamba_expand", 2) * key("hidden_size")(config)),
         key("mamba_d_state", default=16)(config),
         key("mamba_d_conv", default=4)(config),
-        _rank(config, "mamba_dt_rank"),
+        _read_dt_rank(config, "mamba_dt_rank"),
         config.get("mamba_conv_bias", True),
         config.get("mamba_proj_bias", False),
         RMSNorm(key("rms_norm_eps", default=1e-6)(config)),
     )
 
 
-def _hybrid_mamba2(config: Config, eps: float) -> Mamba2:
+def _build_hybrid_mamba2(config: Config, eps: float) -> Mamba2:
     groups = key("mamba_n_groups", default=1)(config)
     return Mamba2(
         int(config.get("mamba_expand", 2) * key("hidden_size")(config)),
@@ -203,7 +203,7 @@ def _hybrid_mamba2(config: Config, eps: float) -> Mamba2:
     )
 
 
-def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
+def _select_periodic(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
     """Return a rule for whether each layer is of a `kind`; the config may override `period` and `offset`."""
 
     def layers(config: Config) -> tuple[bool, ...]:
@@ -213,12 +213,12 @@ def _every(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool
     return layers
 
 
-def _jamba_experts(config: Config) -> MoE | None:
+def _build_jamba_experts(config: Config) -> MoE | None:
     experts, hidden, k = read_required(config, "num_experts", "intermediate_size", "num_experts_per_tok")
-    return MoE(experts, hidden, k, activation(config), router=Router(renormalize=False)) if experts > 1 else None
+    return MoE(experts, hidden, k, read_activation(config), router=Router(renormalize=False)) if experts > 1 else None
 
 
-def _bamba_recurrent(config: Config) -> Iterator[bool]:
+def _find_bamba_mamba_layers(config: Config) -> Iterator[bool]:
     attention = config.get("attn_layer_indices") or ()
     return (i not in attention for i in range(key("num_hidden_layers")(config)))
 
@@ -233,48 +233,48 @@ JAMBA = LLAMA.derive(
     "jamba",
     names={
         **_HYBRID,
-        **_names("layers.{i}.mamba"),
+        **_map_names("layers.{i}.mamba"),
         **{f"layers.{{i}}.attn.{n}_norm": f"layers.{{i}}.mamba.{n}_layernorm" for n in ("dt", "b", "c")},
         "layers.{i}.ffn.router": "layers.{i}.feed_forward.router",
-        **per_expert("layers.{i}.feed_forward.experts", "gate_proj", "up_proj", "down_proj"),
+        **map_expert_names("layers.{i}.feed_forward.experts", "gate_proj", "up_proj", "down_proj"),
     },
     ffn_bias=False,
     refuse=_PLAIN,
     qkv_bias=False,
     out_bias=False,
     rope=None,
-    mixer=mask_layers(_jamba_mamba, lambda c: (not attention for attention in _every("attn", 8, 4)(c))),
-    moe=mask_layers(_jamba_experts, _every("expert", 2, 1)),
+    mixer=mask_layers(_build_jamba_mamba, lambda c: (not attention for attention in _select_periodic("attn", 8, 4)(c))),
+    moe=mask_layers(_build_jamba_experts, _select_periodic("expert", 2, 1)),
     gguf=gguf.SPARSE_BASE.derive(
         "jamba",
         names=_STATES,
         kv_heads=gguf.find_max_kv_heads,
         rope=None,
-        mixer=_gguf_mamba(normed=True),
+        mixer=_make_gguf_mamba_rule(normed=True),
         moe=gguf.build_experts(Router(renormalize=False)),
     ),
 )
 BAMBA = LLAMA.derive(
     "bamba",
     inert=("mamba_d_head", "attn_rotary_emb"),
-    names={**_HYBRID, **mamba2_names("layers.{i}.mamba")},
+    names={**_HYBRID, **map_mamba2_names("layers.{i}.mamba")},
     refuse=_PLAIN,
     eps=key("rms_norm_eps", default=1e-5),
     rope=rope_with(partial_rotary_factor=0.5),
-    mixer=mask_layers(lambda c: _hybrid_mamba2(c, eps=1e-5), _bamba_recurrent),
+    mixer=mask_layers(lambda c: _build_hybrid_mamba2(c, eps=1e-5), _find_bamba_mamba_layers),
 )
 
 
-def _granite_recurrent(config: Config) -> Iterator[bool]:
+def _find_granite_mamba_layers(config: Config) -> Iterator[bool]:
     types = config.get("layer_types") or ["mamba"] * key("num_hidden_layers")(config)
     return (kind in ("mamba", "linear_attention") for kind in types)
 
 
-def _granite_rope(config: Config) -> RoPE | None:
+def _build_granite_rope(config: Config) -> RoPE | None:
     return read_rope(config) if config.get("position_embedding_type") == "rope" else None
 
 
-def _shared_expert_names(at: str) -> Names:
+def _map_shared_expert(at: str) -> Names:
     packed = "layers.{i}.shared_mlp.input_linear"
     return {
         f"{at}.gate": slice_half(packed, 0),
@@ -287,21 +287,21 @@ GRANITE_HYBRID = GRANITE_MOE.derive(
     "granitemoehybrid",
     inert=("mamba_d_head", "num_experts_per_tok", "num_local_experts", "intermediate_size"),
     names={
-        **mamba2_names("layers.{i}.mamba"),
-        **_shared_expert_names("layers.{i}.ffn"),
-        **_shared_expert_names("layers.{i}.ffn.shared"),
+        **map_mamba2_names("layers.{i}.mamba"),
+        **_map_shared_expert("layers.{i}.ffn"),
+        **_map_shared_expert("layers.{i}.ffn.shared"),
     },
     refuse=_PLAIN,
     ffn=key("shared_intermediate_size"),
-    rope=_granite_rope,
-    mixer=mask_layers(lambda c: _hybrid_mamba2(c, eps=1e-6), _granite_recurrent),
-    moe=granite_experts,
+    rope=_build_granite_rope,
+    mixer=mask_layers(lambda c: _build_hybrid_mamba2(c, eps=1e-6), _find_granite_mamba_layers),
+    moe=build_granite_experts,
     gguf=GRANITE_GGUF.derive(
         "granitehybrid",
         names=HEADED_STATES,
         kv_heads=gguf.find_max_kv_heads,
         logit_scale=key("logit_scale", default=1.0, reciprocal=True),
         rope=lambda c: read_gguf_rope(c) if c.get("rope.scaling.finetuned", True) else None,
-        mixer=gguf.mask_unlisted(gguf_mamba2, gguf.RECURRENT),
+        mixer=gguf.mask_unlisted(build_gguf_mamba2, gguf.RECURRENT),
     ),
 )

@@ -14,17 +14,17 @@ from ...tables.settings import Settings
 from ...tables.templates import add_one
 from ..dense.llama import LLAMA
 from ..experts.mixtral import QWEN2_MOE
-from .delta_hybrids import GDN, RECURRENT, delta_of, delta_rule, kinds_of
-from .mamba import log_rates
+from .delta_hybrids import GDN, RECURRENT, build_delta_rule, find_delta_rule, read_layer_kinds
+from .mamba import convert_rates
 
 
-def _qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
-    delta = delta_rule(config, norm=RMSNorm(config.get("rms_norm_eps", 1e-6)))
+def _build_qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
+    delta = build_delta_rule(config, norm=RMSNorm(config.get("rms_norm_eps", 1e-6)))
     every = config.get("full_attention_interval") or 4
-    return tuple(delta if kind == RECURRENT else None for kind in kinds_of(config, every))
+    return tuple(delta if kind == RECURRENT else None for kind in read_layer_kinds(config, every))
 
 
-def _of_each_head(name: str, index: int) -> Template:
+def _slice_per_head(name: str, index: int) -> Template:
     """Return a template for queries (`index` 0) or gate (1) of a linear layer with both for each head."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -34,14 +34,14 @@ def _of_each_head(name: str, index: int) -> Template:
     return template
 
 
-def _of_each_group(name: str, *which: int, of: int) -> Template:
+def _slice_per_group(name: str, *which: int, of: int) -> Template:
     """Return a template for parts `which` of a linear layer with rows for each group of heads, group by group.
 
     The parts are q, k, v and the gate (`of` 4) or β and steps (`of` 2).
     """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        delta = delta_of(settings)
+        delta = find_delta_rule(settings)
         groups = delta.groups or delta.heads
         keys, values = (width // groups for width in delta.widths)
         sizes = [keys, keys, values, values] if of == 4 else [delta.heads // groups] * 2
@@ -53,7 +53,7 @@ def _of_each_group(name: str, *which: int, of: int) -> Template:
     return template
 
 
-def _qwen_experts(config: Config) -> Any:
+def _build_qwen_experts(config: Config) -> Any:
     if not config.get("num_experts", 512):
         return None
     return QWEN2_MOE.settings["moe"]({"norm_topk_prob": True, **config})
@@ -65,8 +65,8 @@ _QWEN = QWEN2_MOE.derive(
         "layers.{i}.ffn_norm": add_one("layers.{i}.post_attention_layernorm"),
         "final_norm": add_one("norm"),
         **{f"layers.{{i}}.attn.{x}_norm": add_one(f"layers.{{i}}.self_attn.{x}_norm") for x in "qk"},
-        "layers.{i}.attn.q": _of_each_head("layers.{i}.self_attn.q_proj", 0),
-        "layers.{i}.attn.gate": _of_each_head("layers.{i}.self_attn.q_proj", 1),
+        "layers.{i}.attn.q": _slice_per_head("layers.{i}.self_attn.q_proj", 0),
+        "layers.{i}.attn.gate": _slice_per_head("layers.{i}.self_attn.q_proj", 1),
         **GDN,
     },
     refuse={"attention_bias": (False, None), "hidden_act": ("silu", "swish", None)},
@@ -78,58 +78,58 @@ _QWEN = QWEN2_MOE.derive(
     qk_norm="head",
     qkv_bias=False,
     gate=True,
-    mixer=_qwen_mixers,
+    mixer=_build_qwen_mixers,
 )
 
 
-def _gguf_recurrent(config: Config) -> list[bool]:
+def _find_gguf_delta_layers(config: Config) -> list[bool]:
     stated, layers = config.get("attention.recurrent_layers"), range(config["block_count"])
     every = config.get("full_attention_interval", 4)
     return stated[: len(layers)] if isinstance(stated, list) else [(i + 1) % every != 0 for i in layers]
 
 
-def _gguf_delta(config: Config) -> GatedDeltaNet:
+def _build_gguf_delta(config: Config) -> GatedDeltaNet:
     names = (f"ssm.{n}" for n in ("time_step_rank", "state_size", "inner_size", "group_count", "conv_kernel"))
     heads, size, inner, groups, conv = read_required(config, *names)
     norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
     return GatedDeltaNet(heads, size, inner // heads, groups, conv, norm=norm)
 
 
-def _by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
+def _reorder_by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
     """Return `stored` reordered by group; it stores the first value heads of all groups, then all second ones, …."""
-    delta = delta_of(settings)
+    delta = find_delta_rule(settings)
     groups = delta.groups or delta.heads
     by_group = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))
     return Reshape(by_group, (rows, -1))
 
 
-def _rows_of_heads(name: str) -> Template:
+def _reorder_rows(name: str) -> Template:
     """Return a template for a linear layer whose outputs are value heads, reordered by group."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        delta, stored = delta_of(settings), fetch(f"{name}.{part}")
+        delta, stored = find_delta_rule(settings), fetch(f"{name}.{part}")
         rows = delta.widths[1] if name.endswith("gate") else delta.heads
-        return _by_group(stored, settings, rows)
+        return _reorder_by_group(stored, settings, rows)
 
     return template
 
 
-def _rows_of_values(name: str) -> Template:
+def _reorder_value_rows(name: str) -> Template:
     """Return a template for a layer whose outputs are q and k (unchanged) and value heads (reordered by group)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        (keys, values), stored = delta_of(settings).widths, fetch(f"{name}.{part}")
-        mine = _by_group(Slice(stored, 0, 2 * keys, 2 * keys + values), settings, values)
+        (keys, values), stored = find_delta_rule(settings).widths, fetch(f"{name}.{part}")
+        mine = _reorder_by_group(Slice(stored, 0, 2 * keys, 2 * keys + values), settings, values)
         return Concat((Slice(stored, 0, 0, 2 * keys), mine))
 
     return template
 
 
-def _columns_of_heads(name: str) -> Template:
+def _reorder_columns(name: str) -> Template:
     """Return a template for a linear layer whose inputs are value heads, reordered by group."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        delta = delta_of(settings)
+        delta = find_delta_rule(settings)
         groups = delta.groups or delta.heads
         by_group = Reshape(fetch(f"{name}.{part}"), (settings.dim, delta.heads // groups, groups, -1))
         return Reshape(Permute(by_group, (0, 2, 1, 3)), (settings.dim, -1))
@@ -137,34 +137,34 @@ def _columns_of_heads(name: str) -> Template:
     return template
 
 
-def _of_heads(template: Template) -> Template:
+def _reorder_vector(template: Template) -> Template:
     """Return a template for one element per value head, reordered by group."""
-    return lambda fetch, part, settings: Reshape(_by_group(template(fetch, part, settings), settings, 1), (-1,))
+    return lambda fetch, part, settings: Reshape(_reorder_by_group(template(fetch, part, settings), settings, 1), (-1,))
 
 
 _GGUF_Q = "blk.{i}.attn_q"
 _QWEN_GGUF = gguf.SPARSE_BASE.derive(
     names={
         **gguf.NORM_AFTER,
-        "layers.{i}.attn.q": _of_each_head(_GGUF_Q, 0),
+        "layers.{i}.attn.q": _slice_per_head(_GGUF_Q, 0),
         "layers.{i}.attn.conv": "blk.{i}.ssm_conv1d",
         "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
-        "layers.{i}.attn.a_log": log_rates(-1),
+        "layers.{i}.attn.a_log": convert_rates(-1),
         "layers.{i}.attn.norm": "blk.{i}.ssm_norm",
         "layers.{i}.attn.out": "blk.{i}.ssm_out",
     },
     from_keys={"qk_norm": lambda keys: "head"},
     gate=True,
-    mixer=mask_layers(_gguf_delta, _gguf_recurrent),
+    mixer=mask_layers(_build_gguf_delta, _find_gguf_delta_layers),
     moe=gguf.build_experts(Router(), shared_gate=True),
 )
 _QKVZ, _BA = "layers.{i}.linear_attn.in_proj_qkvz", "layers.{i}.linear_attn.in_proj_ba"
 _GATE = "layers.{i}.attn.gate"
 
 
-def _gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
+def _pick_gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
     """Return a template for the gate of a layer: `of_delta` in a layer with the delta rule, else attention's gate."""
-    of_heads = _of_each_head(queries, 1)
+    of_heads = _slice_per_head(queries, 1)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mine = of_heads if settings.mixer[int(fetch.layer)] is None else of_delta
@@ -176,42 +176,42 @@ def _gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> T
 QWEN3_NEXT = _QWEN.derive(
     "qwen3_next",
     names={
-        "layers.{i}.attn.qkv": _of_each_group(_QKVZ, 0, 1, 2, of=4),
-        "layers.{i}.attn.gate": _gate(_of_each_group(_QKVZ, 3, of=4)),
-        "layers.{i}.attn.beta": _of_each_group(_BA, 0, of=2),
-        "layers.{i}.attn.dt.weight": _of_each_group(_BA, 1, of=2),
+        "layers.{i}.attn.qkv": _slice_per_group(_QKVZ, 0, 1, 2, of=4),
+        "layers.{i}.attn.gate": _pick_gate(_slice_per_group(_QKVZ, 3, of=4)),
+        "layers.{i}.attn.beta": _slice_per_group(_BA, 0, of=2),
+        "layers.{i}.attn.dt.weight": _slice_per_group(_BA, 1, of=2),
     },
-    moe=_qwen_experts,
+    moe=_build_qwen_experts,
     gguf=_QWEN_GGUF.derive(
         "qwen3next",
         names={
-            "layers.{i}.attn.qkv": gguf.read_or("blk.{i}.attn_qkv", _of_each_group("blk.{i}.ssm_in", 0, 1, 2, of=4)),
-            "layers.{i}.attn.gate": _gate(
-                gguf.read_or("blk.{i}.attn_gate", _of_each_group("blk.{i}.ssm_in", 3, of=4)), _GGUF_Q
+            "layers.{i}.attn.qkv": gguf.read_or("blk.{i}.attn_qkv", _slice_per_group("blk.{i}.ssm_in", 0, 1, 2, of=4)),
+            "layers.{i}.attn.gate": _pick_gate(
+                gguf.read_or("blk.{i}.attn_gate", _slice_per_group("blk.{i}.ssm_in", 3, of=4)), _GGUF_Q
             ),
-            "layers.{i}.attn.beta": _of_each_group("blk.{i}.ssm_ba", 0, of=2),
-            "layers.{i}.attn.dt.weight": _of_each_group("blk.{i}.ssm_ba", 1, of=2),
+            "layers.{i}.attn.beta": _slice_per_group("blk.{i}.ssm_ba", 0, of=2),
+            "layers.{i}.attn.dt.weight": _slice_per_group("blk.{i}.ssm_ba", 1, of=2),
         },
     ),
 )
 _QWEN3_5_GGUF = _QWEN_GGUF.derive(
     "qwen35moe",
     names={
-        "layers.{i}.attn.qkv": _rows_of_values("blk.{i}.attn_qkv"),
-        "layers.{i}.attn.gate": _gate(_rows_of_heads("blk.{i}.attn_gate"), _GGUF_Q),
-        "layers.{i}.attn.conv": _rows_of_values("blk.{i}.ssm_conv1d"),
-        "layers.{i}.attn.beta": _rows_of_heads("blk.{i}.ssm_beta"),
-        "layers.{i}.attn.dt.weight": _rows_of_heads("blk.{i}.ssm_alpha"),
-        "layers.{i}.attn.dt.bias": _of_heads(lambda fetch, part, s: fetch("blk.{i}.ssm_dt.bias")),
-        "layers.{i}.attn.a_log": _of_heads(log_rates()),
-        "layers.{i}.attn.out": _columns_of_heads("blk.{i}.ssm_out"),
+        "layers.{i}.attn.qkv": _reorder_value_rows("blk.{i}.attn_qkv"),
+        "layers.{i}.attn.gate": _pick_gate(_reorder_rows("blk.{i}.attn_gate"), _GGUF_Q),
+        "layers.{i}.attn.conv": _reorder_value_rows("blk.{i}.ssm_conv1d"),
+        "layers.{i}.attn.beta": _reorder_rows("blk.{i}.ssm_beta"),
+        "layers.{i}.attn.dt.weight": _reorder_rows("blk.{i}.ssm_alpha"),
+        "layers.{i}.attn.dt.bias": _reorder_vector(lambda fetch, part, s: fetch("blk.{i}.ssm_dt.bias")),
+        "layers.{i}.attn.a_log": _reorder_vector(convert_rates()),
+        "layers.{i}.attn.out": _reorder_columns("blk.{i}.ssm_out"),
     },
 )
 QWEN3_5 = _QWEN.derive(
     "qwen3_5_text",
     names={
         "layers.{i}.attn.qkv": "layers.{i}.linear_attn.in_proj_qkv",
-        "layers.{i}.attn.gate": _gate(lambda fetch, part, s: fetch(f"layers.{{i}}.linear_attn.in_proj_z.{part}")),
+        "layers.{i}.attn.gate": _pick_gate(lambda fetch, part, s: fetch(f"layers.{{i}}.linear_attn.in_proj_z.{part}")),
         "layers.{i}.attn.beta": "layers.{i}.linear_attn.in_proj_b",
         "layers.{i}.attn.dt.weight": "layers.{i}.linear_attn.in_proj_a.weight",
     },
@@ -220,5 +220,5 @@ QWEN3_5 = _QWEN.derive(
     gguf=_QWEN3_5_GGUF.derive("qwen35", moe=None),
 )
 QWEN3_5_MOE = QWEN3_5.derive(
-    "qwen3_5_moe_text", kv_heads=_QWEN.settings["kv_heads"], moe=_qwen_experts, gguf=_QWEN3_5_GGUF
+    "qwen3_5_moe_text", kv_heads=_QWEN.settings["kv_heads"], moe=_build_qwen_experts, gguf=_QWEN3_5_GGUF
 )

@@ -14,10 +14,10 @@ from ...tables.family import Config, Fetch, Names, Template, key, read_required
 from ...tables.rope_config import read_rope
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
-from .mamba import mamba2_names, taps
+from .mamba import map_mamba2_names, reshape_conv
 
 
-def _kinds(config: Config) -> list[bool]:
+def _find_hybrid_layers(config: Config) -> list[bool]:
     """Return for each layer whether a transformer block feeds it."""
     plain = ["mamba"] + (["mamba"] * 5 + ["hybrid"]) * 7
     plain += ["mamba"] * 4 + ["hybrid"] + ["mamba"] * 3 + ["hybrid"] + ["mamba"] * 2
@@ -30,7 +30,7 @@ def _kinds(config: Config) -> list[bool]:
     return kinds
 
 
-def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
+def _build_blocks(config: Config) -> tuple[MemoryBlock, ...]:
     dim, heads = read_required(config, "hidden_size", "num_attention_heads")
     bias, groups = config.get("add_bias_linear", False), config.get("mamba_ngroups", 1)
     mamba = Mamba2(
@@ -55,19 +55,19 @@ def _blocks(config: Config) -> tuple[MemoryBlock, ...]:
     ffn = GatedMLP(config.get("intermediate_size") or 4 * dim, ACTIVATIONS[config.get("hidden_act", "gelu")], bias)
     norm = RMSNorm(config.get("rms_norm_eps", 1e-5))
     fed, alone = MemoryBlock(mamba, attention, ffn, norm), MemoryBlock(mamba, norm=norm)
-    return tuple(fed if hybrid else alone for hybrid in _kinds(config))
+    return tuple(fed if hybrid else alone for hybrid in _find_hybrid_layers(config))
 
 
-def _fed_layers(settings: Settings) -> list[int]:
+def _list_hybrid_layers(settings: Settings) -> list[int]:
     """Return the indices of the layers that a transformer block feeds."""
     return [i for i, block in enumerate(settings.block) if block.attn is not None]
 
 
-def _shared(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
+def _adapt(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
     """Return a template for a weight of the layer's `block`, plus its low-rank `adapter`; or for `half` of its rows."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        layers = _fed_layers(settings)
+        layers = _list_hybrid_layers(settings)
         turn = layers.index(int(fetch.layer))
         # Without tied embeddings transformers does not share blocks either: every layer has one.
         is_separate = fetch.has(f"layers.{{i}}.{block}.self_attn.q_proj.weight")
@@ -84,7 +84,7 @@ def _shared(name: str, adapter: str = "", half: int | None = None, block: str = 
     return template
 
 
-def _either(plain: str | Template, hybrid: str | Template) -> Template:
+def _choose_by_layer(plain: str | Template, hybrid: str | Template) -> Template:
     """Return a template that reads `plain` in a layer without a transformer block, and `hybrid` in a layer with one."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -94,29 +94,29 @@ def _either(plain: str | Template, hybrid: str | Template) -> Template:
     return template
 
 
-def _whole(name: str) -> Template:
+def _fetch_name(name: str) -> Template:
     return lambda fetch, part, settings: fetch(name)
 
 
-def _channels(settings: Settings) -> int:
+def _count_channels(settings: Settings) -> int:
     mamba = settings.block[0].mamba
     return int(mamba.inner + (2 * mamba.groups * mamba.state if isinstance(mamba, Mamba2) else 0))
 
 
-def _states() -> Names:
+def _map_state_names() -> Names:
     """Return the names of the state spaces, whose modules are nested deeper in the layers that are fed."""
     names: Names = {}
-    for name, alone in mamba2_names("layers.{i}.mamba").items():
-        fed = mamba2_names("layers.{i}.mamba_decoder.mamba")[name]
+    for name, alone in map_mamba2_names("layers.{i}.mamba").items():
+        fed = map_mamba2_names("layers.{i}.mamba_decoder.mamba")[name]
         if isinstance(alone, str) and isinstance(fed, str) and name.endswith((".bias", ".a_log", ".d")):
-            pair: tuple[Any, Any] = _whole(alone), _whole(fed)
+            pair: tuple[Any, Any] = _fetch_name(alone), _fetch_name(fed)
         else:
             pair = alone, fed
-        names[name.replace(".attn.", ".mamba.")] = _either(*pair)
+        names[name.replace(".attn.", ".mamba.")] = _choose_by_layer(*pair)
     convolutions: list[Callable[..., Recipe]] = [
-        taps(f"layers.{{i}}.{at}.conv1d.weight", _channels) for at in ("mamba", "mamba_decoder.mamba")
+        reshape_conv(f"layers.{{i}}.{at}.conv1d.weight", _count_channels) for at in ("mamba", "mamba_decoder.mamba")
     ]
-    return {**names, "layers.{i}.mamba.conv.weight": _either(*convolutions)}
+    return {**names, "layers.{i}.mamba.conv.weight": _choose_by_layer(*convolutions)}
 
 
 ZAMBA2 = LLAMA.derive(
@@ -130,25 +130,24 @@ ZAMBA2 = LLAMA.derive(
         "use_shared_attention_adapter",
     ),
     names={
-        **_states(),
-        "layers.{i}.norm": _either("layers.{i}.input_layernorm", "layers.{i}.mamba_decoder.input_layernorm"),
+        **_map_state_names(),
+        "layers.{i}.norm": _choose_by_layer("layers.{i}.input_layernorm", "layers.{i}.mamba_decoder.input_layernorm"),
         "layers.{i}.link": "layers.{i}.linear",
-        "layers.{i}.attn_norm": _shared("input_layernorm"),
-        "layers.{i}.ffn_norm": _shared("pre_ff_layernorm"),
+        "layers.{i}.attn_norm": _adapt("input_layernorm"),
+        "layers.{i}.ffn_norm": _adapt("pre_ff_layernorm"),
         **{
-            f"layers.{{i}}.attn.{x}": _shared(f"self_attn.{x}_proj", f"self_attn.linear_{x}_adapter_list")
-            for x in "qkv"
+            f"layers.{{i}}.attn.{x}": _adapt(f"self_attn.{x}_proj", f"self_attn.linear_{x}_adapter_list") for x in "qkv"
         },
-        "layers.{i}.attn.o": _shared("self_attn.o_proj"),
+        "layers.{i}.attn.o": _adapt("self_attn.o_proj"),
         **{
-            f"layers.{{i}}.ffn.{x}": _shared("feed_forward.gate_up_proj", "feed_forward.gate_up_proj_adapter_list", i)
+            f"layers.{{i}}.ffn.{x}": _adapt("feed_forward.gate_up_proj", "feed_forward.gate_up_proj_adapter_list", i)
             for i, x in enumerate(("gate", "up"))
         },
-        "layers.{i}.ffn.down": _shared("feed_forward.down_proj"),
+        "layers.{i}.ffn.down": _adapt("feed_forward.down_proj"),
         "final_norm": "final_layernorm",
     },
     idle=("*_adapter_list.*",),  # the adapters of other layers in a block's copy
-    layers=lambda c: len(_kinds(c)),
+    layers=lambda c: len(_find_hybrid_layers(c)),
     heads=None,
     kv_heads=None,
     head_dim=None,
@@ -157,7 +156,7 @@ ZAMBA2 = LLAMA.derive(
     activation="gelu",
     eps=key("rms_norm_eps", default=1e-5),
     tie=key("tie_word_embeddings", default=True),
-    block=_blocks,
+    block=_build_blocks,
     multipliers=lambda c: {"blocks": c.get("num_mem_blocks", 1)},
 )
 
@@ -167,14 +166,14 @@ ZAMBA2 = LLAMA.derive(
 _MOST_HEADS = 8  # the number of heads with names
 
 
-def _zamba_kinds(config: Config) -> list[bool]:
+def _find_zamba_hybrid_layers(config: Config) -> list[bool]:
     period, offset = config.get("attn_layer_period", 6), config.get("attn_layer_offset", 4)
     plain = ["mamba", "mamba", "hybrid"]
     plain += ["hybrid" if i % period == offset else "mamba" for i in range(key("num_hidden_layers")(config) - 3)]
     return [kind == "hybrid" for kind in config.get("layers_block_type") or config.get("layer_types") or plain]
 
 
-def _zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
+def _build_zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
     dim, heads = read_required(config, "hidden_size", "num_attention_heads")
     states, rank = config.get("n_mamba_heads", 2), config.get("mamba_dt_rank", "auto")
     if states > _MOST_HEADS:
@@ -196,21 +195,21 @@ def _zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
     ffn = GatedMLP(key("intermediate_size")(config), ACTIVATIONS[config.get("hidden_act", "gelu")])
     norm = RMSNorm(config.get("rms_norm_eps", 1e-5))
     fed, alone = MemoryBlock(mamba, attention, ffn, norm), MemoryBlock(mamba, norm=norm)
-    return tuple(fed if hybrid else alone for hybrid in _zamba_kinds(config))
+    return tuple(fed if hybrid else alone for hybrid in _find_zamba_hybrid_layers(config))
 
 
-def _both(name: str) -> Template:
+def _fetch_state(name: str) -> Template:
     """Return a template for a tensor of a state space, whose module is nested deeper in the layers that are fed."""
-    return _either(f"layers.{{i}}.mamba.{name}", f"layers.{{i}}.mamba_decoder.mamba.{name}")
+    return _choose_by_layer(f"layers.{{i}}.mamba.{name}", f"layers.{{i}}.mamba_decoder.mamba.{name}")
 
 
-def _in_turns(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _split_alternating_rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return all rows of x, then all rows of the gate; they alternate in the checkpoint."""
-    stored, rows = _both("in_proj")(fetch, part, settings), 2 * settings.block[0].mamba.inner
+    stored, rows = _fetch_state("in_proj")(fetch, part, settings), 2 * settings.block[0].mamba.inner
     return Concat((Slice(stored, 0, 0, rows, 2), Slice(stored, 0, 1, rows, 2)))
 
 
-def _of_head(name: str, head: int) -> Template:
+def _slice_head(name: str, head: int) -> Template:
     """Return a template for the part of `head` in tensor `name` [heads, ...]; for all channels if there is one head."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -228,13 +227,13 @@ def _of_head(name: str, head: int) -> Template:
     return template
 
 
-def _head_names(prefix: str, head: int) -> Names:
+def _map_head_names(prefix: str, head: int) -> Names:
     return {
-        f"{prefix}.x.weight": _of_head("x_proj_weight", head),
-        f"{prefix}.dt.weight": _of_head("dt_proj_weight", head),
-        f"{prefix}.dt.bias": _of_head("dt_proj_bias", head),
-        f"{prefix}.a_log": _of_head("A_log", head),
-        f"{prefix}.d": _of_head("D", head),
+        f"{prefix}.x.weight": _slice_head("x_proj_weight", head),
+        f"{prefix}.dt.weight": _slice_head("dt_proj_weight", head),
+        f"{prefix}.dt.bias": _slice_head("dt_proj_bias", head),
+        f"{prefix}.a_log": _slice_head("A_log", head),
+        f"{prefix}.d": _slice_head("D", head),
     }
 
 
@@ -242,25 +241,25 @@ ZAMBA = ZAMBA2.derive(
     "zamba",
     names={
         **{name: None for name in ZAMBA2.names if name.startswith("layers.{i}.mamba.")},
-        "layers.{i}.mamba.in": _in_turns,
+        "layers.{i}.mamba.in": _split_alternating_rows,
         "layers.{i}.mamba.conv.weight": ZAMBA2.names["layers.{i}.mamba.conv.weight"],
         "layers.{i}.mamba.conv.bias": ZAMBA2.names["layers.{i}.mamba.conv.bias"],
-        "layers.{i}.mamba.out": _both("out_proj"),
-        **_head_names("layers.{i}.mamba", 0),
+        "layers.{i}.mamba.out": _fetch_state("out_proj"),
+        **_map_head_names("layers.{i}.mamba", 0),
         **{
             name: template
             for head in range(_MOST_HEADS)
-            for name, template in _head_names(f"layers.{{i}}.mamba.head{head}", head).items()
+            for name, template in _map_head_names(f"layers.{{i}}.mamba.head{head}", head).items()
         },
-        "layers.{i}.attn_norm": _shared("input_layernorm", block="shared_transf"),
-        "layers.{i}.ffn_norm": _shared("pre_ff_layernorm", block="shared_transf"),
-        **{f"layers.{{i}}.attn.{x}": _shared(f"self_attn.{x}_proj", block="shared_transf") for x in "qkvo"},
+        "layers.{i}.attn_norm": _adapt("input_layernorm", block="shared_transf"),
+        "layers.{i}.ffn_norm": _adapt("pre_ff_layernorm", block="shared_transf"),
+        **{f"layers.{{i}}.attn.{x}": _adapt(f"self_attn.{x}_proj", block="shared_transf") for x in "qkvo"},
         **{
-            f"layers.{{i}}.ffn.{x}": _shared(f"feed_forward.{x}_proj", block="shared_transf")
+            f"layers.{{i}}.ffn.{x}": _adapt(f"feed_forward.{x}_proj", block="shared_transf")
             for x in ("gate", "up", "down")
         },
     },
     refuse={"hidden_mamba_act": ("silu", "swish", None)},
-    layers=lambda c: len(_zamba_kinds(c)),
-    block=_zamba_blocks,
+    layers=lambda c: len(_find_zamba_hybrid_layers(c)),
+    block=_build_zamba_blocks,
 )

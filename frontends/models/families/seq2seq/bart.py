@@ -15,7 +15,7 @@ from ...tables.settings import Settings
 from ...task_heads import ENCODER_DECODER_HEADS
 
 
-def _names(part: str) -> dict[str, str]:
+def _map_names(part: str) -> dict[str, str]:
     """Return the names of `part` (encoder or decoder)."""
     layer = f"{part}.layers.{{i}}"
     names = {
@@ -33,33 +33,33 @@ def _names(part: str) -> dict[str, str]:
     return names
 
 
-def _decoder_alone(prefix: str) -> Names:
+def _map_decoder_names(prefix: str) -> Names:
     """Return the names, under `prefix`, of a decoder without an encoder."""
-    names = _names("decoder").items()
+    names = _map_names("decoder").items()
     return {ours.removeprefix("decoder."): prefix + theirs.removeprefix("decoder.") for ours, theirs in names}
 
 
-def _logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
+def _flatten_logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     """Return the head's bias, which the checkpoint stores as a matrix with one row."""
     return fetch("lm_head.weight") if part == "weight" else Reshape(fetch("final_logits_bias"), (-1,))
 
 
-def _alone(config: Config) -> bool:
+def _is_decoder_only(config: Config) -> bool:
     return config.get("is_encoder_decoder") is False
 
 
-def _size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
+def _choose_size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
     """Return the rule for the size `name` of the encoder, or of a decoder without one, with their defaults."""
     of = {True: key(name.format("decoder"), default=decoder), False: key(name.format("encoder"), default=encoder)}
-    return lambda c: of[_alone(c)](c)
+    return lambda c: of[_is_decoder_only(c)](c)
 
 
-def scaled(default: bool, width: str = "d_model") -> Rule:
+def make_embedding_scale(default: bool, width: str = "d_model") -> Rule:
     """Return the rule for the factor of embeddings: √width if scale_embedding (by default `default`), else 1."""
     return lambda c: key(width)(c) ** 0.5 if c.get("scale_embedding", default) else 1.0
 
 
-def _decoder(config: Config) -> dict[str, Any]:
+def _read_decoder(config: Config) -> dict[str, Any]:
     sizes = {"layers": "decoder_layers", "heads": "decoder_attention_heads", "ffn": "decoder_ffn_dim"}
     return {setting: key(name)(config) for setting, name in sizes.items()}
 
@@ -67,12 +67,12 @@ def _decoder(config: Config) -> dict[str, Any]:
 BART = Family(
     model_types=("bart",),
     settings={
-        "kind": lambda c: "decoder" if _alone(c) else "encoder-decoder",
+        "kind": lambda c: "decoder" if _is_decoder_only(c) else "encoder-decoder",
         "vocab": key("vocab_size"),
         "dim": key("d_model"),
-        "layers": _size("{}_layers"),
-        "heads": _size("{}_attention_heads"),
-        "ffn": _size("{}_ffn_dim"),
+        "layers": _choose_size("{}_layers"),
+        "heads": _choose_size("{}_attention_heads"),
+        "ffn": _choose_size("{}_ffn_dim"),
         "context": key("max_position_embeddings"),
         "norm": "layer",
         "eps": 1e-5,
@@ -82,18 +82,18 @@ BART = Family(
         "qkv_bias": True,
         "out_bias": True,
         "ffn_bias": True,
-        "embed_scale": scaled(False),
+        "embed_scale": make_embedding_scale(False),
         "embed_norm": True,
         "learned_positions": key("max_position_embeddings"),
         "position_offset": 2,
-        "decoder": _decoder,
+        "decoder": _read_decoder,
     },
     names={
         "embed": "shared",
-        **_names("encoder"),
-        **_names("decoder"),
-        "decoder.lm_head": _logits_bias,
-        **_decoder_alone("decoder."),
+        **_map_names("encoder"),
+        **_map_names("decoder"),
+        "decoder.lm_head": _flatten_logits_bias,
+        **_map_decoder_names("decoder."),
         "lm_head": "lm_head",
     },
     prefix="model.",
@@ -108,36 +108,36 @@ _OTHER_START = dict.fromkeys(("ForSequenceClassification", "ForQuestionAnswering
 MBART = BART.derive("mbart", tasks=_OTHER_START, arrangement="pre")
 
 
-def _sinusoids(**options: Any) -> Rule:
+def _make_sinusoids(**options: Any) -> Rule:
     """Return the rule for sinusoidal positions, all sines before all cosines; `options` are those of `Sinusoidal`."""
     return lambda c: Sinusoidal(key("max_position_embeddings")(c), interleaved=False, **options)
 
 
 MARIAN = BART.derive(
     "marian",
-    vocab=lambda c: key(*(["decoder_vocab_size"] if _alone(c) else []), "vocab_size")(c),
+    vocab=lambda c: key(*(["decoder_vocab_size"] if _is_decoder_only(c) else []), "vocab_size")(c),
     from_keys={"stored_sinusoids": lambda keys: any(key.endswith("embed_positions.weight") for key in keys)},
     refuse={"share_encoder_decoder_embeddings": (True, None)},
     embed_norm=False,
     learned_positions=None,
-    sinusoids=_sinusoids(),
+    sinusoids=_make_sinusoids(),
 )
 PEGASUS = MARIAN.derive("pegasus", arrangement="pre")
-PLBART = BART.derive("plbart", tasks=_OTHER_START, embed_scale=scaled(True))
+PLBART = BART.derive("plbart", tasks=_OTHER_START, embed_scale=make_embedding_scale(True))
 MVP = BART.derive("mvp", refuse={"use_prompt": (False, None)})
 BLENDERBOT = BART.derive(
-    "blenderbot", layers=_size("{}_layers", 2, 24), arrangement="pre", embed_norm=False, position_offset=0
+    "blenderbot", layers=_choose_size("{}_layers", 2, 24), arrangement="pre", embed_norm=False, position_offset=0
 )
 BLENDERBOT_SMALL = BART.derive(
     "blenderbot-small",
     position_offset=0,
-    embed_norm_first=_alone,
-    embed_scale=lambda c: 1.0 if _alone(c) else scaled(False)(c),
-    decoder=lambda c: {**_decoder(c), "embed_norm_first": True, "embed_scale": 1.0},
+    embed_norm_first=_is_decoder_only,
+    embed_scale=lambda c: 1.0 if _is_decoder_only(c) else make_embedding_scale(False)(c),
+    decoder=lambda c: {**_read_decoder(c), "embed_norm_first": True, "embed_scale": 1.0},
 )
 
 
-def _first_position(config: Config) -> int:
+def _read_first_position(config: Config) -> int:
     """Return the position of the first token: pad_token_id + 1."""
     return int(key("pad_token_id", default=1)(config)) + 1
 
@@ -146,14 +146,14 @@ M2M_100 = BART.derive(
     "m2m_100",
     arrangement="pre",
     activation=key("activation_function", default="relu"),
-    embed_scale=scaled(True),
+    embed_scale=make_embedding_scale(True),
     embed_norm=False,
     learned_positions=None,
-    sinusoids=lambda c: _sinusoids(offset=_first_position(c), inclusive=True)(c),
+    sinusoids=lambda c: _make_sinusoids(offset=_read_first_position(c), inclusive=True)(c),
 )
 XGLM = M2M_100.derive(
     "xglm",
-    names={"embed": "embed_tokens", **_decoder_alone("")},
+    names={"embed": "embed_tokens", **_map_decoder_names("")},
     refuse={"pad_token_id": (0, 1, None)},  # the table is 0 in its row, which for other ids may be a token's
     kind="decoder",
     layers=key("num_layers"),
@@ -161,5 +161,5 @@ XGLM = M2M_100.derive(
     ffn=key("ffn_dim"),
     decoder={},
     activation=key("activation_function", default="gelu"),
-    sinusoids=_sinusoids(offset=2, inclusive=True),
+    sinusoids=_make_sinusoids(offset=2, inclusive=True),
 )

@@ -7,10 +7,10 @@ from ...tables.family import Config, key
 from ...task_heads import Head
 from ..dense.gpt2 import GPT2
 from ..dense.opt import OPT
-from .bart import scaled
+from .bart import make_embedding_scale
 
 
-def _activation(config: Config) -> str:
+def _read_activation(config: Config) -> str:
     """Return the activation of a config; GPT's gelu is gelu_tanh."""
     name = str(config.get("afn") or "gelu")
     return "gelu_new" if name == "gelu" else name
@@ -23,7 +23,7 @@ OPENAI_GPT = GPT2.derive(
     refuse={"afn": ("gelu", "relu", "silu", "swish", None)},
     ffn=lambda c: 4 * key("n_embd")(c),
     arrangement="post",
-    activation=_activation,
+    activation=_read_activation,
     scale=None,
 )
 CTRL = GPT2.derive(
@@ -65,5 +65,5 @@ BIOGPT = OPT.derive(
     qkv_bias=True,
     out_bias=True,
     ffn_bias=True,
-    embed_scale=scaled(True, "hidden_size"),
+    embed_scale=make_embedding_scale(True, "hidden_size"),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ....dsl import MoE, Router
 from ...tables.family import Config, Names, key
 from ...tables.settings import ACTIVATIONS
-from ..experts.mixtral import stacked
+from ..experts.mixtral import stack_experts
 from .t5 import T5
 
 
-def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
+def _build_sparse_layers(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
     """Return one entry per layer: a mixture in each (layers/sparse)-th layer, else None."""
     moe = MoE(
         config.get("num_experts", 8),
@@ -25,34 +25,34 @@ def _sparse(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
     return tuple(moe if step == 1 or i % step == 1 else None for i in range(layers))
 
 
-def _encoder_experts(config: Config) -> tuple[MoE | None, ...]:
-    return _sparse(config, key("num_layers")(config), config.get("num_sparse_encoder_layers", 3))
+def _build_encoder_experts(config: Config) -> tuple[MoE | None, ...]:
+    return _build_sparse_layers(config, key("num_layers")(config), config.get("num_sparse_encoder_layers", 3))
 
 
-def _decoder(config: Config) -> dict[str, object]:
+def _read_decoder(config: Config) -> dict[str, object]:
     layers = key("num_decoder_layers", "num_layers")(config)
-    return {"layers": layers, "moe": _sparse(config, layers, config.get("num_sparse_decoder_layers", 3))}
+    return {"layers": layers, "moe": _build_sparse_layers(config, layers, config.get("num_sparse_decoder_layers", 3))}
 
 
-def _names(part: str, ffn: int) -> Names:
+def _map_names(part: str, ffn: int) -> Names:
     """Return the names that differ from T5 in `part` (encoder or decoder), whose feed-forward is sublayer `ffn`."""
     ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
     return {
         f"{ours}.up": f"{theirs}.wi",
         f"{ours}.down": f"{theirs}.wo",
         f"{ours}.router": f"{theirs}.router.classifier",
-        f"{ours}.experts.up": stacked(f"{theirs}.experts.expert_{{e}}.wi"),
-        f"{ours}.experts.down": stacked(f"{theirs}.experts.expert_{{e}}.wo"),
+        f"{ours}.experts.up": stack_experts(f"{theirs}.experts.expert_{{e}}.wi"),
+        f"{ours}.experts.down": stack_experts(f"{theirs}.experts.expert_{{e}}.wo"),
     }
 
 
 SWITCH = T5.derive(
     "switch_transformers",
     inert=("encoder_sparse_step", "decoder_sparse_step"),
-    names={**_names("encoder", 1), **_names("decoder", 2)},
+    names={**_map_names("encoder", 1), **_map_names("decoder", 2)},
     refuse={"dense_act_fn": (*ACTIVATIONS, None), "feed_forward_proj": ("relu", None)},
     activation=key("dense_act_fn", default="relu"),
     gated=False,
-    moe=_encoder_experts,
-    decoder=_decoder,
+    moe=_build_encoder_experts,
+    decoder=_read_decoder,
 )

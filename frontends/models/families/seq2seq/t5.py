@@ -17,7 +17,7 @@ from ...task_heads import ENCODER_DECODER_HEADS, LAST_EOS_HEAD
 from ..dense.gemma import GEMMA2
 
 
-def _names(part: str, ffn: int) -> Names:
+def _map_names(part: str, ffn: int) -> Names:
     """Return the names of `part` (encoder or decoder), whose feed-forward is sublayer `ffn` of a block."""
     block = f"{part}.block.{{i}}.layer"
     names: Names = {
@@ -26,7 +26,7 @@ def _names(part: str, ffn: int) -> Names:
         f"{part}.layers.{{i}}.cross_norm": f"{block}.1.layer_norm",
         f"{part}.layers.{{i}}.ffn_norm": f"{block}.{ffn}.layer_norm",
         f"{part}.layers.{{i}}.ffn.gate": f"{block}.{ffn}.DenseReluDense.wi_0",
-        f"{part}.layers.{{i}}.ffn.up": _up(f"{block}.{ffn}.DenseReluDense"),
+        f"{part}.layers.{{i}}.ffn.up": _fetch_up(f"{block}.{ffn}.DenseReluDense"),
         f"{part}.layers.{{i}}.ffn.down": f"{block}.{ffn}.DenseReluDense.wo",
         f"{part}.final_norm": f"{part}.final_layer_norm",
     }
@@ -36,7 +36,7 @@ def _names(part: str, ffn: int) -> Names:
     return names
 
 
-def _up(name: str) -> Template:
+def _fetch_up(name: str) -> Template:
     """Return a template for the first layer of the feed-forward, whose name differs if it has a gate."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -45,13 +45,13 @@ def _up(name: str) -> Template:
     return template
 
 
-def relative_bias(config: Config) -> T5Bias:
+def build_t5_bias(config: Config) -> T5Bias:
     """Return the bias by relative positions of a config; one table for all layers."""
     buckets = config.get("relative_attention_num_buckets", 32)
     return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
 
 
-def feed_forward(default: str) -> dict[str, Any]:
+def make_feed_forward_rules(default: str) -> dict[str, Any]:
     """Return the settings that feed_forward_proj states: an activation, perhaps after "gated-"; gated-gelu is
     gelu_tanh.
 
@@ -68,13 +68,13 @@ def feed_forward(default: str) -> dict[str, Any]:
     }
 
 
-def _scaled(config: Config) -> Any:
+def _compute_logit_scale(config: Config) -> Any:
     """Return the factor of logits: 1/√dim if the head was tied to the embedding, else 1."""
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     return 1.0 if tied is False else key("d_model")(config) ** -0.5
 
 
-def _gguf_names(part: str, short: str) -> Names:
+def _map_gguf_names(part: str, short: str) -> Names:
     """Return the names of `part` (encoder or decoder) in GGUF files, which call it `short`."""
     block = f"{short}.blk.{{i}}"
     sublayers = {"attn": "attn", "cross": "cross_attn"}
@@ -88,16 +88,16 @@ def _gguf_names(part: str, short: str) -> Names:
     }
 
 
-def _gguf_bias(config: Config) -> T5Bias:
+def _build_gguf_bias(config: Config) -> T5Bias:
     return T5Bias(key("attention.relative_buckets_count")(config), 128, key("attention.head_count")(config))
 
 
-def _where_biased(by_layer: bool) -> Callable[[Config], T5Bias | None]:
+def _choose_gguf_bias(by_layer: bool) -> Callable[[Config], T5Bias | None]:
     """Return the rule for a bias per layer (`by_layer`) or a shared one; None for files of the other kind."""
-    return lambda c: _gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
+    return lambda c: _build_gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
-def _gguf_scaled(config: Config) -> Any:
+def _compute_gguf_logit_scale(config: Config) -> Any:
     """Return the factor of logits: 1/√dim for the first T5 (without gates) and UMT5 (a bias per layer), else 1.
 
     transformers does the same; llama.cpp leaves it out, which does not change the order of tokens.
@@ -111,8 +111,8 @@ T5_GGUF = gguf.BASE.derive(
     inert=(*gguf.BASE.inert, "attention.head_count_kv"),
     names={
         **{name: None for name in gguf.BASE.names if "layers" in name or name == "final_norm"},
-        **_gguf_names("encoder", "enc"),
-        **_gguf_names("decoder", "dec"),
+        **_map_gguf_names("encoder", "enc"),
+        **_map_gguf_names("decoder", "dec"),
         "decoder.lm_head": "output",
     },
     from_keys=dict.fromkeys(("qkv_bias", "out_bias", "ffn_bias", "head_bias", "norm_bias", "qk_norm")),
@@ -123,9 +123,9 @@ T5_GGUF = gguf.BASE.derive(
     scale=1.0,
     gated=lambda c: bool(c[gguf.GATED]),
     activation=lambda c: "gelu_new" if c[gguf.GATED] else "relu",
-    logit_scale=_gguf_scaled,
-    position_bias=_where_biased(by_layer=False),
-    bias=_where_biased(by_layer=True),
+    logit_scale=_compute_gguf_logit_scale,
+    position_bias=_choose_gguf_bias(by_layer=False),
+    bias=_choose_gguf_bias(by_layer=True),
     decoder=lambda c: {"layers": key("decoder_block_count", "block_count")(c)},
 )
 T5 = Family(
@@ -141,12 +141,12 @@ T5 = Family(
         "context": key("n_positions", default=None),
         "eps": key("layer_norm_epsilon", default=1e-6),
         "scale": 1.0,
-        "position_bias": relative_bias,
-        **feed_forward("relu"),
-        "logit_scale": _scaled,
+        "position_bias": build_t5_bias,
+        **make_feed_forward_rules("relu"),
+        "logit_scale": _compute_logit_scale,
         "decoder": lambda c: {"layers": key("num_decoder_layers", "num_layers")(c)},
     },
-    names={"embed": "shared", **_names("encoder", 1), **_names("decoder", 2), "decoder.lm_head": "lm_head"},
+    names={"embed": "shared", **_map_names("encoder", 1), **_map_names("decoder", 2), "decoder.lm_head": "lm_head"},
     from_keys={"tie": lambda keys: "lm_head.weight" not in keys},
     tasks={**ENCODER_DECODER_HEADS, "ForSequenceClassification": replace(LAST_EOS_HEAD, prefix="transformer.")},
     unused=("*coder.embed_tokens.weight", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
@@ -154,24 +154,24 @@ T5 = Family(
     aliases={"shared.": "decoder.embed_tokens."},
     gguf=T5_GGUF,
 )
-MT5 = T5.derive("mt5", logit_scale=1.0, gguf=T5_GGUF, **feed_forward("gated-gelu"))
+MT5 = T5.derive("mt5", logit_scale=1.0, gguf=T5_GGUF, **make_feed_forward_rules("gated-gelu"))
 UMT5 = T5.derive(
     "umt5",
     names={
         f"{part}.layers.{{i}}.attn.bias": f"{part}.block.{{i}}.layer.0.SelfAttention.relative_attention_bias"
         for part in ("encoder", "decoder")
     },
-    bias=relative_bias,
+    bias=build_t5_bias,
     position_bias=None,
     gguf=T5_GGUF,
-    **feed_forward("gated-gelu"),
+    **make_feed_forward_rules("gated-gelu"),
 )
 
 
 # -- T5Gemma: an encoder and a decoder with the blocks and configs of Gemma 2
 
 
-def _gemma_names(part: str) -> Names:
+def _map_gemma_names(part: str) -> Names:
     """Return the names of `part` (encoder or decoder), which has norms before and after each sublayer."""
     layer = f"{part}.layers.{{i}}"
     names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": add_one(f"{part}.norm")}
@@ -182,12 +182,12 @@ def _gemma_names(part: str) -> Names:
     return {**names, **name_gated_mlp(f"{layer}.ffn", f"{layer}.mlp")}
 
 
-def _of(part: str, rule: Any) -> Any:
+def _apply_to_part(part: str, rule: Any) -> Any:
     """Return the rule that applies `rule` to the config of `part` (encoder or decoder)."""
     return (lambda c: rule(key(part)(c))) if callable(rule) else rule
 
 
-def _encoder_windows(config: Config) -> Any:
+def _read_encoder_windows(config: Config) -> Any:
     """Return the windows of the encoder, which sees |i − j| ≤ sliding_window: one more than |i − j| < window."""
     return tuple(w and w + 1 for w in GEMMA2.settings["window"](config))
 
@@ -195,18 +195,18 @@ def _encoder_windows(config: Config) -> Any:
 T5GEMMA = Family(
     model_types=("t5gemma",),
     inert=("vocab_size", "decoder.cross_attention_hidden_size"),
-    settings={name: _of("encoder", rule) for name, rule in GEMMA2.settings.items()}
+    settings={name: _apply_to_part("encoder", rule) for name, rule in GEMMA2.settings.items()}
     | {
         "kind": "encoder-decoder",
-        "window": _of("encoder", _encoder_windows),
+        "window": _apply_to_part("encoder", _read_encoder_windows),
         "share_embeddings": False,
         "decoder": lambda c: {
-            name: _of("decoder", rule)(c) if callable(rule) else rule
+            name: _apply_to_part("decoder", rule)(c) if callable(rule) else rule
             for name, rule in GEMMA2.settings.items()
             if name != "tie"
         },
     },
-    names={**_gemma_names("encoder"), **_gemma_names("decoder"), "decoder.lm_head": "lm_head.out_proj"},
+    names={**_map_gemma_names("encoder"), **_map_gemma_names("decoder"), "decoder.lm_head": "lm_head.out_proj"},
     prefix="model.",
     from_keys={"tie": lambda keys: "lm_head.out_proj.weight" not in keys},
     refuse={"is_encoder_decoder": (True, None)},
