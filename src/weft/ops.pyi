@@ -29,13 +29,13 @@ def add_norm(
     eps: float = 1e-06,
     name: str | Sequence[str] | None = None,
 ) -> AddNormResults:
-    """The pair (norm(x + y), x + y) of a residual addition; `kind` is rms or layer."""
+    """norm(x + y) and x + y (a residual addition); the norm of `kind` is `rms_norm` (rms) or `layer_norm` (layer)."""
 
 def affine(x: Value, *, by: float = 1.0, plus: float = 0.0, name: str | None = None) -> Value:
     """x · by + plus with constants (integers for an integer x); `by` 0 gives `plus` even where x is ∞ or NaN."""
 
 def alibi(slopes: Value, queries: Value, keys: Value, *, symmetric: bool = False, name: str | None = None) -> Value:
-    r"""Bias −slope·(i − j) of query position i and key position j (Press 2022); `symmetric`: −slope·\|i − j\|.
+    r"""Bias −slope·(i − j) for query position i and key position j (Press 2022), or −slope·\|i − j\| if `symmetric`.
 
     slopes [heads] (recipe AlibiSlopes), queries [batch, seq], keys [batch, keys] → [batch, heads, seq, keys].
     """
@@ -77,26 +77,26 @@ def attention(
     """softmax(scale · q kᵀ + bias + mask) v per head (Vaswani 2017; grouped heads: Shazeer 2019, Ainslie 2023).
 
     q [batch, seq, heads·d], k [batch, keys, kv_heads·d], v [batch, keys, kv_heads·dv] → y [batch, seq, heads·dv]; query
-    head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. Scores are softcap·tanh(score/softcap) if
-    `softcap` is set, before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where `key_mask`
-    [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it, as defined
-    by `weft.ir.schema.visible_keys.VisibleKeys`. `sinks` [heads] adds a key with that score and value 0. A query
+    head h reads KV head ⌊h·kv_heads/heads⌋. `scale` defaults to 1/√d. If `softcap` is set, scores become
+    softcap·tanh(score/softcap) before `bias` (broadcast to [batch, heads, seq, keys]) is added. A key is visible where
+    `key_mask` [batch, keys] is not 0 and `causal`, `window`, `keep_first`, `pattern`, `stride` and `summary` allow it
+    (see `weft.ir.schema.visible_keys.VisibleKeys`). `sinks` [heads] adds a key with that score and the value 0. A query
     without visible keys has the output 0.
 
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
-    [batch, seq], consecutive in each batch row — slot j holds the key of position j, slots below positions[b, 0] are
-    valid, and new keys are written at their positions; present_k, present_v are the updated caches. `key_mask` and
-    `bias` then index keys by position. With `rolling` the first `keep_first` keys keep their slots and later positions
-    wrap around in the remaining slots, where newer keys replace older ones (window + keep_first ≤ capacity); new keys
-    after the last position that `key_mask` allows are not written.
+    [batch, seq] of the new tokens, consecutive in each batch row — slot j has the key of position j. Slots below
+    positions[b, 0] are valid, and new keys are written at their positions; present_k and present_v are the updated
+    caches. `key_mask` and `bias` then index keys by position. With `rolling` the first `keep_first` keys stay in their
+    slots; later positions wrap around in the other slots, where newer keys replace older ones (window + keep_first ≤
+    capacity), and new keys after the last position that `key_mask` allows are not written.
 
     Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
-    the cache is `past_k` and present_k alone.
+    past_v and present_v are absent.
 
-    With `cache_bits` (8 or 4) a cache holds integer codes: an element is code · scale, with `k_scale` and `v_scale` per
-    channel [kv_heads·d] or one for all [1]. New keys and values are also rounded, to the nearest code, half to
-    even, within −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale for all of them, so that the result depends
-    neither on how a sequence is cut into calls nor on whether there is a cache.
+    With `cache_bits` (8 or 4) caches store integer codes: an element is code · scale, with `k_scale` and `v_scale` per
+    channel ([kv_heads·d], [kv_heads·dv]) or one for all [1]. New keys and values are rounded to the nearest code, half
+    to even, in −2^{bits−1} … 2^{bits−1} − 1. Attention reads code · scale also for new tokens and without a cache, so
+    that the result does not depend on how a sequence is cut into forward passes.
     """
 
 @overload
@@ -232,19 +232,19 @@ def block_sparse_attention(
     scale: float | None = None,
     name: str | None = None,
 ) -> Value:
-    """softmax(scale · q kᵀ + ln c) v per head, c the number of times that a query counts a key, 0 for hidden keys.
+    """softmax(scale · q kᵀ + ln c) v per head; c[i, j] is how often query i counts key j, 0 for a masked key.
 
-    Blocks of `block` queries see blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv 2007.14062, BigBird):
-    their own, `sides` on each side, and the `first` first and `last` last ones, whose queries see all keys.
-    `weft.ir.schema.visible_blocks.VisibleBlocks` defines them, and the effects of `first_weight` and `dense`. Not
-    causal.
+    A block of `block` queries attends to these blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv
+    2007.14062, BigBird): itself, `sides` blocks before and after it, the first `first` and the last `last` blocks of
+    the sequence. Queries of the latter attend to all keys. Not causal. The method `counts` of
+    `weft.ir.schema.visible_blocks.VisibleBlocks` defines c, also with `first_weight` and `dense`.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
-    `scale` and `key_mask` [batch, seq] as in `attention`. A row without visible keys is 0.
+    `scale` and `key_mask` [batch, seq] as in `attention`. A query without visible keys has the output 0.
     """
 
 def cast(x: Value, *, to: DType = ..., name: str | None = None) -> Value:
-    """x converted to the dtype `to`; between floats the identity, as the reference computes in exact arithmetic."""
+    """x converted to the dtype `to`: floats are truncated to integers. The reference does not round between floats."""
 
 class CausalConvResults(NamedTuple):
     causal_conv: Value
@@ -262,8 +262,9 @@ def causal_conv(
 ) -> Value:
     """Depthwise causal convolution over time: y_t = activation(Σ_j weight[:, j] x_{t − width + 1 + j} + bias).
 
-    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. The rows before
-    x are `past` [batch, width − 1, channels] or zeros; with `past` the last width − 1 rows are also returned.
+    x [batch, seq, channels], weight [channels, width], bias [channels] → [batch, seq, channels]. The tokens before x (t
+    < 0) are `past` [batch, width − 1, channels] or zeros; with `past` the last width − 1 tokens of past and x are also
+    returned.
     """
 
 @overload
@@ -306,7 +307,7 @@ def choose_experts(
     group_score: str = "top2",
     name: str | Sequence[str] | None = None,
 ) -> ChooseExpertsResults:
-    """Return the k experts that `route` chooses and their weights, i64 and float [batch, seq, k], largest weight first.
+    """The k experts that `route` chooses, i64, and their weights, both [batch, seq, k], largest weight first.
 
     logits [batch, seq, experts]; `bias` [experts] and attributes are those of `route`.
     """
@@ -321,16 +322,16 @@ def choose_tokens(
     min_p: float = 0.0,
     name: str | None = None,
 ) -> Value:
-    """Return the next token of each batch row, [batch, 1]: the most likely, or a sampled one if `temperature` > 0.
+    """The next token of each batch row, i64 [batch, 1]: the most likely, or a sampled one if `temperature` > 0.
 
-    logits [batch, vocab]; uniforms [batch, 1] in [0, 1). Filters are top-k, top-p (Holtzman et al. 2019, arXiv
-    1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and min_p=0 keep all.
-    The sample is the first remaining token whose cumulative probability, in the order of ids, exceeds the batch row's
-    element of uniforms.
+    logits [batch, vocab]; uniforms [batch, 1] in [0, 1), needed for sampling. Filters are top-k, top-p (Holtzman et al.
+    2019, arXiv 1904.09751) and min-p (Nguyen et al. 2024, arXiv 2407.01082), in this order; top_k=0, top_p=1 and
+    min_p=0 keep all tokens. The sample is the first remaining token, in the order of ids, at which the cumulative
+    renormalized probability exceeds the element of uniforms of that batch row.
     """
 
 def clip(x: Value, *, low: float | None = None, high: float | None = None, name: str | None = None) -> Value:
-    """x clipped to low … high (bounds are integers for an integer x)."""
+    """x clipped to low … high, without a bound that is None (bounds are integers for an integer x)."""
 
 def concat(*xs: Value, axis: int, name: str | None = None) -> Value:
     """Concatenation of `xs` along `axis`."""
@@ -345,25 +346,24 @@ def conv1d(
     groups: int = 1,
     name: str | None = None,
 ) -> Value:
-    """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, with zeros outside of x.
+    """Convolution over time: y_t = Σ_j W_j x_{t·stride + j − padding[0]} + bias, where x is 0 out of range.
 
-    x [batch, length, in], weight [out, in / groups, kernel], bias [out] → [batch, frames, out], frames = ⌊(length +
-    padding[0] + padding[1] − kernel) / stride⌋ + 1. Each of `groups` runs of output channels reads its own run of input
-    channels.
+    x [batch, length, in], weight [out, in / groups, kernel] (W_j = weight[:, :, j]), bias [out] → [batch, frames, out],
+    frames = ⌊(length + padding[0] + padding[1] − kernel) / stride⌋ + 1. `groups` is that of torch.nn.Conv1d.
     """
 
 def cos(x: Value, *, name: str | None = None) -> Value:
     """cos x, radians"""
 
 def cumsum(x: Value, *, axis: int = -1, exclusive: bool = False, name: str | None = None) -> Value:
-    """Running sum along `axis`; `exclusive` omits the element itself."""
+    """Cumulative sum along `axis`, up to and including each element, or without it if `exclusive`."""
 
 def div(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x / y"""
 
 def dropout(x: Value, *, share: float, name: str | None = None) -> Value:
-    """x. While a PyTorch module trains, each element is 0 with probability `share`, else divided by 1 − share
-    (Srivastava 2014). The pass drop-dropout removes it.
+    """x; in a PyTorch module in training mode, x with each element 0 with probability `share`, else divided by
+    1 − share (Srivastava 2014). The pass drop-dropout removes it.
     """
 
 def elu(x: Value, *, alpha: float = 1.0, name: str | None = None) -> Value:
@@ -380,10 +380,11 @@ def embed_tokens(
     amplitudes: Sequence[float] = (),
     name: str | Sequence[str] | None = None,
 ) -> tuple[Value, ...]:
-    """x = scale · weight[ids] + table[positions + offset], then the `rotary_angles` of each of `frequencies`.
+    """x = scale · weight[ids] + table[positions + offset], then the outputs of `rotary_angles` for each of
+    `frequencies`.
 
-    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] → x [batch, seq, dim], then cos and sin
-    [batch, seq, pairs] for each of `frequencies`.
+    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then for
+    each of `frequencies` [pairs] cos and sin [batch, seq, pairs], times its entry of `amplitudes`.
     """
 
 def embedding(ids: Value, table: Value, *, name: str | None = None) -> Value:
@@ -409,9 +410,10 @@ def expert_choice(
     batched: bool = False,
     name: str | None = None,
 ) -> Value:
-    """Every expert takes the C tokens with its largest scores, softmax over experts (Zhou 2022): logits and result
-    [..., tokens, experts]; C = `capacity`, or ⌈factor · tokens/experts⌉ if it is None. The first token wins a tie. If
-    `batched`, the tokens are those of all batch rows.
+    """Expert choice (Zhou 2022): the scores softmax(logits) over experts, kept for the C tokens with the largest scores
+    of each expert, else 0. logits and result [..., tokens, experts]; C is `capacity`, or ⌈factor · tokens/experts⌉ if
+    that is None. Of tokens with equal scores the first is chosen. If `batched`, the tokens of all batch rows
+    compete.
     """
 
 def floor(x: Value, *, name: str | None = None) -> Value:
@@ -423,7 +425,7 @@ def floordiv(x: Value | float, y: Value | float, *, name: str | None = None) -> 
 def fourier(x: Value, *, name: str | None = None) -> Value:
     """Real part of the discrete Fourier transform of x [..., n, m] along its last two axes (Lee-Thorp 2021, FNet).
 
-    Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m), with C and S the cosines and sines of 2π·i·j/n.
+    Re(F_n x F_m) = C_n (x C_m) − S_n (x S_m); C_n and S_n [n, n] are the cosines and sines of 2π·i·j/n.
     """
 
 class GatedDeltaRuleResults(NamedTuple):
@@ -446,12 +448,12 @@ def gated_delta_rule(
     """S = diag(e^{g_t}) S_{t−1}, S_t = S + β_t k_t (v_t − Sᵀ k_t)ᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0.
 
     Gated DeltaNet (Yang 2024, arXiv 2412.06464); DeltaNet without gates (Schlag 2021), Kimi Linear (2025) with a gate
-    for every key.
+    per key channel.
 
-    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `beta` β
-    [batch, seq, heads], `decay` g [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no
-    decay) → y like v. The initial state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also
-    returned. States stay bounded while β |k|² ≤ 2, so models normalize their keys.
+    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv]; β is `beta` [batch,
+    seq, heads]; g is `decay`: [batch, seq, heads·d] with a gate per key channel, [batch, seq, heads] with one per head,
+    or absent (g = 0) → y with the shape of v. The initial state is `past` [batch, heads, d, dv] or zero; with `past`
+    the final state is also returned. States stay bounded while β |k|² ≤ 2, so models normalize their keys.
     """
 
 @overload
@@ -499,9 +501,10 @@ def gated_linear_attention(
 ) -> Value:
     """S_t = diag(e^{g_t}) S_{t−1} + k_t v_tᵀ, y_t = S_tᵀ q_t per head, with gates g ≤ 0 (Yang 2023).
 
-    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv], `decay` g
-    [batch, seq, heads·d] for every key, [batch, seq, heads] for every head, or None (no decay) → y like v. The initial
-    state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also returned.
+    q, k [batch, seq, groups·d] (head h reads group ⌊h·groups/heads⌋), v [batch, seq, heads·dv]; g is `decay`:
+    [batch, seq, heads·d] with a gate per key channel, [batch, seq, heads] with one per head, or absent (g = 0) → y with
+    the shape of v. The initial state is `past` [batch, heads, d, dv] or zero; with `past` the final state is also
+    returned.
     """
 
 @overload
@@ -559,12 +562,13 @@ def gated_selective_scan(
     c_eps: float = 1e-06,
     name: str | Sequence[str] | None = None,
 ) -> Value:
-    """`selective_scan` ⊙ silu(gate) of x, Δ, A, b and c (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
+    """`selective_scan`(x, Δ, A, b, c) ⊙ silu(gate) (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
 
-    x and gate [batch, seq, channels]. Δ is `delta` [batch, seq, channels] + `bias` [channels]; with `weight`
-    [channels, rank] it is norm(delta) Wᵀ + bias of `delta` [batch, seq, rank], the norm of `kind` none or rms.
-    `softplus` applies softplus to Δ. With `log_a` A is −exp(a). With `b_norm` and `c_norm` b and c [batch, seq, states]
-    are RMS-normed. State and the other operands are those of `selective_scan`.
+    x and gate [batch, seq, channels]. Without `weight` Δ is `delta` [batch, seq, channels] + `bias` [channels]; with
+    `weight` W [channels, rank] it is norm(delta) Wᵀ + bias for `delta` [batch, seq, rank] and a norm of `kind` none or
+    rms (`eps`, norm_weight [rank]). With `softplus` Δ is the softplus of that. A is a, or −exp(a) with `log_a`. With
+    `b_norm` b is RMS-normed (`b_eps`, b_weight [states]), and with `c_norm` c likewise. d, past, present and the shapes
+    of a, b and c are those of `selective_scan`.
     """
 
 @overload
@@ -646,11 +650,12 @@ def gated_ssd(
     norm_groups: int = 1,
     name: str | Sequence[str] | None = None,
 ) -> Value:
-    """norm(`ssd` ⊙ silu(gate)) of x, Δ, A, b and c (Dao & Gu 2024, Mamba-2).
+    """norm(`ssd`(x, Δ, A, b, c) ⊙ silu(gate)) (Dao & Gu 2024, Mamba-2).
 
-    x and gate [batch, seq, heads·p]; Δ is delta [batch, seq, heads] + `bias` [heads], with `softplus` the softplus of
-    that; with `log_a` A is −exp(a). The RMS norm is applied to each of `norm_groups` equal slices, norm_weight
-    [heads·p]. State and the other operands are those of `ssd`.
+    x and gate [batch, seq, heads·p]. Δ is delta [batch, seq, heads] + `bias` [heads], or with `softplus` the softplus
+    of that. A is a, or −exp(a) with `log_a`. With `norm`, each of `norm_groups` equal slices of the last axis is
+    RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the shapes of a, b and
+    c are those of `ssd`.
     """
 
 @overload
@@ -698,7 +703,7 @@ def gated_ssd(
     name: str | Sequence[str] | None = None,
 ) -> GatedSsdResults: ...
 def gather(x: Value, indices: Value, *, axis: int = 0, name: str | None = None) -> Value:
-    """x at integer `indices` along `axis`: the axis is replaced by the shape of indices."""
+    """x at integer `indices` along `axis`; the axes of indices replace that axis in the result."""
 
 def gather_rows(x: Value, indices: Value, *, name: str | None = None) -> Value:
     """x[b, indices[b]] for every batch row b: x [batch, n, ...], indices [batch, m] → [batch, m, ...]."""
@@ -721,14 +726,14 @@ def glu(
     """
 
 def head_linear(x: Value, weight: Value, *, heads: int, inverse: bool = False, name: str | None = None) -> Value:
-    """y_h = W_h x_h for every head h, without bias; with `inverse` y_h = W_hᵀ x_h.
+    """y_h = W_h x_h for every head h, or y_h = W_hᵀ x_h with `inverse`.
 
-    x [batch, n, heads·in], weight [heads·out, in] (rows by head) → [batch, n, heads·out]; with `inverse` from
-    heads·out to heads·in.
+    x [batch, n, heads·in], weight [heads·out, in], the rows of head 0 first → [batch, n, heads·out]. With `inverse` x
+    is [batch, n, heads·out] and the result [batch, n, heads·in].
     """
 
 def iota(x: Value, *, axis: int, name: str | None = None) -> Value:
-    """0, 1, … along one axis of x, as i64 [size of the axis]; only the shape of x is read."""
+    """0, 1, …, n − 1, i64 [n], for the size n of `axis` of x, of which only the shape is read."""
 
 class LatentQkResults(NamedTuple):
     q: Value
@@ -748,11 +753,12 @@ def latent_qk(
     interleaved: bool = False,
     name: str | Sequence[str] | None = None,
 ) -> LatentQkResults:
-    """[W_hᵀ q_plain, RoPE(q_rope)] of every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
+    """Queries [W_hᵀ q_plain, RoPE(q_rope)] for every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
 
-    q [batch, seq, heads·(plain + rope)], latent [c, k_rope] [batch, seq, rank + rope], weight [heads·plain, rank]
-    projects latents to keys; the norm is applied to c, norm_weight [rank]. cosines and sines [batch, seq, rope/2]
-    rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
+    q [batch, seq, heads·(plain + rope)] is [q_plain, q_rope] per head, latent [batch, seq, rank + rope] is [c, k_rope].
+    weight [heads·plain, rank] projects latents to keys. The norm of c is that of `norm_linear` with norm_weight [rank].
+    cosines and sines [batch, seq, rope/2] rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k
+    [batch, seq, rank + rope].
     """
 
 def layer_norm(
@@ -763,7 +769,7 @@ def layer_norm(
     eps: float = 1e-05,
     name: str | None = None,
 ) -> Value:
-    """(x − μ)/√(σ² + ε) ⊙ weight + bias (Ba 2016); weight and bias [width] or absent."""
+    """(x − μ)/√(σ² + ε) ⊙ weight + bias over the last axis (Ba 2016); weight and bias [width] or absent."""
 
 def less(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
     """x < y"""
@@ -789,17 +795,17 @@ def lightning_index(
     causal: bool = False,
     name: str | Sequence[str] | None = None,
 ) -> Value:
-    """Bias that is 0 for the `top_k` keys of a query with the largest scores and −∞ for others (DeepSeek-V3.2, 2025:
-    the lightning indexer); scores are I[t, s] = Σ_h weights[t, h] · max(q_h[t]·k[s], 0).
+    """Bias for `attention`: 0 for the `top_k` visible keys of a query with the largest scores, −∞ for other keys
+    (lightning indexer; DeepSeek-V3.2, 2025). The score of query t and key s is Σ_h weights[t, h] · max(q_h[t]·k[s], 0).
 
-    q [batch, seq, heads·d], k [batch, keys, d], weights [batch, seq, heads] → bias [batch, 1, seq, keys], for
-    `attention`. A query chooses among the keys that `key_mask` [batch, keys] and `causal` let it see, and takes all if
-    these are at most `top_k`. The earlier of two keys with equal scores wins: scores are 0 where no head is positive,
-    and the authors' code leaves the order open. The choice has no gradient.
+    q [batch, seq, heads·d], k [batch, keys, d], weights [batch, seq, heads] → bias [batch, 1, seq, keys]. Visible are
+    the keys that `key_mask` [batch, keys] and `causal` allow; if there are at most `top_k`, all are chosen. Of keys
+    with equal scores the earlier is chosen: scores are often 0, and the authors' code leaves the order open. The choice
+    has no gradient.
 
-    With a cache (`causal` only) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are written
-    to the slots of their positions, the keys are those of all slots, bias is [batch, 1, seq, capacity], and present_k
-    is the updated cache; `key_mask` indexes keys by position.
+    With a cache (only if `causal`) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are
+    written to the slots of their positions, slot j has the key of position j, bias is [batch, 1, seq, capacity], and
+    present_k is the updated cache; `key_mask` indexes keys by position.
     """
 
 @overload
@@ -838,13 +844,13 @@ def limit_capacity(
     batched: bool = False,
     name: str | None = None,
 ) -> Value:
-    """`combine` [..., tokens, experts] with the tokens of an expert after its first C dropped: C = `capacity`, or
-    ⌈factor · tokens/experts⌉ if it is None (Fedus 2021; the residual carries dropped tokens). If `batched`, the tokens
-    are those of all batch rows, in order.
+    """`combine` [..., tokens, experts] with each expert's tokens after the first C set to 0: C is `capacity`, or
+    ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped token on). If
+    `batched`, the tokens of all batch rows, in order, share C.
     """
 
 def linear(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
-    """x Wᵀ + b: x [..., in], weight [out, in], bias [out] → [..., out]."""
+    """x Wᵀ + b: x [..., in], weight [out, in], bias [out] or absent → [..., out]."""
 
 class LinearAttentionResults(NamedTuple):
     linear_attention: Value
@@ -869,10 +875,11 @@ def linear_attention(
 ) -> Value:
     """Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m) per head, φ = elu + 1 (Katharopoulos 2020); m ≤ n if `causal`.
 
-    q, k [batch, seq, heads·d], v [batch, seq, heads·dv] → [batch, seq, heads·dv]. Keys where `key_mask` [batch, seq] is
-    0 are ignored. With `positions` [batch, seq] and `frequencies` [pairs] the φ of the numerator, not those of the
-    denominator, are rotated as `rope` does (Su 2021). With past_state [batch, heads, d, dv] = Σ φ(k) vᵀ and past_norm
-    [batch, heads, d] = Σ φ(k) of earlier keys (causal only) the updated ones are also returned.
+    q [batch, seq, heads·d], k [batch, keys, heads·d], v [batch, keys, heads·dv] → [batch, seq, heads·dv]; keys = seq if
+    `causal` or with positions. Keys where `key_mask` [batch, keys] is 0 are masked. With `positions` [batch, seq] and
+    `frequencies` [pairs] φ(q) and φ(k) are rotated by `rope` in the numerator, but not in the denominator (Su 2021).
+    With past_state [batch, heads, d, dv] = Σ φ(k) vᵀ and past_norm [batch, heads, d] = Σ φ(k) over earlier keys (only
+    if `causal`) both sums over all keys so far are also returned.
     """
 
 @overload
@@ -922,12 +929,13 @@ def linear_residual(
 ) -> Value:
     """residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], residual [..., out] → [..., out].
 
-    `kind`, `eps`, norm_weight and norm_bias [out] configure the norm after the product, as in `norm_linear`.
+    bias [out] is b. `kind`, `eps`, norm_weight and norm_bias [out] set the norm of the product, as in `norm_linear`.
     """
 
 def load_balance_loss(logits: Value, combine: Value, *, name: str | None = None) -> Value:
-    """experts · Σ_j f_j p_j over all tokens (Fedus 2021), a scalar: f_j the fraction of tokens that `combine` sends to
-    expert j, p_j the mean softmax probability. Multiply by λ ≈ 0.01.
+    """experts · Σ_j f_j p_j (Fedus 2021), a scalar: f_j is the fraction of all tokens for which `combine` of expert j
+    is not 0, p_j the mean of softmax(logits)_j. Both operands [..., tokens, experts]. Models weigh this loss by ≈
+    0.01.
     """
 
 def log(x: Value, *, name: str | None = None) -> Value:
@@ -943,7 +951,7 @@ def logical_or(x: Value, y: Value, *, name: str | None = None) -> Value:
     """x ∨ y"""
 
 def matmul(x: Value, y: Value, *, name: str | None = None) -> Value:
-    """x y: [..., m, k] by [..., k, n] → [..., m, n]; leading axes broadcast."""
+    """Matrix product: x [..., m, k], y [..., k, n] → [..., m, n]; leading axes broadcast."""
 
 class MatrixRecurrenceResults(NamedTuple):
     matrix_recurrence: Value
@@ -976,10 +984,11 @@ def matrix_recurrence(
 ) -> Value:
     """norm(y) ⊙ gate, y of `gated_delta_rule` or, without `beta`, of `gated_linear_attention` (Yang 2024).
 
-    q, k and β are multiplied by their scales; with `unit` q and k are first RMS-normed on each of `groups` heads. With
-    a_log [heads] the decay is −e^a_log · softplus(decay + bias), decay [batch, seq, width] and bias [width]. The RMS
-    norm is applied to each of `norm_groups` equal slices of y, norm_weight to every slice; gate is shaped like v. State
-    and the other operands are those of `gated_delta_rule`.
+    q, k and β are multiplied by `q_scale`, `k_scale` and `beta_scale`; with `unit` q and k are first RMS-normed per
+    head (`groups` heads, `unit_eps`). With a_log [heads] the decay is −e^a_log · softplus(decay + bias), for decay
+    [batch, seq, width] and bias [width]. With `norm`, each of `norm_groups` equal slices of y is RMS-normed (`eps`) and
+    multiplied by norm_weight [dv·heads / norm_groups]. gate has the shape of v. The other operands, past and present
+    are those of `gated_delta_rule`.
     """
 
 @overload
@@ -1070,8 +1079,9 @@ def mixture(
 ) -> Value:
     """residual + Σ_j weights_j · E_e(norm(x)) with e = chosen_j (Shazeer 2017).
 
-    x and residual [batch, seq, in], chosen and weights [batch, seq, k], the k experts of a token distinct, weights
-    ≥ 0; experts E, `activation`, `limit` and `shift` as in `moe`, the norm as in `norm_linear`.
+    x and residual [batch, seq, in] (without residual: 0), chosen (integers) and weights ≥ 0 [batch, seq, k]; the k
+    experts of a token are distinct. The experts E, `activation`, `limit` and `shift` are those of `moe`, the norm is
+    that of `norm_linear`.
     """
 
 def mod(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
@@ -1096,9 +1106,9 @@ def moe(
     """Σ_e combine_e · E_e(x) over the experts e, E_e a feed-forward (Shazeer 2017).
 
     x [..., dim]; combine [..., experts] ≥ 0, zero for experts that a token does not choose; up and gate
-    [experts, hidden, dim], down [experts, dim, hidden], biases [experts, hidden or dim]. E(x) = down(glu(gate(x),
-    up(x))) with `activation`, `limit` and `shift` as in `glu`, or down(activation(up(x))) without gate. `active`
-    promises that no row of combine has more non-zero entries; it changes the cost, not the result.
+    [experts, hidden, dim], down [experts, dim, hidden], up_bias and gate_bias [experts, hidden], down_bias
+    [experts, dim]. E(x) = down(glu(gate(x), up(x))) with `activation`, `limit` and `shift` as in `glu`, or
+    down(activation(up(x))) without gate. `active`, the most experts per token (None: all), only affects the cost.
     """
 
 def mul(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
@@ -1123,8 +1133,8 @@ def norm_glu(
 ) -> Value:
     """act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b (GLU: Shazeer 2020).
 
-    x [..., in], weight [2·hidden, in] and bias [2·hidden] with the gates first → [..., hidden]; the norm as in
-    `norm_linear`, `limit` and `shift` as in `glu`.
+    x [..., in], weight [2·hidden, in] and bias [2·hidden] with the rows of the gate first → [..., hidden]. The norm is
+    that of `norm_linear`; act (`activation`), `limit` and `shift` are those of `glu`.
     """
 
 def norm_linear(
@@ -1141,8 +1151,8 @@ def norm_linear(
 ) -> Value:
     """act(norm(x) Wᵀ + b): norm and linear in one pass over x (FlashNorm, Graef 2024).
 
-    x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]; `kind` is none, rms or
-    layer.
+    x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] → [..., out]. `kind` is none (no norm),
+    rms or layer; act is `activation`, as in `glu`.
     """
 
 class NormQkvResults(NamedTuple):
@@ -1172,11 +1182,11 @@ def norm_qkv(
 ) -> NormQkvResults:
     """RoPE(q_norm(q)), RoPE(k_norm(k)) and v, with [q, k, v] = norm(x) Wᵀ + b (Vaswani 2017; RoPE: Su 2021).
 
-    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias have the rows of the query heads, then the key
-    heads, then the value heads → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d], which attention writes to
-    its cache. The norm of x is as in `norm_linear`; with `head_norm` q and k are RMS-normed per head, with weights
-    q_norm and k_norm [d]. cosines and sines [batch, seq, pairs] rotate pairs as in `rope`; without them nothing is
-    rotated.
+    x [batch, seq, in]; weight [(heads + 2·kv_heads)·d, in] and bias [(heads + 2·kv_heads)·d] have the rows of the query
+    heads, then the key heads, then the value heads → q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d]. The
+    norm of x (`kind`, `eps`, norm_weight, norm_bias) is that of `norm_linear`. With `head_norm` q and k are RMS-normed
+    per head, with weights q_norm and k_norm [d] and `head_eps`; without it there is no such norm. cosines and sines
+    [batch, seq, pairs] rotate pairs as in `rope` (see `rotary_angles`); without them nothing is rotated.
     """
 
 class NormRouteResults(NamedTuple):
@@ -1202,17 +1212,17 @@ def norm_route(
     group_score: str = "top2",
     name: str | Sequence[str] | None = None,
 ) -> NormRouteResults:
-    """Apply `choose_experts` to the logits norm(x) Wᵀ + b, with the norm as in `norm_linear`.
+    """`choose_experts` for the logits norm(x) Wᵀ + b, with the norm of `norm_linear`.
 
-    x [batch, seq, in], weight [experts, in], bias [experts]; `correction` [experts] is added to the scores for the
-    choice only.
+    x [batch, seq, in], weight [experts, in], bias [experts]. `correction` [experts] is the bias of `choose_experts`: it
+    is added to the scores for the choice, not in the weights.
     """
 
 def one_hot(ids: Value, *, depth: int, name: str | None = None) -> Value:
-    """1 at ids, else 0, along a new last axis of size `depth`; f32."""
+    """One-hot vectors of ids [...], f32 [..., depth]: 1 at index id, else 0."""
 
 def pack(*weights: Value, name: str | None = None) -> Value:
-    """Concatenate the rows of all `weights` [rows, …] without a copy: packed weights share memory."""
+    """Concatenation of all `weights` [rows, …] along axis 0, without a copy: packed weights share memory."""
 
 def pad(x: Value, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0, name: str | None = None) -> Value:
     """x padded with `value`: `before` elements before and `after` elements after it along `axis`."""
@@ -1220,8 +1230,8 @@ def pad(x: Value, *, axis: int, before: int = 0, after: int = 0, value: float = 
 def patch_embedding(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
     """Linear embeddings of image patches: a convolution whose stride is its kernel size.
 
-    x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] →
-    [batch, patches, dim], patches row by row from the top.
+    x [batch, channels, height, width], weight [dim, channels, patch height, patch width], bias [dim] or absent →
+    [batch, patches, dim], in row-major order of the patches. The patch sizes must divide height and width.
     """
 
 def pow(x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
@@ -1256,11 +1266,11 @@ def relative_attention(
 ) -> Value:
     """Attention with relative keys and values (Shaw 2018): score q_i·(k_j + w_K[r])/√d, output Σ_j α_ij (v_j + w_V[r]).
 
-    r = clip(j − i, ±R) + R; key_table and value_table [2R + 1, d]; q [batch, seq, heads·d], k and v
-    [batch, keys, heads·d] → [batch, seq, heads·d]. Without value_table the values are plain. Keys where `key_mask`
-    [batch, keys] is 0 are ignored. With past_k and past_v [batch, heads, capacity, d] and `positions` [batch, seq]
-    (causal without mask only) k and v are written to the slots of their positions, queries at position i see the slots
-    up to i, and the updated caches are also returned.
+    r = clip(j − i, −R, R) + R for query position i and key position j; w_K is key_table and w_V value_table, [2R + 1,
+    d] for all heads (w_V is 0 without value_table). q [batch, seq, heads·d], k and v [batch, keys, heads·d] → [batch,
+    seq, heads·d]. Keys where `key_mask` [batch, keys] is 0 are masked. With past_k and past_v [batch, heads, capacity,
+    d] and `positions` [batch, seq] (only if `causal` and without key_mask) k and v are written to the slots of their
+    positions, a query at position i sees the slots 0 to i, and the updated caches are also returned.
     """
 
 @overload
@@ -1304,11 +1314,12 @@ def relative_position_bias(
     max_distance: int = 128,
     name: str | None = None,
 ) -> Value:
-    """Learned bias table[bucket(j − i), head] of query position i and key position j (Raffel 2020, T5).
+    """Learned bias table[bucket(j − i), head] for query position i and key position j (Raffel 2020, T5).
 
-    table [buckets, heads], queries [batch, seq], keys [batch, keys] (batch may be 1) → [batch, heads, seq, keys]. Half
-    of the buckets are for exact distances, the rest grow logarithmically up to `max_distance`; `bidirectional` splits
-    all of them between past and future, otherwise the future shares bucket 0.
+    table [buckets, heads], queries [batch, seq], keys [batch, keys] (batch may be 1) → [batch, heads, seq, keys]. With
+    `bidirectional` half of the buckets are for j > i, the others for j ≤ i; else all are for j ≤ i, and j > i shares
+    bucket 0. The first half of the buckets of a direction are for one distance each, the rest for ranges that grow
+    logarithmically; the last also covers distances from `max_distance` on.
     """
 
 def relu(x: Value, *, name: str | None = None) -> Value:
@@ -1321,7 +1332,7 @@ def reshape(x: Value, *, shape: Sequence[Size], name: str | None = None) -> Valu
     """The elements of x in row-major order as `shape`."""
 
 def rms_norm(x: Value, weight: Value | None = None, *, eps: float = 1e-06, name: str | None = None) -> Value:
-    """x / √(mean(x²) + ε) ⊙ weight (Zhang & Sennrich 2019); weight [width] or absent."""
+    """x / √(mean(x²) + ε) ⊙ weight over the last axis (Zhang & Sennrich 2019); weight [width] or absent."""
 
 def rope(
     x: Value,
@@ -1369,28 +1380,31 @@ def route(
     group_score: str = "top2",
     name: str | None = None,
 ) -> Value:
-    """Top-k router: scale · the scores of the k chosen experts, divided by their sum if `renormalize`, zero elsewhere.
+    """Top-k router: scale · scores of the k chosen experts (divided by their sum if `renormalize`), 0 for other
+    experts.
 
-    Scores are softmax (Shazeer 2017; k = 1 without `renormalize` is Switch, Fedus 2021) or sigmoid of `logits`
-    [..., experts]. The choice is made by score + bias [experts]. With `groups`, runs of experts/groups compete first:
-    only the `top_groups` best by `group_score` (max, or top2: the sum of the two largest) stay eligible (DeepSeek-V2
-    and V3).
+    logits [..., experts] → combine [..., experts]. Scores are the softmax of logits (Shazeer 2017; k = 1 without
+    `renormalize` is Switch, Fedus 2021) or their sigmoid (`scoring`). The k experts with the largest score + bias
+    [experts] are chosen. With `groups` > 1 only the experts of `top_groups` groups of experts/groups adjacent experts
+    are eligible: those with the largest `group_score` (max: the largest score + bias; top2: the sum of the two largest)
+    (DeepSeek-V2 and V3).
     """
 
 def rsqrt(x: Value, *, name: str | None = None) -> Value:
     """1/√x"""
 
 def scan(*values: Value, step: Step, name: str | Sequence[str] | None = None) -> tuple[Value, ...]:
-    """Run `step` over all tokens: states_t, outputs_t = step(states_{t−1}, inputs_t, constants).
+    """The recurrence (states_t, outputs_t) = step(states_{t−1}, inputs_t, constants) over all tokens t.
 
-    `values` are inputs [batch, seq, ...], one for each token operand of the step, its constants, and optionally its
-    states [batch, ...] before the first token. Returned are its outputs [batch, seq, ...] and, if states were given,
-    the states after the last token. Without them each state starts at its constant in `step.initial`, mostly 0.
+    `values` are one input [batch, seq, ...] for each name in `step.tokens`, then one for each in `step.constants`, then
+    optionally the states [batch, ...] before the first token → the outputs [batch, seq, ...] and, if states are among
+    `values`, the states after the last token. Otherwise each state is initially filled with its number in
+    `step.initial`.
     """
 
 def scatter_rows(x: Value, rows: Value, indices: Value, *, axis: int = 1, name: str | None = None) -> Value:
-    """x with `rows` written, per batch element b, at indices[b] of `axis`: x [batch, …, n, …], rows [batch, …, m, …],
-    indices [batch, m]. The last of equal indices wins.
+    """x [batch, …, n, …] with rows[b] written at the indices[b] of `axis`, for each batch row b: rows [batch, …, m, …],
+    indices [batch, m]. Of equal indices the last is written.
     """
 
 class SelectiveScanResults(NamedTuple):
@@ -1411,8 +1425,9 @@ def selective_scan(
 ) -> Value:
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t per channel (Gu & Dao 2023, Mamba).
 
-    x, delta [batch, seq, channels], a [channels, states], b, c [batch, seq, states], d [channels] → y like x. The
-    initial state is `past` [batch, states, channels] or zero; with `past` the final state is also returned.
+    Δ, A, B, C and D are delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], d [channels]
+    (0 if absent); x [batch, seq, channels] → y with the shape of x. The initial state is `past` [batch, states,
+    channels] or zero; with `past` the final state is also returned.
     """
 
 @overload
@@ -1446,10 +1461,10 @@ def sin(x: Value, *, name: str | None = None) -> Value:
     """sin x, radians"""
 
 def slice(x: Value, *, axis: int, start: int, stop: int, step: int = 1, name: str | None = None) -> Value:
-    """Every `step`-th index of start:stop along `axis`; bounds are non-negative."""
+    """x[start:stop:step] along `axis`; the bounds are non-negative."""
 
 def softmax(x: Value, *, axis: int = -1, name: str | None = None) -> Value:
-    """e^x / Σ e^x along `axis`; a slice that is −∞ throughout gives zeros."""
+    """e^x / Σ e^x along `axis`; zeros where all elements along the axis are −∞."""
 
 def softplus(x: Value, *, name: str | None = None) -> Value:
     """ln(1 + e^x)"""
@@ -1461,7 +1476,7 @@ def split(
     axis: int = -1,
     name: str | Sequence[str] | None = None,
 ) -> tuple[Value, ...]:
-    """x cut along `axis` into pieces of the given `sizes`."""
+    """x cut along `axis` into consecutive pieces of the given `sizes`, which must add up to the size of the axis."""
 
 def sqrt(x: Value, *, name: str | None = None) -> Value:
     """√x"""
@@ -1470,7 +1485,7 @@ def square(x: Value, *, name: str | None = None) -> Value:
     """x²"""
 
 def squeeze(x: Value, *, axes: Sequence[int], name: str | None = None) -> Value:
-    """x without the axes `axes` of size 1."""
+    """x without its `axes`, which must have size 1."""
 
 class SsdResults(NamedTuple):
     ssd: Value
@@ -1492,9 +1507,9 @@ def ssd(
 ) -> Value:
     """h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head, A, D scalars (Dao & Gu 2024, Mamba-2).
 
-    x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c [batch, seq, groups·states] (head h
-    reads group ⌊h·groups/heads⌋) → y like x. The initial state is `past` [batch, heads, states, p]
-    or zero; with `past` the final state is also returned.
+    Δ, A, B, C and D are delta [batch, seq, heads], a [heads], b and c [batch, seq, groups·states] (head h reads group
+    ⌊h·groups/heads⌋), d [heads] (0 if absent); x [batch, seq, heads·p] → y with the shape of x. The initial state is
+    `past` [batch, heads, states, p] or zero; with `past` the final state is also returned.
     """
 
 @overload
@@ -1542,13 +1557,13 @@ class TopKResults(NamedTuple):
     indices: Value
 
 def top_k(x: Value, *, k: int, name: str | Sequence[str] | None = None) -> TopKResults:
-    """The k largest elements along the last axis, largest first, and their indices (i64); the first wins a tie."""
+    """The k largest elements along the last axis and their indices (i64), largest first; of equal ones the first."""
 
 def transpose(x: Value, *, axes: Sequence[int], name: str | None = None) -> Value:
-    """x with its axes in the order `axes`."""
+    """x with its axes permuted: axis i of the result is axis `axes[i]` of x."""
 
 def unsqueeze(x: Value, *, axes: Sequence[int], name: str | None = None) -> Value:
-    """x with axes of size 1 inserted at the positions `axes` (non-negative) of the result."""
+    """x with new axes of size 1, whose positions in the result are `axes` (non-negative)."""
 
 def where(condition: Value, x: Value | float, y: Value | float, *, name: str | None = None) -> Value:
-    """x where `condition` holds, else y; all broadcast."""
+    """x where `condition` is true, else y; the three operands broadcast."""
