@@ -124,7 +124,7 @@ def test_forms_that_have_no_kernel_say_why(name: str, op: str, why: str) -> None
 def test_products_in_a_recurrence_come_before_its_kernel() -> None:
     assert told(graph_of("variant/sLSTM"), "scan").endswith("(scan × 2): step2_kernel")
     text, _ = write_step(graph_of("variant/sLSTM"))
-    assert "*products_of(" in text and "def products(" in text and "head_linear" in text
+    assert "*step_products(" in text and "def products(" in text and "head_linear" in text
 
 
 def test_limited_gates_groups_of_experts_and_patterns_have_kernels() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 
 from weft.backends.onnx.export import build_model, serialize_model
-from weft.backends.onnx.lowering import refusals
+from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
 from weft.frontends.dsl import trace
 from weft.ir import Graph, MemoryReader, TensorType, interpret, parse, verify
@@ -101,9 +101,11 @@ def run(graph: Graph, feeds: dict[str, Array], runner: str = "interpreter") -> d
         return dict(zip(graph.outputs, (tensor.numpy() for tensor in values), strict=True))
     target = TARGETS[runner]
     lowered = graph.clone()
-    legalize(lowered, lambda node: refusals(node, target))
+    legalize(lowered, lambda node: list_refusals(node, target))
     length = 1 + max((int(a.max()) for a in feeds.values() if a.dtype.kind == "i"), default=0)
-    session = ort.InferenceSession(serialize_model(build_model(lowered, target, length)), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(
+        serialize_model(build_model(lowered, target, length)), providers=["CPUExecutionProvider"]
+    )
     narrow = {n: a.astype(np.float32) if a.dtype.kind == "f" else a.astype(np.int64) for n, a in feeds.items()}
     used = {i.name for i in session.get_inputs()}
     values = session.run(None, {n: a for n, a in narrow.items() if n in used})
