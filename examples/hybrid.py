@@ -10,9 +10,7 @@ wide = Attention(heads=8, kv_heads=2, bias=ALiBi())
 mixers = [mamba, mamba, mamba, local, mamba, mamba, mamba, wide] * (LAYERS // 8)
 
 dense = GatedMLP(2 * DIM)
-experts = MoE(
-    8, hidden=DIM, k=2, router=Router(choice="expert")
-)  # each of the 8 takes the 2/8 of the tokens it likes best
+experts = MoE(8, hidden=DIM, k=2, router=Router("expert"))  # each of the 8 takes the 2/8 of the tokens it likes best
 
 model = Decoder(
     vocab=1000,
