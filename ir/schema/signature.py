@@ -128,7 +128,7 @@ class Signature:
         return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
     def pack_outputs(self, outputs: tuple[Any, ...]) -> Any:
-        """Return the only element of `outputs`, or a named tuple of several; `outputs` itself for ops such as `split`."""
+        """Return the only element of `outputs`, or a named tuple of several; `outputs` itself for ops like `split`."""
         if self.returns_tuple:
             return outputs
         if len(outputs) == 1:
