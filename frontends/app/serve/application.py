@@ -1,4 +1,4 @@
-"""The application: endpoints, and the checks that every request passes before them."""
+"""The ASGI application: its endpoints, and the checks of a request before its endpoint runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .connections import Connection, Json, JsonReply, StreamReply, read_body, to_api_error, watch_client
 from .engine.jobs import Channel, ClientGone, Job, QueueFull, ServerClosing
-from .protocol.errors import ApiError, make_invalid_error
+from .protocol.errors import ApiError, bad_request
 from .protocol.fields import RequestObject
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from .protocol.responses import build_embeddings, describe_model, truncate_vector
@@ -27,16 +27,16 @@ from .service import RunningReply, Service
 
 R = TypeVar("R", bound=RequestObject)
 KEYLESS_PATHS = ("/health",)  # for load balancers, which have no key
-EXTRA_REQUESTS = 64  # requests besides those that run or wait: rejected ones, and requests for lists and metrics
+EXTRA_REQUESTS = 64  # open requests in addition to the running and waiting ones: rejected ones, lists, metrics
 _log = logging.getLogger("weft.serve")
 
 
 def build_application(service: Service) -> ASGIApp:
-    """Return the application that serves a model."""
+    """Return the ASGI application with the endpoints of `service`."""
     settings = service.settings
 
     async def read(kind: type[R], request: Request) -> tuple[R, int]:
-        """Return the request in a body, and the size of the body in bytes."""
+        """Parse the body of `request` as a request of class `kind`; return it with the size of the body in bytes."""
         raw = await read_body(request, settings.max_body, settings.client_timeout)
         return await service.read_request(kind, raw), len(raw)
 
@@ -50,7 +50,7 @@ def build_application(service: Service) -> ASGIApp:
         return reply(await service.start_completions(*await read(CompletionRequest, request)))
 
     async def collect_results(request: Request, jobs: Sequence[Job], channel: Channel) -> list[Any]:
-        """Return the results of `jobs`, in their order."""
+        """Wait for `jobs` and return their results in order; if one fails, cancel the rest and raise ApiError."""
         results: dict[int, Any] = {}
         try:
             async with watch_client(request.receive, channel):
@@ -81,8 +81,8 @@ def build_application(service: Service) -> ASGIApp:
         vectors = await collect_results(request, jobs, channel)
         if query.dimensions is not None:
             if query.dimensions > vectors[0].size:
-                raise make_invalid_error(
-                    f"This model's embeddings have {vectors[0].size} dimensions, not more.", "dimensions"
+                raise bad_request(
+                    f"This model's embeddings have {vectors[0].size} dimensions, not {query.dimensions}.", "dimensions"
                 )
             vectors = [truncate_vector(vector, query.dimensions) for vector in vectors]
         return Json(build_embeddings(vectors, settings.name, tokens, query.encoding_format == "base64"))
@@ -119,7 +119,7 @@ def build_application(service: Service) -> ASGIApp:
 
 
 class RequestChecks:
-    """The checks before the endpoints: limits, host, key and type of requests; it responds to every failure."""
+    """An ASGI app that checks host, API key, content type and number of requests, and answers every error."""
 
     def __init__(self, router: Router, service: Service) -> None:
         self._router, self._service = router, service
@@ -142,7 +142,7 @@ class RequestChecks:
                 self._count_request(connection.status)
 
     async def _respond(self, scope: Scope, receive: Receive, connection: Connection) -> None:
-        """Send the response of an endpoint or of an error; raise Gone if the client does not read it."""
+        """Send the response of the endpoint, or of the error that it raises; raise ClientGone if the client is gone."""
         try:
             self._check(scope)
             await self._router({**scope, "app": self}, receive, connection.send)  # as an app's, it raises HTTPException
@@ -163,12 +163,21 @@ class RequestChecks:
             self._service.metrics.requests.add(1, state)
 
     def _check(self, scope: Scope) -> None:
-        """Raise ApiError for a request with a wrong host, key or type."""
+        """Check a request before its endpoint runs.
+
+        Raises:
+            ApiError: for a wrong host name, API key or content type.
+            ServerClosing, QueueFull: if the server shuts down, or too many requests are open.
+        """
         settings = self._service.settings
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if settings.hosts is not None and _parse_host(headers.get("host", "")) not in settings.hosts:
             # A page in a browser may point a host name here (DNS rebinding).
-            raise ApiError(403, "This server does not answer to that host name.", code="unknown_host")
+            raise ApiError(
+                403,
+                "The host name in the request is not one of this server: use the address that weft serve prints.",
+                code="unknown_host",
+            )
         if settings.api_key is not None and scope["path"] not in KEYLESS_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             key_bytes = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
@@ -184,17 +193,17 @@ class RequestChecks:
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 # Pages of other sites can only send other types without asking.
-                raise ApiError(415, "The content type of a request must be application/json.")
+                raise ApiError(415, f"The content type of a request must be application/json, not {kind!r:.80}.")
 
 
 def _parse_host(header: str) -> str:
-    """Return the name in a Host header, without its port."""
+    """Return the host name of a Host header, in lower case and without port and brackets."""
     name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
     return name.strip("[]").lower()
 
 
 def _make_route_error(scope: Scope, error: HTTPException) -> ApiError:
-    """Return the ApiError of a request for an unknown path or method."""
+    """Return starlette's `error` (an unknown path, or a method that the path does not allow) as an ApiError."""
     method, path = scope["method"], scope["path"]
     message = f"Not allowed to {method} on {path}." if error.status_code == 405 else f"Invalid URL ({method} {path})"
     return ApiError(error.status_code, message)

@@ -1,4 +1,4 @@
-"""Connections: bodies within limits, and responses to clients that may be slow or gone."""
+"""Connections: request bodies within limits, and responses to clients that may be slow or disconnected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from .engine.constraints import ConstraintError
 from .engine.jobs import AnswerPiece, Channel, ClientGone, QueueFull, ServerClosing
-from .protocol.errors import ApiError, make_invalid_error
+from .protocol.errors import ApiError, bad_request
 from .protocol.responses import DONE, encode_json, format_event
 from .service import RunningReply
 
@@ -29,7 +29,7 @@ class Connection:
         self.ended = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response; raise Gone if the client does not read it."""
+        """Send a part of the response; raise ClientGone if the client does not read it in time."""
         self.status = message.get("status", self.status)
         try:
             async with asyncio.timeout(self._seconds):
@@ -40,7 +40,7 @@ class Connection:
         self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def flush(self) -> None:
-        """Wait until the client has read the buffered data; close the connection if it does not."""
+        """Wait until the client has read the buffered data; close the connection if that exceeds the time limit."""
         try:
             async with asyncio.timeout(self._seconds):
                 while self._transport is not None and self._transport.get_write_buffer_size():
@@ -55,7 +55,7 @@ class Connection:
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
-    """Return the body of a request; raise ApiError for more than `max_bytes` bytes or more than `seconds`."""
+    """Return the body of a request; raise ApiError if it exceeds `max_bytes`, or takes more than `seconds`."""
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -64,13 +64,13 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
                 if len(body) > max_bytes:
                     raise ApiError(413, f"The body of the request is larger than the maximum of {max_bytes} bytes.")
     except TimeoutError:
-        raise ApiError(408, f"The body of the request did not come within {seconds:g} seconds.") from None
+        raise ApiError(408, f"The body of the request did not arrive completely within {seconds:g} seconds.") from None
     return bytes(body)
 
 
 @contextlib.asynccontextmanager
 async def watch_client(receive: Receive, channel: Channel) -> AsyncIterator[None]:
-    """Notify `channel` if the client disconnects during the block."""
+    """While the block runs, mark `channel` as disconnected if the client closes its connection."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -92,7 +92,7 @@ def to_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case ConstraintError():
-            return make_invalid_error(f"The constraint cannot be followed: {error}")
+            return bad_request(f"The answer cannot satisfy its constraint: {error}")
         case QueueFull():
             return ApiError(429, str(error), code="rate_limit_exceeded")
         case ServerClosing():
@@ -101,14 +101,14 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 class Json(JSONResponse):
-    """A response of JSON."""
+    """A JSON response, in UTF-8 and without spaces."""
 
     def render(self, content: Any) -> bytes:
         return encode_json(content)
 
 
 class JsonReply:
-    """A response that waits for all answers."""
+    """A response that waits for all answers to a request, and sends them as one JSON object."""
 
     def __init__(self, answering: RunningReply) -> None:
         self._answering = answering

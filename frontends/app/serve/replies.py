@@ -1,4 +1,4 @@
-"""Replies: pieces of answers are converted to chunks of a stream, or to the single object of a response."""
+"""Conversion of answer pieces to the chunks of a stream, or to the single object of a response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .protocol.tools import ToolCall, ToolParser
 
 @dataclass
 class Choice:
-    """The parts of one answer so far."""
+    """The text, log-probabilities and tool calls of one answer so far; `finish` is None until it ends."""
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -37,7 +37,10 @@ class Choice:
     started: bool = False
 
     def add(self, piece: AnswerPiece, stop_ids: Collection[int]) -> tuple[str, list[ToolCall], list[TokenLogprobs]]:
-        """Add a piece; return its new content, calls and log-probabilities, without those of stop tokens."""
+        """Add a piece; return its text outside of tool calls, its tool calls, and its log-probabilities.
+
+        Log-probabilities of `stop_ids` are left out.
+        """
         text, calls = piece.text, list[ToolCall]()
         if self.parser is not None:
             text, calls = self.parser.push(text)
@@ -73,7 +76,7 @@ class Reply(ABC):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Return the token counts."""
+        """Return the usage object: token counts of prompts and answers."""
         return build_usage(self._prompt_tokens, sum(choice.tokens for choice in self.choices))
 
     def add(self, piece: AnswerPiece) -> None:
@@ -81,7 +84,7 @@ class Reply(ABC):
         self.choices[piece.index].add(piece, self._stop_ids)
 
     def to_object(self) -> dict[str, Any]:
-        """Return the object with all answers."""
+        """Return the response object with all answers."""
         return self.envelope.to_object(
             [self._build_choice(i, choice) for i, choice in enumerate(self.choices)], self.usage
         )
@@ -92,11 +95,11 @@ class Reply(ABC):
 
     @abstractmethod
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """Return a finished answer as an object of the response."""
+        """Return a finished answer as an entry of the response's `choices`."""
 
 
 class ChatReply(Reply):
-    """A reply of chat messages; `named`: the request has chosen the tool to call."""
+    """A reply of chat messages; `named`: the request names the tool to call (then calls finish with "stop")."""
 
     def __init__(self, *args: Any, named: bool = False) -> None:
         super().__init__(*args)
@@ -131,7 +134,7 @@ class ChatReply(Reply):
 
 
 class CompletionReply(Reply):
-    """A reply of completions; with `echoes`, each begins with its prompt."""
+    """A reply of completions; `echoes` are the prompts to put before the answers (empty: none)."""
 
     def __init__(self, *args: Any, echoes: Sequence[str] = ()) -> None:
         super().__init__(*args)

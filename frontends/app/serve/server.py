@@ -46,7 +46,8 @@ def listen(host: str, port: int) -> socket.socket:
         listening.close()
         if error.errno == errno.EADDRINUSE:
             raise WeftError(f"port {port} of {host} is in use: choose another with --port") from error
-        raise WeftError(f"port {port} of {host} cannot be used: {(error.strerror or str(error)).lower()}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise WeftError(f"port {port} of {host} cannot be used: {reason}; choose another with --port") from error
     return listening
 
 
@@ -90,7 +91,7 @@ class Server:
 
     @property
     def started(self) -> bool:
-        """Return whether the server answers requests."""
+        """Return whether the server accepts requests."""
         return self._uvicorn.started
 
     def run(self) -> None:
@@ -107,7 +108,7 @@ class Server:
             self._listening.close()
 
     def stop(self) -> None:
-        """Start the shutdown from another thread, as a signal does."""
+        """Start the same shutdown as the first signal; may be called from another thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 self._loop.call_soon_threadsafe(self._drain)
@@ -177,7 +178,7 @@ class _Uvicorn(uvicorn.Server):
 def serve_in_thread(
     model: Generator | EncoderModel, settings: ServerSettings, listening: socket.socket | None = None
 ) -> Iterator[Server]:
-    """Serve a model in a thread while the block runs; the default socket is local, on a free port."""
+    """Serve `model` in a thread while the block runs; yield the server. Default socket: a free port of 127.0.0.1."""
     server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
     failure: list[BaseException] = []
 

@@ -34,10 +34,10 @@ class ServerSettings:
             check_count(field, getattr(self, field))
         for field, minimum in (("client_timeout", 0.1), ("drain", 0.0)):
             if not minimum <= (value := getattr(self, field)) < float("inf"):
-                raise WeftError(f"{field} is {value}, but it must be a number of seconds, of at least {minimum:g}")
+                raise WeftError(f"{field} is {value}, but it must be a finite number of seconds, at least {minimum:g}")
         if not (self.name and self.name.isprintable()):
             raise WeftError(
-                f"the model's name is {self.name!r}, which is not a line of text: choose another (--model-name)"
+                f"the model's name {self.name!r} is empty or not printable: choose another with --model-name"
             )
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
-            raise WeftError("the API key must be a string of printable ASCII characters, and not empty")
+            raise WeftError("the API key must consist of printable ASCII characters, at least one")

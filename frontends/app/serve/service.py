@@ -1,5 +1,4 @@
-"""The service of the endpoints: it submits a request's jobs to the model, and builds the reply from their
-results."""
+"""The service that all endpoints call: it prepares requests and submits their jobs to the model."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from .engine.jobs import Channel, Job
 from .engine.metrics import Metrics
 from .engine.prompts import LARGE_INPUT, PromptEncoder
 from .engine.worker import DecodingWorker, EncodingWorker, Worker
-from .protocol.errors import ApiError, make_invalid_error
+from .protocol.errors import ApiError, bad_request
 from .protocol.fields import RequestObject
 from .protocol.requests import (
     ChatRequest,
@@ -46,8 +45,7 @@ _log = logging.getLogger("weft.serve")
 
 @dataclass
 class RunningReply:
-    """The running jobs of a request, the channel of their pieces, and the reply built from them; `close` cancels the
-    jobs."""
+    """The running jobs of a request, the channel that receives their pieces, and the reply built from the pieces."""
 
     worker: Worker
     jobs: list[Job]
@@ -63,7 +61,7 @@ class RunningReply:
 
 
 class Service:
-    """A model, its worker, and the preparation of requests; call `start` first.
+    """A served model, its worker, and the preparation of requests; call `start` before any request.
 
     Raises WeftError if the model's folder has no tokenizer.
     """
@@ -71,7 +69,7 @@ class Service:
     def __init__(self, model: Generator | EncoderModel, settings: ServerSettings) -> None:
         self.model, self.settings, self.metrics = model, settings, Metrics()
         if model.folder is None or not (model.folder / "tokenizer.json").is_file():
-            raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile it with one")
+            raise WeftError(f"{settings.name} has no tokenizer, so it cannot be served: compile a source that has one")
         _ = model.tokenizer  # read now, so that the first request does not wait
         self.created, self.closing = int(time.time()), False
         self.fingerprint = _hash_model(model)
@@ -88,7 +86,7 @@ class Service:
 
     @property
     def max_length(self) -> int:
-        """Return the maximum number of tokens of a sequence."""
+        """Return the maximum number of tokens of prompt and answer together, or of an encoder's input."""
         return self.model.max_length if isinstance(self.model, EncoderModel) else self.model.decoder.max_length
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,17 +105,17 @@ class Service:
         self.worker.stop()
         self.prompts.close()
 
-    # -- requests; all of them also raise Refused if the queue is full or the server shuts down
+    # -- requests; all of them also raise JobError if the queue is full or the server shuts down
 
     async def read_request(self, kind: type[R], raw: bytes) -> R:
-        """Return the request in a body, an object of class `kind`; raise ApiError if it is invalid."""
+        """Parse the body `raw` as a request of class `kind`; raise ApiError if it is invalid."""
         self.worker.check_room(1)
         if len(raw) <= LARGE_INPUT:
             return self._parse_request(kind, raw)
         return await self._translate_errors(self.prompts.run("large", lambda: self._parse_request(kind, raw)), "body")
 
     def _parse_request(self, kind: type[R], raw: bytes) -> R:
-        """Return the request in a body, an object of class `kind`, with the model's sampling defaults."""
+        """Parse a body as a request of class `kind`; its missing sampling options become the model's defaults."""
         body = parse_body(raw)
         if isinstance(self.model, Generator) and kind in (ChatRequest, CompletionRequest):
             defaults = {
@@ -130,14 +128,14 @@ class Service:
         """Start the answers to a chat request whose body has `size` bytes; raise ApiError if the request is invalid."""
         model = self._require_decoder(request.model)
         if self.prompts.template is None:
-            raise make_invalid_error(
-                "This model has no chat template: use /v1/completions.", "messages", "unsupported_model"
-            )
+            raise bad_request("This model has no chat template: use /v1/completions.", "messages", "unsupported_model")
         variables, form, choice = dict(request.chat_template_kwargs), None, request.choice
         if choice.mode != "none":
             if (form := self.tools) is None:
-                message = "The chat template of this model takes no tools, or in a format that this server cannot read."
-                raise make_invalid_error(message, "tools", "unsupported_parameter")
+                message = (
+                    "This model's chat template takes no tools, or its format of tool calls is unknown to this server."
+                )
+                raise bad_request(message, "tools", "unsupported_parameter")
             variables["tools"] = request.tools
         self.worker.check_room(request.n)
         ids = await self._translate_errors(self.prompts.encode_chat(request.messages, variables, size), "messages")
@@ -152,8 +150,7 @@ class Service:
         return self._start_answers(model, [ids], request, guide, reply)
 
     async def start_completions(self, request: CompletionRequest, size: int) -> RunningReply:
-        """Start the continuations of a request's prompts; its body has `size` bytes. Raise ApiError if it is
-        invalid."""
+        """Start the continuations of a request's prompts (body: `size` bytes); raise ApiError if it is invalid."""
         model, count = self._require_decoder(request.model), len(request.prompt) * request.n
         self.worker.check_room(count)
         prompts = [await self._encode_prompt(prompt, "prompt") for prompt in request.prompt]
@@ -170,12 +167,17 @@ class Service:
         return self._start_answers(model, prompts, request, guide, reply)
 
     async def start_embeddings(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
-        """Start the embeddings of a request; return jobs, channel and number of tokens. Raise ApiError if it is
-        invalid."""
+        """Start the embeddings of a request; return its jobs, the channel of their results, and the number of tokens.
+
+        Raises:
+            ApiError: if the request is invalid, or the model is not an encoder.
+        """
         self.check_model(request.model)
         model = self.model
         if not isinstance(model, EncoderModel):
-            raise make_invalid_error("This model generates text and has no embeddings.", "model", "unsupported_model")
+            raise bad_request(
+                "This model generates text and has no embeddings: use /v1/completions.", "model", "unsupported_model"
+            )
         self.worker.check_room(len(request.input))
         prefix = model.prompt()
         texts = [prefix + text if isinstance(text, str) else text for text in request.input]
@@ -188,20 +190,23 @@ class Service:
         return jobs, channel, sum(map(len, rows))
 
     async def start_scores(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
-        """Start the scores of texts or pairs; return jobs, channel and number of tokens. Raise ApiError if it is
-        invalid."""
+        """Start the scores of texts or pairs; return the jobs, the channel of their logits, and the number of tokens.
+
+        Raises:
+            ApiError: if the request is invalid, or the model has no suitable head.
+        """
         if request.model is not None:
             self.check_model(request.model)
         model = self.model
         try:
             if not isinstance(model, EncoderModel) or model.task is None:
-                raise WeftError("it has no head for labels")
+                raise WeftError("it has no classification head")
             model.require_ranking() if request.ranks else model.require_task(
                 "text-classification", "next-sentence-prediction"
             )
         except WeftError as error:
             reason = str(error).replace(f"{model.folder} ", "it ")
-            raise make_invalid_error(
+            raise bad_request(
                 f"This model cannot score such inputs: {reason}.", "model", "unsupported_model"
             ) from error
         texts, truncates = request.texts, request.truncate or request.truncate_prompt_tokens is not None
@@ -236,11 +241,11 @@ class Service:
                         stop=request.stop,
                         sampling=request.sampling,
                         row=row,
-                        constraint=None if guide is None else guide.restart(),
+                        constraint=None if guide is None else guide.copy(),
                         logprobs=request.top_logprobs,
                     )
                 except WeftError as error:
-                    raise make_invalid_error(str(error)) from error
+                    raise bad_request(str(error)) from error
                 jobs.append(Job(channel, len(jobs), answer, streams=request.stream))
         self.worker.submit(jobs)
         return RunningReply(self.worker, jobs, channel, reply, request.stream, request.stream_options.include_usage)
@@ -256,7 +261,7 @@ class Service:
     def _require_decoder(self, name: str) -> Generator:
         self.check_model(name)
         if isinstance(self.model, EncoderModel):
-            raise make_invalid_error(
+            raise bad_request(
                 "This model encodes text and does not generate any: use /v1/embeddings.", "model", "unsupported_model"
             )
         return self.model
@@ -265,14 +270,11 @@ class Service:
         return await self._translate_errors(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt
 
     async def _translate_errors(self, preparation: Coroutine[Any, Any, T], param: str) -> T:
-        """Return the result of `preparation`; if it raises WeftError, raise an ApiError that names the parameter
-        `param`."""
+        """Return the result of `preparation`; turn its WeftError into an ApiError about the parameter `param`."""
         try:
             return await preparation
         except WeftError as error:
-            raise make_invalid_error(
-                f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param
-            ) from error
+            raise bad_request(f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param) from error
 
     async def _build_guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
@@ -306,7 +308,7 @@ class Service:
 def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None:
     """Raise ApiError, naming `param`, unless a prompt has 1 to `longest` token ids below `vocab`."""
     if not ids:
-        raise make_invalid_error(f"Invalid '{param}': it has no tokens.", param)
+        raise bad_request(f"Invalid '{param}': it has no tokens.", param)
     if len(ids) > longest:
         raise ApiError(
             400,
@@ -316,11 +318,11 @@ def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None
             "context_length_exceeded",
         )
     if min(ids) < 0 or max(ids) >= vocab:
-        raise make_invalid_error(f"Invalid '{param}': its token ids must lie between 0 and {vocab - 1}.", param)
+        raise bad_request(f"Invalid '{param}': its token ids must be from 0 to {vocab - 1}.", param)
 
 
 def _hash_model(model: Generator | EncoderModel) -> str:
-    """Return a hash of the model's files and weft's version: equal seeds give equal answers for equal hashes."""
+    """Return a hash of weft's version and the folder's JSON files; if it is equal, equal seeds give equal answers."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(model.folder.glob("*.json")) if model.folder is not None else ():
         digest.update(path.read_bytes())

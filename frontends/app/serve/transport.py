@@ -1,4 +1,4 @@
-"""The transport: time limits for slow requests, a limit of connections, and a log that clients cannot flood."""
+"""The transport: time limits for slow requests, a maximum of connections, and a log that clients cannot flood."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_RECORDS, PERIOD = 5, 60.0  # log records per place in the code, in this many seconds
+MAX_RECORDS, PERIOD = 5, 60.0  # log records per source line, seconds
 _log = logging.getLogger("weft.serve")
 
 
@@ -49,7 +49,7 @@ class BoundedProtocol(H11Protocol):
         self._stop_timer()
 
     def abort_late(self) -> None:
-        """Close the connection: its request has not arrived completely in time."""
+        """Close the connection without waiting for the rest of its request."""
         self._stop_timer()
         self.connections.discard(self)  # uvicorn only notices in the next round of the loop
         self.transport.abort()
@@ -85,12 +85,12 @@ def choose_max_connections() -> int:
 
 
 def make_protocol(seconds: float, max_connections: int) -> type[BoundedProtocol]:
-    """Return a protocol class with the limits of one server."""
+    """Return a subclass of BoundedProtocol for one server, with its limits and its own table of connections."""
     return type("Protocol", (BoundedProtocol,), {"seconds": seconds, "max_connections": max_connections, "waiting": {}})
 
 
 class RateLimit(logging.Filter):
-    """A filter that passes `MAX_RECORDS` log records per place in the code and `PERIOD` seconds."""
+    """A logging filter that passes at most `MAX_RECORDS` records from each source line within `PERIOD` seconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,6 +107,6 @@ class RateLimit(logging.Filter):
 
 
 def log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of the event loop in one line, such as a failure to accept a connection, which it retries."""
+    """Log an error of the event loop in one line, such as a connection that cannot be accepted yet."""
     error = context.get("exception")
     _log.error("%s: %s: %s", context["message"], type(error).__name__, error)

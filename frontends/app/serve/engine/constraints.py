@@ -20,28 +20,28 @@ from ..protocol.tools import write_json_rule
 
 
 class ConstraintError(WeftError):
-    """The error of an answer that cannot continue as its constraint requires."""
+    """An answer cannot continue as its constraint requires."""
 
 
 class Guide:
-    """A constraint that keeps an answer in a formal language (see `Constraint` of the runtime)."""
+    """A constraint that keeps an answer in a formal language by masking logits (the runtime's `Constraint`)."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
-    def restart(self) -> Guide:
-        """Return a guide for the same language, at the beginning of an answer."""
+    def copy(self) -> Guide:
+        """Return an independent copy in the same state; a copy of an unused guide is at the start of an answer."""
         return Guide(self._matcher.deep_copy())
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the text is in the language and nothing may follow."""
+        """Return whether the text is in the language and no token may follow."""
         return self._matcher.is_stopped()
 
     def mask_logits(self, logits: Floats) -> Floats:
         """Return `logits` [vocab] with −∞ for tokens that may not follow.
 
-        Raises Unfollowable if the grammar is wrong, or llguidance gives up, as on grammars that take too much work.
+        Raises ConstraintError if the grammar is wrong, or llguidance gives up, as on grammars that take too much work.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
@@ -51,7 +51,7 @@ class Guide:
         return masked
 
     def accept_token(self, token: int) -> None:
-        """Advance by `token`; raise Unfollowable if the language does not allow it."""
+        """Advance by `token`; raise ConstraintError if the language does not allow it here."""
         if not self._matcher.consume_token(token):
             raise ConstraintError(_shorten(self._matcher.get_error()))
 
@@ -76,16 +76,15 @@ class Constraints:
         return self.tokenizer.decode_bytes([token])
 
     def build_guide(self, grammar: str) -> Guide:
-        """Return the guide of a grammar; raise WeftError if it is wrong, or allows no first token."""
+        """Return the guide of `grammar` (Lark); raise WeftError if it is invalid, or allows no first token."""
         guide = Guide(LLMatcher(self.tokenizer, grammar, log_level=0))
-        trial = guide.restart()
+        trial = guide.copy()
         trial.accept_token(int(trial.mask_logits(np.zeros(self._vocab, np.float32)).argmax()))
         return guide
 
 
 def build_grammar(kind: str, value: Any) -> str:
-    """Return an llguidance grammar (Lark) for a JSON schema, a regular expression or choices; a grammar is
-    unchanged."""
+    """Return the llguidance grammar (Lark) of a JSON schema, regex or list of choices; return a grammar unchanged."""
     if kind == "json_schema":
         return f"start: {write_json_rule(value)}"
     if kind == "regex":

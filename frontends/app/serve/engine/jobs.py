@@ -14,7 +14,7 @@ from weft.backends.runtime.text.tokenizer import Encoding
 
 
 class JobError(Exception):
-    """A job that is rejected or not finished: the queue is full, the server shuts down, or the model has failed."""
+    """A job was rejected or not finished: the queue is full, the server shuts down, or the model has failed."""
 
 
 class QueueFull(JobError):
@@ -26,7 +26,7 @@ class ServerClosing(JobError):
 
 
 class ClientGone(Exception):
-    """The client has closed its connection, or does not read."""
+    """The client has closed its connection, or does not read the response."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Channel:
         self._arrived.set()
 
     def disconnect(self) -> None:
-        """Record that the client is gone: `receive` then raises Gone."""
+        """Record that the client is gone: `receive` then raises ClientGone."""
         self._is_disconnected = True
         self._arrived.set()
 
     async def receive(self) -> list[AnswerPiece]:
-        """Wait for pieces, and return all that have arrived; raise Gone if the client is gone."""
+        """Wait for pieces, and return all that have arrived; raise ClientGone if the client is gone."""
         await self._arrived.wait()
         if self._is_disconnected:
             raise ClientGone
@@ -102,7 +102,7 @@ class Job:
     encoded: Encoding | None = None  # an input whose labels are scored
     streams: bool = False
     start_time: float = field(default_factory=time.monotonic)
-    n_sent: int = 0  # log-probabilities already sent
+    n_sent: int = 0  # number of log-probabilities already sent
     has_started: bool = False  # it has generated a token
 
     def next_piece(self) -> AnswerPiece | None:

@@ -23,13 +23,13 @@ from .jobs import QueueFull, ServerClosing
 T = TypeVar("T")
 Pool = Literal["prompts", "grammars", "large"]
 THREADS: dict[Pool, int] = {"prompts": 2, "grammars": 2, "large": 1}
-MAX_LARGE = 32  # requests that may wait for the pool of large ones
+MAX_LARGE = 32  # requests that may wait for the pool of large inputs
 LARGE_INPUT = (
     1 << 14
 )  # characters or bytes above which an input is large; tokenizing them takes a few hundredths of a second
 MAX_GUIDES = 32
 MAX_GRAMMAR = 1 << 18  # characters
-SHORT_LIMIT, LONG_LIMIT = 0.1, 3.0  # seconds per grammar, in the pool of grammars and among large requests
+SHORT_LIMIT, LONG_LIMIT = 0.1, 3.0  # seconds per grammar, in the pools "grammars" and "large"
 ENCODE_LIMIT = 10.0  # seconds for the tokens of a string
 WORKER = ("-m", f"{__package__}.text_worker")
 
@@ -41,8 +41,7 @@ class TooSlow(Exception):
 class PromptEncoder:
     """The tokenizer, chat template and constraints of a compiled `folder`, run in separate threads and processes.
 
-    Large inputs have their own threads (pool), so that other requests do not wait for them. `vocab`: width of the
-    logits.
+    Large inputs have their own thread pool, so that other requests do not wait. `vocab`: width of the logits.
     """
 
     def __init__(self, folder: Path, vocab: int, stop_ids: Collection[int]) -> None:
@@ -63,8 +62,11 @@ class PromptEncoder:
             self.template_error = str(error)
 
     async def run(self, pool: Pool, work: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of `work` in a thread of `pool`; raise Full if too many wait, Closing if the server
-        ends."""
+        """Return the result of `work(*arguments)` in a thread of `pool`.
+
+        Raises:
+            QueueFull, ServerClosing: if too many large requests wait, or the server shuts down.
+        """
         large = pool == "large"
         if large and self._large > MAX_LARGE:
             raise QueueFull(f"{self._large} large requests wait. Try again later.")
@@ -81,7 +83,7 @@ class PromptEncoder:
     async def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the tokens of a string; `special` adds the tokenizer's special tokens, such as BOS.
 
-        Raises WeftError as `Tokenizer` does, and if it takes too long; Full and Closing as `run` does.
+        Raises WeftError if the text is invalid or takes too long; QueueFull and ServerClosing as `run` does.
         """
         if len(text) <= LARGE_INPUT:
             return await self.run("prompts", self.tokenizer.encode, text, special)
@@ -98,14 +100,15 @@ class PromptEncoder:
         return await self.encode(text, special=False)
 
     async def build_guide(self, size: int, write: Callable[..., str], *arguments: Any) -> Guide:
-        """Return the guide of the grammar that `write(*arguments)` returns (llguidance's Lark); `size`: bytes of the
-        body.
+        """Return the guide of the grammar (Lark) that `write(*arguments)` returns, for a body of `size` bytes.
 
-        Raises WeftError if it is wrong, too large, or takes too long; Full and Closing as `run` does.
+        Raises WeftError if it is invalid, too large, or takes too long; QueueFull and ServerClosing as `run` does.
         """
         grammar = await self.run("large", write, *arguments) if size > LARGE_INPUT else write(*arguments)
         if len(grammar) > MAX_GRAMMAR:
-            raise WeftError(f"it is a grammar of {len(grammar)} characters, more than the maximum of {MAX_GRAMMAR}")
+            raise WeftError(
+                f"its grammar has {len(grammar)} characters, more than the maximum of {MAX_GRAMMAR}: make it smaller"
+            )
         if (cached := self._guides.get(grammar)) is not None:
             return cached
         try:
@@ -125,18 +128,18 @@ class PromptEncoder:
             ) from None
 
     async def load_token_bytes(self) -> Callable[[int], bytes]:
-        """Return the function from a token to its bytes; raise WeftError if llguidance cannot read the tokenizer."""
+        """Return the function from a token id to its bytes; raise WeftError if llguidance cannot read the tokenizer."""
         await self.run("grammars", lambda: self.constraints.tokenizer)  # its first reading takes a while
         return self.constraints.token_bytes
 
     async def find_special_token(self, text: str) -> int | None:
-        """Return the id of the special token `text`, None if it is not a single token; raise as `token_bytes`."""
+        """Return the id of the special token `text`, None if it is not a single token; raise as `load_token_bytes`."""
         tokenizer = await self.run("grammars", lambda: self.constraints.tokenizer)
         ids = tokenizer.tokenize_str(text, parse_special=True)
         return ids[0] if len(ids) == 1 else None
 
     def cancel(self) -> None:
-        """Cancel waiting requests, and stop the work of processes."""
+        """Cancel waiting requests, and kill the processes that work on running ones."""
         self._closed = True
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
@@ -155,11 +158,11 @@ class PromptEncoder:
         try:
             reply = self._ask(ENCODE_LIMIT, "tokenizer", {"text": text, "special": special})
         except TooSlow:
-            raise WeftError(f"its tokens take longer than {ENCODE_LIMIT:g} seconds: make it shorter") from None
+            raise WeftError(f"tokenizing it takes longer than {ENCODE_LIMIT:g} seconds: make it shorter") from None
         return array("I", bytes.fromhex(reply["ids"])).tolist()
 
     def _build_guide(self, grammar: str, seconds: float) -> Guide:
-        self._ask(seconds, "grammar", {"grammar": grammar})  # tried in a process first, which it may crash
+        self._ask(seconds, "grammar", {"grammar": grammar})  # first in another process, which the grammar may crash
         return self.constraints.build_guide(grammar)
 
     def _ask(self, seconds: float, step: str, request: dict[str, Any]) -> Any:
@@ -168,14 +171,14 @@ class PromptEncoder:
         if status in (-signal.SIGALRM, -signal.SIGXCPU):
             raise TooSlow
         if not reply:
-            raise WeftError(f"the {step} fails on it: it is too large, or nested too deep")
+            raise WeftError(f"the {step} failed on it: it is too large, or nested too deep")
         if "error" in (result := parse_json(reply, f"the {step}'s reply", values=len(reply))):
             raise WeftError(result["error"])
         return result
 
 
 class _PerThreadRenderer(Renderer):
-    """A renderer for several threads, with a process for each."""
+    """A Renderer for several threads, with one process per thread."""
 
     def __init__(self, *command: Sequence[str | Path]) -> None:
         super().__init__(*command)

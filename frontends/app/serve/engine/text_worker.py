@@ -1,4 +1,4 @@
-"""A process that tokenizes long strings and tries grammars (python -m), in forks with limits of time and memory.
+"""A process (python -m) that tokenizes long strings and compiles grammars, in forks with limits of time and memory.
 
 Tokenizers hold Python's lock while they work, for seconds on megabytes of text, and a grammar of a few kilobytes can
 exhaust the stack of its parser: neither may happen in the process that serves. See chat_worker.
@@ -29,7 +29,7 @@ STACK = 1 << 20  # an eighth of the stack of the threads that later use the gram
 def main(folder: Path, vocab: int, stop_ids: list[int]) -> None:
     """Process JSON requests on stdin until it ends: {"seconds", "text", "special"} or {"seconds", "grammar"}."""
     tokenizer, constraints = Tokenizer(folder), Constraints(folder, vocab, stop_ids)
-    with contextlib.suppress(WeftError):  # replies to grammars report it
+    with contextlib.suppress(WeftError):  # the replies to grammars report the error
         _ = constraints.tokenizer
 
     def answer(raw: bytes) -> str:

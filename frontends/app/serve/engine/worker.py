@@ -50,20 +50,20 @@ class Worker(ABC):
         """Return the number of jobs that wait."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread; pieces go to channels of `loop`."""
+        """Start the thread, which sends pieces to channels in the event loop `loop`."""
         self._loop = loop
         self._thread = Thread(target=self._run, name="weft-serve", daemon=True)
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue all `jobs`, or none: raise Full if too many wait, Closing if the server shuts down."""
+        """Queue all `jobs`; raise QueueFull if too many wait, ServerClosing if the server shuts down."""
         with self._changed:
             self.check_room(len(jobs))
             self._new += jobs
             self._changed.notify()
 
     def check_room(self, jobs: int) -> None:
-        """Raise Full if the queue cannot take n more `jobs`, Closing if the server shuts down."""
+        """Raise QueueFull if the queue has no room for `jobs` more jobs, ServerClosing during a shutdown."""
         if self._draining:
             raise ServerClosing("The server is shutting down.")
         # A request for any number of answers is accepted if the queue is empty.
@@ -71,7 +71,7 @@ class Worker(ABC):
             raise QueueFull(f"The queue of this server is full: {self.n_waiting} answers wait. Try again later.")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Stop jobs, which may have ended already; their channels receive nothing more."""
+        """Stop `jobs`, some of which may have ended already; their channels receive nothing more."""
         with self._changed:
             self._cancelled += jobs
             self._changed.notify()
@@ -230,8 +230,7 @@ class DecodingWorker(Worker):
 
 
 class EncodingWorker(Worker):
-    """A worker of an encoder (embeddings, or scores of its head), which processes at most `max_batch` inputs
-    together."""
+    """A worker of an encoder, which computes embeddings or head logits of at most `max_batch` inputs together."""
 
     def __init__(self, model: EncoderModel, max_batch: int, max_waiting: int, metrics: Metrics) -> None:
         super().__init__(max_waiting, metrics)

@@ -26,6 +26,6 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def make_invalid_error(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """Return the ApiError of a request with an invalid value of `param`."""
+def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """Return an ApiError with status 400 about the request parameter `param` (None: the whole request)."""
     return ApiError(400, message, param, code)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError, ValidationError
 
-from .errors import ApiError, make_invalid_error
+from .errors import ApiError, bad_request
 
 T = TypeVar("T")
 MAX_FIELDS = 100  # per object, since pydantic collects an error for each unknown field
@@ -30,31 +30,27 @@ def convert_error(error: ValidationError) -> ApiError:
         name = re.sub(r"(\[\d+\])+$", "", name)  # an invalid string or number in an array is an error of the array
     match kind:
         case "missing":
-            return make_invalid_error(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+            return bad_request(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
         case "extra_forbidden":
-            return make_invalid_error(f"Unrecognized request argument supplied: {path[-1]}", name, "unknown_parameter")
+            return bad_request(f"Unrecognized request argument supplied: {path[-1]}", name, "unknown_parameter")
         case "none_required":
-            return make_invalid_error(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
+            return bad_request(f"'{name}' is not supported by this server.", name, "unsupported_parameter")
         case "literal_error" if isinstance(value, str):
-            return make_invalid_error(
-                f"Invalid value: {value!r:.80}. Supported values are: {context['expected']}.", name
-            )
+            return bad_request(f"Invalid value: {value!r:.80}. Supported values are: {context['expected']}.", name)
         case "too_short":
-            return make_invalid_error(f"Invalid '{name}': empty array.", name)
+            return bad_request(f"Invalid '{name}': the array is empty.", name)
         case "too_long":
-            return make_invalid_error(f"Invalid '{name}': at most {context['max_length']} items are possible.", name)
+            return bad_request(f"Invalid '{name}': at most {context['max_length']} items are allowed.", name)
     if expected := _KINDS.get(kind.removesuffix("_type"), context.get("expected")):
         actual = _KINDS[type(value).__name__]
-        return make_invalid_error(
+        return bad_request(
             f"Invalid type for '{name}': expected {expected}, but got {actual} instead.", name, "invalid_type"
         )
     reason, actual = first["msg"], "null" if value is None else f"{value!r:.80}"
-    return make_invalid_error(
-        f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {actual}.", name or None
-    )
+    return bad_request(f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {actual}.", name or None)
 
 
-def make_field_error(key: str, kind: str | PydanticCustomError) -> ValidationError:
+def field_error(key: str, kind: str | PydanticCustomError) -> ValidationError:
     """Return a pydantic error of type `kind` in the field `key`, for validators of the object that contains it."""
     return ValidationError.from_exception_data("", [{"type": kind, "loc": (key,), "input": None}])
 

@@ -13,8 +13,8 @@ from weft.backends.runtime.core.sampler import Sampling
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import parse_json
 
-from .errors import make_invalid_error
-from .fields import Count, Items, RequestObject, Text, Texts, allow_only, choose_type, make_field_error
+from .errors import bad_request
+from .fields import Count, Items, RequestObject, Text, Texts, allow_only, choose_type, field_error
 from .tools import ToolChoice
 
 MAX_CHOICES, MAX_TOOLS = 128, 128
@@ -29,7 +29,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body: dict[str, Any] = parse_json(raw, "the body of the request", values=MAX_VALUES)
     except WeftError as error:
-        raise make_invalid_error(f"We could not parse the JSON body of your request: {error}", None, None) from None
+        raise bad_request(f"We could not parse the JSON body of your request: {error}", None, None) from None
     return body
 
 
@@ -42,7 +42,7 @@ class ConstraintSpec(NamedTuple):
 
 
 class StreamOptions(RequestObject, extra="forbid"):
-    """Options of a stream."""
+    """OpenAI's stream_options; `include_usage` adds a last chunk with token counts."""
 
     include_usage: bool = False
     include_obfuscation: Any = None
@@ -56,7 +56,7 @@ class JsonSchema(RequestObject):
 
 
 class ResponseFormat(RequestObject, extra="forbid"):
-    """The form of an answer, as OpenAI's API constrains it."""
+    """OpenAI's response_format: any text, any JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -66,12 +66,12 @@ class ResponseFormat(RequestObject, extra="forbid"):
         if self.type != "json_schema":
             self.json_schema = None
         elif self.json_schema is None:
-            raise make_field_error("json_schema", "missing")
+            raise field_error("json_schema", "missing")
         return self
 
 
 class StructuredOutputs(RequestObject, extra="forbid"):
-    """The form of an answer, as vLLM constrains it."""
+    """vLLM's structured_outputs: at most one constraint on the answer."""
 
     regex: str | None = None
     grammar: str | None = None
@@ -131,13 +131,13 @@ class GenerationRequest(RequestObject, extra="forbid"):
         given_specs = [ConstraintSpec(*spec) for spec in specs if spec[1] is not None]
         if len(given_specs) > 1:
             params = " and ".join(spec.param for spec in given_specs)
-            raise make_invalid_error(f"Only one constraint is possible, but {params} are given.", given_specs[1].param)
+            raise bad_request(f"Only one constraint is possible, but the request has {params}.", given_specs[1].param)
         return given_specs[0] if given_specs else None
 
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
         if "stream_options" in self.model_fields_set and not self.stream:
-            raise make_invalid_error(
+            raise bad_request(
                 "The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options"
             )
         _ = self.constraint  # raises an error if there are several
@@ -172,7 +172,7 @@ class Tool(RequestObject):
         """Return `tool` unchanged, for the chat template; raise ValidationError if it is not a tool."""
         cls.model_validate(tool)
         if tool.get("type") is None:  # only choices and calls may omit it
-            raise make_field_error("type", "missing")
+            raise field_error("type", "missing")
         return tool
 
 
@@ -210,9 +210,9 @@ class Message(RequestObject):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
-            raise make_field_error("tool_call_id", "missing")
+            raise field_error("tool_call_id", "missing")
         if self.content is None and (self.role != "assistant" or self.tool_calls is None):
-            raise make_field_error("content", PydanticCustomError("content", "expected a string"))
+            raise field_error("content", PydanticCustomError("content", "expected a string"))
         return self
 
     @classmethod
@@ -254,25 +254,26 @@ class ChatRequest(GenerationRequest):
         """Return the tools that an answer may or must call; raise ApiError if the chosen one is not among `tools`."""
         names, chosen = [tool["function"]["name"] for tool in self.tools], self.tool_choice
         if not names and chosen not in (None, "none", "auto"):
-            raise make_invalid_error("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
+            raise bad_request("'tool_choice' is only allowed when 'tools' are specified.", "tool_choice")
         if not isinstance(chosen, Tool):
             return ToolChoice((chosen or "auto") if names else "none", None, self.parallel_tool_calls)
         if chosen.function.name not in names:
-            raise make_invalid_error(
-                f"Tool choice {chosen.function.name!r:.80} is not among the 'tools'.", "tool_choice"
-            )
+            raise bad_request(f"Tool choice {chosen.function.name!r:.80} is not among the 'tools'.", "tool_choice")
         return ToolChoice("named", chosen.function.name, False)
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise make_invalid_error(
+            raise bad_request(
                 "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.", "top_logprobs"
             )
         if self.choice.is_forced and self.constraint is not None:
-            raise make_invalid_error("A forced tool call leaves no room for another constraint.", self.constraint.param)
+            raise bad_request(
+                "A required tool call cannot be combined with another constraint: remove one of them.",
+                self.constraint.param,
+            )
         for name in self.chat_template_kwargs.keys() & {"messages", "tools", "add_generation_prompt"}:
-            raise make_invalid_error(f"'chat_template_kwargs' cannot set {name}.", "chat_template_kwargs")
+            raise bad_request(f"'chat_template_kwargs' cannot set {name}.", "chat_template_kwargs")
         if self.reasoning_effort is not None:
             self.chat_template_kwargs = {"reasoning_effort": self.reasoning_effort, **self.chat_template_kwargs}
         self.max_tokens = self.max_completion_tokens or self.max_tokens
@@ -304,13 +305,13 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of not in (None, 1, self.n):
-            raise make_field_error("best_of", "none_required")
+            raise field_error("best_of", "none_required")
         if len(self.prompt) * self.n > MAX_CHOICES:
-            raise make_invalid_error(f"At most {MAX_CHOICES} choices in all: fewer prompts, or a smaller 'n'.", "n")
-        if self.echo and self.top_logprobs is not None:
-            raise make_invalid_error(
-                "Log-probabilities of prompts are not supported: ask for 'echo' or 'logprobs'.", "echo"
+            raise bad_request(
+                f"A request has at most {MAX_CHOICES} choices: send fewer prompts, or a smaller 'n'.", "n"
             )
+        if self.echo and self.top_logprobs is not None:
+            raise bad_request("Log-probabilities of prompts are not supported: remove 'echo' or 'logprobs'.", "echo")
         return self
 
 

@@ -47,11 +47,11 @@ class Envelope:
         return {**self._head, "choices": list(choices), "usage": usage}
 
     def build_chunk(
-        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, wanted: bool
+        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, include_usage: bool
     ) -> dict[str, Any]:
-        """Return a chunk of a stream; if usage is `wanted`, it is null in all chunks except the last."""
+        """Return a chunk of a stream; with `include_usage` it has a usage, null in all chunks except the last."""
         kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
-        return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if wanted else {})}
+        return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if include_usage else {})}
 
 
 def build_usage(prompt: int, completion: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def get_finish_reason(finish: Finish, calls: bool, named: bool) -> str:
 
 
 def build_chat_message(content: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
-    """Return the message of an answer."""
+    """Return the assistant message of an answer; next to `calls`, an empty `content` becomes null."""
     message = {"role": "assistant", "content": content, "refusal": None}
     return message | ({"content": content or None, "tool_calls": [call.json() for call in calls]} if calls else {})
 
@@ -81,7 +81,7 @@ def build_chat_delta(content: str, calls: Sequence[ToolCall], first: int) -> dic
 
 
 def build_chat_logprobs(entries: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> dict[str, Any]:
-    """Return the log-probabilities of a chat's answer."""
+    """Return the log-probabilities of the tokens `entries` in the format of chat completions."""
 
     def describe(token: int, logprob: float) -> dict[str, Any]:
         raw = token_bytes(token)
@@ -107,7 +107,7 @@ class Offsets:
 def build_completion_logprobs(
     entries: Sequence[TokenLogprobs], token_bytes: TokenBytes, offsets: Offsets
 ) -> dict[str, Any]:
-    """Return the log-probabilities of a part of a completion; `offsets` is shared by all its parts."""
+    """Return the log-probabilities of a part of a completion; all parts share the character counter `offsets`."""
 
     def name(token: int) -> str:
         text = token_bytes(token).decode(errors=ESCAPES)

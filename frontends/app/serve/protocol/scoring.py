@@ -1,6 +1,6 @@
 """Requests for scores in the form of vLLM and text-embeddings-inference (TEI).
 
-/classify and /predict score labels, /score and /rerank pairs.
+/classify and /predict return scores of labels for texts, /score and /rerank a relevance score for each text pair.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from .errors import make_invalid_error
-from .fields import Items, RequestObject, Texts, allow_only, choose_type, make_field_error
+from .errors import bad_request
+from .fields import Items, RequestObject, Texts, allow_only, choose_type, field_error
 from .requests import MAX_INPUTS
 
 Inputs = Annotated[Texts, Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class ScoringRequest(RequestObject, ABC, extra="forbid"):
-    """A request for the scores of `texts`: strings, or pairs of strings if `ranks`; `model` null is the served model.
+    """A request for the scores of `texts`: strings, or pairs of strings if `ranks`; without `model`, any name matches.
 
     Inputs that are too long are truncated if one of the two truncation fields requests it.
     """
@@ -67,7 +67,7 @@ class RerankRequest(ScoringRequest):
         return {"id": f"rerank-{usage['id']}", "model": usage["model"], "usage": usage["usage"], "results": results}
 
     def _rank_documents(self, model: Any, logits: Any) -> list[tuple[int, float, str]]:
-        """Return the index, score and text of each document, the highest score first."""
+        """Return (index, score, text) of the `top_n` best documents (0: all), the highest score first."""
         scores = model.compute_relevance(logits)
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n or None]
         return [(i, scores[i], self.documents[i]) for i in order]
@@ -84,7 +84,7 @@ class TeiRerankRequest(RerankRequest):
     @classmethod
     def _refuse_top_n(cls, data: Any) -> Any:
         if "top_n" in data:
-            raise make_field_error("top_n", "extra_forbidden")
+            raise field_error("top_n", "extra_forbidden")
         return data
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
@@ -103,7 +103,7 @@ class ScoreRequest(ScoringRequest):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.text_1) not in (1, len(self.text_2)):
-            raise make_invalid_error("Invalid 'text_1': give one text, or as many as in 'text_2'.", "text_1")
+            raise bad_request("Invalid 'text_1': send one text, or the same number as in 'text_2'.", "text_1")
         return self
 
     @property

@@ -55,8 +55,8 @@ class ToolFormat:
     """The format in which a family of models writes tool calls.
 
     Each call is between `begin` and `end`, with its arguments under the key `arguments`. If `begin` is empty, an answer
-    that starts with `prefix` consists of calls only, separated by `separator`, or of one array of calls. `special` is a
-    token before the calls that is not part of the text. Templates that contain `marker` use the format.
+    that starts with `prefix` consists of calls only, separated by `separator` or, with `array`, in one JSON array.
+    `special` is a token before the calls that is not part of the text. Templates that contain `marker` use the format.
     """
 
     name: str

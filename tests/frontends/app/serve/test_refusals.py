@@ -117,7 +117,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused(server: Server) -> None:
     for ids in ([300], [-1], [1 << 70]):
         for echo in (False, True):
             error = refusal(server, "completions", {**TEXT, "prompt": ids, "echo": echo})
-            assert "token ids must lie between 0 and 257" in error["message"] and error["param"] == "prompt"
+            assert "token ids must be from 0 to 257" in error["message"] and error["param"] == "prompt"
 
 
 def test_prompts_longer_than_the_context_are_refused_in_the_words_of_openai(server: Server) -> None:
