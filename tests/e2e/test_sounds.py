@@ -200,7 +200,7 @@ def test_sound_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(WeftError, match=reason):
             model.generate([prompt])
-    with pytest.raises(WeftError, match="reads sound, but weft verify compares outputs for token sequences"):
+    with pytest.raises(WeftError, match="reads sound, but weft verify supports models of tokens only"):
         verify_folder(tmp_path / "whisper")
     with pytest.raises(WeftError, match="target transformers supports only text encoders; that of whisper reads sound"):
         weft.compile(tmp_path / "whisper-hf", tmp_path / "no", target="transformers")

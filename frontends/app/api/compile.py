@@ -38,10 +38,10 @@ LONGEST = 1 << 24  # tokens: above it, tables of positions would take gigabytes
 
 @dataclass
 class CompileReport:
-    """The result of `compile`: the folder, the time of each stage, the passes.
+    """The result of `compile`.
 
-    trace: lowerings that did not apply, with reasons. notes: remarks for the user.
-    explain: returns the lines of a target that explains its models.
+    seconds: duration of each stage. trace: lowerings that did not apply, with reasons. notes: remarks for the user.
+    explain: a function that returns the lines of ``--explain``, [] for targets without that option.
     """
 
     folder: Path
@@ -120,9 +120,7 @@ def compile(
     verify_graph(model.graph, recipes=True)
     length = _choose_length(model.graph, max_length, notes)
     if (cache_dtype := getattr(selected, CACHE_DTYPE, "")) and not any(map(find_caches, model.graph.nodes)):
-        raise make_no_effect_error(
-            f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} keeps keys and values"
-        )
+        raise make_no_effect_error(f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} has a cache")
     clock["load"] = time.perf_counter()
     pipeline = backend.pipeline(model.graph, dtype, passes, length)
     report = Report()
@@ -186,19 +184,17 @@ def _note_family(model: Model, notes: list[str]) -> None:
     family = FAMILIES.get(str(model.graph.meta.get("model_type")))
     if family is not None and family.transformers and model.settings is not None:
         name = family.model_types[0]
-        notes.append(f"transformers has this architecture: `weft export` writes it as {name}, to load without trust")
+        notes.append(f"transformers has this architecture: `weft export` writes it as {name}, to load without code")
 
 
 def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:
-    """Return the model with slots for the factors of each of `adapters`, if the target supports them."""
+    """Return `model` with slots for the LoRA factors of each of `adapters`, one of which is selected at run time."""
     from ...formats.hf.slots import add_slots
 
     if not backend.opset:
-        raise WeftError(f"--switch-adapter is for folders that ONNX Runtime runs, not for those for {backend.name}")
+        raise WeftError(f"--switch-adapter needs a target that ONNX Runtime runs, not {backend.name}")
     if model.graph.meta.get("kind") == "encoder-decoder":
-        raise WeftError(
-            "--switch-adapter is for one model, not for the two of an encoder-decoder: merge them by --adapter"
-        )
+        raise WeftError("--switch-adapter does not support encoder-decoders: merge the adapters by --adapter instead")
     graph = model.graph.clone()
     # The last folder name names the adapter; abspath resolves "." and "..".
     add_slots(graph, model.description, [Path(os.path.abspath(expand_home(adapter))) for adapter in adapters])
@@ -220,7 +216,7 @@ def _choose_length(graph: Graph, requested: int | None, notes: list[str]) -> int
 
 
 def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
-    """Append a note if `length` exceeds the model's context after its passes: answers may get worse."""
+    """Append a note if `length` exceeds the context of the rewritten `graph`: answers may get worse."""
     context = graph.meta.get("context")
     if context is not None and length > context:
         notes.append(
@@ -230,10 +226,10 @@ def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
 
 
 def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
-    """Raise WeftError if `length` exceeds the table of learned positions; note a context that passes extended."""
+    """Raise WeftError if `length` exceeds the learned positions; note if passes extended the context beyond it."""
     table = graph.meta.get("max_positions")  # the rows of learned positions
     if table is not None and length > table:
-        raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions")
+        raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions: choose at most {table}")
     context = graph.meta.get("context") or length
     if default and context > length:
         notes.append(f"passes extend the context to {context} tokens, compiled for {length} (see --max-length)")

@@ -72,9 +72,7 @@ def export(
     format = _select_format(out, format)
     check_weights(weights)
     if weights != "auto" and format == "safetensors":
-        raise WeftError(
-            f"--weights {weights} is for hf and gguf: a file of safetensors stores the parameters as floats"
-        )
+        raise WeftError(f"--weights {weights} needs format hf or gguf: safetensors files store parameters as floats")
     model = load_source(source, seed, adapters, without=without)
     for line in model.notices():
         note(line)
@@ -97,7 +95,7 @@ def export(
 
 
 def _select_format(out: str | Path, kind: str | None) -> str:
-    """Return the format to write: `kind`, or that of the suffix of `out`; hf for a folder or a name ending in /.
+    """Return the format to write: `kind`, else the format of the suffix of `out`, else hf.
 
     Raises:
         WeftError: if the format is unknown, or the suffix of `out` belongs to another format.
@@ -111,8 +109,6 @@ def _select_format(out: str | Path, kind: str | None) -> str:
     if kind is None and by_suffix is None and suffix in _FOREIGN_FILES:
         raise WeftError(f"{out}: {_FOREIGN_FILES[suffix]}; name a folder, or a .gguf or .safetensors file")
     if kind is not None and by_suffix not in (None, kind):
-        output = "a folder" if kind == "hf" else f"a file .{kind}"
-        raise WeftError(
-            f"{out} is called a file of {by_suffix}, but --format {kind} writes {output}: change one of them"
-        )
+        output = "a folder" if kind == "hf" else f"a .{kind} file"
+        raise WeftError(f"{out} has the suffix of a {by_suffix} file, but --format {kind} writes {output}: change one")
     return kind or by_suffix or "hf"

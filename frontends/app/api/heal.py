@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKENS, BATCH, CONTEXT, RATE = 32768, 4, 256, 5e-4
-HOLD_OUT = 10  # one of 10 windows is held back for validation
+HOLD_OUT = 10  # one of 10 windows is held out for validation
 MAX_HELD_OUT = 8  # windows: validation should not cost more than training
 PROMPT = 8  # tokens of the text at the start of a sampled sequence
 SAMPLE_BATCH = 64  # sequences sampled in one batch
@@ -31,7 +31,7 @@ SAMPLE_BATCH = 64  # sequences sampled in one batch
 
 @dataclass(frozen=True)
 class Healing:
-    """The healed `model`, and its KL divergence from the original in nats per token on held-back windows of the text.
+    """The healed `model`, and its KL divergence from the original in nats per token on held-out windows of the text.
 
     before, after: divergence of the quantized model, and of the result. scales, norms_and_biases: number of trained
     parameters. If training did not reduce the divergence, `model` is the input.
@@ -69,7 +69,7 @@ def heal(
     """Refit scales, norms and biases of the quantized `model` to the original `against`; codes stay unchanged.
 
     The model is trained by distillation: its next-token distributions should be the original's on a text. The result is
-    validated on held-back windows of the text: if it is not closer to the original there, the input is returned
+    validated on held-out windows of the text: if it is not closer to the original there, the input is returned
     unchanged. `heal_and_measure` also returns these measurements.
 
     Args:
@@ -190,20 +190,18 @@ def _check_models(quantized: Model, original: Model) -> None:
     """
     for name, graph in ((model.description, model.graph) for model in (quantized, original)):
         if (kind := graph.meta.get("kind", "decoder")) != "decoder":
-            raise WeftError(f"{name} is an {kind}, and heal compares the next-token predictions of decoders")
+            raise WeftError(f"{name} is an {kind}, but heal compares next-token predictions, so it needs decoders")
         if "logits" not in graph.outputs:
             raise WeftError(f"{name} has no output logits, which heal compares")
         if has_cache(graph):
             raise WeftError(f"{name} has caches, and heal needs complete sequences: run kv-cache afterwards")
     if not any(map(is_quantized, quantized.graph.params.values())):
-        raise WeftError(
-            f"{quantized.description} is not quantized: heal refits scales; make some with weft opt -p quantize"
-        )
+        raise WeftError(f"{quantized.description} has no scales to refit: quantize it with `weft opt -p quantize`")
     first, second = (int(model.graph.outputs["logits"].width) for model in (quantized, original))
     if first != second:
         raise WeftError(
-            f"{quantized.description} has {first} tokens and {original.description} {second}: heal needs the model "
-            "that was quantized"
+            f"{quantized.description} has a vocabulary of {first} tokens, and {original.description} one of {second}: "
+            "compare with the model that was quantized"
         )
 
 
@@ -219,15 +217,15 @@ def _cut_prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
 
 
 def _read_windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
-    """Return windows [n, context] of a text with `tokens` tokens in total, by the tokenizer of either model.
+    """Return training and validation windows [n, context] of a text, tokenized by either model's tokenizer.
 
     Raises:
-        WeftError: if neither has one, the text cannot be read, or it is too short.
+        WeftError: if neither model has a tokenizer, the text cannot be read, or it is too short.
     """
     graphs = [quantized.graph, original.graph]
     longest = min((n for g in graphs if (n := g.meta.get("max_positions"))), default=context)
     if context > longest:
-        raise WeftError(f"a context of {context} tokens is more than the {longest} that the model takes")
+        raise WeftError(f"context is {context}, but the model's maximum is {longest}: choose a smaller one")
     graph = next((g for g in graphs if g.tokenize is not None), graphs[0])
     # One stream of tokens: a window may contain the end of a document and the beginning of the next.
     limit = tokens * HOLD_OUT // (HOLD_OUT - 1) + context

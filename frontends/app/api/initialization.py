@@ -45,11 +45,11 @@ def initialize(
     if not std > 0:
         raise WeftError(f"std={std} must be positive")
     if not model.random_init:
-        raise WeftError(f"{model.description} has the weights of a checkpoint: only an architecture is initialized")
+        raise WeftError(f"{model.description} has the weights of a checkpoint: name an architecture without one")
     graph = model.graph.clone()
     initialized, residual_writers = _find_normal_matrices(graph), _find_residual_writers(graph)
     if not initialized:
-        raise WeftError(f"{model.description}: no matrix is initialized as N(0, 0.02²), so there are none to change")
+        raise WeftError(f"{model.description}: no matrix is initialized as N(0, 0.02²), so a scheme changes nothing")
     ratio = _compute_width_ratio(graph, width) if scheme == "mup" else 1.0
     for matrix in initialized:
         recipe, inputs = matrix.param.recipe, matrix.param.type.concrete({})[-1]
@@ -100,7 +100,7 @@ def _compute_width_ratio(graph: Graph, width: int) -> float:
         raise WeftError(f"width={width} must be positive")
     if tied := next((m for m in _list_matrices(graph) if m.kind == "head" and _is_table(m)), None):
         raise WeftError(
-            f"{graph.name}: {tied.param.name} is both looked up and the head's weight, which muP treats differently: "
+            f"{graph.name}: {tied.param.name} is both the embedding and the head, which muP initializes differently: "
             "set tie_embeddings=False"
         )
     return require_streams(graph, "muP")[0].width / width

@@ -90,7 +90,7 @@ def _resolve_dtype(dtype: str | Dtype | None) -> Dtype:
     framework = import_torch()
     if dtype is not None and not isinstance(dtype, str):
         if not dtype.is_floating_point:
-            raise WeftError(f"dtype {dtype} is for integers, but weights are floats: torch.float32, torch.bfloat16, …")
+            raise WeftError(f"dtype {dtype} is not a float dtype: use torch.float32, torch.bfloat16 or torch.float16")
         return dtype
     torch_dtype: Dtype = getattr(framework, NAMES[TARGETS["torch"].dtype(dtype)])
     return torch_dtype
@@ -125,7 +125,7 @@ def build_step_graphs(graph: Graph) -> dict[str, Graph]:
 
 
 def simplify_trainable(graph: Graph) -> Graph:
-    """Return `graph` simplified by passes that keep its trainable parameters."""
+    """Return `graph` after the first phase of the pipeline for training, which keeps dropout and folds no weights."""
     simplify, *_ = default_pipeline(graph, trains=True).phases
     return run_passes(graph, Pipeline((simplify,)))
 
@@ -140,21 +140,19 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
         WeftError: if a tensor is unknown, missing, or of another shape.
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
-        raise WeftError("weights that stay in blocks are not trained: pass the graph of a module without keep_blocks")
+        raise WeftError("the graph keeps quantized blocks, which are not trained: build it without keep_blocks")
     declared, read = _map_keys(build_module_graphs(graph)), _map_keys(build_module_graphs(simplify_trainable(graph)))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
-        raise WeftError(f"the state_dict has {name}, but graph {graph.name} does not ({len(unknown)} unknown)")
+        raise WeftError(f"the state_dict has {name}, but graph {graph.name} does not ({len(unknown)} unknown names)")
     # Equal parameters are one in the module (pass cse), so the state_dict has only one of several tied names.
-    ties = {_make_tie_key(graph.params[name]): key for name, key in declared.items() if key in state_dict}
+    ties = {_tie_key(graph.params[name]): key for name, key in declared.items() if key in state_dict}
     arrays, recipes = {key: _to_array(tensor) for key, tensor in state_dict.items()}, dict[str, Recipe]()
     for name, declared_key in declared.items():
         param = graph.params[name]
         if param.recipe.is_constant:
             continue
-        keys = (
-            [read[name], declared_key] if name in read else [declared_key, ties.get(_make_tie_key(param), declared_key)]
-        )
+        keys = [read[name], declared_key] if name in read else [declared_key, ties.get(_tie_key(param), declared_key)]
         key = next((key for key in keys if key in arrays), declared_key)
         if key not in arrays and name in read:
             raise WeftError(f"the state_dict has no {key}, a parameter of graph {graph.name}")
@@ -177,7 +175,7 @@ def _map_keys(forms: Mapping[str, Graph]) -> dict[str, str]:
     return {names[param.name]: key for key, param in lower(forms[MODEL]).program.weights.items()}
 
 
-def _make_tie_key(param: Param) -> Hashable:
+def _tie_key(param: Param) -> Hashable:
     """Return a key that is equal for parameters that the pass cse merges (tied weights)."""
     return param.type, param.recipe
 

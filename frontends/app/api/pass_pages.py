@@ -83,31 +83,27 @@ def render_index() -> str:
     ]
     passes = all_passes()
     for purpose, names in group_by_purpose().items():
-        rows = [
-            f"| [{n}]({n}.md) | {passes[n].effect} | {_escape_cell(passes[n].documentation().summary)} |" for n in names
-        ]
+        rows = [f"| [{n}]({n}.md) | {passes[n].effect} | {_escape(passes[n].documentation().summary)} |" for n in names]
         sections.append("\n".join([f"## {purpose}\n", "| pass | effect | what it does |", "|---|---|---|", *rows]))
     return "\n\n".join(sections) + "\n"
 
 
 def _render_arguments(pass_type: type[Pass]) -> list[str]:
-    """Return the lines of a table of the arguments; [] if there are none."""
+    """Return the Markdown table of a pass's arguments as a list with one section; [] without arguments."""
     arguments = pass_type.arguments()
-    rows = [
-        f"| `{a.name}` | {_escape_cell(a.type_text)} | {_format_default(a.required, a.default)} |" for a in arguments
-    ]
+    rows = [f"| `{a.name}` | {_escape(a.type_text)} | {_show_default(a.required, a.default)} |" for a in arguments]
     return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
 
 
-def _format_default(required: bool, default: object) -> str:
+def _show_default(required: bool, default: object) -> str:
     return "must be given" if required else f"`{spell(default)}`"
 
 
-def _escape_cell(text: str) -> str:
+def _escape(text: str) -> str:
     """Return `text` escaped for a table cell."""
     return text.replace("|", "&#124;")
 
 
 def _end_sentence(text: str) -> str:
-    """Return `text` with a full stop."""
+    """Return `text`, followed by a full stop unless it ends in one of ``. ! ? )``."""
     return text if text.endswith((".", "!", "?", ")")) else f"{text}."

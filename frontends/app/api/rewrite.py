@@ -65,7 +65,7 @@ def rewrite(
 ) -> Model:
     """Return `model` with its graph rewritten by the pipeline `passes` (a string, or a file as in `resolve_pipeline`).
 
-    `verify`, `dump`, `report`, `hooks` and `progress` are arguments of `run_passes`.
+    `verify`, `dump`, `report`, `hooks` and `progress` are arguments of `run_passes`. An empty pipeline returns `model`.
 
     Raises:
         WeftError: if the pipeline is invalid, or a pass cannot be applied.

@@ -13,7 +13,7 @@ from weft.passes.fitting.calibration import MIXTURE, make_inputs, read_tokens
 from weft.passes.library.quantize.quantize import QuantizeWeights
 
 BITS = (2, 3, 4, 8)
-SAMPLE_TOKENS = 64  # tokens of a text that show whether the graph can read it
+SAMPLE_TOKENS = 64  # tokens to test whether the graph can read a text
 FLOATS = ("fp8", "mxfp4", "nvfp4")
 _FORM = re.compile(r"\s*([a-z]+)(\d+)\s*(?:\{(.*)\})?\s*", re.DOTALL)
 # Exact rewrites that reduce the loss of rounding; a graph that does not allow one goes without it.
@@ -23,13 +23,12 @@ PREPARATIONS = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads"
 def expand_weights(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` abbreviates: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
-    Floats are rounded to the nearest. So are 8-bit integers, after their channels were scaled by activations on a text.
-    Integers of fewer bits are fitted to a text, after exact rewrites that spread outliers, if the graph allows them.
-    Without a text these rewrites lose more than they gain. Weights that a file has in such codes stay unchanged, and
-    method=rtn reads no text.
+    fp8, mxfp4 and nvfp4 only round. int8 rounds after `scale-channels`, which reads activations on a calibration text.
+    int2, int3 and int4 are fitted to the text, after exact rewrites that spread outliers, if the graph allows them.
+    Without a tokenizer or text, with method=rtn, or if the file has most weights in codes, `quantize` runs alone.
 
     Raises:
-        WeftError: if `text` has another form.
+        WeftError: if `text` is not of this form.
     """
     match = _FORM.fullmatch(text)
     kind, bits = (match[1], int(match[2])) if match else ("", 0)
@@ -56,8 +55,7 @@ def expand_weights(graph: Graph, text: str) -> str:
 
 
 def _can_read_text(graph: Graph) -> bool:
-    """Return whether the only inputs of `graph` are token ids (and positions), which a tokenizer provides for a
-    text."""
+    """Return whether `graph` has no cache, and a text determines all of its inputs (token ids, positions)."""
     with contextlib.suppress(WeftError):
         return not has_cache(graph) and all(
             make_inputs(graph, ids) for ids in read_tokens(graph, str(MIXTURE), SAMPLE_TOKENS)
@@ -66,8 +64,7 @@ def _can_read_text(graph: Graph) -> bool:
 
 
 def _find_preparation(graph: Graph) -> list[str]:
-    """Return the first pipeline of `PREPARATIONS` that the graph allows, as a list with one element; [] if it allows
-    none."""
+    """Return a list with the first pipeline of `PREPARATIONS` that runs on `graph`; [] if none does."""
     for pipeline in PREPARATIONS:
         try:
             run_passes(graph, pipeline)

@@ -22,9 +22,7 @@ def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str])
     assert model.task is not None
     task = model.task.name
     if isinstance(text, list) and (pairs or task != "text-classification"):
-        raise WeftError(
-            f"{model.folder} has a model for {task}: --ids are for labels of one sequence; give it --prompt"
-        )
+        raise WeftError(f"--ids needs a model that labels one sequence, and {model.folder} does {task}: use --prompt")
     inputs: Any = text  # the check above rejects ids for methods that need text
     if task == "question-answering":
         _print_scores(
@@ -33,7 +31,7 @@ def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str])
         )
     elif task == "multiple-choice":
         if not pairs:
-            raise WeftError("give each choice by --pair")
+            raise WeftError("a multiple-choice model needs at least one choice: give each by --pair")
         _print_scores(sorted(zip(model.choose(inputs, pairs), pairs, strict=True), reverse=True))
     elif task in ("fill-mask", "token-classification"):
         if pairs:

@@ -37,9 +37,8 @@ def ops_command(name: str | None) -> None:
     by_family = sorted(OPS.values(), key=lambda op: (_get_family(op), op.name))
     families = [_get_family(op) for op in by_family]
     first = [f if i == 0 or families[i - 1] != f else "" for i, f in enumerate(families)]
-    rows = [
-        (f, op.name, _format_signature(op), get_first_sentence(op.doc)) for f, op in zip(first, by_family, strict=True)
-    ]
+    pairs = zip(first, by_family, strict=True)
+    rows = [(f, op.name, _format_signature(op), get_first_sentence(op.doc)) for f, op in pairs]
     print_table(("family", "op", "operands; attributes", "what it does"), rows)
 
 

@@ -49,9 +49,9 @@ def _build_target_options() -> list[click.Option]:
 
 
 def _require_change(default: Any, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return the value of a target's option; raise BadParameter if it is the `default`, which has no effect."""
+    """Return `value`, given for a target's option; raise BadParameter if it is the `default`, which has no effect."""
     if value is not None and value == default and not ctx.resilient_parsing:
-        raise click.BadParameter(f"{value!r} is the behaviour without the option: leave it out", ctx, option)
+        raise click.BadParameter(f"{value!r} is the default: leave the option out", ctx, option)
     return value
 
 

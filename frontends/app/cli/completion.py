@@ -42,8 +42,7 @@ def _make_items(names: Iterable[str], typed: str, prefix: str = "") -> list[Comp
 def _make_completer(
     module: str, registry: str, order: Callable[[Iterable[str]], Iterable[str]] = list
 ) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return a function that completes the names in `registry`, an attribute or function of `module`, imported on
-    use."""
+    """Return a completer of the names in `module`'s attribute or function `registry`; it imports `module` on use."""
 
     def complete(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
         names = getattr(importlib.import_module(module), registry)
@@ -91,7 +90,7 @@ def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -
 
 
 def _list_arguments(pass_type: type[Pass], arguments: str) -> Iterable[str]:
-    """Yield the arguments of a pass with their possible values, except those in `arguments`."""
+    """Yield NAME=VALUE for each argument of a pass that `arguments` lacks (NAME= if its values are not enumerable)."""
     for argument in pass_type.arguments():
         if not re.search(rf"\b{argument.name}\s*=", arguments):
             values = typing.get_args(argument.type) if typing.get_origin(argument.type) is typing.Literal else ()

@@ -119,7 +119,7 @@ def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:
         match = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)
         name, pipeline = (match[1], match[2]) if match else (text, text)
         if name in variants:
-            raise click.UsageError(f"the name {name!r} is given twice")
+            raise click.UsageError(f"the name {name!r} is given to two pipelines: rename one")
         variants[name] = pipeline
     return variants
 

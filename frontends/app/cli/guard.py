@@ -33,7 +33,7 @@ class Terminated(SystemExit):
 
 
 class Root(click.Group):
-    """The top command: it lists its commands by group, in the order of addition, and sets the exit status."""
+    """The command `weft`: it lists its commands by group, in the order of addition, and sets the exit status."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -133,7 +133,7 @@ def _is_open(number: int) -> bool:
 
 
 def _run_command(run: Callable[[], Any]) -> int:
-    """Run a command and return its exit status."""
+    """Run the command `run`, print its error if it fails, and return its exit status."""
     interrupted = threading.Event()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -185,10 +185,9 @@ def _print_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handle_signals(interrupted: threading.Event) -> Iterator[None]:
-    """Make SIGTERM and SIGHUP raise an exception in the block, to remove temporary files; SIGINT sets
-    `interrupted`.
+    """While the block runs, SIGTERM and SIGHUP raise Terminated, so that temporary files are removed.
 
-    Only the main thread can install the handlers.
+    SIGINT sets `interrupted` and raises KeyboardInterrupt. Only the main thread can install the handlers.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -223,8 +222,7 @@ def _report_interrupt() -> int:
 
 
 def _close_pipe() -> int:
-    """Stop printing after the reader of the output has closed it, also when Python flushes at exit; return the
-    status."""
+    """Redirect stdout, whose reader has closed it, to the null device, also for Python's flush at exit; return 141."""
     with contextlib.suppress(OSError, ValueError):  # there is no such descriptor if stdout is replaced
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED

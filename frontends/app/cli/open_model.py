@@ -55,8 +55,7 @@ def open_model(
     check: bool,
     verifies: bool = False,
 ) -> Iterator[Any]:
-    """Yield the model of a compiled folder, or of a source, which is compiled into a folder that exists during the
-    block.
+    """Yield the model of a compiled folder, or of a source, compiled into a folder that is removed after the block.
 
     text: require a tokenizer. verifies: require the logits of all tokens, to check drafts. experts: number of experts
     on the device (PyTorch only). trusted: folders that may run their Python. check: check the folder's files first.
@@ -98,7 +97,7 @@ def open_model(
     )
     check_applies(source, kind)
     if model.tokenizer is None and text:  # checked before gigabytes are written
-        raise WeftError(f"{source} has no tokenizer for a prompt; give it --ids")
+        raise WeftError(f"{source} has no tokenizer, so it takes no text; `weft run` accepts token ids instead (--ids)")
     for line in model.notices():
         print_note(line)
     with scratch_folder() as scratch:

@@ -93,9 +93,9 @@ def opt_command(
 
     folder = _is_folder(out)
     if dtype is not None and not folder:
-        raise WeftError("--dtype is for the weights of a folder; name one with -o")
+        raise WeftError("--dtype needs a folder to write, whose weights it rounds; name one with -o")
     if without and not folder:
-        raise WeftError("--without accepts parts that a folder lacks; name one with -o")
+        raise WeftError("--without needs a folder to write; name one with -o")
     if folder:
         check_replaceable(Path(out))
     drawing: Any = None
@@ -132,7 +132,7 @@ def opt_command(
 
 
 def report_passes(report: Report, passes: str, trace: bool) -> None:
-    """Print notes on the passes to stderr: all records with `trace`, else checks, and named passes without effect."""
+    """Print all records to stderr if `trace`, else warnings, checks, and passes of `passes` without effect."""
     from ..api.rewrite import resolve_pipeline
 
     if trace and report.records:
@@ -165,7 +165,7 @@ def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
     from ..api.source.sources import parse_graph
 
     if adapters:
-        raise WeftError("--adapter goes with a Hugging Face folder, not with text on stdin")
+        raise WeftError("--adapter needs a Hugging Face folder, not IR text on stdin")
     text = decode_utf8(sys.stdin.buffer.read(MOST_BYTES), "<stdin>")
     return Model(parse_graph(text, "<stdin>", complete), "-", "IR text on stdin")
 
@@ -184,7 +184,5 @@ def _to_text(graph: Graph) -> str:
         reader = reader.base
     for param in graph.params.values():
         if not computed.isdisjoint(param.recipe.sources()):
-            raise WeftError(
-                f"{param.name} was computed, which text cannot represent; name a folder, as -o {graph.name}/"
-            )
+            raise WeftError(f"a pass computed {param.name}, which IR text cannot store; use a folder: -o {graph.name}/")
     return str(graph)

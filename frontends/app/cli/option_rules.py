@@ -53,10 +53,10 @@ def check_options(ctx: click.Context) -> None:
     for name, related in NEEDS.get(command, {}).items():
         if name in options and options.isdisjoint(related.split()):
             needed = ", ".join(flags[name_of_other] for name_of_other in related.split())
-            raise click.UsageError(f"{flags[name]} goes with {' or '.join(needed.rsplit(', ', 1))}")
+            raise click.UsageError(f"{flags[name]} needs {' or '.join(needed.rsplit(', ', 1))}")
     for name, related in EXCLUDES.get(command, {}).items():
         if name in options and (clash := next((excluded for excluded in related.split() if excluded in options), None)):
-            raise click.UsageError(f"{flags[name]} does not go with {flags[clash]}: leave out one of them")
+            raise click.UsageError(f"{flags[name]} cannot be combined with {flags[clash]}: leave out one of them")
 
 
 def check_applies(source: str, kind: str) -> None:

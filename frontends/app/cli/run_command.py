@@ -26,7 +26,7 @@ def _parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | No
     try:
         return None if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,15,7") from None
+        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,15,7") from None
 
 
 def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -> Any:
@@ -155,7 +155,7 @@ def run_command(
 
     talk = chat and prompt is None and sys.stdin.isatty()
     if beams > 1 and talk:
-        raise click.UsageError("--beams goes with --prompt or --ids")
+        raise click.UsageError("--beams needs --prompt or --ids")
     if prompt is None and ids is None and sound is None and not talk:
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
@@ -192,9 +192,7 @@ def run_command(
             _answer_sound(model, sound, beams, options)
             return
         if beams == 1 and (defaults := _list_defaults(model, options)):
-            print_note(
-                f"greedy, as no option samples; the model's own defaults, which weft serve applies, are {defaults}"
-            )
+            print_note(f"greedy, as no option samples; the model's defaults, which weft serve applies, are {defaults}")
         if chat:
             ids = model.chat_prompt([*messages, {"role": "user", "content": prompt}])
         if beams > 1 or (ids is not None and not chat):
@@ -274,10 +272,7 @@ def format_timing(result: Result) -> str:
 
 
 def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> None:
-    """Run a conversation on a terminal: Ctrl-C stops an answer, Ctrl-D ends the conversation.
-
-    Raises WeftError for invalid options.
-    """
+    """Run a conversation on a terminal (Ctrl-C stops an answer, Ctrl-D ends); raise WeftError for invalid options."""
     from weft.backends.runtime.core.sampler import Sampling, SamplingOptions
 
     Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})

@@ -31,8 +31,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def make_console(stderr: bool = False) -> Console:
-    """Return a rich console on stdout or stderr that does not truncate when piped and raises an error on a closed
-    pipe."""
+    """Return a rich console that does not truncate lines in a pipe, and raises BrokenPipeError if it is closed."""
     from rich.console import Console
 
     class Plain(Console):

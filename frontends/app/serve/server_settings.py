@@ -36,8 +36,6 @@ class ServerSettings:
             if not minimum <= (value := getattr(self, field)) < float("inf"):
                 raise WeftError(f"{field} is {value}, but it must be a finite number of seconds, at least {minimum:g}")
         if not (self.name and self.name.isprintable()):
-            raise WeftError(
-                f"the model's name {self.name!r} is empty or not printable: choose another with --model-name"
-            )
+            raise WeftError(f"the model's name {self.name!r} is empty or not printable: choose another by --model-name")
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise WeftError("the API key must consist of printable ASCII characters, at least one")

@@ -132,9 +132,7 @@ class Service:
         variables, form, choice = dict(request.chat_template_kwargs), None, request.choice
         if choice.mode != "none":
             if (form := self.tools) is None:
-                message = (
-                    "This model's chat template takes no tools, or its format of tool calls is unknown to this server."
-                )
+                message = "This model's chat template takes no tools, or writes calls in a format unknown here."
                 raise bad_request(message, "tools", "unsupported_parameter")
             variables["tools"] = request.tools
         self.worker.check_room(request.n)
@@ -175,9 +173,7 @@ class Service:
         self.check_model(request.model)
         model = self.model
         if not isinstance(model, EncoderModel):
-            raise bad_request(
-                "This model generates text and has no embeddings: use /v1/completions.", "model", "unsupported_model"
-            )
+            raise bad_request("This model has no embeddings: use /v1/completions.", "model", "unsupported_model")
         self.worker.check_room(len(request.input))
         prefix = model.prompt()
         texts = [prefix + text if isinstance(text, str) else text for text in request.input]
@@ -206,9 +202,7 @@ class Service:
             )
         except WeftError as error:
             reason = str(error).replace(f"{model.folder} ", "it ")
-            raise bad_request(
-                f"This model cannot score such inputs: {reason}.", "model", "unsupported_model"
-            ) from error
+            raise bad_request(f"This model cannot score this input: {reason}.", "model", "unsupported_model") from error
         texts, truncates = request.texts, request.truncate or request.truncate_prompt_tokens is not None
         self.worker.check_room(len(texts))
 

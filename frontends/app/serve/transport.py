@@ -31,9 +31,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn narrows it
         self._update_timer()
         if len(self.connections) > self.max_connections:
-            _log.warning(
-                "more than %d connections: one that has not sent a complete request is closed", self.max_connections
-            )
+            _log.warning("more than %d connections: one without a complete request is closed", self.max_connections)
             next(iter(self.waiting)).abort_late()
 
     def data_received(self, data: bytes) -> None:

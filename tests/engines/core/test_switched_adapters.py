@@ -94,7 +94,7 @@ def test_the_command_stores_adapters_of_known_families(tmp_path: Path) -> None:
     told = refused(
         "compile", tmp_path / "base", "--target", "torch", "--switch-adapter", tmp_path / "mine", "-o", tmp_path / "t"
     )
-    assert "--switch-adapter is for folders that ONNX Runtime runs, not for those for torch" in told
+    assert "--switch-adapter needs a target that ONNX Runtime runs, not torch" in told
 
 
 @pytest.mark.parametrize(

@@ -280,8 +280,11 @@ def test_the_command_refuses_in_one_line(save: Save, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for args, words in (
         (("--format", "onnx", "-o", tmp_path / "out"), "unknown format 'onnx'; weft exports hf, safetensors, gguf"),
-        (("-o", tmp_path / "a.gguf", "--format", "hf"), "is called a file of gguf, but --format hf writes a folder"),
-        (("-o", tmp_path / "a.safetensors", "--format", "gguf"), "but --format gguf writes a file .gguf"),
+        (
+            ("-o", tmp_path / "a.gguf", "--format", "hf"),
+            "has the suffix of a gguf file, but --format hf writes a folder",
+        ),
+        (("-o", tmp_path / "a.safetensors", "--format", "gguf"), "but --format gguf writes a .gguf file"),
         (
             ("-o", tmp_path / "a.onnx"),
             "`weft compile` writes ONNX; name a folder, or a .gguf",

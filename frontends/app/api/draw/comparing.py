@@ -54,7 +54,7 @@ def draw_difference(
 
 
 class PipelineGraphs:
-    """The graphs after every pass of a pipeline, to be drawn at the end; `record_pass` is for `run_passes`."""
+    """The graphs after every pass of a pipeline, to be drawn at the end; `record_pass` is a hook of `run_passes`."""
 
     def __init__(self, model: Model) -> None:
         self.start = build_network(model.graph)

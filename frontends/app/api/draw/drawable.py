@@ -54,7 +54,7 @@ def _find_output(source: Any) -> Path | None:
 
 
 def list_files(*sources: Any) -> list[Path]:
-    """Return the files that `sources` name or read; callers check that outputs do not overwrite them."""
+    """Return the existing files that `sources` name or were read from, which an output must not overwrite."""
     paths = (
         s.files if isinstance(s, Model) else (expand_home(s),) for s in sources if isinstance(s, (str, Path, Model))
     )
@@ -86,11 +86,11 @@ def _rebuild_graph(folder: Path, manifest: Record, trust: bool) -> Graph:
     try:
         graph = load_recorded_source(folder, manifest, trust).graph
     except WeftError as e:
-        raise WeftError(f"{folder} holds no ONNX model, so its source is drawn, but: {e}") from e
+        raise WeftError(f"{folder} has no ONNX model to draw, and its source cannot be drawn: {e}") from e
     return run_passes(graph, pipeline) if pipeline else graph
 
 
 def _short_name(spec: str) -> str:
-    """Return the last component of the name of a source: of a path, or the object after a colon."""
+    """Return the name of a source: the object after "model.py:", or a path's last component without suffix."""
     last = spec.rpartition(":")[2] if re.search(r"\.py:\w+$", spec) else Path(spec).name
     return re.sub(r"\.(gguf|weft|onnx|py)$", "", last)

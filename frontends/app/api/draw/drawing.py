@@ -1,4 +1,4 @@
-"""A drawing: the shapes of a network, its facts, and options of the picture."""
+"""A drawing: the shapes of a network, its fact sheet, and options of the picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PictureOptions:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The shapes of a network, its facts and the look; `more` is additional page data by name."""
+    """The shapes of a network, its fact sheet and picture options; `more` is additional page data by name."""
 
     root: Shape
     sheet: Sheet

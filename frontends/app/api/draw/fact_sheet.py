@@ -23,7 +23,7 @@ MIXERS = {"selective_scan": "Mamba", "ssd": "Mamba-2"}  # other recurrences have
 
 
 def build_fact_sheet(model: Model, inspection: Inspection | None = None) -> Sheet:
-    """Return the fact sheet for a picture of `model`; `inspection` defaults to that of the model."""
+    """Return the fact sheet for a picture of `model`; `inspection` is computed if None."""
     inspection = inspection or inspect(model)
     about = PRESETS[model.spec].about if model.spec in PRESETS else model.description
     return Sheet(

@@ -64,7 +64,7 @@ def draw(
 
 
 def check_format(out: Path) -> None:
-    """Raise WeftError if the suffix of `out` is not that of a picture."""
+    """Raise WeftError if the suffix of `out` is not a key of `FORMATS`."""
     if out.suffix not in FORMATS:
         raise WeftError(
             unknown_name_error("format", out.suffix or out.name, FORMATS, f"write one of {', '.join(FORMATS)}")

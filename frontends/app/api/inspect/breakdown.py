@@ -17,7 +17,7 @@ from weft.ir import Graph
 class PartCost:
     """The costs of a part of the picture: of the model, of a layer, or of a run of equal layers.
 
-    path, times: name, such as "layers.0-31" for a run, and number of equal layers; all values are sums over them.
+    path: name, such as "layers.0-31" for a run. times: number of equal layers, over which all values are sums.
     flops, read, written: operations and bytes of one forward pass over all tokens.
     step_flops, step_read, step_written: the same for one decode step at the last token; None without generation.
     cache, state: bytes stored for the next token.

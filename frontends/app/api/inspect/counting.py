@@ -115,7 +115,10 @@ def _count_layers(parts: list[str]) -> int:
 
 
 def _group_nodes(graph: Graph) -> dict[str, list[Node]]:
-    """Return nodes by layer; outside of layers by scope, or output name; `OTHER` if they read no parameter."""
+    """Return nodes by layer, or by first scope component outside of layers.
+
+    Nodes without a scope are grouped by output name if they read a parameter, else under `OTHER`, which is last.
+    """
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         reads = node.scope or any(isinstance(v, Param) for v in node.inputs)
@@ -164,10 +167,8 @@ def _count_block(
 
 
 def _describe_ops(nodes: Iterable[Node]) -> Iterable[str]:
-    """Yield the ops of a block except views, with characteristic attributes, and the number of equal ops."""
-    counts = Counter(
-        _format_op(node.op, select_explicit_attributes(node)) for node in nodes if Trait.VIEW not in node.op.traits
-    )
+    """Yield each distinct op of a block except views, with its explicit attributes, after its count if above 1."""
+    counts = Counter(_format_op(n.op, select_explicit_attributes(n)) for n in nodes if Trait.VIEW not in n.op.traits)
     for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text
 

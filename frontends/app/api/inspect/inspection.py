@@ -144,7 +144,7 @@ def format_text(inspection: Inspection) -> str:
 
 
 def align_pairs(facts: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of a name and a value each, with the values aligned."""
+    """Return a line for each (name, value), with the values aligned."""
     pairs = list(facts)
     width = max(len(name) for name, _ in pairs)
     return [f"{name:<{width}}  {value}" for name, value in pairs]

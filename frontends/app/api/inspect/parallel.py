@@ -42,7 +42,7 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
 
     degrees = Split.parse(split)
     if (kind := model.graph.meta.get("kind")) not in ("decoder", "encoder"):
-        raise WeftError(f"--parallel counts decoders and encoders, and {model.graph.name} is of the kind {kind}")
+        raise WeftError(f"--parallel supports decoders and encoders only, and {model.graph.name} is of kind {kind}")
     target = TARGETS.lookup("transformers")
     graph = run_passes(model.graph, target.pipeline(model.graph, dtype))
     forms = derive_graphs(graph, target.forms(graph, target.choose({})))

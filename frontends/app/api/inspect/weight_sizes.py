@@ -1,4 +1,4 @@
-"""Sizes of weights before they are compiled: the storage of a target, from recipes alone.
+"""Sizes of the weights that a target would store, from recipes alone, without compiling.
 
 The pipeline runs as in `compile`, but codes are rounded to the nearest, whatever method is requested, and only when
 they are read, which never happens here: the size of weights does not depend on the choice of codes. Blocks of a file
@@ -43,8 +43,7 @@ class WeightSizes:
 
     @property
     def bits(self) -> float | None:
-        """Return the average bits per value of linear layers and experts, with scales and zero points; None without
-        any."""
+        """Return the average bits per value of linear layers and experts (scales included); None without any."""
         return average_bits(self.kinds)
 
     def json(self) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def _drop_calibrated(pipeline: Pipeline) -> Pipeline:
 
 
 def round_to_nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
-    """Return `pipeline` with quantization that rounds to the nearest and reads no calibration text, except for budgets.
+    """Return `pipeline` with passes that round to the nearest, and read a calibration text only for a bit budget.
 
     `searches`: keep passes that search for scales by the weights alone.
     """

@@ -38,17 +38,13 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
         if not adapters:
             raise WeftError(f"{spec}: --as needs a Hugging Face folder")
-        raise WeftError(
-            f"{spec}: an adapter needs a Hugging Face folder as base, because it refers to its weight names"
-        )
+        raise WeftError(f"{spec}: --adapter needs a Hugging Face folder, whose weight names the adapter refers to")
     adapter_folders = [_find_adapter(folder) for folder in adapters]
     base = path
     if is_adapter(path):
         base = _find_base(path)
         if base != path and (path / MODULES).is_file():
-            raise WeftError(
-                f"{path}: an adapter with its own {MODULES} is not supported: merge it, and save the merged model"
-            )
+            raise WeftError(f"{path}: an adapter with its own {MODULES} is not supported: save the merged model")
         if not any(folder.samefile(path) for folder in adapter_folders):
             adapter_folders = [path, *adapter_folders]
     stamps_before = take_stamps(
@@ -56,9 +52,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     )
     if (base / GRAPH).is_file():
         if family is not None:
-            raise WeftError(
-                f"{source}: --as is for a folder whose config names its family, but here {GRAPH} has the graph"
-            )
+            raise WeftError(f"{source}: --as needs a folder without {GRAPH}, which has the architecture: omit --as")
         return _load_model_folder(str(source), base, adapter_folders, stamps_before)
     folder, loaded, merged = load_folder(base, adapter_folders, family)
     names = ", ".join(adapter.path.name for adapter in merged)
@@ -83,13 +77,10 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     )
 
 
-def _load_model_folder(spec: str, base: Path, given: Sequence[Path], before: Mapping[Path, Stamp]) -> Model:
-    """Return the model of the folder `base` of target transformers, with the adapters in `given` merged.
-
-    `before` are the states of the files before reading.
-    """
-    model, home = read_model(spec, base), _find_tokenizer_folder(base, given)
-    merged = merge_adapters(model.graph, str(base / GRAPH), given)
+def _load_model_folder(spec: str, base: Path, adapters: Sequence[Path], before: Mapping[Path, Stamp]) -> Model:
+    """Return the model in `base` (target transformers) with `adapters` merged; `before`: stamps before reading."""
+    model, home = read_model(spec, base), _find_tokenizer_folder(base, adapters)
+    merged = merge_adapters(model.graph, str(base / GRAPH), adapters)
     model.graph.meta["source"] = {
         "format": "weft",
         "path": str(base),

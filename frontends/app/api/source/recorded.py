@@ -27,7 +27,7 @@ def load_recorded_source(folder: Path, manifest: Record, trust: bool = False) ->
     adapters, family = source.get("adapters", list[str], []), source.text("family", "") or None
     without = source.get("without", list[str], [])
     if not spec:
-        raise WeftError(f"{folder / MANIFEST} names no source that could be read again; give --against a folder")
+        raise WeftError(f"{folder / MANIFEST} names no source that can be loaded again: the model was built in Python")
     if (code := find_architecture_file(spec)) is not None:
         require_trust(trust, f"{folder} names {spec} as its source, which is code that this would run")
         if code.is_file() and hashes.get(code.name) != hash_file(code):
@@ -45,4 +45,4 @@ def load_recorded_source(folder: Path, manifest: Record, trust: bool = False) ->
 
 
 def _make_changed_error(folder: Path, spec: str, names: list[str]) -> WeftError:
-    return WeftError(f"{folder}: its source {spec} has changed since ({', '.join(names)}): compile it again")
+    return WeftError(f"{folder}: its source {spec} has changed ({', '.join(names)}): compile it again")

@@ -137,9 +137,7 @@ def _load_python(spec: str, path: Path, name: str | None, seed: int) -> Model:
             module = module()
         is_model = callable(getattr(module, "graph", None))
     if not is_model:
-        raise WeftError(
-            f"{path}:{name} is not a model: it must be a Decoder, an Encoder, or a function that returns one"
-        )
+        raise WeftError(f"{path}:{name} is not a model: name a Decoder, an Encoder, or a function that returns one")
     with guard_user_code(path):
         return _build_model(module, name, spec, f"architecture {path.name}:{name}", seed, stamps_before)
 
@@ -161,8 +159,7 @@ def _load_text(spec: str, path: Path) -> Model:
 
 
 def parse_graph(text: str, name: str, complete: bool = True) -> Graph:
-    """Parse and check the IR text called `name`, and return its graph; unless `complete`, its checkpoint may be
-    missing.
+    """Return the graph of the IR text called `name`, checked; its checkpoint may be missing unless `complete`.
 
     Raises:
         WeftError: if it is not a graph, has impossible metadata, or its checkpoint is missing.
@@ -192,8 +189,8 @@ def _open_reader(graph: Graph, name: str) -> None:
     origin = graph.meta.get("source")
     path = Path(origin["path"]) if isinstance(origin, dict) and isinstance(origin.get("path"), str) else None
     if path is None or not path.exists():
-        named = f"{path}, which does not exist" if path else 'none (meta source = {"path": …})'
-        raise WeftError(f"{name} reads checkpoint tensors ({key!r}) and names as its checkpoint {named}")
+        fault = f"{path} does not exist" if path else 'meta source = {"path": …} is missing'
+        raise WeftError(f"{name} reads the checkpoint tensor {key!r}, but the checkpoint is unknown: {fault}")
     assert isinstance(origin, dict)
     graph.reader = _open_checkpoint(path, [Path(folder) for folder in origin.get("adapters", ())])
 

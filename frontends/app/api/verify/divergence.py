@@ -39,7 +39,7 @@ class Tally:
     nll: float = 0.0
     kl: float = 0.0
     agreement: float = 0.0
-    divergences: list[float] = field(default_factory=list, repr=False)  # the KL of each token
+    divergences: list[float] = field(default_factory=list, repr=False)
 
     @property
     def kl_99(self) -> float:
@@ -56,15 +56,16 @@ class Tally:
 
 
 def score_tokens(
-    models: Sequence[Generator], ids: Sequence[int], window: int, whole: bool, progress: Progress
+    models: Sequence[Generator], ids: Sequence[int], window: int, full_windows: bool, progress: Progress
 ) -> list[Tally]:
     """Predict every token of `ids` except the first from at most `window` tokens before it; return a tally per model.
 
     Windows do not overlap: the first token of a window is predicted by the last of the previous one. Logits are in
-    memory for a chunk of a window at a time, or for an entire window if `whole` (tokens of a call compete).
+    memory for a chunk of a window at a time, or for a full window if `full_windows`, which
+    models need whose experts choose among the tokens of a forward pass.
     """
     tallies, vocab = [Tally() for _ in models], models[0].decoder.vocab
-    chunk = window if whole else max(1, min(window, _MAX_LOGITS // vocab))
+    chunk = window if full_windows else max(1, min(window, _MAX_LOGITS // vocab))
     with contextlib.ExitStack() as stack:
         contexts = [stack.enter_context(m.decoder.context(1, min(window, len(ids) - 1))) for m in models]
         for start in range(0, len(ids) - 1, window):

@@ -32,13 +32,13 @@ def compute_tolerance(dtype: str, layers: int, reduction: int, rounded: bool = F
 
 
 def compute_relative_error(actual: Array, expected: Array) -> float:
-    """Return the largest difference divided by the largest magnitude of `expected`."""
+    """Return max |actual − expected| / max |expected|."""
     return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), np.finfo(np.float64).tiny))
 
 
-def compute_divergences(want: Array, got: Array) -> Array:
-    """Return the KL divergence of softmax(got) from softmax(want) over the last axis, in nats."""
-    p, q = compute_log_softmax(want), compute_log_softmax(got)
+def compute_divergences(expected: Array, actual: Array) -> Array:
+    """Return KL(softmax(expected) ‖ softmax(actual)) over the last axis, in nats."""
+    p, q = compute_log_softmax(expected), compute_log_softmax(actual)
     return np.asarray((np.exp(p) * (p - q)).sum(-1))
 
 

@@ -36,7 +36,7 @@ from .divergence import compute_layer_errors, measure_seconds, score_embeddings,
 
 WINDOW = 512  # tokens per window, which starts without context, unless a model supports fewer
 _WEIGHTS = (".onnx", ".data", ".safetensors")  # suffixes of files with weights
-LAYER_TOKENS = 64  # tokens that are compared inside the models
+WATCHED = 64  # tokens that are compared inside the models
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,12 @@ def evaluate(
             ids = encode(content, None)[: tokens + 1]
             n_read = len(ids) - 1
             if n_read < 1:
-                raise WeftError(f"{text} has {'one token' if ids else 'no tokens'}: nothing in it can be predicted")
+                raise WeftError(f"{text} has {'one token' if ids else 'no tokens'}: predictions need at least two")
             decoders = [m for m in runners if isinstance(m, Generator)]
             entire_windows = any(c.manifest.flag("compares_tokens", False) for c in candidates)
             tallies = score_tokens(decoders, ids, window, entire_windows, progress)
             results = [{"nll": t.nll, "kl": t.kl, "kl_99": t.kl_99, "agreement": t.agreement} for t in tallies]
-        layer_errors = (
-            compute_layer_errors(runners, ids[: min(LAYER_TOKENS, window)]) if layers else [{} for _ in runners]
-        )
+        layer_errors = compute_layer_errors(runners, ids[: min(WATCHED, window)]) if layers else [{} for _ in runners]
         seconds = measure_seconds(runners, ids[:window], progress)
     scores = (
         Score(
@@ -242,9 +240,9 @@ def _open_all(
     name, original = candidates[0]
     pipelines = dict(rewrites)
     if (rewrites or weights) and not isinstance(original, Model):
-        raise WeftError(f"{name} is compiled already, but a pipeline rewrites a source: name its source")
+        raise WeftError(f"{name} is compiled already; to rewrite or quantize it, name its source instead")
     if repeated := next((text for text in map(str.strip, weights) if text in rewrites), None):
-        raise WeftError(f"the name {repeated!r} is given twice, to a pipeline and to weights; rename the pipeline")
+        raise WeftError(f"{repeated!r} is given twice, as the name of a pipeline and as weights; rename the pipeline")
     if isinstance(original, Model):
         pipelines |= {text.strip(): expand_weights(original.graph, text) for text in weights}
     for label, pipeline in pipelines.items():
@@ -269,7 +267,7 @@ def _open_all(
             raise WeftError(f"{first.name} and {name} cannot be compared: one is an encoder, the other a decoder")
         if first.vocab != last.vocab:
             raise WeftError(
-                f"{first.name} and {name} cannot be compared: one has {first.vocab} tokens, the other {last.vocab}"
+                f"{first.name} and {name} differ in their vocabularies: {first.vocab} and {last.vocab} tokens"
             )
     return opened
 
@@ -304,7 +302,7 @@ def _make_tokenizer_error(names: Iterable[str]) -> WeftError:
 
 def _check_kind(name: str, kind: Any) -> None:
     if kind == "encoder-decoder":
-        raise WeftError(f"{name} is an encoder-decoder, whose answers depend on a source; eval scores other kinds only")
+        raise WeftError(f"{name} is an encoder-decoder, but weft eval scores only decoders and encoders")
 
 
 def _compile(model: Model, folder: Path, device: str, progress: Progress) -> None:
@@ -327,9 +325,7 @@ def _choose_window(candidates: Sequence[_Candidate], context: int | None) -> int
     if shortest.longest < 2:
         raise WeftError(f"{shortest.name} supports sequences of one token only, so there is nothing to compare")
     if context is not None and context > shortest.longest:
-        raise WeftError(
-            f"a context of {context} tokens is more than the {shortest.longest} that {shortest.name} supports"
-        )
+        raise WeftError(f"context is {context}, but {shortest.name} supports at most {shortest.longest} tokens")
     return context or min(WINDOW, shortest.longest)
 
 
@@ -346,9 +342,7 @@ def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | No
     def encode(content: str, limit: int | None) -> list[int]:
         ids = tokenizer.encode(content, limit=limit)
         if invalid := [i for i in ids if i >= vocab]:
-            raise WeftError(
-                f"the tokenizer of {candidate.name} returns token {invalid[0]}, but the model has only {vocab}"
-            )
+            raise WeftError(f"the tokenizer of {candidate.name} returns token {invalid[0]}, beyond the model's {vocab}")
         return ids
 
     return encode

@@ -27,14 +27,13 @@ from ....export.inversion import undo_recipe
 
 @dataclass(frozen=True)
 class _MatrixCodes(Quantize):
-    """Codes, not yet known, of the parameter `matrix`; each parameter has its own, even if they read one tensor."""
+    """A placeholder for the codes of the parameter `matrix`, unique even if parameters share a source tensor."""
 
     matrix: str = ""
 
 
 class FittedMatrices:
-    """The matrices of `graph` that a pass has rounded, to receive the codes of a folder; lookup tables are not
-    fitted."""
+    """The quantized matrices of `graph`, except lookup tables, whose codes a folder provides."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._recipes = graph, dict[_MatrixCodes, Recipe]()
@@ -108,7 +107,7 @@ class FittedMatrices:
 
 
 def _forget_codes(recipe: Recipe, name: str) -> Recipe:
-    """Return the `recipe` of the parameter `name` with `_MatrixCodes` in place of its codes."""
+    """Return the `recipe` of the parameter `name` with its codes replaced by a `_MatrixCodes` placeholder."""
     if isinstance(recipe, Quantize):
         return _MatrixCodes(**vars(recipe), matrix=name)
     return recipe.map_parts(lambda part: _forget_codes(part, name))
@@ -126,7 +125,7 @@ def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_MatrixCo
 
 
 def _replace_codes(recipe: Recipe, recipes: Mapping[_MatrixCodes, Recipe]) -> Recipe:
-    """Return `recipe` with each matrix in `recipes` replaced by its recipe."""
+    """Return `recipe` with each placeholder that is a key of `recipes` replaced by the recipe there."""
     if isinstance(recipe, _MatrixCodes):
         return recipes.get(recipe, recipe)
     return recipe.map_parts(lambda part: _replace_codes(part, recipes))

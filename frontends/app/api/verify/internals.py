@@ -144,8 +144,7 @@ class Internals:
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
 
     def _bind_cache(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
-        """Bind an empty cache as past and present, or an empty state as past; return the object that owns its
-        memory."""
+        """Bind an empty cache (past and present) or state (past) for the input `value`; return its memory's owner."""
         if not value.name.startswith(_PAST):
             return None
         from onnx import TensorProto, helper
@@ -169,7 +168,7 @@ def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] 
     """Return inputs [1, tokens] by name for the tokens `ids`; the encoder of an encoder-decoder reads `source`.
 
     Raises:
-        WeftError: if there is a name that token ids do not determine.
+        WeftError: if a name is unknown, as token ids do not determine it.
     """
     row, source_row = (np.asarray(x, np.int64)[None] for x in (ids, source))
     values = {
@@ -182,7 +181,7 @@ def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] 
     }
     names = list(names)
     if unknown := [n for n in names if n not in values]:
-        raise WeftError(f"the model has an input {unknown[0]} without a default test value")
+        raise WeftError(f"the model has an input {unknown[0]}, which token ids do not determine")
     return {name: values[name] for name in names}
 
 

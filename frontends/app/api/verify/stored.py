@@ -49,8 +49,7 @@ class WeightCheck:
 
     @property
     def passed(self) -> bool:
-        """Return whether all tensors equal their recipes, and each fitted matrix is closer to the original than
-        zeros."""
+        """Return whether all tensors equal their recipes, and fitted matrices are closer to the original than zeros."""
         return self.wrong is None and (self.farthest is None or self.farthest < 1)
 
 
@@ -64,8 +63,8 @@ def check_weights(
 ) -> tuple[Graph, Pipeline, WeightCheck]:
     """Compare the weights in `folder` with the recipes of the source `model` after the manifest's pipeline.
 
-    Return the source after its passes up to the last that quantizes, with the folder's fitted codes; the passes after
-    that; and the result of the comparison.
+    Return (graph, rest, check): the source's graph after its passes up to the last that quantizes, with the folder's
+    fitted codes; the passes after these; and the result of the comparison.
 
     Raises:
         WeftError: if the weights cannot be read, the source cannot be rewritten, or later passes change fitted matrices
@@ -90,9 +89,7 @@ def check_weights(
         wrong = next(_find_differences(tensors, arrays, reader, progress), None)
     farthest = max(distances, key=lambda name: distances[name], default=None)
     if farthest is not None and not distances[farthest] < 1 and wrong is None:
-        wrong = (
-            f"{farthest} has a relative distance of {distances[farthest]:.2f} from the original, more than zeros would"
-        )
+        wrong = f"{farthest} is farther from the original than zeros: relative distance {distances[farthest]:.2f}"
     check = WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)
     return graph, rest, check
 

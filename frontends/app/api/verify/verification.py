@@ -38,7 +38,7 @@ from .stored import WeightCheck, check_weights, has_quantization
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 MAX_WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
-# Passes of compiling itself, which are judged; changes by other passes are applied to the reference as well.
+# Passes of compiling itself, which verify checks; changes by other passes are applied to the reference as well.
 CHECKED_PASSES = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
 COMPETING_ROUTERS = (ops.expert_choice, ops.limit_capacity)  # routers that compare the tokens of a call
 
@@ -57,12 +57,9 @@ class Divergence:
 class Verification:
     """Errors of a compiled model against its reference, over all compared `positions`.
 
-    max_absolute, max_relative: largest over all outputs; relative errors are divided by the reference's largest
-    magnitude.
-    argmax_agreement, kl_mean, kl_max: None for encoders; KL is Σ p ln(p/q) in nats, with p the reference's
-    distribution.
-    layers, outputs: relative error of each layer's output, and of each output. weights: comparison of quantized
-    weights.
+    max_absolute, max_relative: largest over all outputs; relative to the largest magnitude of the reference.
+    argmax_agreement, kl_mean, kl_max: None for encoders; KL is Σ p ln(p/q) in nats, with p of the reference.
+    layers, outputs: relative error after each layer, and of each head output. weights: check of quantized weights.
     without: parts of the source that the folder lacks.
     """
 
@@ -137,7 +134,7 @@ def verify_folder(
         check_contents(folder)
     runnable = load(folder, device, trust=trust)
     if not isinstance(runnable, EncoderModel) and runnable.decoder.sound is not None:
-        raise WeftError(f"{folder} reads sound, but weft verify compares outputs for token sequences")
+        raise WeftError(f"{folder} reads sound, but weft verify supports models of tokens only")
     if not manifest.data:
         raise WeftError(f"{folder}: it has no {MANIFEST}, so its source is unknown")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
@@ -182,7 +179,7 @@ def verify_folder(
         for name, actual, expected in _pair_outputs(head_outputs, reference.others)
     }
     if task is not None and not outputs:
-        raise WeftError(f"{folder}: {name} has none of its outputs {', '.join(head_outputs)} to compare")
+        raise WeftError(f"{folder} has the outputs {', '.join(head_outputs)}, but {name} has none of them")
     kl = None if encoder else compute_divergences(expected, actual)
     return Verification(
         folder=folder,
@@ -207,7 +204,7 @@ def _pair_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array]) ->
     for name, array in actual.items():
         if name in expected and array.shape != expected[name].shape:
             raise WeftError(
-                f"the output {name} is {list(array.shape)}, but the reference's is {list(expected[name].shape)}"
+                f"the output {name} is {list(array.shape)}, but in the reference {list(expected[name].shape)}"
             )
         if name in expected:
             yield name, array, expected[name]
@@ -249,7 +246,7 @@ def _encode_prompt(runnable: Generator | EncoderModel, prompt: str | None, vocab
         ids = np.random.default_rng(0).integers(0, vocab, MAX_WATCHED).tolist()
     longest = runnable.max_length if isinstance(runnable, EncoderModel) else runnable.decoder.max_prompt
     if not ids:
-        raise WeftError("the prompt has no tokens: give it at least one")
+        raise WeftError("the prompt has no tokens, and at least one is needed")
     if prompt is not None and len(ids) > longest:
         raise WeftError(f"a prompt of {len(ids)} tokens is longer than the maximum of {longest} tokens; shorten it")
     return ids[:longest]
@@ -289,7 +286,7 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
     n_watched = max(sequence.watched, len(sequence.source))
     output = "logits" if "logits" in graph.outputs and "task" not in graph.meta else "last_hidden_state"
     if output not in graph.outputs:
-        raise WeftError(f"{model.description}: it has neither logits nor last_hidden_state to compare")
+        raise WeftError(f"{model.description} has no output to compare: neither logits nor last_hidden_state")
 
     def watch(node: Node, results: tuple[Array, ...]) -> None:
         nonlocal done
@@ -310,8 +307,7 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
 def _run_transformers(
     folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
-    """Return the outputs of transformers over all tokens, in float32 on the CPU, with the class of the config's
-    `task`."""
+    """Return the outputs of transformers over all tokens, in float32 on the CPU; `task`: use the config's class."""
     try:
         import torch
         import transformers

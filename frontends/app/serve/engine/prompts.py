@@ -106,9 +106,7 @@ class PromptEncoder:
         """
         grammar = await self.run("large", write, *arguments) if size > LARGE_INPUT else write(*arguments)
         if len(grammar) > MAX_GRAMMAR:
-            raise WeftError(
-                f"its grammar has {len(grammar)} characters, more than the maximum of {MAX_GRAMMAR}: make it smaller"
-            )
+            raise WeftError(f"its grammar has {len(grammar)} characters; the maximum is {MAX_GRAMMAR}")
         if (cached := self._guides.get(grammar)) is not None:
             return cached
         try:
@@ -124,7 +122,7 @@ class PromptEncoder:
             return await self.run("large", self._build_guide, grammar, LONG_LIMIT)
         except TooSlow:
             raise WeftError(
-                f"its grammar takes longer than {LONG_LIMIT:g} seconds to prepare: make it smaller"
+                f"its grammar takes longer than {LONG_LIMIT:g} seconds to compile: make it smaller"
             ) from None
 
     async def load_token_bytes(self) -> Callable[[int], bytes]:

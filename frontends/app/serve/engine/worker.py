@@ -268,9 +268,7 @@ class EncodingWorker(Worker):
         if not self._queue:
             return
         is_scored = self._queue[0].encoded is not None
-        jobs = [
-            *itertools.takewhile(lambda job: (job.encoded is not None) == is_scored, self._queue[: self._max_batch])
-        ]
+        jobs = [*itertools.takewhile(lambda j: (j.encoded is not None) == is_scored, self._queue[: self._max_batch])]
         self._working = len(jobs)
         inputs = [job.encoded for job in jobs if job.encoded is not None]
         results = (

@@ -43,9 +43,7 @@ def convert_error(error: ValidationError) -> ApiError:
             return bad_request(f"Invalid '{name}': at most {context['max_length']} items are allowed.", name)
     if expected := _KINDS.get(kind.removesuffix("_type"), context.get("expected")):
         actual = _KINDS[type(value).__name__]
-        return bad_request(
-            f"Invalid type for '{name}': expected {expected}, but got {actual} instead.", name, "invalid_type"
-        )
+        return bad_request(f"Invalid type for '{name}': expected {expected}, but got {actual}.", name, "invalid_type")
     reason, actual = first["msg"], "null" if value is None else f"{value!r:.80}"
     return bad_request(f"Invalid '{name or 'body'}': {reason[0].lower()}{reason[1:]}, but got {actual}.", name or None)
 

@@ -137,9 +137,7 @@ class GenerationRequest(RequestObject, extra="forbid"):
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
         if "stream_options" in self.model_fields_set and not self.stream:
-            raise bad_request(
-                "The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options"
-            )
+            raise bad_request("'stream_options' is only allowed when 'stream' is enabled.", "stream_options")
         _ = self.constraint  # raises an error if there are several
         return self
 
@@ -264,9 +262,7 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise bad_request(
-                "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.", "top_logprobs"
-            )
+            raise bad_request("'top_logprobs' is only allowed when 'logprobs' is enabled.", "top_logprobs")
         if self.choice.is_forced and self.constraint is not None:
             raise bad_request(
                 "A required tool call cannot be combined with another constraint: remove one of them.",
@@ -307,9 +303,7 @@ class CompletionRequest(GenerationRequest):
         if self.best_of not in (None, 1, self.n):
             raise field_error("best_of", "none_required")
         if len(self.prompt) * self.n > MAX_CHOICES:
-            raise bad_request(
-                f"A request has at most {MAX_CHOICES} choices: send fewer prompts, or a smaller 'n'.", "n"
-            )
+            raise bad_request(f"A request has at most {MAX_CHOICES} choices: send fewer prompts or a smaller 'n'.", "n")
         if self.echo and self.top_logprobs is not None:
             raise bad_request("Log-probabilities of prompts are not supported: remove 'echo' or 'logprobs'.", "echo")
         return self

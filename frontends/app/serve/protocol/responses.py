@@ -47,11 +47,11 @@ class Envelope:
         return {**self._head, "choices": list(choices), "usage": usage}
 
     def build_chunk(
-        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, include_usage: bool
+        self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, has_usage: bool
     ) -> dict[str, Any]:
-        """Return a chunk of a stream; with `include_usage` it has a usage, null in all chunks except the last."""
+        """Return a chunk of a stream; with `has_usage` it has a usage, null in all chunks except the last."""
         kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
-        return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if include_usage else {})}
+        return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if has_usage else {})}
 
 
 def build_usage(prompt: int, completion: int) -> dict[str, Any]:

@@ -284,7 +284,7 @@ def test_the_command_draws_a_chart(llamas: tuple[Path, Path], text: Path, tmp_pa
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert "not as .gif" in refused(*args, *short, "--plot", tmp_path / "chart.gif")
     for option in (["--plot", tmp_path / "none.svg"], ["--layers"]):
-        assert f"{option[0]} goes with MODELS, --passes, --weights or --adapter" in refused(*args, *option)
+        assert f"{option[0]} needs MODELS, --passes, --weights or --adapter" in refused(*args, *option)
     assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.gif").exists()
 
 
@@ -317,10 +317,10 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(llamas: tuple[Path, Path
     assert "29 tokens" in refused(f"{source}:other", *against, text)
     assert "an encoder" in refused(f"{source}:encoder", *against, text)
     assert "no tokenizer" in refused("--against", f"{source}:model", "--text", text)
-    assert "400 tokens is more than the 32 that" in refused(tmp_path / "out", *against, text, "--context", "400")
+    assert "context is 400, but" in refused(tmp_path / "out", *against, text, "--context", "400")
     assert "compiled already" in refused("--against", tmp_path / "out", "--text", text, "-p", "dce")
     assert "unknown pass 'nonesuch'" in refused(*against, text, "-p", "nonesuch")
-    assert "given twice" in refused(*against, text, "-p", "a=dce", "-p", "a=cse")
+    assert "given to two pipelines" in refused(*against, text, "-p", "a=dce", "-p", "a=cse")
     assert "nothing" in refused(tmp_path / "nothing", *against, text)
 
 

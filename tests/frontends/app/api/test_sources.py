@@ -67,7 +67,7 @@ def test_architecture_files(file: Path) -> None:
         ("gone.py", None, "gone.py: no such architecture file"),
         ("a.py:nope", "model = 1", "a.py defines no 'nope'; its models are none"),
         ("a.py", "x = 1", "a.py defines no model: give the model a name"),
-        ("a.py:x", "x = 1", "a.py:x is not a model: it must be a Decoder"),
+        ("a.py:x", "x = 1", "a.py:x is not a model: name a Decoder"),
         ("a.py:x", "def x(): return 3", "a.py:x is not a model"),
         ("a.py:x", "def x():\n    return 1 / 0", "a.py:2: ZeroDivisionError: division by zero"),
         ("a.py", "x = 1\nimport nothing_such", "a.py:2: ModuleNotFoundError: No module named 'nothing_such'"),
@@ -117,8 +117,8 @@ def checkpointed(path: str | None) -> str:
         ("hello", "is neither a checkpoint nor IR text; a source is a preset"),
         ("\udcff", "is neither a checkpoint nor IR text"),
         ("graph g {\n  input x\n}", r"x.txt:2:\d+: "),
-        (checkpointed(None), r"reads checkpoint tensors \('w'\) and names as its checkpoint none"),
-        (checkpointed("/gone/model"), "names as its checkpoint /gone/model, which does not exist"),
+        (checkpointed(None), r"reads the checkpoint tensor 'w', but the checkpoint is unknown: meta source"),
+        (checkpointed("/gone/model"), "the checkpoint is unknown: /gone/model does not exist"),
     ],
 )
 def test_files_that_are_no_source(text: str, message: str, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_module_takes_the_weights_of_a_checkpoint_by_its_own_names(tiny: Path,
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "f64"}, "target torch does not support f64; it supports f32, bf16, f16"),
     ({"dtype": "f31"}, "unknown dtype 'f31'"),
-    ({"dtype": torch.int8}, "dtype torch.int8 is for integers, but weights are floats"),
+    ({"dtype": torch.int8}, "dtype torch.int8 is not a float dtype"),
     ({"device": "tpu"}, "device 'tpu' is unknown to PyTorch: use cpu or cuda"),
     ({"device": "xpu"}, "device xpu cannot be used: Torch not compiled with XPU enabled"),
     ({"passes": "fusee"}, "unknown pass 'fusee'"),

@@ -179,7 +179,7 @@ def test_a_changed_source_is_named(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY + "# changed\n")
     result = verify_command(folder)
     assert result.exit_code == 2
-    assert "tiny.py" in result.stderr and "has changed since" in result.stderr
+    assert "tiny.py" in result.stderr and "has changed" in result.stderr
     (tmp_path / "tiny.py").unlink()
     assert "cannot be read again" in verify_command(folder).stderr
 
@@ -189,7 +189,7 @@ def test_code_that_a_manifest_names_runs_when_it_is_trusted_and_unchanged(tmp_pa
     with pytest.raises(WeftError, match=r"names .*tiny\.py as its source, which is code that this .* add --trust"):
         verify_folder(folder)
     (tmp_path / "tiny.py").write_text(f"{TINY}open({str(ran)!r}, 'w')\n")
-    with pytest.raises(WeftError, match=r"has changed since \(tiny\.py\)"):
+    with pytest.raises(WeftError, match=r"has changed \(tiny\.py\)"):
         verify_folder(folder, trust=True)
     assert not ran.exists()
 

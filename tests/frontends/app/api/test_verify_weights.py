@@ -203,7 +203,7 @@ def test_fitted_codes_of_another_matrix_are_found(tmp_path: Path) -> None:
     seal_again(folder)
     found = verified(folder)
     assert not found.passed and found.weights is not None and found.weights.wrong is not None
-    assert "layers.0.ffn.up" in found.weights.wrong and "more than zeros would" in found.weights.wrong
+    assert "layers.0.ffn.up" in found.weights.wrong and "than zeros" in found.weights.wrong
 
 
 def test_the_command_says_what_was_compared(tmp_path: Path) -> None:

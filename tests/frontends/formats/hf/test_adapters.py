@@ -384,7 +384,7 @@ def test_refuses_what_cannot_be_merged(name: str, tiny: Path, tmp_path: Path) ->
 
 def test_refuses_where_an_adapter_has_no_place(tiny: Path, tmp_path: Path) -> None:
     given = ("--adapter", tiny / "adapter")
-    assert "needs a Hugging Face folder as base" in refused("inspect", "gpt2", *given)
+    assert "--adapter needs a Hugging Face folder" in refused("inspect", "gpt2", *given)
     assert "is not an adapter" in refused("inspect", tiny / "base", "--adapter", tiny / "base")
     assert "is not an adapter" in refused("inspect", tiny / "base", "--adapter", tmp_path / "nowhere")
     done("compile", tiny / "base", "-o", tmp_path / "out")

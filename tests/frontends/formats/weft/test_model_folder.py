@@ -138,7 +138,7 @@ def test_text_cannot_hold_computed_tensors(tmp_path: Path, monkeypatch: pytest.M
     made = computed(tmp_path)
     monkeypatch.setattr("weft.frontends.load_source", lambda source, **options: made)
     for out in ("-", tmp_path / "a.weft"):
-        assert "w was computed, which text cannot represent; name a folder" in refused("opt", llama, "-o", out)
+        assert "a pass computed w, which IR text cannot store; use a folder" in refused("opt", llama, "-o", out)
     done("opt", llama, "-o", tmp_path / "out")
     monkeypatch.undo()
     again = load_source(tmp_path / "out").graph
