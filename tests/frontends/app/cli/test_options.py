@@ -334,7 +334,7 @@ REFUSED = [  # a command line, with {kind} for the source of a kind, and words o
     ("compile {coded} -o out --keep-blocks all", "no linear map has blocks of a checkpoint"),
     ("compile {quantized} -o out --target torch --activations fp8", "no weights are FP8 blocks"),
     ("export {decoder} -o out --weights float", "--weights float has no effect here, so leave it out"),
-    ("export {coded} -o out.safetensors --weights float", "--weights float is for hf and gguf"),
+    ("export {coded} -o out.safetensors --weights float", "--weights float needs format hf or gguf"),
     ("export {decoder} -o out --trace", "--trace needs --passes"),
     ("opt {random} --verify", "--verify needs --passes"),
     ("opt {random} -p dce --without x", "--without needs a folder to write"),

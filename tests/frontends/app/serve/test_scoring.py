@@ -92,8 +92,8 @@ def test_scores_and_labels(server: Server, ranker: Path) -> None:
     ("path", "body", "said"),
     [
         ("/v1/rerank", {"query": "a"}, "documents"),
-        ("/v1/rerank", {"query": "a", "documents": []}, "empty array"),
-        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "as many as in"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "the array is empty"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "the same number as in"),
         ("/v1/classify", {"input": "the " * 40}, "longer than the maximum"),
         ("/v1/classify", {"input": "a", "model": "other"}, "other"),
         ("/v1/classify", {"input": "a", "what": 1}, "what"),
@@ -109,4 +109,4 @@ def test_wrong_requests_are_refused(server: Server, path: str, body: dict[str, A
 def test_a_model_without_a_head_scores_nothing(folder: Path) -> None:
     with served(folder) as server:
         answer = post(server, "/v1/rerank", query="a", documents=["b"])
-        assert answer.status_code == 400 and "no head" in answer.json()["error"]["message"]
+        assert answer.status_code == 400 and "no classification head" in answer.json()["error"]["message"]
