@@ -177,8 +177,12 @@ class _StructureBuilder:
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _group(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
-        """Return pairs (path of an inner module or None, its statements) in order of appearance. Each statement of
-        `path` itself is a pair with None, as are those of inner modules that depend on each other in a cycle."""
+        """Return pairs (path of an inner module or None, its statements) in order of appearance.
+
+        Each statement of `path` itself is a pair with None, and so is each statement of inner modules that depend on
+        each
+        other in a cycle: such modules cannot each be one call.
+        """
         inner = {p for p in self.modules if p != path and is_inside(p, path)}
         flat: set[str] = set()  # inner modules that cannot be one call
         while True:

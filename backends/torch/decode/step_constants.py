@@ -12,9 +12,12 @@ TICKETS = Submodule("tickets", "Tickets")
 
 
 def move_tables(program: Program, tickets: int) -> None:
-    """Turn statements of the top scope that read only constants and the device into attributes of the step, in
-    `program`. Counters for `tickets` tickets per batch row, with which blocks of a kernel synchronize, become an
-    attribute too."""
+    """Convert statements of the top scope in `program` that read only constants and the device to attributes of the
+    step.
+
+    The counters for `tickets` tickets per batch row, with which blocks of a kernel synchronize, also become an
+    attribute.
+    """
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}

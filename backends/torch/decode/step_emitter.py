@@ -124,7 +124,8 @@ class StepEmitter(Emitter):
         self.choices.append(Implementation(self.node, reason=reason))
 
     def make_placeholders(self, node: Node) -> tuple[Var, ...]:
-        """Return variables that stand for the outputs of `node`, whose reader emits the call itself."""
+        """Return variables for the outputs of `node`; the reader of these outputs emits the call itself, as an
+        argument."""
         return tuple(Var(choose_name(value)) for value in node.outputs)
 
     # -- weights of kernels

@@ -108,7 +108,7 @@ class _StepWriter(ClassWriter):
         return write_constructor(method, inner)
 
     def list_described_nodes(self, method: Method) -> list[Node]:
-        """Return the model's nodes in the scope of the class of `method`, except those of classes that it calls."""
+        """Return the model's nodes in the scope of the class of `method`, except nodes of classes that it calls."""
         parts = [call.path for call in list_calls(method)]
         scopes = {n.scope for n in self.nodes if is_inside(f"{n.scope}.", method.path)}
         scopes -= {s for s in scopes for part in parts if is_inside(f"{s}.", part)}

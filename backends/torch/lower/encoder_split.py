@@ -8,8 +8,8 @@ from ..program.statements import TOP, Program, Statement, Var, is_inside
 
 
 def move_into_encoder(program: Program, statements: list[Statement]) -> list[Statement]:
-    """Return `statements` in order; those that depend on the encoder's inputs and that only the encoder reads get its
-    scope. `statements` are returned unchanged unless exactly one top-level module reads the encoder's inputs."""
+    """Return `statements` in order. Statements that depend on the encoder's inputs, and whose results only the encoder
+    reads, are moved into its scope. Nothing changes unless exactly one top-level module reads the encoder's inputs."""
     skipped = {v for v in program.inputs if v.skips}
     scopes = {s.scope.partition(".")[0] for s in statements if not skipped.isdisjoint(s.operands)} - {TOP}
     if len(scopes) != 1:

@@ -139,8 +139,9 @@ def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
 
 
 def select_live_statements(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
-    """Return the statements that the outputs depend on, in order; those that compute only `given` operands are left
-    out. Without `given`, statements without results, such as the cache advance, also stay."""
+    """Return the statements that the outputs depend on, in order. Operands in `given` count as inputs: statements that
+    only they depend on are left out. Without `given`, statements without results, such as the cache advance, also
+    stay."""
     needed: set[Operand] = set(program.outputs.values())
     statements = []
     for s in reversed(program.statements):

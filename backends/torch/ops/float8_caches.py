@@ -80,7 +80,7 @@ def find_kv_attentions(graph: Graph) -> list[Node]:
 
 
 def _slice_rows(branch: Branch, packed: Param) -> Recipe:
-    """Return the recipe of `packed`, a weight or bias, or if it is packed, of those of its rows that `branch` uses."""
+    """Return the recipe of the weight or bias `packed`; if it is packed, only of the rows that `branch` uses."""
     return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.is_packed else packed.recipe
 
 

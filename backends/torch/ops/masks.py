@@ -64,7 +64,7 @@ def _has_flash_kernel(node: Node) -> bool:
 
 
 def is_dense(node: Node) -> bool:
-    """Return whether the attention `node` has no sparse pattern; causal masks and windows are no patterns."""
+    """Return whether the attention `node` has no sparse pattern; a causal mask or a window does not count as one."""
     return bool(node.attrs.get("pattern", "dense") == "dense")
 
 

@@ -102,8 +102,8 @@ def emit_written_positions(e: Emitter) -> Operand:
 
 
 def emit_key_positions(e: Emitter) -> Var:
-    """Emit and return the positions [batch or 1, keys] of the visible keys: those of the new tokens if the cache was
-    empty before, else of all tokens so far."""
+    """Emit and return the positions [batch or 1, keys] of the visible keys: the new tokens if the cache was empty
+    before, else all tokens so far."""
     positions, cache = emit_query_positions(e), e.declare_input("cache", "None", "Cache | None")
     assert e.start is not None
     text = "{0} if {1} == 0 else torch.arange({2}.length, device={0}.device)[None]"

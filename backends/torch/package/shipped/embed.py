@@ -62,18 +62,21 @@ def run(args: argparse.Namespace) -> None:
     """Load the model, and print the embedding of each text or list of ids."""
     facts = read_facts()
     tokenizer = read_tokenizer() if args.texts else None
-    said = facts.get("sentence", {})
-    prompt = said.get("prompts", {}).get(said.get("default_prompt_name"), "")
+    sentence = facts.get("sentence", {})
+    prompt = sentence.get("prompts", {}).get(sentence.get("default_prompt_name"), "")
     rows = args.ids if tokenizer is None else [tokenizer.encode(prompt + text).ids for text in args.texts]
     for row in rows:
         check_ids("a text", row, facts["vocab"], facts["max_length"])
     model = load_model(device=args.device, dtype=args.dtype)
-    own = args.pooling is None and "sentence_embedding" in facts["outputs"]
-    if own and facts.get("padding") == "max_length":
+    has_embedding = args.pooling is None and "sentence_embedding" in facts["outputs"]
+    if has_embedding and facts.get("padding") == "max_length":
         rows = [[*row, *[facts["pad_token_id"] or 0] * (facts["max_length"] - len(row))] for row in rows]
-    pooling, normalize = None if own else args.pooling or facts.get("pooling", "mean"), facts.get("normalize", False)
+    pooling, normalize = (
+        None if has_embedding else args.pooling or facts.get("pooling", "mean"),
+        facts.get("normalize", False),
+    )
     for row in rows:
-        vector = embed(model, row, facts["outputs"], pooling, normalize)[: said.get("truncate_dim")]
+        vector = embed(model, row, facts["outputs"], pooling, normalize)[: sentence.get("truncate_dim")]
         print(json.dumps(vector.tolist()), flush=True)
 
 

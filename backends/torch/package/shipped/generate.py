@@ -43,8 +43,8 @@ def generate(
         last = {"last": ids.new_tensor([part.shape[1] - 1])} if sparing else {}
         logits = model(input_ids=part, cache=cache, **read, **last)
     for position in range(ids.shape[1], length + 1):
-        known = (forced or {}).get(position)
-        token = choose(logits[:, -1]) if known is None else ids.new_full((1,), known)
+        imposed = (forced or {}).get(position)
+        token = choose(logits[:, -1]) if imposed is None else ids.new_full((1,), imposed)
         yield int(token)
         if position < length:
             logits = step(token[:, None], ids.new_full((1, 1), position), cache)
@@ -52,17 +52,17 @@ def generate(
 
 def print_text(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
     """Print the text of `tokens` in complete characters, up to the first one in `stop`; return the number before it."""
-    known, printed = list[int](), 0
+    written, printed = list[int](), 0
     for token in tokens:
         if token in stop:
             break
-        known.append(token)
-        text = decode(known)
+        written.append(token)
+        text = decode(written)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             print(text[printed:], end="", flush=True)
             printed = len(text)
-    print(decode(known)[printed:], flush=True)
-    return len(known)
+    print(decode(written)[printed:], flush=True)
+    return len(written)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -41,10 +41,10 @@ class _SkipInitialization(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
+        keywords = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else keywords["tensor"]
+        return func(*args, **keywords)
 
 
 def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = None) -> nn.Module:
@@ -57,12 +57,12 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     check_device(device)
     with torch.device("meta"), _SkipInitialization():
         model: nn.Module = _import_module("model", folder).Model()
-    tensors, own = read_weights(folder), model.state_dict()
-    if missing := own.keys() - tensors.keys():
-        raise Failure(f"{folder}: the weights lack {min(missing)} ({len(missing)} of {len(own)} are missing)")
-    if extra := tensors.keys() - own.keys():
+    tensors, expected = read_weights(folder), model.state_dict()
+    if missing := expected.keys() - tensors.keys():
+        raise Failure(f"{folder}: the weights lack {min(missing)} ({len(missing)} of {len(expected)} are missing)")
+    if extra := tensors.keys() - expected.keys():
         raise Failure(f"{folder}: the weights have {min(extra)}, which is not in the model ({len(extra)} unknown)")
-    for key, value in own.items():
+    for key, value in expected.items():
         if tensors[key].shape != value.shape:
             shapes = f"{list(tensors[key].shape)} in the weights, but {list(value.shape)} in the model"
             raise Failure(f"{folder}: {key} is {shapes}")
@@ -160,7 +160,8 @@ def parse_ids(text: str) -> list[int]:
 
 
 def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
-    """Raise Failure, with `what` as the name of `ids`, unless they are 1 to `longest` tokens below `vocab`."""
+    """Raise Failure unless `ids` has 1 to `longest` tokens from 0 to `vocab` − 1; the message calls the ids by the name
+    `what`."""
     if not ids or not 0 <= min(ids) <= max(ids) < vocab:
         raise Failure(f"{what} is {ids}, but it must be tokens from 0 to {vocab - 1}, one at least")
     if len(ids) > longest:
