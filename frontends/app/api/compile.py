@@ -83,8 +83,8 @@ def compile(
         dtype: float dtype of weights and activations; the target's first if None.
         passes: pipeline as a string, or ``@path`` of a file with one; ``default,-last-token-logits`` keeps the logits
             of all positions.
-        weights: weights in fewer bits, ``int4`` or ``int8``, short for passes that run first; arguments of `quantize`
-            may follow: ``int4{method=rtn}``.
+        weights: quantization of the weights, such as ``int4`` or ``int8``, which abbreviates passes that run first;
+            arguments of the pass `quantize` may follow: ``int4{method=rtn}``.
         max_length: positions that tables and caches can store; the model's context if None, or else 4096.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
         dump_ir: folder for the text form of the graph after every pass.
@@ -92,15 +92,15 @@ def compile(
         adapters: folders of PEFT adapters to merge into the weights, in this order.
         switch_adapters: folders of LoRA adapters to store next to the model as NAME.onnx_adapter: ONNX Runtime and
             onnxruntime-genai select one of them, or none, at run time.
-        family: the family that a Hugging Face folder is read as, instead of its config's.
-        without: names of parts that may be left out although the model's outputs then change.
+        family: family of a Hugging Face folder, instead of the one that its config names.
+        without: names of parts of the source to leave out, although the model's outputs then change.
         progress: called with (stage, bytes done, total bytes).
         options: the target's options, as listed by `weft targets NAME`, among them
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; doubles the disk space);
             ``keep_blocks="head"`` or ``"all"``: multiply the output head, or every linear layer, by quantized blocks
             of the source where a kernel computes them exactly (``ort-cpu``, ``torch``);
             ``cache_dtype="int8"``: store keys and values as integers (int8, int4; ``torch`` also fp8);
-            ``activations="fp8"``: also round inputs of products with FP8 blocks to FP8, for many tokens (``torch``);
+            ``activations="fp8"``: for many tokens, also round the inputs of products with FP8 blocks (``torch``).
 
     Raises:
         WeftError: on any bad input; an older folder `out` then survives.
@@ -162,12 +162,9 @@ def compile(
 
 
 def _check_effect(selected: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:
-    """Check that `weights`, whose passes run first, and the `selected` options, whose passes run last, have an effect.
+    """Raise WeftError if `weights` (passes that run first) or a `selected` option (pass that runs last) has no effect.
 
     `idle` maps options to the reason why they leave the built model unchanged.
-
-    Raises:
-        WeftError: naming an option without effect.
     """
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
@@ -184,7 +181,9 @@ def _note_family(model: Model, notes: list[str]) -> None:
     family = FAMILIES.get(str(model.graph.meta.get("model_type")))
     if family is not None and family.transformers and model.settings is not None:
         name = family.model_types[0]
-        notes.append(f"transformers has this architecture: `weft export` writes it as {name}, to load without code")
+        notes.append(
+            f"transformers supports this architecture: `weft export` writes a folder that loads as {name}, without code"
+        )
 
 
 def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:
@@ -226,10 +225,10 @@ def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
 
 
 def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
-    """Raise WeftError if `length` exceeds the learned positions; note if passes extended the context beyond it."""
+    """Raise WeftError if `length` exceeds the learned positions; if it is the `default`, note a longer context."""
     table = graph.meta.get("max_positions")  # the rows of learned positions
     if table is not None and length > table:
         raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions: choose at most {table}")
     context = graph.meta.get("context") or length
     if default and context > length:
-        notes.append(f"passes extend the context to {context} tokens, compiled for {length} (see --max-length)")
+        notes.append(f"passes extend the context to {context} tokens, but --max-length is {length}")

@@ -55,7 +55,7 @@ def export(
             weights that a pass quantized.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
         adapters: folders of PEFT adapters to merge into the weights, in this order.
-        without: names of parts that may be left out although the model's outputs then change.
+        without: names of parts of the source to leave out, although the model's outputs then change.
         report: receives the records of the passes.
         progress: called with (stage, bytes done, total bytes).
         note: called with a sentence per change of stored values.

@@ -183,18 +183,16 @@ def heal_and_measure(
 
 
 def _check_models(quantized: Model, original: Model) -> None:
-    """Check that `quantized` is quantized, and that both models are decoders of the same tokens.
-
-    Raises:
-        WeftError: naming the model that does not qualify.
-    """
+    """Raise WeftError unless `quantized` is quantized, and both are decoders without caches and of one vocabulary."""
     for name, graph in ((model.description, model.graph) for model in (quantized, original)):
         if (kind := graph.meta.get("kind", "decoder")) != "decoder":
-            raise WeftError(f"{name} is an {kind}, but heal compares next-token predictions, so it needs decoders")
+            raise WeftError(f"heal needs decoders, since it compares next-token predictions, and {name} is an {kind}")
         if "logits" not in graph.outputs:
-            raise WeftError(f"{name} has no output logits, which heal compares")
+            raise WeftError(f"heal compares logits, and {name} has no output of that name")
         if has_cache(graph):
-            raise WeftError(f"{name} has caches, and heal needs complete sequences: run kv-cache afterwards")
+            raise WeftError(
+                f"heal needs a graph without caches, and {name} has some: run the pass kv-cache after healing"
+            )
     if not any(map(is_quantized, quantized.graph.params.values())):
         raise WeftError(f"{quantized.description} has no scales to refit: quantize it with `weft opt -p quantize`")
     first, second = (int(model.graph.outputs["logits"].width) for model in (quantized, original))
@@ -217,7 +215,7 @@ def _cut_prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
 
 
 def _read_windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
-    """Return training and validation windows [n, context] of a text, tokenized by either model's tokenizer.
+    """Return windows [n, context] of a text for `tokens` training tokens and validation, by either model's tokenizer.
 
     Raises:
         WeftError: if neither model has a tokenizer, the text cannot be read, or it is too short.
@@ -232,7 +230,7 @@ def _read_windows(quantized: Model, original: Model, text: str, tokens: int, con
     ids = np.concatenate([ids.reshape(-1) for ids in read_tokens(graph, text, limit)])
     if len(ids) < 2 * context:
         raise WeftError(
-            f"{text} has {len(ids)} tokens, and heal needs {2 * context}, two windows of {context}, or more: give a "
+            f"{text} has {len(ids)} tokens, but heal needs at least {2 * context} (two windows of {context}): use a "
             "longer text or a smaller context"
         )
     return ids[: len(ids) // context * context].reshape(-1, context)

@@ -45,7 +45,7 @@ def initialize(
     if not std > 0:
         raise WeftError(f"std={std} must be positive")
     if not model.random_init:
-        raise WeftError(f"{model.description} has the weights of a checkpoint: name an architecture without one")
+        raise WeftError(f"initialize needs an architecture without a checkpoint, and {model.description} has one")
     graph = model.graph.clone()
     initialized, residual_writers = _find_normal_matrices(graph), _find_residual_writers(graph)
     if not initialized:

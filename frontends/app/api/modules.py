@@ -43,7 +43,7 @@ def torch(
     """Return `source` (anything that `load_source` accepts, a module, or a graph) as a PyTorch module with its weights.
 
     `model(input_ids)` returns the graph's only output, [batch, seq, vocab] logits for a language model. ``cache =
-    model.new_cache(batch, length)`` and `model(input_ids, cache=cache)` continue sequences call by call. The module
+    model.new_cache(batch, length)`` and `model(input_ids, cache=cache)` decode incrementally. The module
     trains, pickles, and shows its source (`inspect.getsource`).
 
     Args:
@@ -140,7 +140,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
         WeftError: if a tensor is unknown, missing, or of another shape.
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
-        raise WeftError("the graph keeps quantized blocks, which are not trained: build it without keep_blocks")
+        raise WeftError("weights in quantized blocks are not trained: use a module without keep_blocks and its graph")
     declared, read = _map_keys(build_module_graphs(graph)), _map_keys(build_module_graphs(simplify_trainable(graph)))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]

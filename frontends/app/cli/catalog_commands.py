@@ -148,7 +148,7 @@ def targets_command(name: str | None, wants_json: bool, pipeline: bool) -> None:
 
 
 def _format_pipelines(target: Backend) -> str:
-    """Return the passes of a target, phase by phase, and those of each form."""
+    """Return the passes of a target, phase by phase, then the passes of each graph (form) that it derives."""
     from weft.passes import Pipeline, run_passes
 
     from ... import load_source

@@ -144,11 +144,7 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
 
 
 def _compare_with_transformers(out: str, source: str, family: str) -> None:
-    """Compare the folder `out`, whose `source` was read as `family` (--as), with transformers, and print the result.
-
-    Raises:
-        WeftError: if their outputs differ.
-    """
+    """Compare `out`, whose `source` was read as `family` (--as), with transformers; raise WeftError if they differ."""
     from ..api.verify.verification import verify_folder
 
     try:

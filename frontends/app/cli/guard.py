@@ -100,7 +100,7 @@ def _check_bounds(ctx: click.Context, option: click.Parameter, value: Any) -> An
 
 
 def print_error(message: str) -> None:
-    """Print an error message in one line on stderr, truncated if it is too long to read."""
+    """Print an error message in one line on stderr, truncated after `MAX_LENGTH` characters."""
     line = " ".join(message.split())
     if (excess := len(line) - MAX_LENGTH) > 0:
         line = f"{line[:MAX_LENGTH]} … ({excess:,} more characters)"

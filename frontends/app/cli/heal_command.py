@@ -56,12 +56,12 @@ def heal_command(model: str, out: str, **options: Any) -> None:
         healed = heal_and_measure(model, progress=step, **arguments)
     if not healed.improved:
         raise WeftError(
-            f"{healed.steps:,} steps brought {model} no closer to the original on text that was held back (KL "
+            f"{healed.steps:,} steps brought {model} no closer to the original on held-out text (KL "
             f"divergence {healed.before:.3g}): nothing is written; try a smaller --rate or another --text"
         )
     with show_progress(f"writing {out}") as step:
         write_model(healed.model, out, progress=step)
     trained = f"{healed.scales:,} scales and {healed.norms_and_biases:,} parameters of norms and biases"
     echo(f"{healed.steps:,} steps changed {trained}")
-    echo(f"KL divergence from the original, on text that was held back: {healed.before:.3g} -> {healed.after:.3g}")
+    echo(f"KL divergence from the original on held-out text: {healed.before:.3g} -> {healed.after:.3g}")
     echo(f"{out} written")

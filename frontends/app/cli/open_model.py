@@ -37,7 +37,7 @@ def check_trust(trusted: Sequence[str]) -> None:
     folders = filter(None, map(find_compiled_folder, trusted))
     if trusted and not any(TARGETS[read_facts(folder).target].is_code for folder in folders):
         names = ", ".join(trusted)
-        raise WeftError(f"--trust is for a folder compiled for PyTorch, whose Python it runs, not for {names}")
+        raise WeftError(f"--trust runs the Python of folders compiled for PyTorch, and {names} has none: leave it out")
 
 
 @contextlib.contextmanager

@@ -93,9 +93,9 @@ def opt_command(
 
     folder = _is_folder(out)
     if dtype is not None and not folder:
-        raise WeftError("--dtype needs a folder to write, whose weights it rounds; name one with -o")
+        raise WeftError("--dtype is the dtype of the weights in a folder; name a folder with -o")
     if without and not folder:
-        raise WeftError("--without needs a folder to write; name one with -o")
+        raise WeftError("--without needs a folder to write; name a folder with -o")
     if folder:
         check_replaceable(Path(out))
     drawing: Any = None
@@ -171,11 +171,7 @@ def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
 
 
 def _to_text(graph: Graph) -> str:
-    """Return `graph` as IR text.
-
-    Raises:
-        WeftError: if it reads tensors that passes have computed.
-    """
+    """Return `graph` as IR text; raise WeftError if it reads tensors that passes have computed."""
     from weft.ir.recipes.readers import SpilledTensors
 
     reader, computed = graph.reader, set[str]()

@@ -74,7 +74,7 @@ def check_applies(source: str, kind: str) -> None:
 
 
 def select_kind(kind: str, has_head: bool, hears: bool) -> str:
-    """Return the key of `KINDS` for a model whose manifest or graph states this `kind`."""
+    """Return the key of `KINDS` for a model of this `kind`; `hears`: it reads sound. Other kinds stay unchanged."""
     return {"encoder": "head" * has_head, "encoder-decoder": "sound" * hears}.get(kind) or kind
 
 

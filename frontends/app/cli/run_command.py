@@ -192,7 +192,9 @@ def run_command(
             _answer_sound(model, sound, beams, options)
             return
         if beams == 1 and (defaults := _list_defaults(model, options)):
-            print_note(f"greedy, as no option samples; the model's defaults, which weft serve applies, are {defaults}")
+            print_note(
+                f"decoding greedily without sampling options; weft serve applies the model's defaults: {defaults}"
+            )
         if chat:
             ids = model.chat_prompt([*messages, {"role": "user", "content": prompt}])
         if beams > 1 or (ids is not None and not chat):

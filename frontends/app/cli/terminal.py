@@ -59,7 +59,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: st
 
 
 def print_renderable(renderable: RenderableType) -> None:
-    """Print a layout of rich, in colours on a terminal; its text must be `escape_controls`."""
+    """Print an object of rich, in colours on a terminal; its text must have passed through `escape_controls`."""
     screen = make_console()
     with screen.capture() as printed:
         screen.print(renderable)

@@ -75,7 +75,7 @@ def viz_command(
     from ..api.draw.pictures import build_drawing, check_format, draw
 
     if prompt is not None and (other or (out and out.suffix != ".html")):
-        raise click.UsageError("--prompt is for the page of one model: leave out --vs, and write .html")
+        raise click.UsageError("--prompt needs the .html page of one model: leave out --vs, and let -o end in .html")
     if str(out) == "-":
         picture = build_drawing(source, PictureOptions(depth, parts), other, trust)
         print_renderable(render_tree(picture.placed, picture.sheet))

@@ -81,9 +81,7 @@ def build_application(service: Service) -> ASGIApp:
         vectors = await collect_results(request, jobs, channel)
         if query.dimensions is not None:
             if query.dimensions > vectors[0].size:
-                raise bad_request(
-                    f"This model's embeddings have {vectors[0].size} dimensions, not {query.dimensions}.", "dimensions"
-                )
+                raise bad_request(f"This model's embeddings have only {vectors[0].size} dimensions.", "dimensions")
             vectors = [truncate_vector(vector, query.dimensions) for vector in vectors]
         return Json(build_embeddings(vectors, settings.name, tokens, query.encoding_format == "base64"))
 
@@ -163,21 +161,12 @@ class RequestChecks:
             self._service.metrics.requests.add(1, state)
 
     def _check(self, scope: Scope) -> None:
-        """Check a request before its endpoint runs.
-
-        Raises:
-            ApiError: for a wrong host name, API key or content type.
-            ServerClosing, QueueFull: if the server shuts down, or too many requests are open.
-        """
+        """Raise ApiError for a wrong host, key or content type, JobError during a shutdown or if too many are open."""
         settings = self._service.settings
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if settings.hosts is not None and _parse_host(headers.get("host", "")) not in settings.hosts:
             # A page in a browser may point a host name here (DNS rebinding).
-            raise ApiError(
-                403,
-                "The host name in the request is not one of this server: use the address that weft serve prints.",
-                code="unknown_host",
-            )
+            raise ApiError(403, "Unknown host name: use the address that weft serve prints.", code="unknown_host")
         if settings.api_key is not None and scope["path"] not in KEYLESS_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             key_bytes = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""

@@ -37,10 +37,7 @@ class Choice:
     started: bool = False
 
     def add(self, piece: AnswerPiece, stop_ids: Collection[int]) -> tuple[str, list[ToolCall], list[TokenLogprobs]]:
-        """Add a piece; return its text outside of tool calls, its tool calls, and its log-probabilities.
-
-        Log-probabilities of `stop_ids` are left out.
-        """
+        """Add a piece; return its text without tool calls, its calls, and its log-probabilities without stop tokens."""
         text, calls = piece.text, list[ToolCall]()
         if self.parser is not None:
             text, calls = self.parser.push(text)

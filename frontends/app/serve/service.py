@@ -165,11 +165,7 @@ class Service:
         return self._start_answers(model, prompts, request, guide, reply)
 
     async def start_embeddings(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
-        """Start the embeddings of a request; return its jobs, the channel of their results, and the number of tokens.
-
-        Raises:
-            ApiError: if the request is invalid, or the model is not an encoder.
-        """
+        """Start a request's embeddings; return its jobs, their channel and the number of tokens, or raise ApiError."""
         self.check_model(request.model)
         model = self.model
         if not isinstance(model, EncoderModel):
@@ -186,11 +182,7 @@ class Service:
         return jobs, channel, sum(map(len, rows))
 
     async def start_scores(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
-        """Start the scores of texts or pairs; return the jobs, the channel of their logits, and the number of tokens.
-
-        Raises:
-            ApiError: if the request is invalid, or the model has no suitable head.
-        """
+        """Start a request's scores; return its jobs, their channel and the number of tokens, or raise ApiError."""
         if request.model is not None:
             self.check_model(request.model)
         model = self.model

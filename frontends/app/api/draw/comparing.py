@@ -38,7 +38,7 @@ class ComparisonDrawing(Drawing):
 def draw_difference(
     source: Any, other: Any, look: PictureOptions | None = None, *, trust: bool = False
 ) -> ComparisonDrawing:
-    """Return the drawing that compares `source` (before) with `other` (after); see `draw` for `trust`.
+    """Return the drawing of `source` (before) compared with `other` (after); options `look`, `trust` as in `draw`.
 
     Raises:
         WeftError: if one of them cannot be read.
@@ -69,7 +69,7 @@ class PipelineGraphs:
         """Return the HTML page of the passes in `report`.
 
         Raises:
-            WeftError: if there are none.
+            WeftError: if `report` has no passes.
         """
         if not report.records:
             raise WeftError("there are no passes to draw; name some with -p, or draw the model by weft viz")
@@ -83,6 +83,6 @@ def check_html_suffix(out: Path) -> None:
 
 
 def write_page(text: str, out: Path) -> None:
-    """Write a page to `out` in one step."""
+    """Write the HTML page `text` to `out` atomically."""
     with replace_file(out) as path:
         path.write_text(text, encoding="utf-8")

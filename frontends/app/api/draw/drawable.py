@@ -62,7 +62,7 @@ def list_files(*sources: Any) -> list[Path]:
 
 
 def _is_onnx_folder(folder: Path) -> bool:
-    """Return whether a folder has an ONNX model but no safetensors that it was exported from."""
+    """Return whether a folder has a model.onnx, but no safetensors, which would be the source of that model."""
     return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 

@@ -103,7 +103,7 @@ def _join_numbers(numbers: Iterable[int]) -> str:
 
 
 def build_short_sheet(network: Network) -> Sheet:
-    """Return the fact sheet of a network without a weft model: its name, and the counts that it allows."""
+    """Return the fact sheet of a network without a weft model: name, number of operations and of parameters."""
     parameters = sum(w.learned for v in network.vertices for w in v.weights)
     rows = (("Operations", f"{len(network.vertices):,}"), ("Parameters", f"{parameters:,}"))
     return Sheet(network.name, f"{network.name} as it was compiled or exported", rows)

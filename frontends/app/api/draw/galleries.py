@@ -23,7 +23,7 @@ from .fact_sheet import build_fact_sheet
 def write_gallery(
     out: Path, sources: Sequence[Any] = (), step: Callable[[str, int, int], None] = lambda stage, done, total: None
 ) -> int:
-    """Write the page of `sources` (all presets if empty) to `out` in one step; return the number of models.
+    """Write the page of `sources` (all presets if empty) to `out` atomically; return the number of models.
 
     Raises:
         WeftError: if a source cannot be read, or `out` does not end in .html or cannot be written.

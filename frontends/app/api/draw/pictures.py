@@ -43,11 +43,11 @@ def draw(
     trust: bool = False,
     **look: Any,
 ) -> None:
-    """Write a picture of `source` to `out`, in one step, in the format of its suffix.
+    """Write a picture of `source` to `out` atomically, in the format of its suffix.
 
     .html is an interactive page, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a graph
     for Graphviz, .txt a tree. With `vs`, another source, the picture compares both and marks parts that are new,
-    removed or changed in `vs`. `depth` levels of parts are open (None: down to layers), and the parts called `parts`.
+    removed or changed in `vs`. Open are `depth` levels of parts (None: down to layers), and parts named in `parts`.
     `dark` and `scale` (.png pixels per unit) apply to .svg and .png. `more` is additional data for a page, by name.
     `trust` allows a folder of PyTorch to run the architecture file that it was compiled from.
 
@@ -74,7 +74,7 @@ def check_format(out: Path) -> None:
 def build_drawing(
     source: SourceLike, look: PictureOptions | None = None, vs: SourceLike | None = None, trust: bool = False
 ) -> Drawing:
-    """Return the drawing of `source`, or of its comparison with `vs`."""
+    """Return the drawing of `source`, or of its comparison with `vs`, with options `look`; `trust` as in `draw`."""
     if vs is not None:
         return draw_difference(source, vs, look, trust=trust)
     model = load_model(source)

@@ -109,7 +109,7 @@ def _is_layer(part: str) -> bool:
 
 
 def _count_layers(parts: list[str]) -> int:
-    """Return the number of parts called layers; without any, the number of numbered parts."""
+    """Return the number of `parts` (numbered scopes) in lists called layers, or of all parts if there are none."""
     layers = [part for part in parts if f".{part}".rpartition(".")[0].endswith(".layers")]
     return len(layers or parts)
 

@@ -20,7 +20,7 @@ MAX_WIDTH = 72  # maximum characters of a column
 
 @dataclass(frozen=True)
 class RepeatedPart:
-    """Structurally equal parts of a model: their scopes, and the counts of one of them.
+    """Structurally equal parts of a model: their scopes, and the counts of a single part.
 
     flops: of one token with `Inspection.tokens` visible tokens. cache: values that one token adds to the cache.
     """
@@ -41,7 +41,7 @@ class Inspection:
     active_parameters: without experts that a token is not routed to.
     flops_per_token: of one token with `tokens` visible tokens (itself included). flops_prefill: of all `tokens` at
     once.
-    cache_per_token: values, not bytes. cache_at_context: values for the full context, or the window of a layer.
+    cache_per_token: values, not bytes. cache_at_context: values for the full context, at most a layer's window.
     cache_per_source_token: values that attention to an encoder caches. state_bytes: of recurrent states, by dtype.
     """
 
@@ -126,7 +126,7 @@ def list_rows(inspection: Inspection) -> list[tuple[str, ...]]:
 
 
 def list_remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the parts of the source that are missing in the graph, as (title, names) without empty lists."""
+    """Return the parts of the source that are missing in the graph, as (title, names) with at least one name."""
     lists = {
         "left out": inspection.left_out,
         "checkpoint tensors that nothing reads": inspection.unread,

@@ -52,7 +52,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     )
     if (base / GRAPH).is_file():
         if family is not None:
-            raise WeftError(f"{source}: --as needs a folder without {GRAPH}, which has the architecture: omit --as")
+            raise WeftError(f"{source}: {GRAPH} defines the architecture, so --as has no effect: leave it out")
         return _load_model_folder(str(source), base, adapter_folders, stamps_before)
     folder, loaded, merged = load_folder(base, adapter_folders, family)
     names = ", ".join(adapter.path.name for adapter in merged)
@@ -119,11 +119,7 @@ def _find_adapter(source: str | Path) -> Path:
 
 
 def _find_base(adapter: Path) -> Path:
-    """Return the local folder of the base model of the adapter in the folder `adapter`.
-
-    Raises:
-        WeftError: if there is none, or there are two.
-    """
+    """Return the local folder of the base model of an adapter; raise WeftError if there is none, or there are two."""
     config = read_json(adapter / ADAPTER_CONFIG)
     name = config.get("base_model_name_or_path") or ""
     if not isinstance(name, str):
@@ -142,9 +138,11 @@ def _find_base(adapter: Path) -> Path:
         raise WeftError(f"{adapter} is an adapter {fault}: give the base as SOURCE, and --adapter {adapter}")
     if base != expand_home(name) and config.get("revision"):
         raise WeftError(
-            f"{adapter / ADAPTER_CONFIG}: revision={config['revision']!r} of the base is requested: give its folder as "
-            f"SOURCE, and --adapter {adapter}"
+            f"{adapter / ADAPTER_CONFIG} requires revision={config['revision']!r} of its base: give the folder of that "
+            f"revision as SOURCE, and --adapter {adapter}"
         )
     if not (base / "config.json").is_file() or is_adapter(base):
-        raise WeftError(f"{adapter} is an adapter whose base {base} is not a Hugging Face model folder; merge it first")
+        raise WeftError(
+            f"{adapter} is an adapter whose base {base} is not a Hugging Face model folder: save a merged model"
+        )
     return base

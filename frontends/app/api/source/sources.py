@@ -178,11 +178,7 @@ def parse_graph(text: str, name: str, complete: bool = True) -> Graph:
 
 
 def _open_reader(graph: Graph, name: str) -> None:
-    """Set the reader of `graph` to the checkpoint that its IR text, called `name`, refers to, if it reads one.
-
-    Raises:
-        WeftError: if it names none, or one that does not exist.
-    """
+    """Open the checkpoint that `graph` reads, if any; raise WeftError if its IR text `name` names no existing one."""
     key = next((key for p in graph.params.values() for key in p.recipe.sources()), None)
     if key is None:
         return

@@ -47,7 +47,7 @@ class Tally:
         return float(np.quantile(self.divergences, 0.99))
 
     def add(self, nll: Array, kl: Array, agreement: Array) -> None:
-        """Add the values of more tokens, each [tokens]."""
+        """Add the values of further tokens; each array is [tokens]."""
         self.tokens += len(nll)
         self.divergences += kl.tolist()
         for name, new in (("nll", nll), ("kl", kl), ("agreement", agreement)):
@@ -61,8 +61,8 @@ def score_tokens(
     """Predict every token of `ids` except the first from at most `window` tokens before it; return a tally per model.
 
     Windows do not overlap: the first token of a window is predicted by the last of the previous one. Logits are in
-    memory for a chunk of a window at a time, or for a full window if `full_windows`, which
-    models need whose experts choose among the tokens of a forward pass.
+    memory for a chunk of a window at a time. With `full_windows` each window is one forward pass, which is required
+    if experts choose among the tokens of a forward pass.
     """
     tallies, vocab = [Tally() for _ in models], models[0].decoder.vocab
     chunk = window if full_windows else max(1, min(window, _MAX_LOGITS // vocab))
@@ -100,7 +100,7 @@ def _extend_logits(decoder: CachedDecoder[Any], context: BatchContext, ids: Sequ
 
 
 def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int]], progress: Progress) -> list[float]:
-    """Return the mean cosine between each model's embeddings of `rows` and the first model's.
+    """Return the mean cosine between each model's embeddings of `rows` (token ids) and the first model's.
 
     Raises:
         WeftError: if the embeddings differ in width.
@@ -136,7 +136,7 @@ def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequen
 def _compute_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dict[str, Array]:
     """Return the residual stream after each layer, [1, tokens, dim] in float64, computed by a second session."""
     if not (graphs := open_internals(model)):
-        raise WeftError(f"{model.folder}: layer outputs are compared for ONNX folders only, and this one is PyTorch")
+        raise WeftError(f"{model.folder}: layer outputs are compared for ONNX folders only, not for PyTorch folders")
     internals = graphs[-1]
     names = dict.fromkeys(name for parts in internals.streams.values() for name in parts)
     values = internals.run(make_inputs(internals.inputs, ids), names)
@@ -167,7 +167,7 @@ def measure_seconds(models: Sequence[Generator | EncoderModel], ids: Sequence[in
 
 @contextlib.contextmanager
 def _prepare_run(model: Generator | EncoderModel, ids: Sequence[int]) -> Iterator[Callable[[], int]]:
-    """Yield a function that runs a model once for timing; each call returns its number of tokens."""
+    """Yield a function that embeds `ids` or runs a few decode steps, to be timed; it returns the number of tokens."""
     if isinstance(model, EncoderModel):
         encoder = model
         yield lambda: len(encoder.hidden([ids])[0])

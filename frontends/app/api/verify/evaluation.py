@@ -199,7 +199,7 @@ class _Candidate:
 
     @property
     def layer_bits(self) -> dict[str, float]:
-        """Return the average bits per value by layer."""
+        """Return the average bits per value by layer; {} if the manifest does not state it."""
         if "weights" not in self.manifest:
             return {}
         layers = self.manifest.record("weights").record("layers")
@@ -342,18 +342,16 @@ def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | No
     def encode(content: str, limit: int | None) -> list[int]:
         ids = tokenizer.encode(content, limit=limit)
         if invalid := [i for i in ids if i >= vocab]:
-            raise WeftError(f"the tokenizer of {candidate.name} returns token {invalid[0]}, beyond the model's {vocab}")
+            raise WeftError(
+                f"the tokenizer of {candidate.name} returns token {invalid[0]}, and the vocabulary ends at {vocab - 1}"
+            )
         return ids
 
     return encode
 
 
 def _read_text(path: Path, characters: int) -> str:
-    """Return the first `characters` characters of a text file.
-
-    Raises:
-        WeftError: if it cannot be read, or is not UTF-8.
-    """
+    """Return the first `characters` characters of a file; raise WeftError if it cannot be read or is not UTF-8."""
     try:
         with open(open_regular(path), encoding="utf-8") as file:
             return file.read(characters)
@@ -364,7 +362,7 @@ def _read_text(path: Path, characters: int) -> str:
 
 
 def _encode_lines(content: str, encode: Callable[[str], list[int]], tokens: int) -> list[list[int]]:
-    """Return the token ids of every line that is not blank, until their total is `tokens`."""
+    """Return the token ids of every line that is not blank, until their total reaches `tokens`."""
     rows, count = list[list[int]](), 0
     for line in content.splitlines():
         if line.strip() and count < tokens:

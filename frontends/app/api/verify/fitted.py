@@ -45,7 +45,7 @@ class FittedMatrices:
                 param.recipe = _forget_codes(param.recipe, param.name)
 
     def set_codes(self, tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
-        """Set the graph's matrices to the codes of a folder, or to its floats if its target stores these instead.
+        """Set the graph's matrices to the codes of a folder, or to floats if its target stores dequantized values.
 
         `tensors` are those that the target derives from the graph, `arrays` their stored contents. Return the tensors
         that can be compared, as recipes over the codes: all except tensors stored as floats.
@@ -114,7 +114,7 @@ def _forget_codes(recipe: Recipe, name: str) -> Recipe:
 
 
 def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_MatrixCodes, str]]) -> Recipe:
-    """Return `recipe` with matrices, or `part` of their blocks, replaced by new tensors, which are added to `keys`."""
+    """Return `recipe` with each placeholder replaced by a new source tensor; add its (placeholder, part) to `keys`."""
     if isinstance(recipe, Kept | Stored):
         return _replace_by_parts(recipe.item, getattr(recipe, "part", part), keys)
     if isinstance(recipe, _MatrixCodes):

@@ -168,7 +168,7 @@ def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] 
     """Return inputs [1, tokens] by name for the tokens `ids`; the encoder of an encoder-decoder reads `source`.
 
     Raises:
-        WeftError: if a name is unknown, as token ids do not determine it.
+        WeftError: if `names` has an input that token ids do not determine.
     """
     row, source_row = (np.asarray(x, np.int64)[None] for x in (ids, source))
     values = {
@@ -181,7 +181,7 @@ def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] 
     }
     names = list(names)
     if unknown := [n for n in names if n not in values]:
-        raise WeftError(f"the model has an input {unknown[0]}, which token ids do not determine")
+        raise WeftError(f"the model has an input {unknown[0]}, whose value does not follow from token ids")
     return {name: values[name] for name in names}
 
 

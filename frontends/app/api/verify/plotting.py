@@ -22,7 +22,7 @@ def plot_evaluation(evaluation: Evaluation, out: str | Path, dark: bool = False)
     check_chart(out)
     original, *compared = evaluation.scores
     if not compared:
-        raise WeftError("a chart compares models with the original: name one, or give --weights or -p")
+        raise WeftError("a chart needs a model to compare with the original: name one, or use --weights or -p")
     decodes = original.nll is not None
     title = f"{Path(original.name).name or original.name} and its rewrites"
     about = f"{evaluation.tokens:,} tokens of {Path(evaluation.text).name}, in windows of {evaluation.context}"

@@ -87,7 +87,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Token ids to run; inner values are compared for the first `watched`. Encoder-decoders read `source`."""
+    """Token ids to run; the first `watched` are also compared inside the model. `source`: ids for an encoder."""
 
     ids: list[int]
     source: list[int]
@@ -217,10 +217,10 @@ def _has_competing_tokens(model: Model, tokens: int) -> bool:
 
 
 def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
-    """Return the unchanged source that the manifest names, after those of its passes that change outputs.
+    """Return the source that the manifest names, rewritten by the recorded passes that change outputs, and a check.
 
-    The noise of routers, which compiling leaves out, is removed. If a pass quantizes weights, they are compared with
-    the folder's up to that pass, and the result is returned as well.
+    The noise of routers, which compiling leaves out, is removed. The check compares the weights in the folder with
+    their recipes; it is None if no pass quantizes weights.
     """
     model, weights = load_recorded_source(folder, manifest, trust), None
     pipeline = parse_pipeline(manifest.text("pipeline", ""))

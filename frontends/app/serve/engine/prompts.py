@@ -24,9 +24,7 @@ T = TypeVar("T")
 Pool = Literal["prompts", "grammars", "large"]
 THREADS: dict[Pool, int] = {"prompts": 2, "grammars": 2, "large": 1}
 MAX_LARGE = 32  # requests that may wait for the pool of large inputs
-LARGE_INPUT = (
-    1 << 14
-)  # characters or bytes above which an input is large; tokenizing them takes a few hundredths of a second
+LARGE_INPUT = 1 << 14  # characters or bytes, which take a few hundredths of a second to tokenize
 MAX_GUIDES = 32
 MAX_GRAMMAR = 1 << 18  # characters
 SHORT_LIMIT, LONG_LIMIT = 0.1, 3.0  # seconds per grammar, in the pools "grammars" and "large"
@@ -62,11 +60,7 @@ class PromptEncoder:
             self.template_error = str(error)
 
     async def run(self, pool: Pool, work: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of `work(*arguments)` in a thread of `pool`.
-
-        Raises:
-            QueueFull, ServerClosing: if too many large requests wait, or the server shuts down.
-        """
+        """Return the result of `work` in a thread of `pool`; raise QueueFull or ServerClosing if it cannot run."""
         large = pool == "large"
         if large and self._large > MAX_LARGE:
             raise QueueFull(f"{self._large} large requests wait. Try again later.")

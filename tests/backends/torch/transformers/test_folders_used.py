@@ -253,7 +253,7 @@ def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     gguf = Path(__file__).parents[4] / ".cache/weights/SmolLM2-135M-Instruct.Q4_1.gguf"
     out = tmp_path / "out"
     report = compile_model(gguf, out, target="transformers", dtype="bf16")
-    assert any("`weft export` writes it as llama, to load without code" in note for note in report.notes)
+    assert any("`weft export` writes a folder that loads as llama" in note for note in report.notes)
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "generation_config.json", "tokenizer.json", "weft.json", "modeling_weft_llama.py"} <= names
     config = AutoConfig.from_pretrained(out, trust_remote_code=True)

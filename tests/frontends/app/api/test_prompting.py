@@ -130,7 +130,7 @@ def test_models_without_attention_have_no_limit_of_heads() -> None:
 @pytest.mark.parametrize("more", [["--vs", "gpt2"], ["-o", "x.svg"], ["-o", "-"]], ids=str)
 def test_a_prompt_is_for_the_page_of_one_model(more: list[str]) -> None:
     run = CliRunner().invoke(cli, ["viz", "gpt2", "--prompt", "hello", *more])
-    assert run.exit_code == 2 and "--prompt is for the page of one model" in run.output
+    assert run.exit_code == 2 and "--prompt needs the .html page of one model" in run.output
 
 
 def test_a_prompt_on_real_weights(smollm2_gguf: Path, tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ REFUSED = [  # a command line, with {kind} for the source of a kind, and words o
     ("compile {quantized} -o out --seed 3", "seed is 3, but it has no effect"),
     ("export {encoder} -o out.safetensors --seed 3", "seed is 3, but it has no effect"),
     ("compile {random} -o out --without x", "has no part 'x' to leave out"),
-    ("compile {encoder} -o out --as llama", "--as needs a folder without"),
+    ("compile {encoder} -o out --as llama", "so --as has no effect: leave it out"),
     ("compile {random} -o out --class-name=", "'--class-name': '' is the default"),
     ("compile {encoder} -o out --cache-dtype int8", "--cache-dtype int8 has no effect here, so leave it out"),
     ("compile {decoder} -o out --arithmetic f32", "--arithmetic f32 has no effect here, so leave it out"),

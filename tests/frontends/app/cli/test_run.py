@@ -142,7 +142,7 @@ def test_run_compiles_a_source_first(smollm2_gguf: Path, monkeypatch: pytest.Mon
         (("--prompt", "sky", "--truncate-dim", "3"), ("is a decoder", "--truncate-dim")),
         (("--prompt", "sky", "--seed", "1"), ("seed is 1, but nothing is sampled at temperature 0",)),
         (("--prompt", "sky", "--temperature", "0", "--top-k", "2"), ("top_k is 2, but nothing is sampled",)),
-        (("--prompt", "sky", "--trust"), ("--trust is for a folder compiled for PyTorch",)),
+        (("--prompt", "sky", "--trust"), ("--trust runs the Python of folders compiled for PyTorch",)),
         (("--prompt", "sky", "--target", "torch"), ("is already compiled", "--target")),
     ],
 )

@@ -397,4 +397,4 @@ def test_refuses_where_an_adapter_has_no_place(tiny: Path, tmp_path: Path) -> No
         peft.reconfigure(tmp_path / "adapter", base_model_name_or_path=name)
         assert told in refused("inspect", tmp_path / "adapter")
     peft.reconfigure(tmp_path / "adapter", base_model_name_or_path=str(tiny / "second"))
-    assert "merge it first" in refused("inspect", tmp_path / "adapter")
+    assert "save a merged model" in refused("inspect", tmp_path / "adapter")

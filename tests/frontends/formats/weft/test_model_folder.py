@@ -157,7 +157,7 @@ def test_bad_input_is_one_line(llama: Path, tmp_path: Path) -> None:
     assert "cannot write to /proc/new" in refused("opt", llama, "-o", "/proc/new")
     assert "unknown dtype" in refused("opt", llama, "-o", tmp_path / "out", "--dtype", "f33")
     assert "cannot be written in i8" in refused("opt", llama, "-o", tmp_path / "out", "--dtype", "i8")
-    assert "--dtype is for the weights of a folder" in refused("opt", llama, "--dtype", "f16")
+    assert "--dtype is the dtype of the weights in a folder" in refused("opt", llama, "--dtype", "f16")
     done("opt", llama, "-o", tmp_path / "out")
     text = (tmp_path / "out/model.weft").read_text()
     for name, broken, told in (
