@@ -13,7 +13,7 @@ from gguf.constants import GGMLQuantizationType as Type
 import weft
 from weft.backends import cpu
 
-from .onnx.test_quantized import write
+from .onnx.quantized_llama import write
 
 
 @pytest.mark.parametrize(

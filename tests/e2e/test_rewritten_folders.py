@@ -20,7 +20,7 @@ from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.ir import Graph, interpret
 
-from ..backends.onnx.test_quantized import products, write
+from ..backends.onnx.quantized_llama import products, write
 from ..sampling import each
 from .test_quantized_folders import in_fp8, in_mxfp4
 

@@ -256,7 +256,7 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), by_turns(["t5", "bart", "switch-overflow"], ["f16", "bf16"]))
 def test_both_halves_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> None:
-    """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/onnx/test_cuda_structure.py."""
+    """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/onnx/test_cuda.py."""
     SEQ2SEQ[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="ort-cuda", dtype=dtype)
     for half in ("encoder", "model"):

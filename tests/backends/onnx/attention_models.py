@@ -11,7 +11,7 @@ import onnxruntime as ort
 from weft.backends.onnx.export import build_model, serialize_model
 from weft.backends.onnx.lowering import list_refusals
 from weft.backends.target import TARGETS
-from weft.ir import Graph, TensorType, Value, ops
+from weft.ir import Graph, Param, TensorType, Value, ops
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes, sizes
@@ -19,6 +19,7 @@ from weft.passes import legalize, run_passes
 
 BATCH, SEQ = sizes.sym("batch"), sizes.sym("seq")
 HEADS, KV_HEADS, DIM = 4, 2, 8
+SLOPES = 0.5 ** np.arange(1, HEADS + 1)
 Array = np.ndarray[Any, Any]
 KeyVisibility = Callable[[Array, Array], Array]  # of query and key positions
 
@@ -130,3 +131,16 @@ class Decoding:
             found.append(self.call(part, at, np.ones((batch, start + n))))
             start += n
         return np.concatenate(found, 1)
+
+
+def positions(graph: Graph) -> Value:
+    return graph.inputs.get("position_ids") or graph.add_input("position_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
+
+
+def weight(graph: Graph, name: str, array: Array) -> Param:
+    graph.reader.arrays[name] = array
+    return graph.add_param(name, TensorType(dtypes.f32, array.shape), Source(name))
+
+
+def alibi(graph: Graph, q: Value) -> Value:
+    return ops.alibi(weight(graph, "slopes", SLOPES), positions(graph), positions(graph))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import random
 import re
@@ -14,9 +13,6 @@ import pytest
 
 from weft.backends.runtime import huge_pages as module
 from weft.backends.runtime.huge_pages import _subtract_ranges, use_huge_pages
-from weft.backends.runtime.ort.bound_states import BoundState, StateBuffers
-from weft.backends.runtime.ort.session import Session
-from weft.ir.schema.states import Growth
 
 MIB = 1 << 20
 
@@ -127,20 +123,3 @@ def test_what_is_new_is_the_difference_of_the_mappings() -> None:
         found = _subtract_ranges(ranges, others)
         assert [x for a, b in found for x in range(a, b)] == sorted(expected)
         assert all(a < b for a, b in found)
-
-
-def test_caches_of_a_context_are_parts_of_one_block() -> None:
-    shapes = [((2, None, 3), 1, Growth.TEXT), ((2, None, 5), 10, Growth.TEXT), ((7,), 1, Growth.CONSTANT)]
-    kinds = {1: np.float32, 10: np.float16}
-    states = [BoundState(f"p{i}", f"n{i}", (kind, kinds[kind]), shape, g) for i, (shape, kind, g) in enumerate(shapes)]
-    memory = StateBuffers(Session(None, "cpu"), states, batch=3, capacity=11)
-    buffers = [b for sides in memory._buffers for b in dict.fromkeys(sides)]
-    assert [b.shape for b in buffers] == [(3, 2, 11, 3), (3, 2, 11, 5), (3, 7), (3, 7)]
-    assert memory.nbytes == sum(b.host.nbytes for b in buffers) == sum(3 * state.nbytes(11) for state in states)
-    assert all(b.address == b.host.ctypes.data and b.address % 64 == 0 and not b.host.any() for b in buffers)
-    for number, buffer in enumerate(buffers, 1):
-        buffer.host[...] = number
-    assert all((buffer.host == number).all() for number, buffer in enumerate(buffers, 1))
-    spans = sorted((b.address, b.address + b.nbytes) for b in buffers)
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-    assert spans[-1][1] - spans[0][0] < memory.nbytes + 64 * len(buffers)

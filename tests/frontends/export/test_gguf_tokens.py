@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import weft
 from weft.frontends import load_source
+from weft.frontends.export.gguf.tokens import _read_tokens
 from weft.frontends.formats.gguf import GGUFTensors
 from weft.ir import WeftError
 
@@ -67,3 +68,13 @@ def test_the_name_of_a_tokenizer_counts_where_no_config_has_an_id(save: Any) -> 
     assert meta["eos_token_ids"] == [3] and meta.get("bos_token_id") is None
     (source / "config.json").write_text(json.dumps({**config, "eos_token_id": 1}))
     assert load_source(source).graph.meta["eos_token_ids"] == [1]
+
+
+def test_a_token_far_beyond_the_others_makes_no_gigabytes_of_fillers() -> None:
+    class Source:
+        spec = "folder"
+        graph = type("Graph", (), {"meta": {"vocab": 2}})
+
+    source: Any = Source
+    with pytest.raises(WeftError, match=r"its tokenizer has a token 2147483647, beyond the maximum of 16777216"):
+        _read_tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source, 2)

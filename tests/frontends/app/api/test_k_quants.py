@@ -22,8 +22,8 @@ from weft.ir.recipes.blocks import AsStored, OnGrid, find_block_layout
 from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes import run_passes
 
-from ....backends.onnx.test_quantized import LAYERS
-from ....backends.onnx.test_quantized import write as write_llama
+from ....backends.onnx.quantized_llama import LAYERS
+from ....backends.onnx.quantized_llama import write as write_llama
 from ....sampling import by_turns
 from .test_stored_codes import IDS, logits, quantized
 from .test_weights import ExactOptions

@@ -28,7 +28,7 @@ from weft.passes import Trace, legalize, run_passes
 from weft.passes.library.quantize import quantize as pass_module
 from weft.passes.library.target.keep_blocks import KeepBlocks
 
-from ....backends.onnx.test_quantized import write
+from ....backends.onnx.quantized_llama import write
 from ....sampling import by_turns
 from ...formats.gguf.gguf_models import write_gguf
 from ...formats.gguf.gguf_sparse import SPARSE

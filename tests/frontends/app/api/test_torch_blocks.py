@@ -28,8 +28,8 @@ from weft.ir import Graph, WeftError, interpret
 from weft.ir.types.block_layouts import LAYOUTS
 from weft.passes import run_passes
 
-from ....backends.onnx.test_quantized import DIM, FFN, LAYERS, VOCAB
-from ....backends.onnx.test_quantized import write as write_llama
+from ....backends.onnx.quantized_llama import DIM, FFN, LAYERS, VOCAB
+from ....backends.onnx.quantized_llama import write as write_llama
 from ....backends.torch.generated import assert_close, call, tolerance
 from ....lowered import build_module, build_step, explain, lower
 from ....sampling import each

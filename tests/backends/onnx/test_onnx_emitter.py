@@ -1,0 +1,72 @@
+"""Emission of ONNX graphs: symbolic sizes, names of outputs, and operators that an opset lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from weft.backends.onnx import export
+from weft.backends.onnx.lowering import list_refusals
+from weft.backends.target import TARGETS
+from weft.ir import Graph, TensorType, WeftError, interpret, ops
+from weft.ir.recipes import Full
+from weft.ir.types import dtypes, sizes
+from weft.passes import Trace, legalize
+from weft.passes.core.equivalence import EquivalenceCheck
+
+from ...passes.zoo import ZOO
+
+
+def test_symbolic_sizes_are_computed_where_reshape_cannot_copy_them() -> None:
+    batch, seq = sizes.sym("batch"), sizes.sym("seq")
+    graph = Graph("shapes")
+    x = graph.add_input("x", TensorType(dtypes.f32, (batch, seq, 4)))
+    graph.add_output("joined", ops.reshape(x, shape=(2 * batch, seq, 2)))
+    graph.add_output("wide", ops.expand(ops.reshape(x, shape=(1, batch * seq * 4)), shape=(seq + 1, 4 * batch * seq)))
+    model = export.serialize_model(export.build_model(graph, TARGETS["onnx"], 8))
+    feed = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
+    joined, wide = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": feed})
+    np.testing.assert_array_equal(joined, feed.reshape(4, 3, 2))
+    np.testing.assert_array_equal(wide, np.broadcast_to(feed.reshape(1, -1), (4, 24)))
+
+
+def test_inputs_and_parameters_may_be_outputs() -> None:
+    graph = Graph("through")
+    x = graph.add_input("x", TensorType(dtypes.f32, (3,)))
+    graph.add_output("same", x)
+    graph.add_output("again", x)
+    graph.add_output("fixed", graph.add_param("p", TensorType(dtypes.f32, (2,)), Full(1.5, (2,))))
+    graph.add_output("doubled", ops.add(x, x, name="doubled"))
+    model = export.serialize_model(export.build_model(graph, TARGETS["onnx"], 8))
+    got = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": np.ones(3, np.float32)})
+    assert [a.tolist() for a in got] == [[1, 1, 1], [1, 1, 1], [1.5, 1.5], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("name", ["family/llama-gqa-tied", "family/gemma2", "family/bert", "cached/family mistral-gqa"])
+def test_operators_that_an_older_opset_lacks_are_expanded(name: str) -> None:
+    graph = ZOO[name]()
+    old = replace(TARGETS["onnx"], name="older", opset=21, ir_version=10)
+    legalize(graph, partial(list_refusals, target=old), Trace())
+    model = onnx.load_from_string(export.serialize_model(export.build_model(graph, old, 16)))
+    onnx.checker.check_model(model, full_check=True)
+    assert [o.version for o in model.opset_import] == [21]
+    feeds = EquivalenceCheck().make_inputs(graph)
+    want = interpret(graph, feeds)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    kinds = {i.name: i.type for i in session.get_inputs()}
+    given = {n: a.astype(np.float32 if "float" in kinds[n] else np.int64) for n, a in feeds.items()}
+    for output, value in zip(session.get_outputs(), session.run(None, given), strict=True):
+        np.testing.assert_allclose(value, want[output.name], rtol=1e-3, atol=1e-4 * np.abs(want[output.name]).max())
+
+
+def test_an_operator_that_the_opset_lacks_is_an_error() -> None:
+    graph = Graph("norm")
+    x = graph.add_input("x", TensorType(dtypes.f32, (2, 3)))
+    graph.add_output("y", ops.gelu(x, approximate="none"))
+    with pytest.raises(WeftError, match="target oldest has opset 19, which has no operator Gelu"):
+        export.build_model(graph, replace(TARGETS["onnx"], name="oldest", opset=19), 8)

@@ -1,0 +1,41 @@
+"""Static batches of encoder-decoders: answers begin together, and the next batch begins when the last has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import weft
+from weft import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft.backends.runtime.batching import StaticBatch, new_batch
+from weft.backends.runtime.core.generation import Generator
+from weft.frontends import load_source
+
+from .batches import VOCAB, alone, answers, block, run
+
+
+def test_an_encoder_decoder_runs_static_batches(tmp_path: Path) -> None:
+    from weft import CrossAttention, Encoder, EncoderDecoder
+
+    half = {"dim": 16, "layers": 1}
+    encoder = Encoder(vocab=VOCAB, **half, block=block(Attention(heads=2, rope=RoPE())))
+    decoder = Decoder(
+        vocab=VOCAB,
+        **half,
+        block=Block(Attention(heads=2, rope=RoPE()), GatedMLP(24), RMSNorm(), cross=CrossAttention(heads=2)),
+    )
+    source = EncoderDecoder(encoder, decoder)
+    weft.compile(load_source(source), tmp_path / "out", max_length=64)
+    model = weft.load(tmp_path / "out")
+    assert isinstance(model, Generator)
+    batch = new_batch(model.decoder, 3)
+    assert isinstance(batch, StaticBatch)
+    given = answers(model)
+    run(batch, given, 4)
+    assert [answer.result.tokens for answer in given] == alone(model)
+    given = answers(model)[:3]
+    for answer in given:
+        batch.join(answer)
+    batch.advance()
+    for answer in given:
+        batch.leave(answer)
+    assert not len(batch) and batch.advance() == []

@@ -1,0 +1,212 @@
+"""Speculative decoding on both executors: the tokens are those without drafts, however right or wrong drafts are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weft
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.core.speculation import Drafter, Drafts, PromptLookup, Speculation
+from weft.frontends import load_source
+from weft.ir.errors import WeftError
+
+from ....sampling import ALL
+from ..stacks import CAREFUL, LATENT, LOCAL, PROMPTS, VOCAB, WIDE, tokens
+
+SAMPLED: dict[str, Any] = {"temperature": 1.5, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.2}
+LENGTH = 64
+
+
+def built(
+    blocks: Sequence[Any], folder: Path, target: str, passes: str = "default", seed: int = 5, vocab: int = VOCAB
+) -> Path:
+    model = weft.Decoder(vocab=vocab, dim=32, layers=list(blocks), context=LENGTH)
+    weft.compile(load_source(model, seed=seed), folder, target=target, passes=passes)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["ort-cpu", "torch"])
+def target(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def every(target: str) -> str:
+    """Passes that leave the logits of all tokens."""
+    return "default" if target == "torch" else "default,-last-token-logits"
+
+
+@pytest.fixture(scope="module")
+def folder(target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built([WIDE, LATENT], tmp_path_factory.mktemp(target) / "out", target, every(target))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Generator:
+    return weft.load(folder, device="cpu", trust=True)
+
+
+class Guesses(Drafter):
+    """Knows the answers, and gives some of their tokens and then wrong ones, by a generator of its own."""
+
+    def __init__(self, answers: Sequence[Sequence[int]], seed: int) -> None:
+        self.answers, self.rng = answers, np.random.default_rng(seed)
+
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        (known,) = {tuple(a[len(text) :]) for a in self.answers if list(a[: len(text)]) == list(text)} or {()}
+        drafted = list(known[: self.rng.integers(0, most + 1)])
+        wrong = self.rng.integers(0, most + 1 - len(drafted))
+        return drafted + self.rng.integers(0, VOCAB, wrong).tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {**SAMPLED, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["batch", "one"])
+def test_drafts_right_and_wrong(
+    model: Generator, prompts: list[list[int]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows accept different numbers of tokens, and end at different times."""
+    plain = model.generate(prompts, max_tokens=25, **options)
+    answers = [[*prompt, *result.tokens] for prompt, result in zip(prompts, plain, strict=True)]
+    for seed in range(3):
+        guesses = Guesses(answers, seed)
+        monkeypatch.setattr(Speculation, "new_drafts", lambda self, _, guesses=guesses: Drafts(guesses, 6))
+        found = model.generate(prompts, max_tokens=25, prompt_lookup_num_tokens=6, **options)
+        assert tokens(found) == tokens(plain)
+        times = found[0].timings
+        assert 0 < times.accepted_tokens < times.drafted_tokens
+        assert times.decoded_tokens == sum(len(result.tokens) - 1 for result in found)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_prompt_lookup(model: Generator, count: int) -> None:
+    """Tiny models repeat themselves, so the text drafts what comes."""
+    plain = model.generate(PROMPTS, max_tokens=40)
+    found = model.generate(PROMPTS, max_tokens=40, prompt_lookup_num_tokens=count)
+    assert tokens(found) == tokens(plain)
+    assert found[0].timings.accepted_tokens > 10
+
+
+def test_an_assistant(model: Generator, folder: Path, target: str, tmp_path: Path) -> None:
+    plain = model.generate(PROMPTS, max_tokens=20)
+    same = model.generate(PROMPTS, max_tokens=20, assistant=weft.load(folder, device="cpu", trust=True))
+    assert tokens(same) == tokens(plain)
+    assert same[0].timings.accepted_tokens == same[0].timings.drafted_tokens > 0
+    other = weft.load(built([WIDE], tmp_path / "small", target, seed=9), device="cpu", trust=True)
+    assert tokens(model.generate(PROMPTS, max_tokens=20, assistant=other, num_assistant_tokens=3)) == tokens(plain)
+
+
+def test_sampling_has_the_same_distribution(model: Generator) -> None:
+    """With a seed even the same tokens; over many, the frequencies of the model's own probabilities."""
+    prompt, draws = [5, 9, 5, 9, 5, 9], 400 if ALL else 150
+    options: dict[str, Any] = {"max_tokens": 2, "temperature": 2.0, "top_k": 4, "prompt_lookup_num_tokens": 4}
+    found = [model.generate([prompt], seed=seed, **options)[0].tokens for seed in range(draws)]
+    first = max({t[0] for t in found}, key=[t[0] for t in found].count)
+    after = [t[1] for t in found if t[0] == first]
+    logits = model.logits([*prompt, first])[-1].astype(np.float64) / 2.0
+    best = np.argsort(-logits)[:4]
+    p = np.exp(logits[best]) / np.exp(logits[best]).sum()
+    seen = np.array([after.count(int(t)) for t in best])
+    assert seen.sum() == len(after)
+    assert ((seen - len(after) * p) ** 2 / (len(after) * p)).sum() < 16.3  # χ² of 3 degrees: one in a thousand is above
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 57, None])
+def test_answers_end_where_they_end_without_drafts(model: Generator, most: int | None) -> None:
+    """At a number of tokens, and where the model's length ends."""
+    prompt = PROMPTS[0]
+    (plain,) = model.generate([prompt], max_tokens=most)
+    for count in (1, 5, 50):
+        (found,) = model.generate([prompt], max_tokens=most, prompt_lookup_num_tokens=count)
+        assert (found.tokens, found.finish) == (plain.tokens, plain.finish)
+
+
+def test_a_stop_token_among_drafts(folder: Path) -> None:
+    model = weft.load(folder, device="cpu", trust=True)
+    (plain,) = model.generate([PROMPTS[0]], max_tokens=40)
+    last = plain.tokens[-1]
+    model.stop_ids = frozenset({last})
+    (found,) = model.generate([PROMPTS[0]], max_tokens=40, prompt_lookup_num_tokens=8)
+    assert found.tokens == plain.tokens[: plain.tokens.index(last) + 1] and found.finish == "stop"
+
+
+def test_what_cannot_be_verified_is_said(model: Generator, target: str, tmp_path: Path) -> None:
+    assert "rolling" in CAREFUL
+    rolling = weft.load(built([LOCAL, LOCAL], tmp_path / "rolling", target, every(target)), device="cpu", trust=True)
+    with pytest.raises(WeftError, match="states and rolling caches cannot drop tokens"):
+        rolling.generate(PROMPTS, prompt_lookup_num_tokens=2)
+    with pytest.raises(WeftError, match="the assistant cannot drop tokens again"):
+        model.generate(PROMPTS, assistant=rolling)
+    other = weft.load(built([WIDE], tmp_path / "other", target, vocab=VOCAB + 1), device="cpu", trust=True)
+    with pytest.raises(WeftError, match=f"the assistant has {VOCAB + 1} tokens, but the model has {VOCAB}"):
+        model.generate(PROMPTS, assistant=other)
+    for options, words in (
+        ({"prompt_lookup_num_tokens": -1}, "prompt_lookup_num_tokens is -1, but it must be a whole number"),
+        ({"assistant": model, "num_assistant_tokens": 0}, "num_assistant_tokens is 0, but it must be a whole number"),
+        (
+            {"assistant": model, "prompt_lookup_num_tokens": 3},
+            "from prompt look-up or from an assistant, not from",
+        ),
+        ({"beams": 2, "prompt_lookup_num_tokens": 3}, "a beam search cannot draft tokens"),
+        ({"num_assistant_tokens": 3}, "num_assistant_tokens is 3, but there is no assistant: set one"),
+    ):
+        with pytest.raises(WeftError, match=words):
+            model.generate(PROMPTS, **options)
+    if target != "torch":
+        short = weft.load(built([WIDE], tmp_path / "short", target), device="cpu")
+        with pytest.raises(WeftError, match='compile it with --passes "default,-last-token-logits"'):
+            short.generate(PROMPTS, prompt_lookup_num_tokens=2)
+
+
+def test_what_is_looked_up() -> None:
+    lookup = PromptLookup()
+    assert lookup.propose([1, 2, 3, 4], 5) == []  # nothing occurred twice
+    assert lookup.propose([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
+    assert lookup.propose([1, 2, 3, 4, 1, 2, 7, 1, 2], 2) == [7, 1]  # the last occurrence
+    assert lookup.propose([1, 2, 3, 4, 1, 2, 7, 1, 2, 3, 4], 2) == [1, 2]  # the longest match
+    assert PromptLookup().propose([5, 6, 5, 6], 7) == [5, 6, 5, 6, 5, 6, 5]  # a text that repeats goes on
+
+
+def test_drafts_grow_and_shrink() -> None:
+    class Counting(Drafter):
+        def propose(self, text: Sequence[int], most: int) -> list[int]:
+            return [0] * most
+
+    drafts = Drafts(Counting(), 8)
+    assert len(drafts.propose([], 100)) == 8
+    assert len(drafts.propose([], 3)) == 3
+    for accepted, count in ((2, 3), (1, 2), (2, 4), (3, 4), (4, 8), (8, 8)):
+        drafts.adapt_length(len(drafts.propose([], 100)), accepted)
+        assert len(drafts.propose([], 100)) == count
+
+
+def test_drafts_rest_where_nothing_was_right() -> None:
+    class Counting(Drafter):
+        def propose(self, text: Sequence[int], most: int) -> list[int]:
+            return [0] * most
+
+    drafts, rests = Drafts(Counting(), 8), []
+    for accepted in (0, 0, 0, 0, 0, 0, 1, 0):
+        drafts.adapt_length(len(drafts.propose([], 100)), accepted)
+        rests.append(0)
+        while not drafts.propose([], 100):
+            rests[-1] += 1
+    assert rests == [1, 2, 4, 8, 16, 16, 0, 1]
+
+
+def test_the_assistant_gives_its_caches_back(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    new_context = model.decoder.new_context
+
+    def noted(batch: int, capacity: int) -> Any:
+        context = new_context(batch, capacity)
+        monkeypatch.setattr(context, "close", lambda: closed.append(context))
+        return context
+
+    monkeypatch.setattr(model.decoder, "new_context", noted)
+    model.decoder._spare = None
+    model.generate([[1, 2, 3]], max_tokens=4, assistant=model)
+    assert len(closed) == 1  # the other one is kept for the next call

@@ -1,0 +1,90 @@
+"""Opening compiled folders: devices, and everything that can be wrong with a folder, a graph or a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import weft
+from weft.backends.runtime.core.generation import Generator
+from weft.ir.errors import WeftError
+
+from ..handmade import LONGEST, MANIFEST, VOCAB, decoder, opened, save
+
+
+def test_a_folder_of_the_genai_builder_opens(tmp_path: Path) -> None:
+    cache = (1, ["batch", 1, "past", "width"])  # the builder leaves the head size open
+    names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
+    onnx.save(decoder(**dict.fromkeys(names, cache)), tmp_path / "other.onnx")
+    config: dict[str, Any] = {"vocab_size": VOCAB, "context_length": LONGEST, "eos_token_id": 7}
+    config["decoder"] = {"filename": "other.onnx", "head_size": 8}
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": config}))
+    model = opened(tmp_path)
+    assert isinstance(model, Generator) and model.stop_ids == {7} and model.decoder.max_length == LONGEST
+    assert model.generate([1, 2], max_tokens=2)[0].finish in ("length", "stop")
+
+
+def test_rolling_caches_of_the_genai_builder(tmp_path: Path) -> None:
+    """Without our manifest its configuration tells that caches of a fixed size roll, hence do not bound the text."""
+    cache = (1, ["batch", 1, 4, 8])
+    names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
+    onnx.save(decoder(**dict.fromkeys(names, cache)), tmp_path / "model.onnx")
+    config: dict[str, Any] = {"vocab_size": VOCAB, "context_length": LONGEST}
+    config["decoder"] = {"filename": "model.onnx", "sliding_window": {"window_size": 4, "layers": [0]}}
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": config}))
+    assert len(opened(tmp_path).generate([1, 2], max_tokens=5)[0].tokens) == 5
+
+
+def break_manifest(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "weft.json").write_text(text)
+
+
+def cut(name: str, count: int) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:count])
+
+
+def changed(**facts: Any) -> Callable[[Path], object]:
+    kept = {k: v for k, v in (MANIFEST | facts).items() if v is not None}
+    return break_manifest(json.dumps(kept))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda f: (f / "weft.json").unlink(), "no weft.json in it, so it is not a compiled model"),
+        (break_manifest("{"), "weft.json: not valid JSON"),
+        (break_manifest("[1]"), "weft.json: a JSON object was expected, not array"),
+        (lambda f: (f / "weft.json").write_bytes(b"\xff\xfe\x00"), "weft.json: not valid JSON"),
+        (changed(kind=None), "weft.json: the key 'kind' is missing"),
+        (changed(kind="diffusion"), "kind is 'diffusion'"),
+        (changed(vocab="many"), "vocab is 'many', but it must be of type int"),
+        (changed(max_length=0), "max_length is 0, but it must be at least 1"),
+        (changed(eos_token_ids=["</s>"]), "eos_token_ids is"),
+        (lambda f: (f / "model.onnx").unlink(), "model.onnx: no such file"),
+        (lambda f: (f / "model.onnx").write_bytes(b"not a model"), "model.onnx: ONNX Runtime cannot open it"),
+        (cut("model.onnx", 100), "model.onnx: ONNX Runtime cannot open it"),
+        (lambda f: (f / "model.onnx").write_bytes(b""), "model.onnx: ONNX Runtime cannot open it"),
+        (lambda f: (f / "model.onnx.data").unlink(), "model.onnx: ONNX Runtime cannot open it"),
+        (cut("model.onnx.data", 10), "model.onnx: ONNX Runtime cannot open it"),
+    ],
+)
+def test_damaged_folders(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
+    save(tmp_path, decoder(), external=True)
+    assert isinstance(opened(tmp_path), Generator)
+    damage(tmp_path)
+    with pytest.raises(WeftError, match=words) as caught:
+        opened(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(WeftError, match="nowhere: no such folder"):
+        weft.load(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(WeftError, match="file: not a folder"):
+        weft.load(tmp_path / "file")

@@ -1,0 +1,118 @@
+"""Prompts that the decode step of a folder reads: held against float64, and captured where they recur."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft.backends.runtime.core.generation import Generator
+from weft.backends.runtime.torch import cuda_graphs as torch_steps
+from weft.backends.runtime.torch.torch_decoder import TorchContext
+from weft.frontends import load_source
+from weft.ir import Graph
+
+from ....passes.zoo_variants import attends
+from ..stacks import tokens
+from .generated_decoder import assert_greedy, opened
+from .replays import replayed
+
+PROMPTS = [[1, 4, 2, 7, 3], [5, 6], [2, 8, 8, 1, 1, 4, 3]]
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return load_source(attends(), seed=5).graph
+
+
+@pytest.fixture(scope="module")
+def folder(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("torch") / "out"
+    weft.compile(graph, out, target="torch", max_length=64)
+    return out
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The positions where prompts that a step read begin, and how many tokens they have."""
+    found: list[tuple[int, int]] = []
+    real = TorchContext._read_prompt
+
+    def noted(context: TorchContext, first: int, ids: Any, start: int, last: Any) -> Any:
+        found.append((start, ids.shape[1]))
+        return real(context, first, ids, start, last)
+
+    monkeypatch.setattr(TorchContext, "_read_prompt", noted)
+    return found
+
+
+@pytest.mark.parametrize(("chunk", "wanted"), [(512, [(0, 7)]), (3, [(0, 3), (6, 1)])])
+def test_prompts_of_a_batch(
+    folder: Path, graph: Graph, pieces: list[tuple[int, int]], chunk: int, wanted: list[tuple[int, int]]
+) -> None:
+    """In chunks of the longest; rows that do not go on from the same position are read by the module."""
+    assert_greedy(graph, opened(folder).generate(PROMPTS, max_tokens=14, chunk=chunk), 14)
+    assert set(wanted) <= set(pieces)
+
+
+def test_speculated_tokens_are_checked_at_once(folder: Path, pieces: list[tuple[int, int]]) -> None:
+    model, text = opened(folder), [3, 1, 2] * 6
+    (plain,) = model.generate([text], max_tokens=20)
+    pieces.clear()
+    (ahead,) = model.generate([text], max_tokens=20, prompt_lookup_num_tokens=4)
+    assert ahead.tokens == plain.tokens
+    assert any(start >= len(text) and count > 1 for start, count in pieces)
+
+
+def test_prompts_that_recur_are_captured(folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By lengths that are powers of two, and from the second on; what stands behind a prompt is never seen."""
+    captured: list[Any] = []
+    monkeypatch.setattr(torch_steps, "PROMPT_LENGTHS", (4, 8))
+    monkeypatch.setattr(torch_steps, "capture_graph", lambda *given: captured.append(given) or replayed(*given))
+    model: Generator = opened(folder)
+    context: Any
+    with model.decoder.context(len(PROMPTS), 40) as context:
+        context.steps._cuda = True
+    first = model.generate(PROMPTS, max_tokens=14)
+    assert_greedy(graph, first, 14)
+    assert len(captured) == 1  # steps
+    for _ in range(2):
+        assert tokens(model.generate(PROMPTS, max_tokens=14)) == tokens(first)
+        assert len(captured) == 2
+    others = [[7, 7, 7], [1, 2, 3, 4], [6]]
+    for _ in range(2):
+        assert_greedy(graph, model.generate(others, max_tokens=14), 14)
+    assert len(captured) == 3
+    longer = [[*prompt, *[5] * 6] for prompt in PROMPTS]
+    for _ in range(2):
+        assert_greedy(graph, model.generate(longer, max_tokens=14), 14)
+    assert len(captured) == 3
+
+
+class CrossCache:
+    """Imitate a cache of cross-attention, known by the name of its class."""
+
+    def __init__(self, *kept: torch.Tensor) -> None:
+        self.kept = kept
+
+
+class Held(list[Any]):
+    capacity, length = 64, 0
+
+
+def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[Any] = []
+    monkeypatch.setattr(torch_steps, "capture_graph", lambda *given: captured.append(given) or replayed(*given))
+    source = torch.ones(1, 1, 12)
+    layer = CrossCache(source[..., :4])
+    steps = torch_steps.CapturedSteps(
+        lambda *_: layer.kept[0].sum(-1)[..., None], Held([layer]), 1, torch.device("cpu")
+    )
+    steps._cuda = True
+    for length, times in ((4, 1), (4, 1), (12, 2)):
+        layer.kept = (source[..., :length],)
+        assert steps.run_step(3).item() == length
+        assert len(captured) == times
