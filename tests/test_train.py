@@ -29,7 +29,9 @@ from weft import *
 
 experts = Decoder(
     vocab=64, dim=32, layers=2, context=64,
-    block=Block(Attention(heads=4, kv_heads=2, rope=RoPE(1e4)), MoE(4, 48, 2, router=Router(aux_loss=0.01)), norm=RMSNorm()),
+    block=Block(
+        Attention(heads=4, kv_heads=2, rope=RoPE(1e4)), MoE(4, 48, 2, router=Router(aux_loss=0.01)), norm=RMSNorm()
+    ),
 )
 corrected = Decoder(
     vocab=256, dim=32, layers=1, context=64,

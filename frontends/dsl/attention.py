@@ -277,8 +277,7 @@ class Attention:
         attrs = select_attrs(self, ops.attention) | select_attrs(self.mask or Mask(), ops.attention)
         attrs |= {"kv_heads": self.groups, "causal": causal, "scale": scale}
         return ops.attention(
-            *(q, k, v, self._compute_bias(x, causal) if memory is None else None, mask, sinks),
-            **attrs,
+            *(q, k, v, self._compute_bias(x, causal) if memory is None else None, mask, sinks), **attrs
         )
 
     def _convolve(self, v: Value, taps: int) -> Value:

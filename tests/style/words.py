@@ -21,7 +21,8 @@ FOLDERS = ("ir", "passes", "backends", "frontends")
 # In prose: docstrings, comments, messages.
 PROSE = {
     "what as a noun": r"\b[Ww]hat\b(?! (if|is wrong|happens)\b)",
-    "is no X": r"\b(?:is|are|was|were|be) no\b(?! longer| more than| less than| larger than)",
+    "is no X": r"(?<![Tt]here )(?<!there would )\b(?:is|are|was|were|be) no\b"
+    r"(?! longer| more than| less than| larger than)",
     "stands beside, in, for": r"\bst(?:and|ands|anding|ood) (?:beside|in|for|behind|before|alone|where|there|between)",
     "behind for after": r"\bbehind\b",
     "beside for next to": r"\bbeside\b",

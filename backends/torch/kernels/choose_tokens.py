@@ -15,15 +15,7 @@ from functools import partial
 import torch
 
 from .shared import operands
-from .shared.launch import (
-    jit,
-    options,
-    start_next,
-    tl,
-    triton,
-    uses_torch,
-    wait_for_previous,
-)
+from .shared.launch import jit, options, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.thresholds import LOWEST, NEAR, TOKENS, key_to_logit, search_key, token_weights, total_weight
 from .shared.tickets import is_last, zero_counters
 

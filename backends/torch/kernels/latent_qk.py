@@ -15,16 +15,7 @@ import torch
 from .shared import gemv
 from .shared.cached_keys import own_slot, write_cache
 from .shared.gemv import flatten_rows
-from .shared.launch import (
-    DTYPES,
-    jit,
-    options,
-    start_next,
-    tl,
-    triton,
-    uses_torch,
-    wait_for_previous,
-)
+from .shared.launch import DTYPES, jit, options, start_next, tl, triton, uses_torch, wait_for_previous
 from .shared.norm import NO_NORM, Norm
 from .shared.operands import power_of_2
 from .shared.rotary import pair_element, rotate_heads

@@ -31,12 +31,7 @@ MULTIPLE = 16  # the 4-bit operator needs a multiple of this many rows of W
 # Rows of x by its dtype and the bits of codes: for more rows it is faster to dequantize W and use a dense product.
 # Measured with W [3072, 576] and [576, 1536]: times cross at 80 rows of bf16 for 4 bits and at 35 for 8, at 65 rows of
 # f32, for which two f16 values are read, and never for f16, whose dense products are slow on CPUs.
-MOST_ROWS = {
-    (torch.bfloat16, 4): 64,
-    (torch.bfloat16, 8): 32,
-    (torch.float32, 4): 64,
-    (torch.float32, 8): 64,
-}
+MOST_ROWS = {(torch.bfloat16, 4): 64, (torch.bfloat16, 8): 32, (torch.float32, 4): 64, (torch.float32, 8): 64}
 # A first product of more rows does not pack W: it may be a prompt, and the decode step after it may use a fused weight,
 # which it then packs.
 FEW_ROWS = 8

@@ -18,16 +18,7 @@ from typing import Any
 import torch
 
 from ..shared import launch
-from ..shared.launch import (
-    DTYPES,
-    custom_operator,
-    jit,
-    options,
-    start_next,
-    tl,
-    uses_torch,
-    wait_for_previous,
-)
+from ..shared.launch import DTYPES, custom_operator, jit, options, start_next, tl, uses_torch, wait_for_previous
 from ..shared.online_softmax import attend, check_heads, scale_scores, shared_memory, to_base2, update_softmax
 from ..shared.operands import gradient_refusal, power_of_2
 

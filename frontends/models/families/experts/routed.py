@@ -238,8 +238,7 @@ PHIMOE = MIXTRAL.derive(
     rope=_build_phimoe_rope,
     head_bias=key("lm_head_bias", default=False),
     moe=lambda c: replace(
-        MIXTRAL.settings["moe"](c),
-        router=Router("sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01))),
+        MIXTRAL.settings["moe"](c), router=Router("sparsemixer", jitter=float(c.get("router_jitter_noise", 0.01)))
     ),
     gguf=gguf.SPARSE_BASE.derive(
         "phimoe",
