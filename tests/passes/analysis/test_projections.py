@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from weft.ir import Graph, Node, ops, verify
-from weft.ir.recipes import Full, Scale, Slice, Source
 from weft.passes.analysis.projections import Projections, find_projections, unpack_branch
 
-from ..models import Tiny, applied, count, worst
-
-MODELS = {
-    "plain": Tiny(),
-    "biases": Tiny(bias="q v gate"),
-    "qk-norm": Tiny(qk_norm=True),
-    "layer norm": Tiny(norm="layer", rope=False, bias="q k v gate up"),
-}
+from ..models import Tiny, applied
 
 
 def attentions(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op is ops.attention]
-
-
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_unpack_undoes_packing(model: Tiny) -> None:
-    graph = model.graph()
-    packed = applied("pack-qkv, pack-gate-up", graph)
-    apart = applied("unpack", packed)
-    assert count(packed, "linear") < count(apart, "linear") == count(graph, "linear")
-    assert worst(graph, apart) == 0
-    assert count(apart, "split") == 0
-    named = {p.name: p.recipe for p in apart.params.values()}
-    for i in range(2):
-        assert named[f"layers.{i}.attn.k.weight"] == graph.params[f"layers.{i}.attn.k.weight"].recipe
-    assert applied("unpack", apart) == apart
 
 
 def test_reads_through_packing() -> None:
@@ -57,10 +33,3 @@ def test_who_else_reads() -> None:
     assert k is not None
     graph.add_output("keys", k)
     assert find_projections(node) == "k (%layers.0.attn.k_rope) is read by the caller too"
-
-
-def test_rows_without_detours() -> None:
-    graph = applied("pack-qkv, unpack, pack-qkv, unpack, pack-qkv", Tiny().graph())
-    recipe = graph.params["layers.0.attn.qkv.weight"].recipe
-    assert len(recipe.parts) == 3 and not recipe.has(Slice)
-    assert not recipe.has(Source, Scale, Full)

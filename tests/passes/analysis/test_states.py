@@ -11,9 +11,8 @@ from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.op import OPS, Array, OpCall, StateKind, StateSpec, build_fixed_size_spec, case, normal, op
 from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import dtypes
-from weft.ir.types.sizes import floordiv
 from weft.passes import Trace, default_pipeline, run_passes
-from weft.passes.analysis.costs import count_cross_cache, count_state_bytes, find_cache_sizes
+from weft.passes.analysis.costs import count_state_bytes, find_cache_sizes
 from weft.passes.analysis.states import find_state_inputs, make_manifest_records
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.kv_cache import KvCache
@@ -22,6 +21,8 @@ from weft.passes.library.cache.last_token_logits import LastTokenLogits
 from ..models import BATCH, SEQ, applied, weight
 
 WIDTH = 12
+
+
 Mixer = Callable[[Graph, Value, Value], Value]
 
 
@@ -267,13 +268,3 @@ def test_traces_count_caches_and_states() -> None:
     trace = Trace()
     applied("kv-cache", model(mamba, local, linear), trace)
     assert trace.rewrites == {"kv-cache": 4}
-
-
-def test_runs_of_tokens_keep_no_keys_of_a_source() -> None:
-    """Attention in parts of texts is no cross-attention, though a part sees more keys than it has tokens."""
-    for parts, kept in ((False, 2 * 12), (True, 0)):
-        graph = Graph("runs")
-        rows = BATCH * floordiv(SEQ + 3, 4) if parts else BATCH
-        q, k = (graph.add_input(name, TensorType(dtypes.f32, (rows, n, 12))) for name, n in (("q", 4), ("k", SEQ + 8)))
-        graph.add_output("y", ops.attention(q, k, k, heads=3, kv_heads=3))
-        assert count_cross_cache(graph.nodes) == kept

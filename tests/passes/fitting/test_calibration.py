@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.ir import interpret
 from weft.ir.text import parse
-from weft.passes.fitting.calibration import Activations
+from weft.passes.fitting.calibration import Activations, subsample_rows
 
 GRAPH = """
 graph positioned {
@@ -37,3 +37,10 @@ def test_what_was_dropped_is_computed_again() -> None:
         graph.outputs["y"] = value
         for ids, array in zip(texts, found, strict=True):
             np.testing.assert_allclose(array, interpret(graph, {"input_ids": ids})["y"], atol=1e-6)
+
+
+def test_tokens_come_from_all_over_a_text() -> None:
+    texts = [np.arange(40).reshape(10, 4), np.arange(40, 46).reshape(2, 3)]
+    kept = subsample_rows(texts, 12)
+    assert [ids.tolist() for ids in kept] == [[[4 * i + j for j in range(4)] for i in (0, 3, 6, 9)]]
+    assert sum(ids.size for ids in subsample_rows(texts, 1000)) == 46

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from weft import Attention, Block, Decoder, Encoder, GatedMLP, Mamba, Mask, RelativeAttention, RoPE
+from weft import Attention, Block, Encoder, Mamba, Mask, RelativeAttention, RoPE
 from weft.ir import Graph, WeftError, ops
-from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes import Trace, parse_pipeline, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
-from weft.passes.core.oracle import attend
 from weft.passes.library.cache.kv_cache import run_in_chunks
 
 from ...models import Tiny, applied, count
-
-FEED = GatedMLP(11)
-
-
-def decoder(*mixers: Any, **settings: Any) -> Graph:
-    """Layers with these mixers; four of two heads if there are none."""
-    layers = [Block(m, FEED) for m in mixers or [Attention(2, rope=RoPE())] * 4]
-    return Decoder(19, 8, layers, **settings).graph()
+from .decoders import FEED, decoder
 
 
 def encoder() -> Graph:
@@ -50,6 +38,8 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "encoder": encoder,
     "sinks, soft cap": lambda: decoder(*[Attention(4, 2, sinks=True, softcap=2.0)] * 2),
 }
+
+
 NEAR = [
     "sliding-window{size=3}",
     "sliding-window{size=2, keep_first=2, layers=odd}",
@@ -60,6 +50,8 @@ NEAR = [
     "attention-pattern{pattern=chunked, stride=3, layers=-1}",
     'local-global{pattern="1:1", window=2}',
 ]
+
+
 FAR = [  # their checks try smaller numbers
     "sliding-window{size=100, keep_first=5}",
     "dilate{size=9, stride=9, layers=0}",
@@ -122,24 +114,6 @@ def test_layers() -> None:
     narrow = decoder(Attention(2, window=2), Attention(2, window=9))
     assert windows(applied("sliding-window{size=4}", narrow)) == [2, 4]
     assert windows(applied('local-global{window=4, pattern="1:1"}', narrow)) == [4, None]
-
-
-def test_bases_of_layers() -> None:
-    def thetas(graph: Graph) -> list[float]:
-        return [n.inputs[2].recipe.theta for n in graph.nodes if n.op is ops.rope]
-
-    base = 10_000.0
-    text = 'local-global{window=3, pattern="1:1", theta_global=5e5}'
-    assert thetas(run_passes(decoder(), text, verify=True)) == [base, base, 5e5, 5e5] * 2
-    both = run_passes(decoder(), text.replace("}", ", theta_local=300}"), verify=True)
-    assert thetas(both) == [300.0, 300.0, 5e5, 5e5] * 2
-    assert sum(isinstance(p.recipe, RopeFrequencies) for p in both.params.values()) == 2
-    wrong = both.clone()
-    rope = next(n for n in wrong.nodes if n.op is ops.rope)
-    rope.inputs[2].recipe = replace(rope.inputs[2].recipe, theta=301.0)
-    (one,) = parse_pipeline(text.replace("}", ", theta_local=300}")).passes
-    with pytest.raises(WeftError, match=r"frequencies %rope\.frequencies\S* differ by \S* from those of none"):
-        one.check(decoder(), wrong, EquivalenceCheck())
 
 
 @pytest.mark.parametrize("text", ["sliding-window{size=4}", "dilate{size=2, stride=2}", "local-global{window=4}"])
@@ -206,15 +180,3 @@ def test_a_rolling_cache_without_slots_for_sinks_would_be_wrong() -> None:
     inputs = equivalence.make_inputs(right, seq=9)
     whole, forgetful = (run_in_chunks(equivalence, graph, inputs, (4, 5))["logits"] for graph in (right, wrong))
     assert measure_difference(whole, forgetful) > 1e-3
-
-
-def test_the_oracle_is_attention() -> None:
-    """The definition that checks compare with, against torch."""
-    rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((2, 6, 12)), rng.standard_normal((2, 6, 6)), rng.standard_normal((2, 6, 6))
-    seen = torch.tensor([[abs(i - j) < 3 or j < 1 for j in range(6)] for i in range(6)])
-    by_head = [torch.from_numpy(x).unflatten(2, (-1, 3)).transpose(1, 2) for x in (q, k, v)]
-    want = torch.nn.functional.scaled_dot_product_attention(*by_head, attn_mask=seen, scale=0.7, enable_gqa=True)
-    plain: dict[str, Any] = {"heads": 4, "kv_heads": 2, "causal": False, "softcap": None, "value_dim": None}
-    found = attend(lambda i, j: abs(i - j) < 3 or j < 1, q, k, v, scale=0.7, **plain)
-    np.testing.assert_allclose(found, want.transpose(1, 2).flatten(2), rtol=1e-12, atol=1e-14)

@@ -14,7 +14,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes.edits.edit import rebuild_node
-from weft.passes.library.cache.cache_scales import Granularity, fit_scale, get_remainder
+from weft.passes.library.cache.cache_scales import Granularity, fit_scale
 from weft.passes.library.cache.head_maps import RIDGE, HeadMap, balance_moments, build_rotation
 
 from ....e2e.random_models import strong
@@ -66,30 +66,6 @@ def test_a_map_moves_what_it_makes() -> None:
     map = HeadMap(RNG.standard_normal((2, 4)), RNG.standard_normal((2, 4, 4)))
     left = RNG.standard_normal((2, 4))
     np.testing.assert_allclose(map.shift_outputs(left)(x), map(x) - left, atol=1e-5)
-
-
-def test_what_first_tokens_store_is_a_code() -> None:
-    """Far more attention goes there than its share of tokens, so that a scale alone would be made for it."""
-    x = RNG.standard_normal((500, 2, 4))
-    first = RNG.standard_normal((2, 4)) * 2
-    x[::100] = first
-    weight = np.ones((500, 2, 1))
-    weight[::100] = 1000
-    scale = fit_scale(x, 4, "channel", weight, first).reshape(2, 4)
-    left = get_remainder(first, scale, 4)
-    codes = (first - left) / scale
-    np.testing.assert_allclose(codes, np.rint(codes), atol=1e-5)
-    assert (np.abs(left) <= scale / 2 + 1e-6).all()
-
-    def errors(scale: np.ndarray, left: np.ndarray | float) -> float:
-        moved = x - left
-        return float((weight * (np.clip(np.rint(moved / scale), -8, 7) * scale - moved) ** 2).sum())
-
-    alone = fit_scale(x, 4, "channel", weight).reshape(2, 4)
-    assert errors(scale, left) < 0.85 * errors(alone, 0)
-
-
-# -- graphs
 
 
 def attentions(graph: Graph) -> list[Node]:

@@ -11,19 +11,16 @@ import pytest
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
 from weft.ir import Graph, TensorType, WeftError, interpret, ops
-from weft.ir.recipes import Source
-from weft.ir.recipes.readers import MemoryReader
 from weft.ir.types import dtypes
 from weft.passes import Trace, all_passes, parse_pipeline, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
-from weft.passes.fitting.calibration import subsample_rows
-from weft.passes.library.cache.cache_scales import HEADROOM, fit_scale
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.quantize_cache import QuantizeCache
 
 from ....e2e.random_models import strong
 from ....sampling import by_turns
 from ...models import BATCH, SEQ, Tiny, applied, weight
+from .cached import chosen, position_biased
 
 DECODERS = {
     "rope": Tiny(),
@@ -82,56 +79,6 @@ def test_a_check_that_fails() -> None:
         QuantizeCache().check(before, after, EquivalenceCheck())
 
 
-# -- scales
-
-
-def test_codes_of_8_bits_reach_a_tenth_beyond_the_largest_number() -> None:
-    x = np.random.default_rng(0).standard_normal((50, 3, 4))
-    ones = np.ones((50, 3, 1))
-    largest = np.abs(x).max(0)
-    np.testing.assert_allclose(fit_scale(x, 8, "channel", ones), HEADROOM * largest.reshape(-1) / 127, rtol=1e-6)
-    by_head = fit_scale(x, 8, "head", ones).reshape(3, 4)
-    np.testing.assert_allclose(by_head, HEADROOM * largest.max(1, keepdims=True).repeat(4, 1) / 127, rtol=1e-6)
-    np.testing.assert_allclose(fit_scale(x, 8, "tensor", ones), [HEADROOM * largest.max() / 127], rtol=1e-6)
-
-
-def test_codes_of_4_bits_cost_the_least_of_what_is_tried() -> None:
-    rng = np.random.default_rng(0)
-    x, weight = rng.standard_normal((400, 2, 2)), rng.uniform(0, 1, (400, 2, 2)) ** 4
-
-    def cost(scale: np.ndarray) -> np.ndarray:
-        return (weight * (np.clip(np.round(x / scale), -8, 7) * scale - x) ** 2).sum(0)
-
-    found = fit_scale(x, 4, "channel", weight).reshape(2, 2)
-    for factor in (0.3, 0.5, 0.7, 0.8, 0.9, 1.0):
-        tried = np.abs(x).max(0) * factor / 7
-        assert (cost(found) <= cost(tried) * (1 + 1e-5)).all()
-    assert (cost(found) < 0.9 * cost(np.abs(x).max(0) / 7)).all()
-
-
-def test_a_channel_of_zeros_has_some_scale() -> None:
-    found = fit_scale(np.zeros((5, 1, 4)), 4, "channel", np.ones((5, 1, 1)))
-    assert (found > 0).all()
-
-
-def test_keys_are_fitted_as_they_are_rotated_anywhere() -> None:
-    """A key pair that only later positions turn into its second number: its scale knows of that."""
-    graph = Graph("turned")
-    ids = graph.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
-    at = graph.add_input("position_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
-    table = np.tile(np.array([[1.0, 0.0]]), (7, 1))
-    graph.reader = MemoryReader({"table": table.astype(np.float32), "slow": np.array([1e-3], np.float32)})
-    graph.meta |= {"kind": "decoder", "context": 2000}
-    k = ops.embedding(ids, graph.add_param("table", TensorType(dtypes.f32, (7, 2)), Source("table")))
-    slow = graph.add_param("slow", TensorType(dtypes.f32, (1,)), Source("slow"))
-    turned = ops.rope(k, at, slow, heads=1)
-    graph.add_output("y", ops.attention(turned, turned, k, heads=1, kv_heads=1, causal=True))
-    after = applied("quantize-cache", graph)
-    scale = after.params["k_scale"].recipe.evaluate(after.reader) * 127 / HEADROOM
-    # 64 tokens turn by 0.06 at most; 2,000 by more than a quarter turn.
-    np.testing.assert_allclose(scale, [1, 1], atol=0.02)
-
-
 def test_more_bits_lose_less() -> None:
     model = Decoder(
         vocab=23,
@@ -149,9 +96,6 @@ def test_more_bits_lose_less() -> None:
     eight, four = lost("quantize-cache"), lost("quantize-cache{bits=4}")
     assert 0 < eight < four / 3
     assert eight < 0.05
-
-
-# -- refusals
 
 
 @pytest.mark.parametrize(
@@ -181,13 +125,6 @@ def test_a_short_text(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(20))
     with pytest.raises(WeftError, match=r"scales need 128 tokens or more, and .*ids.npy has 20; give a longer one"):
         run_passes(Tiny().graph(), f'quantize-cache{{calibration="{tmp_path / "ids.npy"}"}}')
-
-
-def test_tokens_come_from_all_over_a_text() -> None:
-    texts = [np.arange(40).reshape(10, 4), np.arange(40, 46).reshape(2, 3)]
-    kept = subsample_rows(texts, 12)
-    assert [ids.tolist() for ids in kept] == [[[4 * i + j for j in range(4)] for i in (0, 3, 6, 9)]]
-    assert sum(ids.size for ids in subsample_rows(texts, 1000)) == 46
 
 
 def test_odd_heads_keep_their_numbers_of_4_bits() -> None:
@@ -262,3 +199,11 @@ def test_an_option_of_every_target_is_short_for_it(target: str, tmp_path: Path) 
     assert {cache["bits"] for cache in manifest["cache"]} == {4}
     with pytest.raises(WeftError, match="--cache-dtype 'int2' is not known; it takes int8 or int4"):
         weft.compile(model, tmp_path / "out", target=target, cache_dtype="int2")
+
+
+def test_a_choice_of_keys_keeps_its_numbers() -> None:
+    trace, coded = Trace(), position_biased(chosen)
+    QuantizeCache().run(coded, trace)
+    coded = applied("kv-cache", coded)
+    assert [r.reason for r in trace.refusals] == ["lightning_index has no scales for its cache"]
+    assert str(coded.inputs["past_index.0.key"].type.dtype) == "f32"

@@ -1,4 +1,4 @@
-"""pack-qkv, pack-gate-up, fuse-residual-norm."""
+"""pack-qkv and pack-gate-up: linears of one value become one linear and a split."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import pytest
 
 from weft.ir import Graph, MemoryReader, TensorType, Value, ops
 from weft.ir.recipes import Concat, Full, Source
-from weft.ir.types import dtypes, sizes
+from weft.ir.types import dtypes
 from weft.passes import Trace
 from weft.passes.core.equivalence import EXACT
 
 from ...models import Tiny, applied, count, weight, worst
-
-N = sizes.sym("n")
-HIDDEN = TensorType(dtypes.f32, (N, 3, 10))
+from .hidden import HIDDEN, N
 
 
 @pytest.mark.parametrize(
@@ -149,57 +147,3 @@ def test_a_gate_read_elsewhere_is_a_near_miss() -> None:
     assert trace.lines == [
         "pack-gate-up: fired 0 times; nearest miss at glu (%glu): %gate, made by linear, is an output of the graph"
     ]
-
-
-def residual(step: str) -> Graph:
-    g = Graph(step)
-    x, y = g.add_input("x", HIDDEN), g.add_input("y", HIDDEN)
-    s = ops.add(x, y, name="sum")
-    if step == "divided":
-        s = ops.affine(s, by=0.5, name="halved")
-    if step == "broadcast":
-        s = ops.add(x, weight(g, "p", 10), name="sum")
-    out = ops.rms_norm(s, weight(g, "w", 10), eps=1e-3, name="norm")
-    if step == "read before":
-        out = ops.mul(out, ops.exp(s))
-    if step == "two norms":
-        out = ops.add(out, ops.rms_norm(s, weight(g, "v", 10), name="second"))
-    if step in ("read after", "output"):
-        out = ops.mul(out, s)
-    g.add_output("out", out)
-    if step == "output":
-        g.add_output("sum", s)
-    return g
-
-
-@pytest.mark.parametrize("step", ["alone", "read before", "read after", "two norms", "output"])
-def test_sums_read_elsewhere_come_from_the_second_output(step: str) -> None:
-    before, trace = residual(step), Trace()
-    after = applied("fuse-residual-norm", before, trace)
-    assert trace.rewrites == {"fuse-residual-rms-norm": 1}
-    fused = next(n for n in after.nodes if n.op is ops.add_norm)
-    assert [v.name for v in fused.outputs] == ["norm", "sum"] and fused.attrs["eps"] == 1e-3
-    assert worst(before, after) <= EXACT
-
-
-@pytest.mark.parametrize(
-    ("step", "reason"),
-    [
-        ("divided", "%halved, is made by affine, not by add (affine is between it and add)"),
-        ("broadcast", "%x and %p are of types f32[n, 3, 10] and f32[10]"),
-    ],
-)
-def test_a_fusion_that_never_fires_tells_what_stopped_it(step: str, reason: str) -> None:
-    trace = Trace()
-    applied("fuse-residual-norm", residual(step), trace)
-    (line,) = trace.lines
-    assert line.startswith("fuse-residual-rms-norm: fired 0 times; nearest miss at rms_norm (%norm)") and reason in line
-
-
-@pytest.mark.parametrize("operands", ["", "w", "wb"])
-def test_layer_norms_with_and_without_weight_and_bias(operands: str) -> None:
-    g = Graph("layer")
-    x, y = g.add_input("x", HIDDEN), g.add_input("y", HIDDEN)
-    g.add_output("y", ops.layer_norm(ops.add(x, y), *(weight(g, n, 10) for n in operands), eps=1e-2))
-    after = applied("fuse-residual-norm", g)
-    assert [n.op.name for n in after.nodes] == ["add_norm"] and worst(g, after) <= EXACT

@@ -1,8 +1,7 @@
-"""kv-cache and last-token-logits under the conditions they state."""
+"""kv-cache: keys and values of earlier tokens are read from a cache."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -11,22 +10,13 @@ import pytest
 from weft import Attention, Block, Decoder, LearnedPositions, MoE, Router
 from weft.ir import Graph, TensorType, Value, WeftError, ops
 from weft.ir.recipes.frequencies import AlibiSlopes
-from weft.ir.types import dtypes, sizes
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 from weft.passes.library.cache.kv_cache import KvCache, run_in_chunks
-from weft.passes.library.cache.last_token_logits import LastTokenLogits
-from weft.passes.library.cache.quantize_cache import QuantizeCache
 
 from ...models import BATCH, SEQ, Tiny, applied, count, weight
-
-DECODERS = [
-    Tiny(),
-    Tiny(window=3, bias="q k v", qk_norm=True),
-    Tiny(kv_heads=6, tied=True, layers=1),
-    Tiny(rope=False, norm="layer"),
-    Tiny(rope=False, alibi=True),
-]
+from .cached import DECODERS, chosen, position_biased
 
 
 @pytest.mark.parametrize("tiny", DECODERS, ids=str)
@@ -93,18 +83,6 @@ def test_a_wrong_cache_is_caught() -> None:
         KvCache().check(before, after, EquivalenceCheck())
 
 
-def position_biased(build: Callable[[Graph, Value, Value], Value], layers: int = 2) -> Graph:
-    g = Graph("biased")
-    g.meta["kind"] = "decoder"
-    ids, at = (g.add_input(n, TensorType(dtypes.i64, (BATCH, SEQ))) for n in ("input_ids", "position_ids"))
-    x = ops.embedding(ids, weight(g, "embed", 31, 12))
-    bias = build(g, ids, at)
-    for _ in range(layers):
-        x = ops.add(x, ops.attention(x, x, x, bias, heads=3, kv_heads=3, causal=True))
-    g.add_output("logits", ops.linear(x, weight(g, "head", 31, 12)))
-    return g
-
-
 def alibi(g: Graph, ids: Value, at: Value) -> Value:
     return ops.alibi(weight(g, "slopes", 3, recipe=AlibiSlopes(3)), at, at)
 
@@ -125,13 +103,6 @@ def test_position_biases_extend_to_cached_keys(build: Callable[[Graph, Value, Va
     assert count(after, "alibi") + count(after, "relative_position_bias") == 1
     KvCache().check(before, after, EquivalenceCheck())
     run_passes(before, verify=True)
-
-
-def chosen(g: Graph, ids: Value, at: Value) -> Value:
-    """Queries choose three keys."""
-    x = ops.embedding(ids, weight(g, "embed of the index", 31, 14))
-    q, k, weights = ops.split.emit(x, sizes=(8, 4, 2))
-    return ops.lightning_index(q, k, weights, heads=2, top_k=3, causal=True)
 
 
 def test_a_choice_of_keys_has_a_cache_of_its_own() -> None:
@@ -156,14 +127,6 @@ def test_a_choice_of_keys_is_no_summand() -> None:
 
     with pytest.raises(WeftError, match=r"bias %.* does not extend to cached keys"):
         applied("kv-cache", position_biased(build))
-
-
-def test_a_choice_of_keys_keeps_its_numbers() -> None:
-    trace, coded = Trace(), position_biased(chosen)
-    QuantizeCache().run(coded, trace)
-    coded = applied("kv-cache", coded)
-    assert [r.reason for r in trace.refusals] == ["lightning_index has no scales for its cache"]
-    assert str(coded.inputs["past_index.0.key"].type.dtype) == "f32"
 
 
 def test_other_attention_is_untouched() -> None:
@@ -229,26 +192,6 @@ def test_graphs_that_cannot_have_a_cache_are_refused() -> None:
         applied("kv-cache", position_biased(fixed))
 
 
-@pytest.mark.parametrize("tiny", DECODERS, ids=str)
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_last_logits_are_rows_of_the_full_logits(tiny: Tiny, fused: bool) -> None:
-    text = "pack-qkv, pack-gate-up, fuse-residual-norm, kv-cache" if fused else "kv-cache"
-    before = applied(text, tiny.graph())
-    after = applied("last-token-logits", before)
-    assert str(after.outputs["logits"].type) == "f32[batch, 1, 37]"
-    for seed in range(3):
-        equivalence = EquivalenceCheck(seed)
-        inputs = equivalence.make_inputs(before)
-        valid = inputs["attention_mask"].sum(1) - inputs["position_ids"][:, 0]
-        assert len(set(valid)) > 1 and valid.max() == 5  # rows of different lengths
-        full, last = equivalence.run(before, inputs), equivalence.run(after, inputs)
-        assert last["logits"].shape == (3, 1, 37)
-        for b, n in enumerate(valid):
-            assert measure_difference(full["logits"][b, n - 1], last["logits"][b, 0]) <= EXACT
-        for name in full.keys() - {"logits"}:
-            assert measure_difference(full[name], last[name]) == 0
-
-
 def test_everything_after_the_last_attention_sees_one_row() -> None:
     after = applied("kv-cache, last-token-logits", Tiny(layers=3).graph())
     nodes = list(after.nodes)
@@ -257,58 +200,6 @@ def test_everything_after_the_last_attention_sees_one_row() -> None:
     assert all(n.output.shape[1] == 1 for n in nodes[last + 1 :])
     assert all(n.output.shape[1] == SEQ for n in nodes[:last] if n.scope != "last_token")
     assert next(n for n in nodes if n.scope == "layers.2.mlp").output.name == "layers.2.mlp.gate"
-
-
-def test_a_mask_of_zeros_takes_the_first_row() -> None:
-    before = applied("kv-cache", Tiny(layers=1).graph())
-    after = applied("last-token-logits", before)
-    equivalence = EquivalenceCheck()
-    inputs = equivalence.make_inputs(before)
-    inputs["attention_mask"] = np.zeros_like(inputs["attention_mask"])
-    assert np.isfinite(equivalence.run(after, inputs)["logits"]).all()
-
-
-def test_a_head_without_layers_reads_gathered_ids() -> None:
-    g = Tiny(layers=0).graph()
-    for name, size in (("attention_mask", "total"), ("position_ids", "seq")):
-        if name not in g.inputs:
-            g.add_input(name, TensorType(dtypes.i64, (BATCH, sizes.sym(size))))
-    after = applied("last-token-logits", g)
-    assert count(after, "gather_rows") == 1
-    LastTokenLogits().check(g, after, EquivalenceCheck())
-
-
-def test_logits_that_mix_tokens_are_gathered_as_they_are() -> None:
-    before = applied("kv-cache", Tiny(layers=1).graph())
-    logits = before.outputs["logits"]
-    before.outputs["logits"] = ops.cumsum(logits, axis=1)
-    after = applied("last-token-logits", before)
-    LastTokenLogits().check(before, after, EquivalenceCheck())
-    assert list(after.nodes)[-1].op is ops.gather_rows
-
-
-def test_a_wrong_row_is_caught() -> None:
-    before = applied("kv-cache", Tiny(layers=1).graph())
-    after = applied("last-token-logits", before)
-    node = next(n for n in after.nodes if n.output.name == "last_token.index")
-    node.output.replace_uses(after.params["last_token.zero"])
-    with pytest.raises(WeftError):
-        LastTokenLogits().check(before, after, EquivalenceCheck())
-
-
-@pytest.mark.parametrize(
-    ("text", "output", "message"),
-    [
-        ("dce", "logits", "has no input attention_mask; run kv-cache before it"),
-        ("kv-cache", "scores", "has no output logits [batch, seq, vocab]"),
-        ("kv-cache, last-token-logits", "logits", "has no output logits [batch, seq, vocab]"),
-    ],
-)
-def test_last_token_logits_says_what_it_needs(text: str, output: str, message: str) -> None:
-    g = Tiny().graph()
-    g.outputs[output] = g.outputs.pop("logits")
-    with pytest.raises(WeftError, match=re.escape(message)):
-        applied(f"{text}, last-token-logits", g)
 
 
 def test_traces_count_layers() -> None:

@@ -1,0 +1,57 @@
+"""fold-embedding-norm: a norm after a lookup goes into the table."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.ir import Param, ops
+from weft.ir.recipes.matrices import RowNorm
+from weft.passes import Trace
+from weft.passes.core.equivalence import EXACT
+from weft.passes.edits.edit import replace_uses
+
+from ...models import applied, count, worst
+from ...zoo import ZOO
+from ..norms import reasons
+
+
+@pytest.mark.parametrize("name", ["family/bloom", "variant/embedding norm"])
+def test_the_norm_of_an_embedding_goes_into_the_table(name: str) -> None:
+    before = ZOO[name]()
+    after = applied("fold-embedding-norm{untie=true}", before)
+    kinds = ("rms_norm", "layer_norm")
+    assert sum(count(after, k) for k in kinds) == sum(count(before, k) for k in kinds) - 1
+    table = next(n for n in after.nodes if n.op is ops.embedding).inputs[1]
+    assert isinstance(table, Param) and isinstance(table.recipe, RowNorm)
+    assert worst(before, after) <= EXACT
+
+
+def test_bloom_becomes_rms_once_its_embedding_norm_is_folded() -> None:
+    before = ZOO["family/bloom"]()
+    after = applied("fold-embedding-norm{untie=true}, layernorm-to-rmsnorm", before)
+    assert count(after, "layer_norm") == 0 and worst(before, after) <= EXACT
+
+
+def test_embedding_norms_that_stay() -> None:
+    for name, reason in {
+        "family/bloom": "%embed.weight is shared with linear (%lm_head); untie=true copies it",
+        "family/bert": "%positions_added is not a looked-up row: add is between",
+        "family/llama-gqa-tied": "%embed is also read by add (%layers.0.attn_residual)",
+    }.items():
+        trace = Trace()
+        assert applied("fold-embedding-norm", ZOO[name](), trace) == ZOO[name]()
+        assert reasons(trace) == [reason]
+
+
+def test_why_positions_are_in_the_way() -> None:
+    """norm(E[i] + P[j]) is not norm(E)[i] + norm(P)[j]."""
+    graph = ZOO["family/bert"]()
+    wrong = graph.clone()
+    norm = next(n for n in wrong.nodes if n.output.name == "embed_norm")
+    for node in [n for n in wrong.nodes if n.op is ops.embedding]:
+        table, gain, bias = node.inputs[1], *norm.inputs[1:]
+        assert isinstance(table, Param) and isinstance(gain, Param) and isinstance(bias, Param)
+        table.recipe = RowNorm(table.recipe, "layer", norm.attrs["eps"], gain.recipe, bias.recipe)
+    assert norm.inputs[0] is not None
+    replace_uses(norm.output, norm.inputs[0], rename=False)
+    assert worst(graph, wrong) > 1e-2

@@ -1,0 +1,107 @@
+"""rotate-residual: the residual stream is multiplied by a random orthogonal matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from weft.ir import Graph, Node, Param, WeftError
+from weft.ir.recipes import Literal, Scale
+from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
+from weft.passes import Trace
+from weft.passes.analysis.residual import find_streams
+from weft.passes.core.equivalence import EXACT
+from weft.passes.edits.absorb import absorb_output_map, make_matrix_map
+
+from ...models import Tiny, applied, count, worst
+from ...zoo import ZOO
+from ..pipelines import FOLD
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "family/llama-gqa-tied",
+            "family/mixtral",
+            "family/gpt-oss",
+            "family/mamba",
+            "family/jamba",
+            "family/t5-v1.1",
+        ),
+        *("packed/family llama-mha-biases", "cached/family mistral-gqa", "variant/repeated", "quantized/gguf"),
+    ],
+)
+def test_rotated_models_compute_the_same(name: str) -> None:
+    graph = ZOO[name]()
+    after = applied(f"{FOLD}, rotate-residual{{seed=5}}", graph)
+    assert worst(graph, after) <= EXACT
+    trace = Trace()
+    assert applied("rotate-residual", after, trace) == after
+    assert [refused.reason for refused in trace.refusals] == ["the residual stream is rotated already"]
+
+
+def test_layer_norms_rotate_once_they_are_rms() -> None:
+    graph = ZOO["family/gpt2-untied"]()
+    after = applied(f"fuse-norm-linear, layernorm-to-rmsnorm, {FOLD}, rotate-residual", graph)
+    assert worst(graph, after) <= EXACT and count(after, "norm_linear") == 13
+
+
+def test_a_tied_table_without_norm_weights_stays_tied() -> None:
+    graph = applied("layernorm-to-rmsnorm", ZOO["family/olmo-clipped"]())
+    after = applied("rotate-residual", graph)
+    table = after.params["embed.weight"]
+    assert isinstance(table.recipe, MatMul) and len(table.users) == 2 and worst(graph, after) <= EXACT
+
+
+def test_outliers_are_spread() -> None:
+    """One place of the stream with large numbers, as trained models have: the largest of a row comes near the rest."""
+    graph = applied(FOLD, Tiny(dim=16).graph())
+    spike = [50.0 if i == 3 else 1.0 for i in range(16)]
+    for stream in find_streams(graph):
+        for writer in stream.writers:
+            assert isinstance(writer, Node)
+            absorb_output_map(writer, lambda r, axis, rank: Scale(r, Literal.from_array(spike), axis))
+    after = applied("rotate-residual", graph)
+
+    def peak(g: Graph) -> float:
+        rows = g.params["embed.weight"].recipe.evaluate(g.reader)
+        return float(np.mean(np.abs(rows).max(1) / np.sqrt(np.square(rows).mean(1))))
+
+    assert peak(graph) > 3.5 and peak(after) < 1.5 and worst(graph, after) <= EXACT
+
+
+def test_weights_of_norms_do_not_commute_with_it() -> None:
+    before = Tiny().graph()
+    with pytest.raises(WeftError, match=r"%layers.0.mlp_norm has a weight; run fold-norm-scale\{untie=true\} before"):
+        applied("rotate-residual", before)
+    wrong = before.clone()
+    (stream,) = find_streams(wrong)
+    turn = make_matrix_map(RandomOrthogonal(18))
+    for writer in stream.writers:
+        assert isinstance(writer, Node)
+        absorb_output_map(writer, turn)
+    for norm in stream.norms:
+        for reader, _ in norm.output.uses:
+            w = reader.inputs[1]
+            assert isinstance(w, Param)
+            w.recipe = turn(w.recipe, 1, 2)
+    assert worst(before, wrong) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "reason"),
+    [
+        ("family/olmo", "dce", "%layers.0.ffn_norm subtracts the mean; run layernorm-to-rmsnorm before"),
+        (
+            "family/gemma2",
+            FOLD,
+            "%layers.0.attn_post_norm is made by rms_norm, a norm whose result is part of the residual",
+        ),
+        ("variant/encoder, pre-norm", f"{FOLD}, layernorm-to-rmsnorm", "%final_norm has a weight; run fold-norm-scale"),
+        ("variant/encoder, ALiBi", FOLD, "is an output of the graph"),
+    ],
+)
+def test_what_cannot_be_rotated(name: str, before: str, reason: str) -> None:
+    with pytest.raises(WeftError, match=reason):
+        applied(f"{before}, rotate-residual", ZOO[name]())
