@@ -21,7 +21,8 @@ from weft.passes.edits.edit import replace_uses
 from ....e2e.families import LENGTH, ROWS, VOCAB, error
 from ...models import applied, count, weight, worst
 from ...zoo import ZOO
-from ..pipelines import FOLD
+
+FOLD = "fold-norm-scale{untie=true}"
 
 
 @pytest.mark.parametrize(

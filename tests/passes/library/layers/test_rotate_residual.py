@@ -15,7 +15,8 @@ from weft.passes.edits.absorb import absorb_output_map, make_matrix_map
 
 from ...models import Tiny, applied, count, worst
 from ...zoo import ZOO
-from ..pipelines import FOLD
+
+FOLD = "fold-norm-scale{untie=true}"
 
 
 @pytest.mark.parametrize(
