@@ -8,16 +8,14 @@ from typing import Literal
 
 import pytest
 
-from weft.ir import DType, Graph, WeftError, print_graph
+from weft.ir import DType, Graph, WeftError
 from weft.ir.types import dtypes
-from weft.passes import Pass, Phase, Pipeline, Trace, default_pipeline, parse_pipeline, run_passes
+from weft.passes import Pass, Phase, Pipeline, Trace, parse_pipeline
 from weft.passes.core import base
 from weft.passes.library.cleanup.cast import CastDtype
 from weft.passes.library.cleanup.cse import Cse
 from weft.passes.library.cleanup.dce import Dce
 from weft.passes.library.cleanup.fold_constants import FoldConstants
-
-from ..models import Tiny
 
 
 @pytest.fixture(autouse=True)
@@ -75,30 +73,6 @@ def test_phases_round_trip() -> None:
     assert str(pipeline) == "simplify: dce, cse; target: cast{dtype=f16}"
     assert parse_pipeline(str(pipeline)) == pipeline
     assert parse_pipeline("") == Pipeline()
-
-
-def test_default_expands_and_removal_takes_out() -> None:
-    full = default_pipeline(Tiny().graph())
-    assert parse_pipeline("default", full) == full
-    names = [p.name for p in parse_pipeline("dce, default, -last-token-logits,-dce, cast{dtype=f16}", full).passes]
-    assert names == [*(p.name for p in full.passes if p.name not in ("dce", "last-token-logits")), "cast"]
-    assert full == default_pipeline(Tiny().graph())
-
-
-def test_the_kind_of_model_decides_about_caches() -> None:
-    decoder = Tiny().graph()
-    encoder = decoder.clone()
-    encoder.meta["kind"] = "encoder"
-    kv = {"kv-cache", "last-token-logits"}
-    names = [p.name for p in default_pipeline(decoder).passes]
-    simplify, fuse = ["dce", "cse", "fold-constants"], ["pack-qkv", "pack-gate-up", "fuse-residual-norm"]
-    assert names == [*simplify, *fuse, "kv-cache", "last-token-logits"]
-    assert [p.name for p in default_pipeline(encoder).passes] == [n for n in names if n not in kv]
-    half = run_passes(decoder, "kv-cache")
-    assert [p.name for p in default_pipeline(half).passes] == [n for n in names if n != "kv-cache"]
-    whole = run_passes(half)  # a graph that has what a pass brings is not refused
-    assert [p.name for p in default_pipeline(whole).passes] == [*simplify, *fuse]
-    assert print_graph(run_passes(whole)) == print_graph(whole)
 
 
 @pytest.mark.parametrize(

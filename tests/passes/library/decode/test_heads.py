@@ -1,0 +1,14 @@
+"""fuse-qkv and fuse-latent: heads of a decode step with norm, projections and rotation."""
+
+from __future__ import annotations
+
+from weft.passes import Report, run_passes
+
+from ...zoo import ZOO
+
+
+def test_refusals_say_what_stands_in_the_way() -> None:
+    report = Report()
+    run_passes(ZOO["variant/T5 bias, per layer"](), "decode-torch", report=report)
+    (qkv,) = (r for r in report.records if r.applied.name == "fuse-qkv")
+    assert any("it has a bias that is not ALiBi's" in line for line in qkv.trace.lines)
