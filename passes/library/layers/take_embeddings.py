@@ -73,6 +73,9 @@ class TakeEmbeddings(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the rows of the table at the ids give the same outputs as the ids."""
         inputs = equivalence.make_inputs(before)
+        if EMBEDDED not in after.inputs:  # the pass left the graph alone
+            equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
+            return
         traced = before.clone()
         traced.add_output(EMBEDDED, self._find_replaced_nodes(_find_lookups(traced.inputs[IDS]))[0].output)
         outputs = equivalence.run(traced, inputs)

@@ -17,7 +17,13 @@ from weft.passes import Trace, legalize, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT
 
 from ...models import BATCH, SEQ, Tiny, applied, count, worst
+from ...rewrites import Rewrite, rewrites
 
 GROUPED = {
     "groups": Tiny(rope=False),
@@ -20,6 +21,11 @@ GROUPED = {
     "one KV head": Tiny(rope=False, kv_heads=1, bias="v"),
     "window, ALiBi": Tiny(rope=False, alibi=True, window=3),
 }
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("packing", ["dce", "pack-qkv, fuse-residual-norm"])

@@ -20,6 +20,7 @@ from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_differ
 from weft.passes.library.attention.latent_attention import _absorb_weights, _find_latent
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 H, D, DV, R, RANK = 3, 5, 7, 4, 9  # heads; numbers of a head's keys, values and rotary part; of the latent
@@ -27,6 +28,11 @@ H, D, DV, R, RANK = 3, 5, 7, 4, 9  # heads; numbers of a head's keys, values and
 
 def kv_heads(graph: Graph) -> list[int]:
     return [n.attrs["kv_heads"] for n in graph.nodes if n.op is ops.attention]
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("options", [{}, {"q_rank": 11}, {"scale": 0.4, "rope": RoPE(interleaved=True)}], ids=str)

@@ -11,7 +11,13 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.passes import parse_pipeline, run_passes
 from weft.passes.core.equivalence import EquivalenceCheck
 
+from ...rewrites import Rewrite, rewrites
 from .decoders import decoder
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_bases_of_layers() -> None:

@@ -14,6 +14,7 @@ from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 from weft.passes.library.cache.kv_cache import run_in_chunks
 
 from ...models import Tiny, applied, count
+from ...rewrites import Rewrite, rewrites
 from .decoders import FEED, decoder
 
 
@@ -58,6 +59,11 @@ FAR = [  # their checks try smaller numbers
     "attention-pattern{pattern=chunked, stride=50, layers=-1}",
     "local-global{pattern=[global, local], window=300}",
 ]
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", GRAPHS)

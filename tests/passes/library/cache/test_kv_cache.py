@@ -16,7 +16,13 @@ from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_differ
 from weft.passes.library.cache.kv_cache import KvCache, run_in_chunks
 
 from ...models import BATCH, SEQ, Tiny, applied, count, weight
+from ...rewrites import Rewrite, rewrites
 from .cached import DECODERS, chosen, position_biased
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("tiny", DECODERS, ids=str)

@@ -13,7 +13,13 @@ from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_differ
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
 
 from ...models import BATCH, Tiny, applied, count
+from ...rewrites import Rewrite, rewrites
 from .cached import DECODERS
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("tiny", DECODERS, ids=str)

@@ -20,6 +20,7 @@ from weft.passes.library.cache.quantize_cache import QuantizeCache
 from ....e2e.random_models import strong
 from ....sampling import by_turns
 from ...models import BATCH, SEQ, Tiny, applied, weight
+from ...rewrites import Rewrite, rewrites
 from .cached import chosen, position_biased
 
 DECODERS = {
@@ -32,6 +33,11 @@ DECODERS = {
 
 def codes(graph: Graph) -> list[int | None]:
     return [node.attrs["cache_bits"] for node in graph.nodes if node.op is ops.attention]
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(("name", "per", "bits"), by_turns(DECODERS, ["channel", "head", "tensor"], [8, 4]))

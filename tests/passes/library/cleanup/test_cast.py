@@ -10,6 +10,12 @@ from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.library.cleanup.cast import CastDtype
 
 from ...models import BATCH, SEQ, Tiny, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16"])

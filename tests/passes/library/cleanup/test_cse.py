@@ -11,7 +11,13 @@ from weft.ir.recipes import Full, Source
 from weft.ir.types import dtypes
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from .inputs import N, graph
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_cse_merges_equal_nodes_in_one_walk() -> None:

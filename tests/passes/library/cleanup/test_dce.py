@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from weft.ir import TensorType, ops
 from weft.ir.types import dtypes
 
 from ...models import applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 from .inputs import graph
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_dce_keeps_what_outputs_need_and_all_inputs() -> None:

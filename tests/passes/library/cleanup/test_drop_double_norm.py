@@ -11,6 +11,7 @@ from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import replace_uses
 
 from ...models import Tiny, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ..norms import FEED, reasons
 
 
@@ -25,6 +26,11 @@ def double(eps: float, bias: bool = False, second: str = "rms_norm") -> Graph:
     y = ops.reshape(ops.affine(y, by=0.5), shape=(sizes.sym("n"), 3, 2, 4))
     g.add_output("y", getattr(ops, second)(y, weight(g, "g", 4), eps=eps, name="second"))
     return g
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("second", ["rms_norm", "layer_norm"])

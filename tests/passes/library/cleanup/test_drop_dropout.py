@@ -13,6 +13,8 @@ from weft import Attention, Block, Decoder, GatedMLP
 from weft.ir import WeftError, ops
 from weft.passes import default_pipeline, run_passes
 
+from ...rewrites import Rewrite, rewrites
+
 PLAIN = Block(Attention(2), GatedMLP(24))
 DROPPING = dataclasses.replace(PLAIN, dropout=0.25)
 IDS = torch.arange(12).reshape(2, 6)
@@ -20,6 +22,11 @@ IDS = torch.arange(12).reshape(2, 6)
 
 def decoder(block: Block) -> Decoder:
     return Decoder(vocab=20, dim=16, layers=2, block=block, context=16)
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_the_graph_is_that_without_dropout() -> None:

@@ -16,6 +16,7 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT
 
 from ...models import Tiny, applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 from .inputs import N, graph
 
 FOLDED: list[tuple[str, Callable[[Value, Value], Value], str]] = [
@@ -48,6 +49,11 @@ FOLDED: list[tuple[str, Callable[[Value, Value], Value], str]] = [
         'take(source("w"), indices=[5, 0, 5])',
     ),
 ]
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(("build", "recipe"), [f[1:] for f in FOLDED], ids=[f[0] for f in FOLDED])

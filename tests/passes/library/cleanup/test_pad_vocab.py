@@ -10,8 +10,14 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
 from ...models import applied, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from ..decoders import decoder
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -10,8 +10,14 @@ from weft.ir import WeftError, verify
 from weft.passes import default_pipeline, run_passes
 
 from ...models import Tiny
+from ...rewrites import Rewrite, rewrites
 
 MODEL = Decoder(20, 8, 2, Block(Attention(2), MoE(4, 6, 2, router=Router(noisy=True))))
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_routers_lose_their_noise() -> None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from weft.ir import ops
 from weft.passes import run_passes
 
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_the_beginning_makes_the_angles_of_all_layers() -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from weft.passes import Report, run_passes
 
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_refusals_say_what_stands_in_the_way() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from weft.ir import ops
 from weft.passes import Trace
 from weft.passes.library.decode.products import reorder_sums
 
 from ...models import applied, weight
+from ...rewrites import Rewrite, rewrites
 from .layers import stream
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_sums_begin_with_what_is_there() -> None:

@@ -9,7 +9,13 @@ from weft.ir.types import dtypes
 from weft.passes import Report, run_passes
 
 from ...models import weight
+from ...rewrites import Rewrite, rewrites
 from .layers import STREAM
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,)])

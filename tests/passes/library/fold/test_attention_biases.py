@@ -16,6 +16,7 @@ from weft.passes import Trace
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 HEADS, KV, D, WIDTH = 4, 2, 3, 10
@@ -95,6 +96,11 @@ def error(before: Graph, after: Graph, **given: np.ndarray) -> float:
 
 
 FINE = ("", "window", "window, not causal", "chunks", "mask", "across", "across, masked", "alibi")
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("kind", FINE)

@@ -12,6 +12,7 @@ from weft.passes.analysis.costs import compute_cost
 from weft.passes.core.equivalence import EXACT
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 HIDDEN = TensorType(dtypes.f32, (BATCH, SEQ, 8))
@@ -26,6 +27,11 @@ def mapped(g: Graph, x: Value, name: str, rows: int, bias: bool = False) -> Valu
     return ops.linear(
         x, weight(g, f"{name}.weight", rows, x.width), weight(g, f"{name}.bias", rows) if bias else None, name=name
     )
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("biases", ["", "a", "b", "c", "a b c"])

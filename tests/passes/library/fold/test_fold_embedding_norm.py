@@ -11,8 +11,14 @@ from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import replace_uses
 
 from ...models import applied, count, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from ..norms import reasons
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", ["family/bloom", "variant/embedding norm"])

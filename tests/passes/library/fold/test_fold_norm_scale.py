@@ -12,6 +12,7 @@ from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import derive_param, rebuild_node
 
 from ...models import Tiny, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 PACK = "pack-qkv, pack-gate-up, fuse-residual-norm"
@@ -29,6 +30,11 @@ def reasons(trace: Trace) -> set[str]:
 
 def norm(graph: Graph, name: str) -> Node:
     return next(n for n in graph.nodes if n.output.name == name)
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("before", ["dce", PACK], ids=["plain", "packed"])

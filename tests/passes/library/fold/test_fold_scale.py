@@ -13,6 +13,7 @@ from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.library.fold.scaling import repeat_scalar
 
 from ...models import BATCH, SEQ, Tiny, applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 ATTENTION = Attention(4, 2, rope=RoPE(), scale=0.3)
@@ -24,6 +25,11 @@ def left(graph: Graph) -> list[str]:
     found = [f"{n.output.name}" for n in graph.nodes if n.op is ops.affine and n.attrs["plus"] == 0]
     found += [n.output.name for n in graph.nodes if n.op is ops.attention and n.attrs["scale"] != 1]
     return found + [n.output.name for n in graph.nodes if n.op is ops.route and n.attrs["scale"] != 1]
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

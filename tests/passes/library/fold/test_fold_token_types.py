@@ -14,8 +14,14 @@ from weft.passes.analysis.costs import compute_cost
 from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 from ...models import applied, count
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from ..decoders import ATTENTION
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", ["family/bert", "packed/family bert", "family/albert", "preset/bert-base"])

@@ -20,9 +20,15 @@ from weft.passes.edits.edit import replace_uses
 
 from ....e2e.families import LENGTH, ROWS, VOCAB, error
 from ...models import applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 FOLD = "fold-norm-scale{untie=true}"
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,14 @@ from weft.passes.analysis.costs import compute_cost
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import applied, count, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from ..decoders import BLOCK, decoder
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from weft.passes.core.equivalence import EXACT
 
 from ....e2e.families import LENGTH, ROWS, VOCAB, error, reference
 from ...models import Tiny, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import TRIED, ZOO
 
 PACK = "pack-qkv, pack-gate-up, fuse-residual-norm"
@@ -49,6 +50,11 @@ EXPECTED = {
     "variant/post": 1,
     "cached/preset gpt2": 2,
 }
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", EXPECTED)

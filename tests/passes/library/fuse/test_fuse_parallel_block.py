@@ -12,6 +12,7 @@ from weft.passes.analysis.costs import compute_cost
 from weft.passes.core.equivalence import EXACT
 
 from ...models import applied, count, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 PARALLEL = [
@@ -21,6 +22,11 @@ PARALLEL = [
     "family/cohere",
     "variant/parallel",
 ]
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", PARALLEL)

@@ -9,6 +9,7 @@ from weft.passes import Trace
 from weft.passes.core.equivalence import EXACT
 
 from ...models import applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 from .hidden import HIDDEN
 
 
@@ -31,6 +32,11 @@ def residual(step: str) -> Graph:
     if step == "output":
         g.add_output("sum", s)
     return g
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("step", ["alone", "read before", "read after", "two norms", "output"])

@@ -12,6 +12,7 @@ from weft.passes import Trace
 from weft.passes.core.equivalence import EXACT
 
 from ...models import BATCH, SEQ, applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 
 Weigh = Callable[[Value], tuple[Value, Value]]
 
@@ -45,6 +46,11 @@ def spelled(weigh: Weigh, depth: int = 5) -> Graph:
     combine = ops.sum(placed, axes=(2,))
     g.add_output("y", ops.moe(x, combine, weight(g, "up", depth, 4, 6), weight(g, "down", depth, 6, 4)))
     return g
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", SPELLINGS)

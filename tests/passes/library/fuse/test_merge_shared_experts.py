@@ -12,6 +12,7 @@ from weft.passes.analysis.feed_forward import FeedForward, match_feed_forward
 from weft.passes.core.equivalence import EXACT
 
 from ...models import applied, count, worst
+from ...rewrites import Rewrite, rewrites
 
 
 @module
@@ -34,6 +35,11 @@ class Shared:
 
 def beside(*parts: MLP | GatedMLP | MoE, **settings: float) -> Graph:
     return Decoder(37, 18, 1, Block(Attention(3), Shared(parts, **settings))).graph()
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

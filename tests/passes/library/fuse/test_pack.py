@@ -12,7 +12,13 @@ from weft.passes import Trace
 from weft.passes.core.equivalence import EXACT
 
 from ...models import Tiny, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from .hidden import HIDDEN, N
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

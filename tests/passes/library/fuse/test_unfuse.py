@@ -9,8 +9,14 @@ from weft.passes import run_passes
 from weft.passes.default import default_pipeline
 from weft.passes.edits.legalization import is_fused
 
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from ..decode.layers import LAYERS
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", LAYERS)

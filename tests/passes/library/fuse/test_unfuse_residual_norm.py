@@ -8,7 +8,13 @@ from weft.ir import Graph, ops
 from weft.passes.core.equivalence import EXACT
 
 from ...models import Tiny, applied, count, worst
+from ...rewrites import Rewrite, rewrites
 from ..norms import FEED
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])

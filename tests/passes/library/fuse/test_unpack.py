@@ -7,6 +7,7 @@ import pytest
 from weft.ir.recipes import Full, Scale, Slice, Source
 
 from ...models import Tiny, applied, count, worst
+from ...rewrites import Rewrite, rewrites
 
 MODELS = {
     "plain": Tiny(),
@@ -14,6 +15,11 @@ MODELS = {
     "qk-norm": Tiny(qk_norm=True),
     "layer norm": Tiny(norm="layer", rope=False, bias="q k v gate up"),
 }
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)

@@ -21,6 +21,7 @@ from weft.passes.fitting.head_conversion import Rotation, merge_keys, merge_valu
 from weft.passes.fitting.head_moments import compute_moments
 
 from ...models import BATCH, SEQ, Tiny, applied, count
+from ...rewrites import Rewrite, rewrites
 
 RNG = np.random.default_rng
 WIDTH, HEADS, D = 11, 6, 8
@@ -104,6 +105,11 @@ def in_bases(weights: dict[str, np.ndarray], copies: int, pairs: int, interleave
 def feeds(graph: Graph) -> dict[str, np.ndarray]:
     ids = RNG(3).integers(0, 37, (2, 7))
     return {n: ids if n == "input_ids" else np.broadcast_to(np.arange(7), (2, 7)) for n in graph.inputs}
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("calibrated", [False, True], ids=["weights", "text"])

@@ -14,8 +14,14 @@ from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import rebuild_node
 
 from ...models import Tiny, applied, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from .head_graphs import GRAPHS, check_exact_and_idempotent, check_refused
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", GRAPHS)

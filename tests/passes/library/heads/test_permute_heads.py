@@ -10,6 +10,7 @@ from weft.passes import Trace, lookup
 from weft.passes.core.equivalence import EXACT
 
 from ...models import BATCH, SEQ, Tiny, applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from .head_graphs import GRAPHS, attentions, check_exact_and_idempotent, check_refused, rows_taken
 
@@ -20,6 +21,11 @@ def backwards(graph: Graph) -> str:
     """The pipeline that turns the order of heads around."""
     heads = {int(str(a["heads"])) for a in attentions(graph)}
     return ", ".join(REVERSED.format(list(range(n))[::-1]) for n in sorted(heads))
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("name", GRAPHS)

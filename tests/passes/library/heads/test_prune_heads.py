@@ -15,6 +15,7 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, Tiny, applied, weight
+from ...rewrites import Rewrite, rewrites
 
 MODELS = {
     "groups": Tiny(heads=8, kv_heads=4, bias="q k v"),
@@ -50,6 +51,11 @@ def energies(graph: Graph, layer: int, ids: np.ndarray) -> np.ndarray:
     for own, columns in zip(np.split(y, heads, axis=2), np.split(o, heads, axis=1), strict=True):
         found.append(((own @ columns.T) ** 2).sum())
     return np.array(found).reshape(node.attrs["kv_heads"], -1).sum(1)
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("packing", ["dce", "pack-qkv, fuse-residual-norm"])

@@ -25,6 +25,7 @@ from weft.passes import Trace, lookup, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, applied, count, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 ATTENTION = Attention(3, rope=RoPE())
@@ -51,6 +52,11 @@ def same_as(built: Graph, rewritten: Graph, layers: dict[int, int]) -> float:
     params = {name: arrays[named(name)] for name in built.params}
     a, b = interpret(built, inputs, params=params), interpret(staged, inputs)
     return measure_difference(a["logits"], b["logits"])
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

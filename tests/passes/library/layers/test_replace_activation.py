@@ -13,7 +13,13 @@ from weft.passes import lookup, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
 from ...models import applied, count, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("to", [*ACTIVATIONS, "identity", "swish(0.7)"])

@@ -11,6 +11,7 @@ from weft.passes import parse_pipeline, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import Tiny, applied, count, weight
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 from ..norms import FEED
 
@@ -18,6 +19,11 @@ from ..norms import FEED
 def formula(kind: str, x: Array, g: Array, b: Array | float, eps: float) -> Array:
     rows = [r - sum(r) / len(r) if kind == "layer" else r for r in x.reshape(-1, x.shape[-1])]
     return np.stack([r / np.sqrt(sum(r * r) / len(r) + eps) * g + b for r in rows]).reshape(x.shape)
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])

@@ -14,9 +14,15 @@ from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.absorb import absorb_output_map, make_matrix_map
 
 from ...models import Tiny, applied, count, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 FOLD = "fold-norm-scale{untie=true}"
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

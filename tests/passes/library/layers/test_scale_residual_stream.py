@@ -11,7 +11,13 @@ from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 from weft.passes.edits.edit import rebuild_node
 
 from ...models import Tiny, applied, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("factor", ["0.125", "0.3", "1e-4"])

@@ -12,7 +12,13 @@ from weft.passes.core.equivalence import EXACT
 
 from ...gated import UNITS, unit
 from ...models import applied, count, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -22,6 +22,7 @@ from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 from ...models import applied
 from ...positioned import ROPE, decoder, recipes, rotary
+from ...rewrites import Rewrite, rewrites
 
 METHODS = [
     "extend-context{method=pi, factor=3}",
@@ -31,6 +32,11 @@ METHODS = [
     "extend-context{method=llama3, factor=8}",
     "extend-context{method=llama3, factor=8, original=40, low_freq=0.5, high_freq=6}",
 ]
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("text", METHODS)

@@ -24,6 +24,12 @@ from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, Tiny, applied, count, weight
 from ...positioned import FEED, ROPE, decoder, encoder, rotary
+from ...rewrites import Rewrite, rewrites
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

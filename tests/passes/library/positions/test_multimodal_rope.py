@@ -12,6 +12,8 @@ from weft import Attention, Block, Decoder, GatedMLP, RoPE
 from weft.ir import WeftError, interpret, parse
 from weft.passes import run_passes
 
+from ...rewrites import Rewrite, rewrites
+
 GRAPH = """graph rotated {{
   input %x: f32[batch, seq, 24]
   input %position_ids: i64[batch, seq]
@@ -20,6 +22,11 @@ GRAPH = """graph rotated {{
   output y = %y
 }}"""
 MODEL = Decoder(vocab=30, dim=16, layers=2, block=Block(Attention(2, rope=RoPE(100.0)), GatedMLP(24)), context=16)
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("pairs", ["true", "false"])

@@ -13,6 +13,7 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 
 from ...models import BATCH, SEQ, applied, count, weight
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 HEADS, D = 3, 8
@@ -53,6 +54,11 @@ def turned(kind: str, behind: bool = False) -> Graph:
 
 
 FINE = ("plain", "interleaved", "ones", "pairs", "pairs, interleaved", "full", "full, plain")
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("kind", FINE)

@@ -15,6 +15,7 @@ from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import rebuild_node
 
 from ...models import BATCH, SEQ, applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 HALF, NEIGHBOURS = "rope-layout{layout=half}", "rope-layout{layout=interleaved}"
@@ -22,6 +23,11 @@ HALF, NEIGHBOURS = "rope-layout{layout=half}", "rope-layout{layout=interleaved}"
 
 def layouts(graph: Graph) -> set[bool]:
     return {n.attrs["interleaved"] for n in graph.nodes if n.op is ops.rope}
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

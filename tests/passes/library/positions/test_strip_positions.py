@@ -26,6 +26,7 @@ from weft.passes.core.equivalence import EquivalenceCheck, measure_difference
 from ....sampling import by_turns
 from ...models import BATCH, SEQ, Tiny, applied, weight
 from ...positioned import ROPE, decoder, encoder, rotary
+from ...rewrites import Rewrite, rewrites
 
 POSITIONED: dict[str, Callable[[], Graph]] = {
     "rope": lambda: decoder(Attention(2, rope=ROPE, qk_norm=RMSNorm())),
@@ -45,6 +46,11 @@ POSITIONED: dict[str, Callable[[], Graph]] = {
     "encoder, ALiBi": lambda: encoder(Attention(2, bias=ALiBi())),
     "encoder, Shaw": lambda: encoder(RelativeAttention(2, 3)),
 }
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(("name", "first"), by_turns(POSITIONED, ["", "pack-qkv, fuse-residual-norm, "]))

@@ -16,6 +16,8 @@ from weft.ir.types.block_layouts import BlockLayout
 from weft.passes import Report, run_passes
 from weft.passes.fitting.matrices import Matrix, find_matrices
 
+from ...rewrites import Rewrite, rewrites
+
 VOCAB, USED = 97, 12  # tokens, and those of the texts: what they make spans few directions
 
 
@@ -67,6 +69,11 @@ def error(graph: Graph, quantized: Graph) -> float:
 
 def kinds(graph: Graph) -> dict[str, str]:
     return {p.name: m.kind if isinstance(m, Matrix) else m for p, m in find_matrices(graph).items()}
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 def test_matrices_are_told_apart() -> None:

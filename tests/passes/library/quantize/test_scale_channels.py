@@ -19,6 +19,7 @@ from weft.passes.library.quantize.channel_factors import FARTHEST, fit_channel_f
 from weft.passes.library.quantize.scale_channels import ScaleChannels
 
 from ...models import Tiny, applied, weight, worst
+from ...rewrites import Rewrite, rewrites
 
 TINY = Tiny(dim=64, hidden=96)
 IDS = np.random.default_rng(4).integers(0, 37, (4, 24))
@@ -48,6 +49,11 @@ def factors(graph: Graph) -> dict[str, Array]:
 
 def fired(trace: Trace) -> set[str]:
     return {line.removeprefix("scale-channels: rewrote %") for line in trace.lines}
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("tiny", [TINY, replace(TINY, norm="layer", bias="q v gate up"), replace(TINY, tied=True)])

@@ -7,7 +7,13 @@ import pytest
 from weft.ir import WeftError
 from weft.passes import run_passes
 
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize(

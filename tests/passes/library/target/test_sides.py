@@ -13,6 +13,7 @@ from weft.passes.library.target.sides import join_encoder_decoder
 
 from ....e2e.random_models import strong
 from ...models import BATCH, SEQ, count, weight
+from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 DIM, HEADS, SOURCE = 12, 3, sizes.sym("source")
@@ -53,6 +54,11 @@ def seq2seq(*, pooled: bool = False, layers: int = 2) -> Graph:
         x = attended(g, f"decoder.layers.{i}.cross", x, memory, mask)
     g.add_output("logits", ops.linear(x, table, name="lm_head"))
     return g
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("pooled", [False, True])

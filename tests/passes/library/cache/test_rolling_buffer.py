@@ -1,0 +1,12 @@
+"""rolling-buffer and full-caches: slots for the keys of a window, or for all."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...rewrites import Rewrite, rewrites
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()

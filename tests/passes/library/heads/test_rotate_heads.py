@@ -1,0 +1,12 @@
+"""rotate-heads: values and output linear in a rotated basis."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...rewrites import Rewrite, rewrites
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()

@@ -1,0 +1,12 @@
+"""widen-codes: codes of 4 bits in bytes of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from ...rewrites import Rewrite, rewrites
+
+
+@pytest.mark.parametrize("case", rewrites(__file__), ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check()
