@@ -1,4 +1,4 @@
-"""Sources of graphs: the DSL and its presets, Hugging Face folders, GGUF files, and the command line.
+"""Sources of graphs: the DSL and its presets, Hugging Face folders, GGUF files; also the command line and the server.
 
 Never here: rewrites, lowerings, anything a target decides. A model family is a table here, not a class.
 """

@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 class Model(Displayable):
     """A graph with its weights, and the source that it was read from.
 
-    spec, seed: arguments that requested it. files: files it was read from, adapters included. stamps: state of the
-    files.
-    settings: the architecture; valid only while the graph still computes it.
-    tokenizer: function that writes the tokenizer's files into a folder.
-    unread: checkpoint keys that nothing reads. ignored: keys that no model needs. idle: ignored keys that an export
-    keeps, because transformers asks for them.
-    left_out: parts of the source that the graph lacks. without: names of parts that the user accepted to lack.
-    random_init: the weights are the declared random initialization, not a checkpoint's.
+    spec: name of the source as the user gave it. description: the source in words. seed: of random weights.
+    module: the DSL module that built the graph, if any. settings: its settings; None if the graph was not built from a
+    family's table or no longer computes it.
+    files: files that were read, adapters included. stamps: their state before they were read.
+    tokenizer: function that writes the tokenizer's files into a folder; None without a tokenizer.
+    unread: checkpoint keys that nothing reads, except `ignored`. ignored: unread keys that the family's table lists.
+    idle: those of them that an export keeps, because transformers asks for them.
+    left_out: parts of the source that the graph lacks. without: names of such parts that the user accepted.
+    random_init: the weights are random, not a checkpoint's.
     pipeline: passes applied since the graph was read. provenance: a model folder's record of earlier steps.
     notes: remarks for the user on reading the source. adapters: folders of the PEFT adapters merged into the weights.
-    family: the family that a folder was read as, if it differs from its config's.
+    family: the family that a folder was read as, if it differs from that of its config.
     """
 
     graph: Graph
@@ -61,10 +62,10 @@ class Model(Displayable):
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
     def notices(self, strict: bool = True) -> list[str]:
-        """Return remarks for the user: the notes, then a line per part of the source that is left out.
+        """Return remarks for the user: the notes, then a line per part left out; with `strict`, not those in `without`.
 
         Raises:
-            WeftError: if `strict`, and a part is missing that changes the outputs, unless `without` accepts it.
+            WeftError: if `strict`, and a part that changes the outputs is left out but not in `without`.
         """
         from .models.left_out import check_accepted
 
@@ -72,31 +73,31 @@ class Model(Displayable):
         return [*self.notes, *(f"left out: {part}" for part in left_out)]
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
-        """Return the SHA-256 of every file of the model, by file name; once `abandoned()` is true, stop reading."""
+        """Return the SHA-256 of every file of the model, by file name; stop reading once `abandoned()` returns True."""
         return {self._label(path): hash_file(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:
-        """Check that the files have not changed since the graph was read; call it after the weights have been read.
+        """Check that no file has changed since the graph was read; call this after reading the weights.
 
         Raises:
-            WeftError: naming the first file that was written to, replaced or removed since.
+            WeftError: naming the first file that was written to, replaced or removed.
         """
         check_unchanged(self.stamps)
 
     def origin(self, format: str) -> Path | None:
-        """Return the path of the graph's checkpoint if it has this `format` (safetensors, gguf) and still exists."""
+        """Return the path of the graph's source if it has this `format` (safetensors, gguf) and exists, else None."""
         source = self.graph.meta.get("source")
         path = Path(source["path"]) if isinstance(source, Mapping) and source.get("format") == format else None
         return path if path is not None and path.exists() else None
 
     def _label(self, path: Path) -> str:
-        """Return the name of a file in records; files of adapters are called `adapter0/…`, as names repeat."""
+        """Return the name of the file `path`; files of adapter i get the prefix adapter{i}/, as names repeat."""
         adapter = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
         return path.name if adapter is None or not path.name.startswith("adapter_") else f"adapter{adapter}/{path.name}"
 
 
 def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each of `texts`, by the tokenizer whose files `write` writes into a folder."""
+    """Return the token ids of each of `texts`, encoded by the tokenizer that `write` writes into a folder."""
     from weft.backends.runtime.text.tokenizer import Tokenizer
 
     with scratch_folder() as folder:
@@ -106,10 +107,10 @@ def _tokenize(write: Callable[[Path], None], texts: Sequence[str]) -> list[list[
 
 
 class Architecture(Protocol):
-    """An object that builds a graph: a `Decoder`, an `Encoder`, an `EncoderDecoder`, or a class of your own."""
+    """An object that builds a graph: a model of the DSL such as `Decoder`, or an object of a class of your own."""
 
     def graph(self, *, seed: int = 0, name: str = "") -> Graph:
-        """Return the graph called `name`, its parameters initialized with `seed`."""
+        """Return the graph called `name`, whose parameters are randomly initialized from `seed`."""
 
 
 SourceLike: TypeAlias = str | Path | Model | Graph | Architecture  # the sources that `load_source` accepts

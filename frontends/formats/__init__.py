@@ -1,4 +1,4 @@
-"""File formats: Hugging Face folders, GGUF files, folders of weft. They only read and write.
+"""Readers and writers of file formats: Hugging Face folders, GGUF files, weft's own folders.
 
 Never here: commands, architectures.
 """

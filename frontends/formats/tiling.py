@@ -8,11 +8,11 @@ from weft.ir.errors import WeftError
 
 
 def check_tiling(name: str, extents: Mapping[str, tuple[int, int]], start: int, size: int, align: int = 1) -> None:
-    """Raise WeftError unless the tensors of the file `name` follow each other gaplessly from byte `start` to `size`.
+    """Raise WeftError unless the tensors of the file `name` are consecutive from byte `start` and end by byte `size`.
 
-    `extents` are the first byte of each tensor and the byte after its last; each begins at the next multiple of
-    `align`. The safetensors library and llama.cpp require the same: shared or unused bytes indicate a damaged header or
-    hidden data.
+    `extents` has (first byte, byte after the last) of each tensor. Each tensor must begin at the first multiple of
+    `align` after the previous one. The safetensors library and llama.cpp require the same: shared or unused bytes
+    indicate a damaged header or hidden data.
     """
     end, previous = start, "the header"
     for key, (first, last) in sorted(extents.items(), key=lambda item: item[1]):

@@ -1,4 +1,4 @@
-"""Published architectures: families as tables, presets by name.
+"""Published architectures: model families as tables, presets by name.
 
 Never here: readers of files, modules of the DSL.
 """

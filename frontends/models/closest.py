@@ -1,4 +1,4 @@
-"""The families that a folder of an unknown type is most similar to, by its config and its tensors."""
+"""Find the families that read a folder of an unknown model_type best, by its config keys and its tensors."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .families import FAMILIES
 from .loading import build_from_table
 from .tables.family import Config, Family
 
-LAYERS = 2  # layers to compare: all others have the same names
+LAYERS = 2  # layers to compare: the tensors of all others have the same names
 
 
 @dataclass(frozen=True)
 class Resemblance:
-    """The degree to which a family fits a folder.
+    """The degree to which a family fits a folder; a higher `score` is better, 1 is perfect.
 
-    found: number of its `parameters` that exist in the checkpoint with the shapes of the config.
-    unread: patterns of tensors that it does not read. ignored: config keys that it does not read.
+    parameters: number of parameters of its model. n_matched: number of them whose tensors exist with the right shapes.
+    unread: patterns of checkpoint tensors that the family does not read. ignored: such config keys.
     """
 
     family: str
-    found: int
+    n_matched: int
     parameters: int
     unread: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     score: float = 0.0
 
     def __str__(self) -> str:
-        is_complete = self.found == self.parameters
-        parts = ["all of its parameters" if is_complete else f"{self.found} of its {self.parameters} parameters"]
+        is_complete = self.n_matched == self.parameters
+        parts = ["all of its parameters" if is_complete else f"{self.n_matched} of its {self.parameters} parameters"]
         if self.unread:
             parts.append(f"not read: {_list_some(self.unread)}")
         if self.ignored:
@@ -45,7 +45,7 @@ class Resemblance:
 
 
 def find_closest(config: Config, reader: TensorReader, most: int = 3) -> list[Resemblance]:
-    """Return at most `most` families that fit a folder with `config` and the tensors of `reader`, best first."""
+    """Return at most `most` families with a score over 0.5 for a folder with `config` and `reader`, best first."""
     stored = reader.keys()
     short, keys = _shorten_config(config), frozenset(key for key in stored if _find_layer(key) < LAYERS)
     tables = [table for name, table in FAMILIES.items() if name == table.model_types[0]]
@@ -55,16 +55,16 @@ def find_closest(config: Config, reader: TensorReader, most: int = 3) -> list[Re
 
 
 def _measure(family: Family, config: Config, keys: frozenset[str], reader: TensorReader) -> Resemblance | None:
-    """Return how well `family` fits the folder; None if it cannot read the config or refuses it."""
-    keys_read, n_found, parameters = set[str](), 0, 0
+    """Return how well `family` fits `config` and the tensors `keys` of `reader`; None if it cannot read the config."""
+    keys_read, n_matched, parameters = set[str](), 0, 0
 
     def check(param: Param) -> None:
-        nonlocal n_found, parameters
+        nonlocal n_matched, parameters
         parameters += 1
         sources = set(param.recipe.sources())
         keys_read.update(sources)
-        with contextlib.suppress(WeftError):  # of shapes that do not fit
-            n_found += sources <= keys and param.recipe.shape(reader) == param.shape
+        with contextlib.suppress(WeftError):  # raised for shapes that do not fit
+            n_matched += sources <= keys and param.recipe.shape(reader) == param.shape
 
     recorded = RecordingConfig(normalize_config(config, family.model_types[0]))
     try:
@@ -75,12 +75,12 @@ def _measure(family: Family, config: Config, keys: frozenset[str], reader: Tenso
         return None
     unread = sorted({_mask_index(k) for k in keys - keys_read})
     ignored = sorted(k for k in config if k not in recorded.read and not explain(k) and config[k] not in (None, False))
-    score = n_found / parameters - len(keys - keys_read) / max(len(keys), 1) - 0.002 * len(ignored)
-    return Resemblance(family.model_types[0], n_found, parameters, unread, ignored, score)
+    score = n_matched / parameters - len(keys - keys_read) / max(len(keys), 1) - 0.002 * len(ignored)
+    return Resemblance(family.model_types[0], n_matched, parameters, unread, ignored, score)
 
 
 def _shorten_config(config: Config) -> dict[str, Any]:
-    """Return the config of the same model with `LAYERS` layers."""
+    """Return `config` with at most `LAYERS` layers: depths and lists with one value per layer are cut."""
     depths = {
         k: v for k, v in config.items() if isinstance(v, int) and re.search(r"n_layers?$|num_(hidden_)?layers$", k)
     }
@@ -90,7 +90,7 @@ def _shorten_config(config: Config) -> dict[str, Any]:
 
 
 def _find_layer(key: str) -> int:
-    """Return the number of the layer that the tensor `key` belongs to, 0 outside of layers."""
+    """Return the first number in the tensor name `key`, which is that of its layer; 0 without one."""
     match = re.search(r"\.(\d+)\.", key)
     return int(match[1]) if match else 0
 

@@ -1,10 +1,10 @@
-"""Keys of config.json: the key that counts if a setting is spelled twice, and the keys that nothing reads.
+"""Keys of config.json: select one value if a setting is spelled twice, and find the keys that nothing reads.
 
-transformers is the authority for both. config_keys.json has its facts for every model type, written by ``python -m
-tests.frontends.models.config_facts``. `overrides` maps a key to the key that it replaces if a config has both (of the
-`ordered` keys the later one counts), `rope` states how rope_scaling changes rope_parameters, `original` that the
-config's original_max_position_embeddings replaces that of the rotary settings, and `defaults` are the values at which
-an unread key has no effect.
+Both follow transformers. config_keys.json describes its config class of every model type, and is written by ``python -m
+tests.frontends.models.config_facts``: `overrides` maps a key to the key that it replaces if a config has both (of two
+`ordered` keys, the later one in the file wins), `rope` states how rope_scaling changes rope_parameters, `original`
+whether the config's original_max_position_embeddings replaces that of the RoPE settings, and `defaults` are the values
+at which an unread key has no effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROPE_KEYS = (
     *("llama_4_scaling_beta", "alpha", "long_mscale", "low_freq_factor", "high_freq_factor", "mrope_section"),
     *("mrope_interleaved", "finetuned"),
 )
-# Keys that do not affect the outputs, by the reason.
+# Regular expressions for keys that do not affect the outputs, by the reason.
 MEANINGLESS = {
     "names the model or its writer": "_name_or_path name_or_path model_type architectures transformers_version "
     "_commit_hash torchscript use_bfloat16 tokenizer_class auto_map language languages vocab_list pruned_heads "
@@ -73,7 +73,7 @@ _REASONS = [(reason, re.compile("|".join(names.split()))) for reason, names in M
 
 
 class Unread(NamedTuple):
-    """A key that nothing reads: its dotted `path`, its `value`, and the key that overrides it ("" without one)."""
+    """A config key that nothing reads: its dotted `path`, its `value`, and the key=value that overrides it, or ""."""
 
     path: str
     value: Any
@@ -84,7 +84,7 @@ class Unread(NamedTuple):
 
 
 class RecordingConfig(dict[str, Any]):
-    """A config that records the dotted paths of the keys that are read, including keys of nested mappings."""
+    """A config that records in `read` the dotted paths of the keys that are accessed, also in nested dicts."""
 
     def __init__(self, config: Mapping[str, Any], read: set[str] | None = None, prefix: str = "") -> None:
         super().__init__(config)
@@ -106,33 +106,33 @@ class RecordingConfig(dict[str, Any]):
         return [value for _, value in self.items()]
 
     def items(self) -> Any:
-        """Return the items; in a nested config they all count as read, in the top one none does."""
+        """Return the items; in a nested config this records all keys as read, at the top level none."""
         return [(key, self[key]) for key in self] if self._prefix else super().items()
 
 
 @cache
 def load_facts() -> Mapping[str, Mapping[str, Any]]:
-    """Return the facts of transformers' config classes by model type, as described at the top of this file."""
+    """Return the contents of config_keys.json (see the top of this file): a record by model type."""
     by_type: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name(FACTS))
     return by_type
 
 
 def explain(path: str, config: Mapping[str, Any] | None = None) -> str:
-    """Return the reason why the key at the dotted `path` of `config` does not affect the outputs; "" if it may.
+    """Return the reason why the key at the dotted `path` does not affect the outputs; "" if it may.
 
-    A key of a nested object has the same meaning as at the top level.
+    With `config`, a nested key that the top level lacks also matches by its last part.
     """
     spellings = (path,) if config is None or path in config else (path, path.rpartition(".")[2])
     return next((reason for reason, names in _REASONS if any(map(names.fullmatch, spellings))), "")
 
 
 def normalize_config(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    """Return `config` with one value for each setting that it spells twice, as in transformers.
+    """Return `config` in which both spellings of a setting have the value that transformers uses.
 
-    The result is `config` itself if nothing changes.
+    rope_scaling is merged into rope_parameters. The result is `config` itself if nothing changes.
     """
     type_facts = _find_facts(config, model_type)
-    # transformers assigns the second spelling after the first, so it wins whatever their order in the file.
+    # transformers assigns an overriding key last, so it wins whatever their order in the file, unless it is `ordered`.
     ordered, places = type_facts.get("ordered", ()), {key: i for i, key in enumerate(config)}
     overrides = {
         replaced: config[key]
@@ -147,11 +147,11 @@ def normalize_config(config: Mapping[str, Any], model_type: str) -> Mapping[str,
 
 
 def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
-    """Return the rotary settings of `config`, after merging rope_scaling and rope_parameters as transformers does.
+    """Return the RoPE settings of `config`, merging rope_scaling and rope_parameters as transformers does.
 
-    `form` is that of the config class. Either rope_scaling replaces rope_parameters, or it is merged into those of each
-    layer type that `form` lists; classes of the second kind ignore settings that are not by layer type. `original` as
-    in config_keys.json.
+    `form` and `original` are the entries `rope` and `original` of config_keys.json. If `form` is `_FLAT` or `_LATEST`,
+    rope_scaling replaces rope_parameters. Else `form` lists layer types, rope_scaling is merged into the settings of
+    each, and settings that are not by layer type are ignored.
     """
     parameters, scaling = config.get(_ROPE), config.get(_SCALING)
     if form in (_FLAT, _LATEST):
@@ -160,7 +160,7 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
         by_type = isinstance(parameters, Mapping) and any(isinstance(v, Mapping) for v in parameters.values())
         layered: Mapping[str, Any] = parameters if by_type and parameters else {}
         if any(not isinstance(layered.get(kind) or {}, Mapping) for kind in form.split()):
-            return parameters  # the table refuses it
+            return parameters  # the family's table refuses it
         shared = dict(scaling) if isinstance(scaling, Mapping) else {}
         if not layered and not shared:
             return None
@@ -177,10 +177,11 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
 def find_unread_keys(
     config: Mapping[str, Any], model_type: str, inert: Collection[str], read: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[Unread]:
-    """Yield the keys of `config` that `read(config)`, its settings, ignores; not `inert`, null or default ones.
+    """Yield the keys of `config` that the function `read`, which returns its settings, ignores.
 
-    A key is read if (a) `read` accesses it, (b) `read` would access it with one other key absent or one flag inverted
-    (such as use_sliding_window=false, which disables the window), or (c) another value of it gives other settings.
+    Keys in `inert`, null values and values equal to transformers' default are not yielded. A key counts as read if (a)
+    `read` accesses it, (b) `read` would access it if one other key were absent or one flag inverted (such as
+    use_sliding_window=false, which disables the window), or (c) another value of the key changes the settings.
     """
     type_facts, resolved = _find_facts(config, model_type), normalize_config(config, model_type)
     for key, replaced in type_facts.get("overrides", {}).items():
@@ -218,10 +219,9 @@ def find_unread_keys(
 
 
 def iter_leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted path and the value of each key of `config`.
+    """Yield the dotted path, starting with `prefix`, and the value of each key of `config` and of its nested mappings.
 
-    A non-empty nested mapping yields its own keys instead; with `read`, only if its path is in `read` and it is not
-    RoPE's.
+    With `read`, only mappings whose paths are in `read` are entered, and RoPE's are not; others are yielded as values.
     """
     for key, value in config.items():
         path = f"{prefix}{key}"  # keys of objects built in Python may be numbers
@@ -243,13 +243,13 @@ def _find_facts(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]
 def _has_effect(
     config: Mapping[str, Any], path: str, value: Any, read: Callable[[Mapping[str, Any]], object], settings: object
 ) -> bool:
-    """Return whether `read` fails or returns other `settings` with another value at `path`, or without it."""
+    """Return whether `read` fails or does not return `settings` if `value` at `path` changes or is absent."""
     alternatives = (_ABSENT, *_vary(value))
     return any(_try_read(read, _set_value(config, path, alternative)) != settings for alternative in alternatives)
 
 
 def _set_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Return `config` with another `value` at the dotted `path`; `_ABSENT` removes the key."""
+    """Return a copy of `config` with `value` at the dotted `path`, or without that key if `value` is `_ABSENT`."""
     key, _, rest = (path, "", "") if path in config else path.partition(".")
     if rest:
         value = _set_value(config[key], rest, value)

@@ -1,8 +1,8 @@
-"""Parts of a source that its graph lacks, each with a name and the reason.
+"""Parts of a source (tensors, config keys, files) that its graph leaves out, each with a name and a detail.
 
-Every part of a source is used, or has no effect on the outputs, or is left out. Parts left out are reported when it
-happens, recorded in weft.json and listed by inspect; if the library of the source would compute other outputs with a
-part, nothing is compiled or exported until ``--without NAME`` accepts that.
+Every part of a source is used, or has no effect on the outputs, or is left out. Parts left out are reported when the
+source is read, recorded in weft.json and listed by `weft inspect`. If such a part changes the outputs in the source's
+own library, nothing is compiled or exported until ``--without NAME`` accepts that.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .config_keys import Unread
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A part of a source that its graph lacks.
+    """A part of a source that its graph leaves out.
 
-    kind: tensors, key, file, head, projector, or vision or audio tower. name: its name in messages and ``--without``.
-    detail: its value or contents. changes: with it, the source's own library computes other outputs.
+    kind: tensors, key, file, head, projector, vision tower or audio tower. name: name in messages and ``--without``.
+    detail: its value, contents or reason. changes: the source's own library computes other outputs with this part.
     """
 
     kind: str
@@ -36,11 +36,11 @@ class LeftOut:
 
     @classmethod
     def read(cls, entry: Record) -> LeftOut:
-        """Return the part that an entry of a manifest describes."""
+        """Return the part that `entry`, of left_out in a manifest, describes; the inverse of `record`."""
         return cls(entry.text("kind"), entry.text("name"), entry.text("detail", ""), entry.flag("changes", False))
 
     def record(self) -> dict[str, Any]:
-        """Return the entry of a manifest."""
+        """Return the entry of left_out in a manifest that describes this part."""
         return {"kind": self.kind, "name": self.name, "detail": self.detail, "changes": self.changes}
 
 
@@ -56,12 +56,15 @@ _REASONS = {
 
 
 def explain_tensor(key: str) -> str:
-    """Return the reason why the tensor `key`, one of the table's `unused`, is not read."""
+    """Return the reason why no graph reads the tensor `key`, one that the family's table lists as `unused`."""
     return next((reason for reason, names in _REASONS.items() if re.fullmatch(names, key)), "of another head")
 
 
 def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield an entry for each module with tensors in `unread` but none in `read`; equal ones of layers are one."""
+    """Yield a part for each outermost module whose tensors are in `unread` and none of them in `read`.
+
+    Modules whose names differ only in numbers, such as those of layers, are one part.
+    """
     parents = {key[:end] for key in read for end in _find_dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:
@@ -72,29 +75,29 @@ def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterato
 
 
 def summarize(keys: Sequence[str]) -> str:
-    """Return the first two of `keys`, and the number of remaining keys, as a phrase."""
+    """Return the first two of `keys`, and the number of the remaining ones, as in "a, b and 3 more"."""
     return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
 
 
 def find_unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
-    """Yield an entry for each config key in `unread`."""
+    """Yield a part for each config key in `unread`."""
     for key in unread:
         reason = f", overridden by {key.override}" if key.override else ""
         yield LeftOut("key", key.path, f"{key.value!r:.60}{reason}")
 
 
 def find_unread_entries(contents: Mapping[str, Any], known_keys: Collection[str], file: str) -> Iterator[LeftOut]:
-    """Yield an entry for each key of `contents`, read from `file`, that is neither in `known_keys` nor null."""
+    """Yield a part for each key of `contents` (of the file named `file`) that is not null and not in `known_keys`."""
     for key, value in contents.items():
         if value is not None and key not in known_keys:
             yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
 
 
 def check_accepted(source: str, parts: Sequence[LeftOut], without: Collection[str]) -> list[LeftOut]:
-    """Check that all `parts` left out of `source` that change outputs are named in `without`; return all other parts.
+    """Check that `without` names all `parts` of `source` that change outputs; return the parts that it does not name.
 
     Raises:
-        WeftError: naming the first that is not, or a name in `without` that no part has.
+        WeftError: naming a part that changes outputs and is not in `without`, or a name in `without` that no part has.
     """
     names = {part.name for part in parts}
     for name in without:
@@ -111,5 +114,5 @@ def check_accepted(source: str, parts: Sequence[LeftOut], without: Collection[st
 
 
 def _find_dots(key: str) -> list[int]:
-    """Return the positions of the dots in `key`, where the names of its modules end."""
+    """Return the positions of the dots in `key`, in ascending order; each ends the name of a module."""
     return [match.start() for match in re.finditer(r"\.", key)]

@@ -1,4 +1,4 @@
-"""Apply a family table to a config and a checkpoint: build the model, with recipes of its parameters."""
+"""Apply a family table to a config and a checkpoint: build the model, whose parameters read checkpoint tensors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _DEPTHS = (  # config keys that count layers
     "n_layers",
     "block_count",
 )
-MOST_LAYERS = 4096  # for shared weights, or without a checkpoint to count layers by
+MOST_LAYERS = 4096  # if layers share weights, or there is no checkpoint with at least a tensor per layer
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights.
+    """A graph with its weights, and the module and settings that it was built from.
 
-    unread: checkpoint keys that nothing reads, except `ignored` and `idle` keys, which the table lists.
+    unread: checkpoint keys that nothing reads, except `ignored`. ignored: unread keys that match the table's patterns
+        `unused` or `idle`. idle: those of them that match `idle`.
     left_out: unread tensors by module, unread config keys, and other parts of the source that the graph lacks.
     """
 
@@ -50,10 +51,10 @@ class LoadedModel:
 
 
 def load(table: Table, config: Config, reader: TensorReader, source: str) -> LoadedModel:
-    """Return the model of `config`, with parameters that read the tensors of `reader`; errors call the config `source`.
+    """Build the model of `config` by `table`; its parameters read the tensors of `reader` on demand.
 
     Raises:
-        WeftError: if a setting is missing or not supported, or a tensor is missing or of another shape.
+        WeftError: if a setting of `config` (called `source`) or a tensor is missing, not supported or does not fit.
     """
     keys, keys_read = frozenset(reader.keys()), set[str]()
     _check_depth(table, config, keys, source)
@@ -76,9 +77,10 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
 
 
 def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: frozenset[str]) -> Table:
-    """Return `table` adapted to a checkpoint that contradicts tied embeddings in its config, else `table` itself.
+    """Return `table`, changed if the checkpoint has a tensor for the head although the config ties it to the embedding.
 
-    The head is then separate, as in transformers, or the tied matrix has only the head's name.
+    If that tensor differs from the embedding, the head is separate, as in transformers; if there is no embedding, the
+    embedding reads the head's tensor.
     """
     if not settings.tie:
         return table
@@ -101,21 +103,20 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
     for name in _DEPTHS:
         value = config.get(name)
         if isinstance(value, int) and value > limit:
-            has = f"its checkpoint has {limit} tensors in all" if limit == len(keys) else f"the limit is {limit}"
+            reason = f"its checkpoint has only {limit} tensors" if limit == len(keys) else f"the limit is {limit}"
             cause = "the config is damaged or another model's"
-            raise WeftError(f"{source}: {name}={quote_value(value)} layers, and {has}; {cause}")
+            raise WeftError(f"{source}: {name}={quote_value(value)} is too many layers: {reason}; {cause}")
 
 
 def build_from_table(
     table: Table, config: Config, keys: frozenset[str], source: str, check: Callable[[Param], None] = lambda param: None
 ) -> LoadedModel:
-    """Return the model of `config` whose parameters name the tensors of a checkpoint with `keys`.
+    """Build the model of `config` by `table`; its recipes name tensors of a checkpoint with `keys`, but read none.
 
-    Tensors that `keys` lacks get the names that they should have. `check` is called with each parameter that has a
-    name.
+    A tensor that `keys` lacks gets its expected name. `check` is called with each parameter that the table names.
 
     Raises:
-        WeftError: if a setting is missing or not supported.
+        WeftError: if a setting of `config` (called `source`) is missing or not supported.
     """
     settings = table.read(config, keys, source)
 
@@ -134,7 +135,7 @@ def build_from_table(
             check(param)
         elif not param.recipe.is_constant:
             raise WeftError(
-                f"the table of {table.model_types[0]} models has no checkpoint name for parameter {param.name}"
+                f"the table of {table.model_types[0]} models has no checkpoint name for parameter {param.name}: add one"
             )
     return LoadedModel(graph, module, settings)
 
@@ -148,8 +149,8 @@ def _check_param(param: Param, reader: TensorReader, keys: frozenset[str]) -> No
             )
         if not (reader.dtype(key).is_float or reader.dtype(key).is_block):
             raise WeftError(
-                f"{reader.path}: tensor {key!r} holds {reader.dtype(key)}, but a weight must hold floats; "
-                "was the checkpoint quantized by another tool?"
+                f"{reader.path}: tensor {key!r} is of dtype {reader.dtype(key)}, but weights must be floats; was the "
+                "checkpoint quantized by a tool that weft does not read?"
             )
     tensors = ", ".join(f"{key} {list(reader.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
     try:

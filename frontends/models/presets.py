@@ -1,4 +1,4 @@
-"""Published architectures by name, with their published sizes; weights are the declared random initialization."""
+"""Presets: published architectures by name, with their published sizes and randomly initialized weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..dsl import (
 
 @dataclass(frozen=True)
 class Preset:
-    """An architecture: a function that builds it, a description, and its number of parameters."""
+    """An architecture: `model` builds its module, `about` describes it, `parameters` is its number of parameters."""
 
     model: Callable[[], Decoder | Encoder | EncoderDecoder]
     about: str
@@ -39,7 +39,7 @@ class Preset:
 
 
 def _transformer(vocab: int, dim: int, layers: int, heads: int, ffn: int) -> EncoderDecoder:
-    """Return the Transformer of Vaswani 2017; its positions have no limit there, and are limited to 1024 here."""
+    """Return the Transformer of Vaswani 2017, limited to 1024 positions; the paper has no limit."""
     attn, feed, norm = Attention(heads), MLP(ffn, "relu", bias=True), LayerNorm(1e-6)
     block = Block(attn, feed, norm, "post")
     cross = Block(attn, feed, norm, "post", cross=CrossAttention(heads))
@@ -51,7 +51,7 @@ def _transformer(vocab: int, dim: int, layers: int, heads: int, ffn: int) -> Enc
 
 
 def _t5(ffn: Sequence[Any], tie: bool = True) -> EncoderDecoder:
-    """Return T5 base with the feed-forwards `ffn`, one per layer; a tied head is scaled by 1/√dim."""
+    """Return T5 base with one feed-forward of `ffn` per layer; with `tie`, logits are scaled by 1/√dim."""
     attn, cross, norm = Attention(12, scale=1.0), CrossAttention(12, scale=1.0), RMSNorm(1e-6)
     shared: dict[str, Any] = {"position_bias": T5Bias(heads=12), "context": 512}
     decoder = [Block(attn, f, norm, cross=cross) for f in ffn]
@@ -62,7 +62,7 @@ def _t5(ffn: Sequence[Any], tie: bool = True) -> EncoderDecoder:
 
 
 def _gpt(dim: int, layers: int, heads: int, context: int, windows: Sequence[int | None] = (None,)) -> Decoder:
-    """Return GPT-2 or GPT-3; layers alternate between the `windows` (None: full attention)."""
+    """Return GPT-2 or GPT-3; layer i has the window windows[i % len(windows)] (None: full attention)."""
     feed, norm = MLP(4 * dim, "gelu_tanh", bias=True), LayerNorm(1e-5)
     blocks = [Block(Attention(heads, window=w, qkv_bias=True, out_bias=True), feed, norm) for w in windows]
     stack = blocks * (layers // len(blocks))
@@ -88,7 +88,7 @@ def _llama(
     tie: bool = False,
     **attention: Any,
 ) -> Decoder:
-    """Return Llama, or a model that differs from it in attention settings, or has experts as feed-forward."""
+    """Return Llama with changed settings: `attention` are arguments of `Attention`, `ffn` a width or experts."""
     attn = Attention(heads, kv_heads, rope=rope, **attention)
     block = Block(attn, GatedMLP(ffn) if isinstance(ffn, int) else ffn, RMSNorm(eps))
     return Decoder(vocab, dim, layers, block, tie_embeddings=tie, context=context)
@@ -100,7 +100,7 @@ def _qwen3(dim: int, layers: int, heads: int, hidden: int) -> Decoder:
 
 
 def _deepseek_v3() -> Decoder:
-    """Return DeepSeek-V3: 61 layers, 3 of them dense; YaRN for 40 times the context, its temperature in the scale."""
+    """Return DeepSeek-V3: 61 layers, the first 3 dense; YaRN extends the context 40-fold and changes the scale."""
     rope = RoPE(10_000, interleaved=True, scaling="yarn", factor=40, original=4096)
     temperature = (0.1 * math.log(40) + 1) ** 2
     attn = MLA(128, 512, 128, 64, 128, rope, q_rank=1536, scale=temperature / math.sqrt(192))

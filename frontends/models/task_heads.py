@@ -1,4 +1,4 @@
-"""Heads of a family's classes in transformers, selected by the class in a config."""
+"""Task heads: the heads of a family's classes in transformers, selected by the class that a config names."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from .tables.settings import ACTIVATIONS, Settings, build_norm
 
 _CLASS = re.compile(r"(?:For[A-Z]\w*|(?:With)?LMHeadModel|DoubleHeadsModel)$")
 GENERATES = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForConditionalGeneration")
-BASE = "that of the base model"  # as the value of an activation
-SEPARABLE_ENCODERS = ("t5", "mt5", "umt5")  # their checkpoints may have the encoder only
+BASE = "that of the base model"  # a value of `Head.activation`
+SEPARABLE_ENCODERS = ("t5", "mt5", "umt5")  # encoder-decoders whose checkpoints may have the encoder only
 _BUFFERS = re.compile(r"(position_ids|inv_freq|masked_bias|attn\.bias|attention\.bias|version)$")
 
 
 @dataclass(frozen=True)
 class Head:
-    """A `TaskHead` of `task`, with the checkpoint names of its parameters.
+    """A description of a `TaskHead` for `task`: its settings, and the checkpoint names of its parameters.
 
-    out: last linear layer. out_bias: name of its bias, if that differs. dense, norm: parts of its transform, "" for
-    none.
-    prefix: that of the base model's tensors, if it differs from the family's. refuse: as in tables.
-    The other fields are those of `TaskHead` and `HeadTransform`, as constants or as rules of the config. The norm has
-    the settings of the base model's.
+    out: name of the last linear layer. out_bias: name of its bias, if that is not {out}.bias.
+    dense, norm: names of the layers of its `HeadTransform`; "" without them. The norm is of the base model's kind.
+    prefix: prefix of the base model's tensors, if it differs from the family's. refuse: as in `Table`.
+    The other fields are those of `TaskHead` and `HeadTransform`, each a constant or a rule (a function of the config).
     """
 
     task: str
@@ -55,7 +54,7 @@ class Head:
     also: Head | None = None
 
     def build_head(self, config: Config, s: Settings) -> TaskHead:
-        """Return the head on a base model with the settings `s`."""
+        """Return the head that `config` requests, for a base model with the settings `s`."""
 
         def evaluate(rule: Any) -> Any:
             return rule(config) if callable(rule) else rule
@@ -77,7 +76,7 @@ class Head:
         return replace(head, output=self.output, also=also)
 
     def names(self, home: str = "head") -> Names:
-        """Return the checkpoint names of the head's parameters, by parameter names under `home`."""
+        """Return the checkpoint names (or templates) of the head's parameters, by parameter name under `home`."""
         names: Names = {f"{home}.out": self.out}
         if self.out_bias:
             names[f"{home}.out.bias"] = self._bias
@@ -88,42 +87,42 @@ class Head:
         return names if self.also is None else names | self.also.names(f"{home}.also")
 
     def _bias(self, fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        with_weight = f"{self.out}.bias"  # in checkpoints with tied weights, either name may exist
-        return fetch(with_weight if fetch.has(with_weight) and not fetch.has(self.out_bias) else self.out_bias)
+        default_name = f"{self.out}.bias"  # in checkpoints with tied weights, either name may exist
+        return fetch(default_name if fetch.has(default_name) and not fetch.has(self.out_bias) else self.out_bias)
 
 
 def read_labels(config: Config) -> int | tuple[str, ...]:
-    """Return the names of a config's labels in order, or their number: 2 by default, as in transformers."""
+    """Return the names in id2label, by ascending id; without them num_labels, by default 2 as in transformers."""
     names = config.get("id2label")
     if isinstance(names, Mapping) and names:
         try:
             return tuple(str(name) for _, name in sorted((int(i), name) for i, name in names.items()))
         except (TypeError, ValueError):
-            raise WeftError(f"id2label={names!r:.60} does not map numbers to names") from None
+            raise WeftError(f"id2label={names!r:.60} must map integers to names") from None
     return int(config.get("num_labels") or 2)
 
 
 def find_class_suffix(config: Config) -> str:
-    """Return the suffix that a config's class adds to its base model (ForTokenClassification); "" without one."""
+    """Return the suffix of the config's first class after the base model's name (ForTokenClassification), or ""."""
     classes = config.get("architectures")
     match = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
     return match[0] if match else ""
 
 
 def find_base_classes(config: Config) -> list[str] | None:
-    """Return `architectures` with each class replaced by its base model (["BertModel"] for ["BertForMaskedLM"])."""
+    """Return `architectures` of `config` with each class replaced by its base model: BertForMaskedLM by BertModel."""
     classes = config.get("architectures")
     return classes and [f"{_CLASS.sub('', str(name)).removesuffix('Model')}Model" for name in classes]
 
 
 def add_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
-    """Return `table` with the head of the class of `config`, or `table` itself if it does not list that class.
+    """Return `table` with the head of the class that `config` names, and None.
 
-    `keys` are those of the checkpoint, empty without one. If they lack the head's tensors, the table gets no head, and
-    the head is returned as left out; else the second result is None.
+    If `table.tasks` does not list that class, the table is returned unchanged. If the checkpoint's tensor names `keys`
+    (empty without a checkpoint) lack the head's tensors, the table gets no head, and the head is returned as left out.
 
     Raises:
-        WeftError: if the table refuses a key of the config.
+        WeftError: if the table or the head refuses a key of `config`, which errors call `source`.
     """
     head = table.tasks.get(find_class_suffix(config))
     if head is None:
@@ -147,14 +146,17 @@ def add_head(table: Family, config: Config, keys: frozenset[str], source: str) -
 
 
 def add_token_head(table: Family, config: Config, keys: frozenset[str], source: str, tokens: Sequence[int]) -> Family:
-    """Return `table` with a reranker's head: the logit of the first of `tokens`, minus that of a second.
+    """Return `table` with a reranker's head: the logit of tokens[0], minus that of tokens[1] if there are two.
 
     Raises:
-        WeftError: if its logits are not a linear map of the hidden states.
+        WeftError: if the model of `config` (called `source`) is not a decoder, or its logits are not linear in the
+            hidden states.
     """
     s = table.read(config, keys, source)
     if s.kind != "decoder" or s.logit_softcap is not None or s.head_transform is not None:
-        raise WeftError(f"{source}: scores of tokens need a decoder whose logits are a linear map of its hidden states")
+        raise WeftError(
+            f"{source}: a reranker by token logits must be a decoder with logits linear in its hidden states"
+        )
 
     def rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         name = table.names["embed" if s.tie and part == "weight" else "lm_head"]
@@ -168,7 +170,7 @@ def add_token_head(table: Family, config: Config, keys: frozenset[str], source: 
 
 
 def extract_encoder(table: Family) -> Family:
-    """Return a table of the encoder of `table` (an encoder-decoder): it outputs hidden states, or labels of tokens."""
+    """Return the table of the encoder alone of `table`, an encoder-decoder; its only task is token classification."""
     names = {key.removeprefix("encoder."): value for key, value in table.names.items()}
     refuse = {key: values for key, values in table.refuse.items() if key != "is_encoder_decoder"}
     encoder = table.derive(
@@ -177,13 +179,13 @@ def extract_encoder(table: Family) -> Family:
     return replace(encoder, refuse=refuse, tasks={"ForTokenClassification": replace(TOKENS, prefix="transformer.")})
 
 
-def write_head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config keys for the head that graph.meta (`facts`) describes, for `table`; {} without a head."""
-    if (task := facts.get("task")) is None:
+def write_head_config(table: Family, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config entries (class, labels, problem_type) for the head in `meta` (graph.meta); {} without one."""
+    if (task := meta.get("task")) is None:
         return {}
     suffix = next((name for name, head in table.tasks.items() if head.task == task), "")
     base = re.sub(_CLASS, "", table.transformers)
-    names, problem = facts.get("labels"), facts.get("problem_type")
+    names, problem = meta.get("labels"), meta.get("problem_type")
     config: dict[str, Any] = {"problem_type": problem} if problem else {}
     if names is not None:
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -191,9 +193,10 @@ def write_head_config(table: Family, facts: Mapping[str, Any]) -> dict[str, Any]
 
 
 def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class of `config` if weft does not read it, else None.
+    """Return the head of the class that `config` names as left out, if `table` does not list it, else None.
 
-    `unread_keys` may contain the head's tensors. `logits`: the model has the head of a language model.
+    It is also None if none of the tensors `unread_keys` can belong to a head, or if the class is a language model and
+    the model outputs `logits`.
     """
     suffix = find_class_suffix(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
@@ -216,19 +219,22 @@ SPANS = Head("question-answering", "qa_outputs")
 
 
 def build_lm_head(home: str, dense: str, norm: str, out: str = "decoder", **options: Any) -> Head:
-    """Return a masked-language-model head whose dense layer, norm, output and bias are under `home`."""
+    """Return a masked-language-model head with layers `home`.`dense`, `home`.`norm`, `home`.`out` and `home`.bias.
+
+    `options` are further fields of `Head`.
+    """
     names: dict[str, Any] = {"dense": f"{home}.{dense}", "norm": f"{home}.{norm}", "out_bias": f"{home}.bias"}
     return Head("fill-mask", f"{home}.{out}", **{"activation": "gelu", "tied": _tied, **names, **options})
 
 
 def build_dense_head(activation: str | Rule = "tanh", home: str = "classifier") -> Head:
-    """Return a head for labels that reads the first token, with a linear layer called dense under `home` before it."""
+    """Return a classification head on the first token with the layers `home`.dense, activation and `home`.out_proj."""
     return Head("text-classification", f"{home}.out_proj", "first", f"{home}.dense", activation=activation)
 
 
-def add_sentence_head(words: Head, sentences: Head, output: str = "seq_relationship_logits") -> Head:
-    """Return the masked-language-model head `words` with the additional head `sentences`, a classifier of pairs."""
-    return replace(words, output="prediction_logits", also=replace(sentences, output=output))
+def add_pair_head(masked_lm: Head, pairs: Head, output: str = "seq_relationship_logits") -> Head:
+    """Return the head `masked_lm` with the additional head `pairs`, a classifier of sequence pairs called `output`."""
+    return replace(masked_lm, output="prediction_logits", also=replace(pairs, output=output))
 
 
 _words = build_lm_head("cls.predictions", "transform.dense", "transform.LayerNorm", activation=BASE)
@@ -240,14 +246,14 @@ BERT_HEADS: dict[str, Head | None] = {
     "ForMultipleChoice": Head("multiple-choice", "classifier", "pooler"),
     "ForMaskedLM": _words,
     "ForNextSentencePrediction": _next,
-    "ForPreTraining": add_sentence_head(_words, _next),
+    "ForPreTraining": add_pair_head(_words, _next),
 }
 ROBERTA_HEADS: dict[str, Head | None] = {
     "ForSequenceClassification": build_dense_head(),
     "ForMaskedLM": build_lm_head("lm_head", "dense", "layer_norm"),
     **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
 }
-# Of decoders: GenericForSequenceClassification and its like.
+# Of decoders: GenericForSequenceClassification and similar classes of transformers.
 GENERIC_HEADS: dict[str, Head | None] = {
     "ForSequenceClassification": Head("text-classification", "score", "last", bias=False),
     "ForTokenClassification": Head(

@@ -205,7 +205,7 @@ def test_codes_of_torchao_that_need_more_bits_are_found(tmp_path: Path) -> None:
 
     drawn: dict[str, Any] = {"bits": 8, "symmetric": True, "scale": "f32", "tell": tell}
     folder, _, _ = checkpoints.model(tmp_path, TORCHAO, checkpoints.torchao, **drawn)
-    with pytest.raises(WeftError, match="has codes of more than 4 bits; the checkpoint is broken"):
+    with pytest.raises(WeftError, match="has codes of more than 4 bits; the checkpoint is damaged"):
         weft.compile(folder, tmp_path / "out", max_length=32)
 
 

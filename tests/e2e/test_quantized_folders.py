@@ -154,7 +154,7 @@ def test_a_code_that_is_no_number_is_named(tmp_path: Path) -> None:
     stored, key = tensors(folder), "model.layers.1.mlp.up_proj.weight"
     stored[key].view(torch.uint8)[300, 5] = 0x7F
     broken = rewritten(folder, tmp_path / "broken", stored)
-    with pytest.raises(WeftError, match=f"there is a NaN in '{key}'; the checkpoint is broken"):
+    with pytest.raises(WeftError, match=f"'{key}' contains NaN; the checkpoint is damaged"):
         weft.compile(broken, tmp_path / "out", target="torch", keep_blocks="all")
     assert not (tmp_path / "out").exists()
 
@@ -230,7 +230,7 @@ BLOCKS = {"x_blocks": torch.zeros((2, 8, 4, 16), dtype=torch.uint8)}
             r"\(torchao\), but the file does not name the class of x.weight; weft reads Int8Tensor, .*Float8Tensor",
         ),
         ({"load_in_2bit": True}, {}, r"quantized \(None\); weft imports"),
-        (FP8 | {"weight_block_size": None}, {}, r"\(fp8\), but weight_block_size=None is not a tile of two sides"),
+        (FP8 | {"weight_block_size": None}, {}, r"\(fp8\), but weight_block_size=None must be two positive integers"),
         (FP8 | {"activation_scheme": "static"}, {}, "activation_scheme='static' is not supported, only 'dynamic'"),
         (FP8, EMPTY, "there is no 'x_scale_inv' next to 'x'; the checkpoint is incomplete"),
         (

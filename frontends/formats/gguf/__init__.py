@@ -1,6 +1,6 @@
-"""GGUF files (llama.cpp's format): their tensors as a `TensorReader`, their tokenizer as Hugging Face files.
+"""GGUF files (llama.cpp's format): read tensors through a `TensorReader`, write the tokenizer as Hugging Face files.
 
-Code here knows the file format. Never here: which tensor is which parameter; that is in a family's table.
+Never here: the mapping of tensors to parameters; that is in a family's table.
 """
 
 from __future__ import annotations

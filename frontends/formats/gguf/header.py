@@ -1,8 +1,8 @@
 """The GGUF header: typed metadata and the table of tensors.
 
-Parsed here rather than with `gguf.GGUFReader`, which maps the whole file, builds an array object per string (2 s and
-200 MB for a 100 MB model) and reports a cut or foreign file as an IndexError. Layout: the GGUF specification, versions
-2 and 3, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Not parsed with `gguf.GGUFReader`, which maps the entire file, builds an array object per string (2 s and 200 MB for a
+100 MB model) and reports a truncated or foreign file as an IndexError. Layout: the GGUF specification, versions 2 and
+3, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..tiling import check_tiling
 VERSIONS = (2, 3)
 MAX_DIMS = 4
 MAX_NESTING = 4  # of arrays in arrays; deeper ones are garbage
-MAX_VALUES = 1 << 24  # in all metadata; Python takes up to 60 times the bytes that a value has in the file
+MAX_VALUES = 1 << 24  # of all metadata together; in Python a value takes up to 60 times its bytes in the file
 MAX_TENSORS = 1 << 20
 # Scalar value types of the specification, by their number there.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -37,7 +37,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a GGUF file: `shape` in numpy order, ggml type, and the `offset` and number of its bytes."""
+    """A tensor of a GGUF file: `shape` in numpy order (axis 0 outermost), `offset` of its first byte in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata and tensor list of a GGUF file."""
+    """The format version, the metadata by key, and the tensors by name of a GGUF file."""
 
     version: int
     metadata: dict[str, Any]
@@ -60,8 +60,8 @@ def read_header(path: Path) -> Header:
     """Parse, check and return the header of the GGUF file at `path`.
 
     Raises:
-        WeftError: if the file is missing, not GGUF, of an unsupported version or byte order, truncated (header or
-            weights), inconsistent, or has a tensor of a type that weft cannot decode.
+        WeftError: if the file is missing, not GGUF, of an unsupported version or byte order, truncated in the header or
+            the weights, inconsistent, or has a tensor of a type that weft cannot decode.
     """
     try:
         if path.is_dir():
@@ -92,7 +92,7 @@ class _HeaderParser:
             raise self.error(f"is GGUF version {version}; supported are {' and '.join(map(str, VERSIONS))}")
         n_tensors, n_keys = self.read_number("Q", "the tensor count"), self.read_number("Q", "the key count")
         if n_tensors > MAX_TENSORS:
-            raise self.error(f"is damaged: it counts {n_tensors} tensors, more than {MAX_TENSORS}")
+            raise self.error(f"is damaged: its header counts {n_tensors} tensors, more than {MAX_TENSORS}")
         metadata: dict[str, Any] = {}
         for index in range(n_keys):
             key = self.read_string(f"metadata key {index} of {n_keys}")
@@ -100,7 +100,7 @@ class _HeaderParser:
                 raise self.error(f"repeats the metadata key {key}")
             metadata[key] = self.read_value(self.read_number("I", f"the type of metadata {key}"), f"metadata {key}")
         alignment = metadata.get("general.alignment", 32)
-        # type(): GGUF has booleans, and isinstance takes them for integers.
+        # type(): GGUF has booleans, and isinstance accepts them as integers.
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.error(f"has general.alignment {alignment!r}, which is not a power of two")
         entries = [self.read_entry(f"tensor {index} of {n_tensors}") for index in range(n_tensors)]
@@ -126,8 +126,8 @@ class _HeaderParser:
             )
         if shape[-1] % dtype.block:
             raise self.error(
-                f"has tensor {name} with rows of {shape[-1]} elements, not whole {dtype.name.upper()} blocks "
-                f"of {dtype.block}"
+                f"has tensor {name} with rows of {shape[-1]} elements, which is not a multiple of the "
+                f"{dtype.block} elements of a {dtype.name.upper()} block"
             )
         nbytes = dtype.bytes_for(math.prod(shape))
         if offset % alignment:
@@ -145,16 +145,16 @@ class _HeaderParser:
         name = self.read_string(f"the name of {label}")
         n_dims = self.read_number("I", f"the rank of {name}")
         if n_dims > MAX_DIMS:
-            raise self.error(f"gives tensor {name} {n_dims} dimensions; ggml has at most {MAX_DIMS}")
+            raise self.error(f"has tensor {name} with {n_dims} dimensions; ggml has at most {MAX_DIMS}")
         # GGUF lists the innermost axis first.
         shape = tuple(self.read_number("Q", f"the shape of {name}") for _ in range(n_dims))[::-1] or (1,)
         return name, shape, self.read_number("I", f"the type of {name}"), self.read_number("Q", f"the offset of {name}")
 
     def add_values(self, values: int) -> None:
-        """Add `values` to the number of metadata values, and raise WeftError above the limit."""
+        """Add `values` to the number of metadata values read; raise WeftError above `MAX_VALUES`."""
         self.values += values
         if self.values > MAX_VALUES:
-            raise self.error(f"holds more than {MAX_VALUES} values of metadata, which no model needs")
+            raise self.error(f"is damaged: it has more than {MAX_VALUES} metadata values")
 
     def read_value(self, kind: int, label: str, depth: int = 0) -> Any:
         self.add_values(1)
@@ -176,7 +176,7 @@ class _HeaderParser:
         return np.frombuffer(raw, code).tolist()
 
     def read_strings(self, count: int, label: str) -> list[str]:
-        """Read and return an array of `count` strings in one loop: vocabularies and merges have 100,000 strings."""
+        """Read and return an array of `count` strings, in one fast loop: vocabularies have 100,000 strings."""
         strings: list[str] = []
         read, length_of, remaining = self.file.read, _FORMS["Q"], self.size - self.at
         for _ in range(min(count, MAX_VALUES - self.values)):
@@ -208,11 +208,11 @@ class _HeaderParser:
         return form(self.read_bytes(_SIZES[code], label))[0]
 
     def read_bytes(self, count: int, label: str) -> bytes:
-        # A damaged count may be huge: compare it with the file before memory is taken.
+        # A damaged count may be huge: compare it with the file before allocating memory.
         raw = self.file.read(count) if count <= self.size - self.at else b""
         if len(raw) < count:
             raise self.error(
-                f"is truncated or damaged: {label} needs {count} bytes at byte {self.at} but the file has {self.size}"
+                f"is truncated or damaged: {label} has {count} bytes from byte {self.at} on, the file {self.size}"
             )
         self.at += count
         return raw
@@ -234,7 +234,7 @@ def list_dtypes() -> dict[int, DType]:
 
 
 def name_ggml_type(ggml_type: int) -> str:
-    """Return ggml's name of a tensor type, or a phrase with its number if ggml has no name."""
+    """Return ggml's name of the tensor type number `ggml_type`, or "the unknown type N"."""
     from gguf.constants import GGMLQuantizationType
 
     names = {t.value: t.name for t in GGMLQuantizationType}

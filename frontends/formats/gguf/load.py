@@ -1,4 +1,4 @@
-"""Load a GGUF file as a model: its metadata selects a family's table, its tensors supply the weights."""
+"""Load a GGUF file as a model: its metadata selects an architecture's table, its tensors are the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...models.tables.rope_config import FREQUENCIES, LONG, SHORT
 from .reader import GGUFTensors
 from .tokenizer import TokenIds, has_tokenizer, read_token_ids
 
-# The tensor whose presence in a layer gives the layer this property.
+# For each list of layers in the config, the tensor that exists in exactly these layers.
 LAYER_TENSORS = {
     SPARSE: "ffn_gate_inp",
     RECURRENT: "ssm_in",
@@ -33,7 +33,7 @@ LAYER_TENSORS = {
     GATED: "ffn_gate",
 }
 
-# Keys of metadata outside the architecture's, by their use.
+# Regular expressions for metadata keys without the architecture's prefix, by the reason why they are no part left out.
 _KNOWN = {
     "is read": r"general\.(architecture|alignment|sampling\.(temp|top_k|top_p|min_p|penalty_repeat)) split\..+ "
     r"tokenizer\.ggml\.(model|pre|tokens|token_type|scores|merges|precompiled_charsmap|remove_extra_whitespaces) "
@@ -44,7 +44,7 @@ _KNOWN = {
     r"|quantization_version)(\..+)? (quantize\.)?imatrix\..+ mradermacher\..+",
     "is in the tensors": r"tokenizer\.ggml\.token_type_count",
     "is the same tokenizer for other engines": r"tokenizer\.huggingface\.json tokenizer\.rwkv\.world",
-    "is about pairs of sequences, which no head here reads": r"tokenizer\.ggml\.add_sep_token",
+    "is about pairs of sequences, which no head of GGUF files reads": r"tokenizer\.ggml\.add_sep_token",
 }
 _KNOWN_KEYS = re.compile("|".join(" ".join(_KNOWN.values()).split()))
 _SAMPLING = {
@@ -59,7 +59,7 @@ DERIVED_KEYS = (*LAYER_TENSORS, "vocab_size", "token_types", FREQUENCIES, SHORT,
 
 
 def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
-    """Read the model in the GGUF file at `path`; its parameters read the file's tensors on demand.
+    """Return a reader of the GGUF file at `path`, and its model, whose parameters read tensors on demand.
 
     Raises:
         WeftError: naming the file and the key or tensor that is missing, unsound or not supported.
@@ -68,7 +68,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
     name, families = reader.metadata.get("general.architecture"), index_tables()
     if not isinstance(name, str) or name not in families:
         raise WeftError(
-            f"{path}: architecture {quote_value(name)} is not known; "
+            f"{path}: general.architecture {quote_value(name)} is not supported; "
             f"weft imports {', '.join(sorted(families))} from GGUF"
         )
     config = _read_config(reader, f"{name}.")
@@ -108,9 +108,10 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
 
 
 def _find_unread(loaded: LoadedModel, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the tensors of `loaded` that nothing reads, and those of its unread keys that are in `unread_keys`.
+    """Yield the unread tensors of `loaded`, and those of its unread keys that are in `unread_keys`.
 
-    Key names get the prefix of the `architecture`. Skipped are keys derived from tensors, and of RoPE without RoPE.
+    Key names get the prefix of the `architecture`. Keys that weft derived from tensors are skipped, and so are keys of
+    RoPE if the graph has no RoPE.
     """
     yield from find_unread_modules(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
@@ -123,19 +124,19 @@ def _find_unread(loaded: LoadedModel, architecture: str, unread_keys: Collection
 
 
 def _list_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator[LeftOut]:
-    """Yield the keys of `metadata` that nothing reads, except the keys of its `architecture`."""
+    """Yield the keys of `metadata` without the prefix of the `architecture` that nothing reads."""
     for key, value in metadata.items():
         if not key.startswith(f"{architecture}.") and not _KNOWN_KEYS.fullmatch(key):
             yield LeftOut("key", key, quote_value(value))
 
 
 def _read_config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
-    """Return the architecture's keys without their prefix, with float32 values as their shortest decimals.
+    """Return the metadata keys with `prefix`, without it; float32 values become their shortest decimals.
 
-    Facts that only the tensors state are added: the vocabulary size, the number of token types, the layers of each kind
-    of `LAYER_TENSORS`, and LongRoPE's factors. Layers that predict later tokens do not count in block_count.
+    What only the tensors state is added: the vocabulary size, the number of token types, the lists of layers of
+    `LAYER_TENSORS`, and LongRoPE's factors. Layers that predict later tokens are subtracted from block_count.
     """
-    prefixes = (prefix, "xielu.")  # the file names the values of this activation without the architecture
+    prefixes = (prefix, "xielu.")  # the keys of this activation do not have the architecture's prefix
     config = {k.removeprefix(prefix): _to_decimal(v) for k, v in reader.metadata.items() if k.startswith(prefixes)}
     if config.get("rope.scaling.type") == "none":
         del config["rope.scaling.type"]

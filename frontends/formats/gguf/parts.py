@@ -1,6 +1,6 @@
-"""GGUF files in several parts, as llama-gguf-split writes them: NAME-00001-of-00003.gguf and so on.
+"""GGUF files in several parts, as llama-gguf-split writes them: NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf, …
 
-The first part has the metadata, every part some of the tensors. Each states the number of parts (`split.count`), its
+The first part has the metadata; every part has some of the tensors, and states the number of parts (`split.count`), its
 own index from 0 (`split.no`) and the number of all tensors (`split.tensors.count`).
 """
 
@@ -17,7 +17,10 @@ _PART = re.compile(r"(.*-)\d{5}-of-(\d{5})(\.gguf)")
 
 
 def list_parts(path: Path) -> tuple[Path, ...]:
-    """Return the paths of all parts of the model that `path` is a part of (by its name), whether or not they exist."""
+    """Return the paths of all parts, in order, if the name of `path` is that of a part, else only `path`.
+
+    The files need not exist.
+    """
     match = _PART.fullmatch(path.name)
     names = [f"{match[1]}{i + 1:05}-of-{match[2]}{match[3]}" for i in range(int(match[2]))] if match else []
     return tuple(map(path.with_name, names)) if path.name in names else (path,)
@@ -27,13 +30,13 @@ def read_parts(path: Path) -> dict[Path, Header]:
     """Read the headers of all parts of the model that the file at `path` belongs to; return them by path, in order.
 
     Raises:
-        WeftError: if a part is missing, invalid or from another model.
+        WeftError: if a part is missing, invalid, or belongs to another model by its index, count or tensors.
     """
     header, files, parts = read_header(path), list_parts(path), dict[Path, Header]()
     if (count := header.metadata.get("split.count", 1)) in (0, 1):
         return {path: header}
     if len(files) != count:
-        raise WeftError(f"{path} is one of {count} parts: name it as the others, NAME-00001-of-{count:05}.gguf …")
+        raise WeftError(f"{path} is one of {count} parts: rename it to NAME-00001-of-{count:05}.gguf …")
     homes: dict[str, Path] = {}
     for number, file in enumerate(files):
         if not file.is_file():
@@ -41,12 +44,12 @@ def read_parts(path: Path) -> dict[Path, Header]:
         part = parts[file] = header if file == path else read_header(file)
         no, of = (part.metadata.get(f"split.{key}") for key in ("no", "count"))
         if (no, of) != (number, count):
-            raise WeftError(f"{file} is part {no} (from 0) of {of} by its header: its name or its model is another")
+            raise WeftError(f"{file} has split.no {no} and split.count {of}, not {number} and {count}: fetch it again")
         if repeated := homes.keys() & part.tensors.keys():
             raise WeftError(
-                f"{file} holds the tensor {min(repeated)}, as {homes[min(repeated)]} does: fetch the parts again"
+                f"{file} and {homes[min(repeated)]} both have the tensor {min(repeated)}: fetch the parts again"
             )
         homes |= dict.fromkeys(part.tensors, file)
     if (total := header.metadata.get("split.tensors.count", len(homes))) != len(homes):
-        raise WeftError(f"{path} counts {total} tensors in the parts, not {len(homes)}: fetch them again")
+        raise WeftError(f"{path} counts {total} tensors in all parts, but they have {len(homes)}: fetch them again")
     return parts

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file, a few rows at a time."""
+"""A reader of the tensors of a GGUF file that reads a few rows at a time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ DECODE_BLOCKS = 4096  # blocks dequantized at once: temporaries stay in cache
 
 
 class GGUFTensors:
-    """The tensors and metadata of the GGUF file at `path` and of its other parts, if any, read on demand.
+    """A reader of the tensors and metadata of the GGUF file at `path`, and of the model's other parts, if any.
 
-    Names, values and row order are the file's own (llama.cpp's: for the llama family the rows of q and k are permuted
-    for interleaved rotary embedding). Weights are read with plain file reads, never mapped, so only the requested rows
-    take memory.
+    Names, values and row order are the file's own: in llama models the rows of q and k are permuted for interleaved
+    RoPE. Files are read, not mapped, so that only the requested rows take memory.
 
     Raises:
-        WeftError: at once, if the file is missing, not GGUF, truncated, inconsistent, or has a tensor type that cannot
-        be decoded.
+        WeftError: in the constructor, if the file is missing, not GGUF, truncated, inconsistent, or has a tensor type
+            that weft cannot decode.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -49,15 +48,15 @@ class GGUFTensors:
         return self._tensors.keys()
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Return the shape of tensor `key` in numpy order: axis 0 outermost, so a matrix is [out, in]."""
+        """Return the shape of tensor `key` in numpy order (axis 0 outermost); a matrix is [out, in]."""
         return self._info(key).shape
 
     def dtype(self, key: str) -> DType:
-        """Return the stored type of tensor `key`: a dense dtype, or the block layout that `read` dequantizes."""
+        """Return the dtype of tensor `key` as stored: a dense dtype, or that of a block layout."""
         return self._info(key).dtype
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` of tensor `key`, [stop - start, *shape[1:]]: float32, or integers as stored.
+        """Return rows `start:stop` of tensor `key`: floats and blocks as float32, integers as stored.
 
         Raises:
             WeftError: if there is no such tensor or row, or the file has shrunk since it was opened.
@@ -71,10 +70,10 @@ class GGUFTensors:
         return values[start * width - first * block :][: (stop - start) * width].reshape(stop - start, *info.shape[1:])
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` of `key` as stored blocks, u8 [rows, ..., blocks per row, bytes per block].
+        """Return rows `start:stop` of `key` as stored blocks, u8 [rows, …, blocks per row, bytes per block].
 
         Raises:
-            WeftError: if the file has shrunk since it was opened.
+            WeftError: if there is no such tensor, or the file has shrunk since it was opened.
         """
         info = self._info(key)
         inner = (*info.shape[1:-1], info.shape[-1] // info.dtype.block, info.dtype.block_bytes)
@@ -87,7 +86,7 @@ class GGUFTensors:
         return self._tensors[key]
 
     def _decode(self, info: TensorInfo, first: int, last: int) -> Array:
-        """Return blocks `first:last` of a tensor as a flat array; elements instead of blocks if its dtype is dense."""
+        """Return the values of blocks `first:last` of a tensor, or of elements `first:last` if it is dense, flat."""
         size = info.dtype.bytes_for(info.dtype.block)
         raw = self._load(info, first * size, (last - first) * size)
         if not info.dtype.is_block:

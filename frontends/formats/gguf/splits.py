@@ -1,6 +1,6 @@
-"""Pre-tokenization before byte-level BPE: the regular expressions for each name of `tokenizer.ggml.pre`.
+"""Pre-tokenization before byte-level BPE: the regular expressions for each value of `tokenizer.ggml.pre`.
 
-Each expression is applied to the pieces of the previous one; its matches and the stretches between them become the new
+Each expression is applied to the pieces of the previous one; its matches and the strings between them become the new
 pieces. The patterns are spelled exactly as in the models' own tokenizer.json: onnxruntime-genai compares the strings.
 """
 
@@ -44,7 +44,7 @@ _KIMI = "|".join([r"[\p{Han}]+", *(f"{part}{_ENDING}" for part in _KIMI_CASED), 
 
 _SEED = rf"{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _NAMES: dict[tuple[str, ...], str] = {
-    # `default` is what converters write for a tokenizer they do not recognise
+    # Converters write `default` for a tokenizer that they do not recognise.
     (_GPT2,): "default gpt-2 gpt2 phi-2 mpt olmo jais gigachat roberta-bpe jina-es jina-de jina-v1-en jina-v2-es "
     "jina-v2-de jina-v2-code exaone4 modern-bert mellum trillion granite-docling",
     (_DIGIT, _GPT2): "smollm starcoder refact command-r codeshell exaone minerva-7b",
@@ -61,5 +61,5 @@ _NAMES: dict[tuple[str, ...], str] = {
 }
 SPLITS: dict[str, tuple[str, ...]] = {name: split for split, names in _NAMES.items() for name in names.split()}
 
-# Pieces that equal a token stay unsplit, whatever the merges say; the same tokenizers put BOS first.
+# Tokenizers that leave a piece unsplit if it equals a token, whatever the merges; they also put BOS first.
 WHOLE_PIECES = frozenset(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "pixtral", "tekken"))

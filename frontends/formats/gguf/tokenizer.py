@@ -1,13 +1,13 @@
-"""The tokenizer in GGUF metadata, written as Hugging Face tokenizer files.
+"""Write the tokenizer in GGUF metadata as Hugging Face tokenizer files.
 
 GGUF describes a tokenizer in llama.cpp's terms: a kind (`tokenizer.ggml.model`), tokens with types and scores, merges.
-The files written here load in `tokenizers`, in `transformers` and, except WordPiece, in onnxruntime-genai.
+The files load in `tokenizers`, in `transformers` and, except WordPiece, in onnxruntime-genai.
 
-onnxruntime-genai 0.18 replaces a few rules by matchers of its own, so it splits some strings differently for any
-tokenizer.json: a blank before a line break and several blanks (llama-bpe, qwen2), letters without case before capitals
-(tekken, gpt-4o); under SentencePiece words of over 100 letters and, with a space prefix, runs of spaces inside a
-string, where its decoder also keeps the prefix. It reads no rules of several steps, of scripts or phrases (deepseek-v3,
-kimi-k2, afmoe, exaone-moe). Its `encode` never adds BOS.
+onnxruntime-genai 0.18 replaces a few regular expressions by matchers of its own, so it splits some strings differently
+for any tokenizer.json: a space before a line break and several spaces (llama-bpe, qwen2), letters without case before
+capitals (tekken, gpt-4o); with SentencePiece, words of over 100 letters and, with a space prefix, runs of spaces inside
+a string, where its decoder also keeps the prefix. It cannot read expressions of several steps, of scripts or of phrases
+(deepseek-v3, kimi-k2, afmoe, exaone-moe). Its `encode` never adds BOS.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _DEFAULT_IDS = {
 
 @dataclass(frozen=True)
 class TokenIds:
-    """The tokens that begin, end and pad a sequence; None if the tokenizer has none.
+    """The ids of the tokens that begin, end and pad a sequence; None for a token that the tokenizer lacks.
 
-    `eos` lists every token that ends generation, the file's own EOS first. `add_bos` and `add_eos`: encoding adds them.
+    eos: all tokens that end generation, the file's EOS first. add_bos, add_eos: encoding adds BOS, or the first of eos.
     """
 
     bos: int | None
@@ -55,7 +55,7 @@ class TokenIds:
 
 
 def has_tokenizer(metadata: Metadata) -> bool:
-    """Return whether a GGUF file describes a tokenizer."""
+    """Return whether the GGUF `metadata` describes a tokenizer."""
     return any(key.startswith("tokenizer.") for key in metadata)
 
 
@@ -79,7 +79,7 @@ def read_token_ids(metadata: Metadata) -> TokenIds:
 def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
     """Write the tokenizer of GGUF `metadata` into folder `out_dir`, which is created if missing.
 
-    Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and, if the file has a template,
+    Files: tokenizer.json, tokenizer_config.json, special_tokens_map.json and, if the metadata has a chat template,
     chat_template.jinja. Kinds: byte-level BPE (`gpt2`), SentencePiece BPE (`llama`, merges recovered from the scores;
     `gemma4`, whose files have merges), SentencePiece Unigram (`t5`) and WordPiece (`bert`).
 
@@ -117,7 +117,7 @@ def write_tokenizer(metadata: Metadata, out_dir: Path) -> None:
 
 
 class _Vocab:
-    """The vocabulary of GGUF metadata with its token types, scores and merges, checked."""
+    """The vocabulary in GGUF `metadata`, with its token types, scores and merges; invalid values raise WeftError."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -137,7 +137,7 @@ class _Vocab:
         self.index = {token: index for index, token in enumerate(self.tokens)}
         if len(self.index) < len(self.tokens):
             repeated = next(token for index, token in enumerate(self.tokens) if self.index[token] != index)
-            raise WeftError(f"tokenizer.ggml.tokens holds {quote_value(repeated)} twice, so it has no single id")
+            raise WeftError(f"tokenizer.ggml.tokens has {quote_value(repeated)} twice, so its id is ambiguous")
         # llama.cpp renamed BERT's [CLS] and [SEP] keys over time
         self.begin_id = self.find_id("cls", "bos") if self.kind == "bert" else self.find_id("bos")
         self.end_id = self.find_id("seperator", "eos") if self.kind == "bert" else self.find_id("eos")
@@ -157,7 +157,7 @@ class _Vocab:
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
     def find_id(self, *names: str) -> int | None:
-        """Return the id of the first special token among `names` that the file has, or the default of the last name."""
+        """Return the id of the first special token of `names` in the metadata, else the kind's default, else None."""
         for name in names:
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token is None:
@@ -171,7 +171,7 @@ class _Vocab:
         return default if default is not None and default < len(self.tokens) else None
 
     def read_merges(self) -> list[tuple[str, str]]:
-        """Return the pairs of tokens that BPE merges, first merge first."""
+        """Return the pairs of tokens that BPE merges, in order of priority."""
         pairs: list[tuple[str, str]] = []
         for index, merge in enumerate(self.read_strings("merges")):
             # From 1: the left token is not empty, so a leading blank belongs to it.
@@ -193,7 +193,10 @@ class _Vocab:
         return scores
 
     def derive_merges(self) -> list[tuple[str, str]]:
-        """Return the merges that a SentencePiece vocabulary implies: all splits of a piece in two, best score first."""
+        """Return the BPE merges that a SentencePiece vocabulary implies: all pairs of pieces that join into a piece.
+
+        They are in the order of that piece's score, highest first.
+        """
         entries = zip(self.tokens, self.read_scores(), self.types, strict=True)
         pieces = {token: score for token, score, kind in entries if kind not in _NEVER_MERGED}
         ranked = sorted(pieces, key=lambda piece: -pieces[piece])
@@ -209,14 +212,14 @@ _NEVER_MERGED = (UNKNOWN, CONTROL, BYTE)
 
 
 def _mark_continuation(token: str, kind: int) -> str:
-    """Return a WordPiece token in Hugging Face spelling, where ## marks continuations; GGUF marks beginnings with ▁."""
+    """Return the WordPiece `token` in Hugging Face spelling: ## marks continuations. In GGUF, ▁ marks beginnings."""
     if kind in (UNKNOWN, CONTROL, USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
         return token
     return token[1:] if token.startswith("▁") else f"##{token}"
 
 
 def _build_byte_level(vocab: _Vocab) -> Tokenizer:
-    """Build a byte-level BPE tokenizer (GPT-2): bytes as printable characters, words split by regular expressions."""
+    """Build a byte-level BPE tokenizer (GPT-2) that splits words by the regular expressions `SPLITS[vocab.pre]`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     model = models.BPE(vocab=vocab.index, merges=vocab.read_merges(), ignore_merges=vocab.pre in WHOLE_PIECES)
@@ -229,7 +232,7 @@ def _build_byte_level(vocab: _Vocab) -> Tokenizer:
 
 
 def _build_sentencepiece(vocab: _Vocab) -> Tokenizer:
-    """Build a SentencePiece BPE tokenizer: spaces as ▁, no split into words, characters without a token as bytes."""
+    """Build a SentencePiece BPE tokenizer: spaces become ▁, words are not split, unknown characters become bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     unknown = vocab.find_id("unknown")
@@ -263,7 +266,7 @@ def _build_unigram(vocab: _Vocab) -> Tokenizer:
         try:
             steps.append(normalizers.Precompiled(bytes(table)))
         except Exception as e:  # the class that the library raises
-            raise WeftError(f"tokenizer.ggml.precompiled_charsmap is not such a table: {e}") from None
+            raise WeftError(f"tokenizer.ggml.precompiled_charsmap is not a table of replacements: {e}") from None
     if vocab.read("remove_extra_whitespaces", bool, True):
         steps += [normalizers.Replace(Regex(space), to) for space, to in (("^ +| +$", ""), (" {2,}", " "))]
     tokenizer.normalizer = normalizers.Sequence(steps)
@@ -296,7 +299,10 @@ _KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {
 
 
 def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]]:
-    """Add the tokens that are matched unsplit to `tokenizer`; return them in the format of tokenizer_config.json."""
+    """Add special and user-defined tokens, which are never split, to `tokenizer`.
+
+    Return them by id as the entry added_tokens_decoder of tokenizer_config.json.
+    """
     from tokenizers import AddedToken
 
     special_ids = {vocab.begin_id, vocab.end_id, vocab.find_id("mask")}

@@ -1,6 +1,6 @@
-"""Hugging Face folders: config.json, safetensors (one file or shards), generation facts and tokenizer files.
+"""Readers of Hugging Face folders: config.json, safetensors (one file or shards), generation_config.json, tokenizers.
 
-Code here knows the folder's layout. Never here: the meaning of checkpoint keys; that is in a family's table.
+Never here: the mapping of checkpoint keys to parameters; that is in a family's table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""PEFT adapters (LoRA, https://arxiv.org/abs/2106.09685): a reader of the two files in an adapter's folder.
+"""A reader of PEFT adapters (LoRA, https://arxiv.org/abs/2106.09685): the two files in an adapter's folder.
 
-A tensor is called after its module in the base model. The last part of the name is the kind of tensor: one of the two
-factors of a low-rank update, a magnitude of DoRA (https://arxiv.org/abs/2402.09353), rows for some tokens, or a
-replacement of a base tensor. Nothing here knows the base model; `merging` does.
+A tensor is named after its module in the base model. The last part of the name is the kind of tensor: one of the two
+factors of a low-rank update, a magnitude of DoRA (https://arxiv.org/abs/2402.09353), embedding rows of some tokens, or
+a replacement of a base tensor. Code that also needs the base model is in `merging`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARTS = re.compile(
     r"|lora_magnitude_vector(?:\.weight)?|token_adapter\.trainable_tokens_delta)"
 )
 _FACTORS = {"lora_A.weight": "down", "lora_embedding_A": "down", "lora_B.weight": "up", "lora_embedding_B": "up"}
-# Keys about training, or about facts that the tensors themselves show: which modules have an update.
+# Keys about training, or implied by the tensors, such as the list of modules that have an update.
 _OF_TRAINING = {
     *("auto_mapping", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules"),
     *("fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout"),
@@ -43,11 +43,11 @@ _INITIALIZATIONS = (None, True, False, "gaussian", "eva", "orthogonal")  # these
 
 @dataclass
 class Update:
-    """An adapter's low-rank update of one weight: the keys of its tensors, and the factor `scale`.
+    """An adapter's low-rank update of one weight, `scale` · B · A: the keys of its tensors ("" if missing).
 
-    down: factor A [rank, in]. up: factor B [out, rank]. embedding: the weight is a table [in, out].
-    magnitude: DoRA's vector. bias: addend of the bias. stacked: the weight may be a stack of all experts, whose ranks
-    then share one axis.
+    down: factor A [rank, in]. up: factor B [out, rank]. embedding: the weight is an embedding table [in, out].
+    magnitude: DoRA's vector. bias: vector that is added to the bias. stacked: the weight may be a stack of all experts,
+    whose ranks are then concatenated along the rank axis.
     """
 
     down: str = ""
@@ -61,7 +61,7 @@ class Update:
 
 
 class Tokens(NamedTuple):
-    """Rows of an embedding that the adapter replaces: the key of the rows, and their indices."""
+    """Embedding rows that an adapter replaces: the `key` of the tensor of rows, and the token id of each row."""
 
     key: str
     indices: tuple[int, ...]
@@ -69,11 +69,11 @@ class Tokens(NamedTuple):
 
 @dataclass
 class Adapter:
-    """An adapter: its tensors by names of weights of its base model.
+    """An adapter with four mappings from names of weights in the base model to its own tensors.
 
     number: index among the merged adapters. updates: low-rank updates.
-    resaved: base weights of updated modules that the adapter also stores.
-    replaced: other weights that it stores (modules_to_save, biases). tokens: rows of embeddings.
+    resaved: keys of stored base weights of modules that also have updates.
+    replaced: keys of other stored weights (modules_to_save, biases). tokens: replaced rows of embeddings.
     """
 
     path: Path
@@ -95,16 +95,16 @@ class Adapter:
         return Source(build_joined_key(self.number, key))
 
     def error(self, fault: str) -> WeftError:
-        """Return an error whose message is the name of the adapter followed by `fault`."""
+        """Return an error whose message is "the adapter PATH" followed by `fault`, without a space between them."""
         return WeftError(f"the adapter {self.path}{fault}")
 
     def describe_tensors(self, *keys: str) -> str:
-        """Return the names of the tensors `keys` with their shapes, as a phrase for error messages."""
+        """Return the tensor names `keys` with their shapes, joined by "and", for error messages; skip empty names."""
         return " and ".join(f"{key} {list(self.reader.shape(key))}" for key in keys if key)
 
 
 def build_joined_key(number: int, key: str) -> str:
-    """Return the key of the tensor `key` of adapter `number` in a `JoinedReader`."""
+    """Return the key under which a `JoinedReader` has the tensor `key` of adapter `number`."""
     return f"adapter{number}:{key}"
 
 
@@ -114,10 +114,10 @@ def is_adapter(folder: Path) -> bool:
 
 
 def open_adapter(folder: Path) -> SafetensorsFile:
-    """Open the tensors of the adapter in `folder`.
+    """Return a reader of the tensors of the adapter in `folder`.
 
     Raises:
-        WeftError: if there are none, or they are unsound.
+        WeftError: if the safetensors file is missing or invalid.
     """
     if not (folder / ADAPTER_WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
@@ -130,7 +130,7 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
     """Read the adapter in `folder`; `number` is its index among the merged adapters.
 
     Raises:
-        WeftError: naming the file, key or tensor that is missing, unsound or cannot be merged.
+        WeftError: naming the file, key or tensor that is missing, invalid or cannot be merged.
     """
     if not is_adapter(folder):
         raise WeftError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}")
@@ -140,7 +140,7 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
     modules: dict[tuple[str, int], Update] = {}
     for key in adapter.reader.tensors:
         if not adapter.reader.dtype(key).is_float:
-            raise adapter.error(f": tensor {key!r} holds {adapter.reader.dtype(key)}, not floats")
+            raise adapter.error(f": tensor {key!r} is of dtype {adapter.reader.dtype(key)}, not of floats")
         _add_tensor(adapter, key, modules)
     n_wrappers: dict[str, int] = {}
     for module, depth in modules:
@@ -167,7 +167,10 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
 
 
 def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) -> None:
-    """Add the tensor `key` to `adapter`; factors go into `modules`, by module name and number of wrappers."""
+    """Add the tensor `key` to a mapping of `adapter`, or to `modules` if it is part of a low-rank update.
+
+    Keys of `modules` are a module's name and the number of base_layer wrappers around the updated parameter.
+    """
     name = _WRAPPERS.sub("", key).replace(".token_adapter.base_layer.", ".base_layer.")
     match = _PARTS.fullmatch(name)
     if match is None:
@@ -201,7 +204,7 @@ def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Updat
 
 
 def _read_indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
-    """Return the token ids whose rows the tensor `key` of `module` stores."""
+    """Return the token ids of the rows that the tensor `key` stores for the embedding `module`."""
     indices = adapter.config.get("trainable_token_indices")
     if isinstance(indices, Mapping):
         indices = next((listed for name, listed in indices.items() if module.endswith(name)), None)
@@ -220,7 +223,7 @@ def _read_indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
 
 
 def _check_complete(adapter: Adapter, module: str, update: Update) -> None:
-    """Check that `update` of `module` has two factors that fit, and a magnitude exactly if the config has use_dora."""
+    """Check that `update` of `module` has two factors of one rank, and a magnitude if and only if use_dora is set."""
     if not (update.down and update.up):
         present, missing = (update.down, "B") if update.down else (update.up or update.bias or update.magnitude, "A")
         raise adapter.error(f": {module} has {present!r} but no factor {missing}; the file is incomplete")
@@ -229,29 +232,28 @@ def _check_complete(adapter: Adapter, module: str, update: Update) -> None:
         raise adapter.error(f": {adapter.describe_tensors(update.up, update.down)} are not two factors of one rank")
     dora = bool(adapter.config.get("use_dora"))
     if dora != bool(update.magnitude):
-        fault = (
-            "has use_dora in its config, but no magnitude"
-            if dora
-            else "has a magnitude, but no use_dora in its config,"
-        )
-        raise adapter.error(f" {fault} for {module}")
+        fault = "no magnitude, but its config sets" if dora else "a magnitude, but its config does not set"
+        raise adapter.error(f" has for {module} {fault} use_dora")
 
 
 def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
-    """Set the rank and the scale, α/r or α/√r (rsLoRA, https://arxiv.org/abs/2312.03732), of the update of `name`."""
+    """Set rank r and scale of `update`: α/r, or α/√r for rsLoRA (https://arxiv.org/abs/2312.03732).
+
+    `name` is the name that rank_pattern and alpha_pattern match.
+    """
     config = adapter.config
     update.rank = _match_pattern(config, "rank_pattern", name, config.get("r", 8))
     alpha = _match_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
     rows = adapter.reader.shape(update.down)[0]
     if rows % update.rank or (rows != update.rank and not update.stacked):
         raise adapter.error(
-            f": {adapter.describe_tensors(update.down)} is not of rank {update.rank}, as in {ADAPTER_CONFIG}"
+            f": {adapter.describe_tensors(update.down)} must have rank {update.rank} by {ADAPTER_CONFIG}"
         )
     update.scale = alpha / (update.rank**0.5 if config.get("use_rslora") else update.rank)
 
 
 def _match_pattern(config: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
-    """Return the value of the first pattern in `config[key]` that matches `name` or its end, else `default`."""
+    """Return the value of the first pattern in `config[key]` that matches `name` or its last parts, else `default`."""
     for pattern, value in (config.get(key) or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", name):
             return value
@@ -261,8 +263,8 @@ def _match_pattern(config: Mapping[str, Any], key: str, name: str, default: Any)
 def _find_targets(config: Mapping[str, Any], module: str) -> list[str]:
     """Return the parameters of `module` that target_parameters names, in the order in which PEFT wraps them.
 
-    That is the order in which the module declares them: experts have gate_up_proj before down_proj. A name without a
-    module could match every module; then experts match all parameters except `weight`, other modules only `weight`.
+    That is the order of their declaration: experts have gate_up_proj before down_proj. In modules called experts every
+    named parameter except `weight` matches, in other modules only `weight`.
     """
     targets = config.get("target_parameters") or ()
     names = {target.rpartition(".")[2] for target in targets}
@@ -272,11 +274,11 @@ def _find_targets(config: Mapping[str, Any], module: str) -> list[str]:
 
 
 def _check_config(config: Mapping[str, Any], path: Path) -> None:
-    """Check that weft can merge an adapter with this `config`, and that the values it reads have valid types."""
+    """Check that weft can merge an adapter with `config` (the file at `path`), and that its values have valid types."""
     if (kind := config.get("peft_type")) != "LORA":
         raise WeftError(
-            f"{path}: peft_type is {kind!r}, and weft merges LORA only: merge it with PEFT (merge_and_unload), and "
-            "name the folder of the result"
+            f"{path}: peft_type is {kind!r}, but weft merges LORA only: merge it with PEFT (merge_and_unload) and "
+            "give the folder of the result to weft"
         )
     for key, value in config.items():
         if value and key not in _OF_TRAINING | _READ:
@@ -291,7 +293,7 @@ def _check_config(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _find_faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key, fault) for each invalid value of `config`."""
+    """Yield each key of `config` whose value is invalid, with the fault as a phrase that follows key=value."""
     for key, fits, expected in (
         ("r", _is_positive, "is not a positive integer"),
         ("lora_alpha", _is_number, "is not a number"),
@@ -310,7 +312,7 @@ def _find_faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _check_pattern(pattern: str) -> str:
-    """Return the reason to reject a `pattern` from a file, "" to accept it: it must compile and match fast."""
+    """Return the reason to reject the regular expression `pattern`: it does not compile, or may be slow; else ""."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:

@@ -1,4 +1,4 @@
-"""Unread parts of a Hugging Face folder: files, keys of generation_config.json, and vision and audio towers."""
+"""Find unread parts of a Hugging Face folder: files, keys of generation_config.json, and vision and audio towers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.backends.runtime.core.sampler import DEFAULTS
 from ...models.config_keys import explain
 from ...models.left_out import LeftOut, summarize
 
-# Files that do not affect the computation, by the reason.
+# Glob patterns of files that do not affect the outputs, by the reason.
 _MEANINGLESS = {
     "for people": (
         *("*.md", "LICEN[CS]E*", "NOTICE*", "USE_POLICY*", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.pdf"),
@@ -32,7 +32,8 @@ _MEANINGLESS = {
     "weft's own": ("provenance.json", "model.weft"),
 }
 _PREPARES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "mel_filters.npz")
-# Keys of generation_config.json that weft reads, keys that change no token, and values at which others have no effect.
+# Keys of generation_config.json: those that weft reads, patterns of those that never change a token, and values at
+# which others have no effect.
 _READ_KEYS = (
     *(f"{name}_token_id" for name in ("bos", "eos", "pad", "decoder_start", "forced_bos", "forced_eos")),
     *("suppress_tokens", "begin_suppress_tokens", "no_timestamps_token_id", "lang_to_id", "task_to_id", "language"),
@@ -72,7 +73,7 @@ OF_TOWERS = re.compile(
 
 
 def find_unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut]:
-    """Yield the files and folders in `folder` that are not among `files` (read) and may affect the outputs."""
+    """Yield the files and folders in `folder` that may affect the outputs, except those in `files`, which are read."""
     names_read = {file.relative_to(folder).parts[0] for file in files if file.is_relative_to(folder)}
     for path in sorted(folder.iterdir()):
         if path.name in names_read or explain_file(path.name):
@@ -81,18 +82,18 @@ def find_unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut
         if path.suffix == ".py":
             yield LeftOut("file", name, "code, which weft does not run")
         elif path.name in _PREPARES:
-            yield LeftOut("file", name, "inputs must be prepared by its library")
+            yield LeftOut("file", name, "weft does not preprocess inputs; use the model's own library for it")
         else:
             yield LeftOut("file", name, "nothing reads it")
 
 
 def explain_file(name: str) -> str:
-    """Return the reason why the file `name` does not affect the outputs, or "" if it may."""
+    """Return the reason why the file `name` does not affect the outputs; "" if it may."""
     return next((reason for reason, names in _MEANINGLESS.items() if any(fnmatch.fnmatch(name, n) for n in names)), "")
 
 
 def find_unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
-    """Yield the keys of a generation_config.json that change transformers' tokens but that weft ignores."""
+    """Yield the keys of `generation` (generation_config.json) that weft ignores although they may change the tokens."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
         if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
@@ -100,7 +101,7 @@ def find_unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
 
 
 def find_unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
-    """Yield an entry for each of the `modules` other than the language model; `keys` name all ignored tensors.
+    """Yield a part for each of the unread `modules`; `keys` are the names of the ignored tensors, for its detail.
 
     Vision and audio towers and projectors do not change the logits of text-only input.
     """
@@ -113,14 +114,14 @@ def find_unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterato
 
 
 def is_inside(key: str, modules: Collection[str]) -> bool:
-    """Return whether the tensor or module `key` is one of `modules` or inside one."""
+    """Return whether the tensor or module name `key` is in `modules` or starts with one of them and a dot."""
     return any(key == module or key.startswith(f"{module}.") for module in modules)
 
 
 def find_unread_outer(config: Mapping[str, Any], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield an entry for each unread key of a composite `config`, such as LLaVA's.
+    """Yield a part for each key at the top level of a composite `config`, such as LLaVA's, that nothing reads.
 
-    Keys in `read`, which the language model uses, and keys of vision and audio towers are skipped.
+    Keys in `read` (which the language model uses), of vision and audio towers, and without effect are skipped.
     """
     for key, value in config.items():
         if value is not None and key not in ("text_config", *read) and not explain(key) and not OF_TOWERS.search(key):

@@ -1,4 +1,4 @@
-"""A Hugging Face folder: its configs, tokenizer files and metadata next to the weights."""
+"""Load the model of a Hugging Face folder: select its family's table, apply it, and collect metadata."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ from .tokens.added import find_token
 from .tokens.files import list_tokenizer_files
 
 SPECIAL_TOKENS = tuple(f"{name}_token_id" for name in ("bos", "pad", "decoder_start", "forced_bos", "forced_eos"))
-NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # fall back to the tokenizer's names if no config has an id
+NAMED = ("bos_token_id", "eos_token_id", "pad_token_id")  # if no config has them, the tokenizer's ids
 QUANTIZED = "quantization_config"
-QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # older files, for a part of config.json
+QUANTIZED_BY = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # older files instead of that key
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder and its configs.
+    """A Hugging Face folder and its configs.
 
-    path: folder of the transformer, which with sentence-transformers may be a subfolder.
-    generation: generation_config.json, {} without one. sentence: files of sentence-transformers. ranking: files of a
-    reranker.
+    path: folder of the transformer; with sentence-transformers it may be a subfolder. config: config.json.
+    generation: generation_config.json, {} without one. sentence: modules of sentence-transformers, None without them.
+    ranking: paths of the files of a reranker.
     """
 
     path: Path
@@ -71,7 +71,7 @@ class Folder:
         """Read the configs of the folder at `path`.
 
         Raises:
-            WeftError: if the folder or its config.json is missing, or the latter is not a JSON object.
+            WeftError: if the folder or its config.json is missing, or a config is invalid.
         """
         if not path.is_dir():
             raise WeftError(f"{path} is not a folder")
@@ -101,32 +101,35 @@ class Folder:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return the paths of all files that are read: config, generation config, tokenizer, weights."""
+        """Return the paths of all files that are read: configs, tokenizer, weights, files of sentence-transformers."""
         configs = [self.path / name for name in ("config.json", "generation_config.json", *QUANTIZED_BY)]
         base_files = (*(f for f in configs if f.is_file()), *self.tokenizer_files, *list_weight_files(self.path))
         return (*base_files, *self.ranking, *(() if self.sentence is None else self.sentence.files))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return remarks for users on how the folder is read."""
+        """Return remarks for the user: one if prefixes of module wrappers are removed from tensor names."""
         wrappers = SafetensorsReader(self.path).wrappers
         prefixes = " and ".join(map(repr, wrappers))
         return (
-            (f"{self.path}: names of tensors are read without {prefixes}, which module wrappers add",)
+            (f"{self.path}: {prefixes}, which module wrappers add, is removed from the names of tensors",)
             if prefixes
             else ()
         )
 
     def open_weights(self) -> TensorReader:
-        """Return a reader of the tensors that dequantizes them.
+        """Return a reader of the folder's tensors; quantized ones are dequantized.
 
         Raises:
-            WeftError: if there are none, a file is unsound, or they are quantized in a way that cannot be read.
+            WeftError: if there are no weights, a file is invalid, or the quantization method is not supported.
         """
         return dequantize_reader(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
     def read_tokens(self) -> dict[str, Any]:
-        """Return special tokens as entries of graph.meta; generation_config.json overrides config.json."""
+        """Return special tokens as entries of graph.meta; generation_config.json overrides config.json.
+
+        An entry is an id, or a list of ids (eos_token_ids, suppress_tokens, …). Missing tokens have no entry.
+        """
 
         def ids(name: str) -> list[int]:
             for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):
@@ -142,7 +145,7 @@ class Folder:
         return {"eos_token_ids": ids("eos_token_id"), **single}
 
     def read_sampling(self) -> dict[str, Any]:
-        """Return the sampling defaults of generation_config.json, and max_tokens for the length of an answer.
+        """Return the sampling defaults of generation_config.json, with max_new_tokens as max_tokens.
 
         Raises:
             WeftError: if one is of another type or outside its range.
@@ -152,9 +155,10 @@ class Folder:
         return read_sampling_defaults(record) | ({} if max_tokens is None else {"max_tokens": max_tokens})
 
     def _list_begin_tokens(self) -> list[list[int]]:
-        """Return the alternatives for each of the first tokens of an answer, as in Whisper's prompt.
+        """Return, for each of the first tokens of an answer (Whisper's prompt), the list of ids that it may have.
 
-        The prompt has the language (any, unless the config names one), the task, and the token for "no timestamps".
+        The tokens are the language (any, unless the config names one), the task, and the token for "no timestamps";
+        [] without a no_timestamps_token_id.
         """
         record = Record(self.path / "generation_config.json", self.generation)
         if "no_timestamps_token_id" not in record:
@@ -182,10 +186,10 @@ class Folder:
 def load_folder(
     path: Path, adapters: Sequence[Path] = (), family: str | None = None
 ) -> tuple[Folder, LoadedModel, list[Adapter]]:
-    """Load the model of the Hugging Face folder at `path`; its parameters read the folder's weights on demand.
+    """Load the Hugging Face folder at `path`; return the folder, its model, and the adapters merged into the model.
 
-    The PEFT adapters in the folders `adapters` are merged into it in order, and returned last. `family` overrides
-    the family that the config names.
+    The parameters read the folder's weights on demand. `adapters` are folders of PEFT adapters, merged in order.
+    `family` overrides the family that the config names.
 
     Raises:
         WeftError: naming the file, key or tensor that is missing, invalid or not supported.
@@ -208,7 +212,7 @@ def load_folder(
         raise _unknown_type_error(folder, source)
     weights, read_adapters, tokens, head = folder.open_weights(), list[Adapter](), read_score_tokens(path), None
     if sentence is not None and sentence.projects_only and table.settings.get("kind") == "image-encoder":
-        sentence = None  # its files are for sequences of tokens
+        sentence = None  # the files of sentence-transformers are for text inputs only
     if sentence is not None:
         config = sentence.config(config, table)
         config.pop("architectures", None)  # such a folder uses the base model only
@@ -252,10 +256,10 @@ def load_folder(
 def extract_submodel(
     folder: Folder, family: str | None = None
 ) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
-    """Return the table and config of one model inside a composite model, and the names of the modules outside it.
+    """Return table, config and names of unread modules for one submodel of a composite model; None if none is known.
 
-    That is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): the text encoder, or
-    `family`. The names of other modules, whose tensors stay unread, are None for a pair. None if no known family fits.
+    The submodel is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): that of `family`,
+    by default the text encoder. For a pair, the unread modules are None.
     """
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and (family or f"{kind}_text_model") in PAIRS.get(kind, ()):
@@ -278,7 +282,7 @@ def extract_submodel(
         _find_outer_module(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))
     )
     unused = (*table.unused, *other_modules, *(f"{module}.*" for module in other_modules))
-    # The inner config may leave it out: a checkpoint without a head ties it to the embedding.
+    # The inner config may omit this key; a checkpoint without a head ties it to the embedding.
     text["tie_word_embeddings"] = not (_has(keys, head) or _has(keys, "lm_head."))
     inert = (*table.inert, *filter(OF_TOWERS.search, text))
     side = replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused, inert=inert)
@@ -286,7 +290,7 @@ def extract_submodel(
 
 
 def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
-    """Yield the unread keys and files of `folder`, whose top folder is `root`, except the keys of config.json."""
+    """Yield the unread files of `folder`, whose top folder is `root`, and unread keys of all files but config.json."""
     if isinstance(scheme := folder.config.get(QUANTIZED), RecordingConfig):
         yield from find_unread_scheme(scheme)
     if folder.sentence is not None:
@@ -299,9 +303,9 @@ def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
 def _report_towers(
     towers: Collection[str], loaded: LoadedModel, around: Mapping[str, Any], text: Mapping[str, Any]
 ) -> None:
-    """Add to `loaded.left_out` the modules in `towers`, and the unread keys of the composite config `around`.
+    """Add to `loaded.left_out` the modules `towers`, and the unread keys of the composite config `around`.
 
-    `text` is the config of the language model, whose unread keys get the prefix text_config.
+    `text` is the config of the language model. If it is text_config of `around`, its unread keys get that prefix.
     """
     parts = loaded.left_out
     if "text_config" in around:
@@ -328,10 +332,10 @@ def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]
 
 
 def _read_rope_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the multimodal RoPE sections of `config` as entries of graph.meta (pass multimodal-rope); {} without any.
+    """Return mrope_section of `config` as entries of graph.meta, for the pass multimodal-rope; {} without it.
 
-    They state how the rotated pairs of a head are split over three axes. Qwen3's code interleaves the sections, code of
-    all other models does not.
+    It is the number of rotated pairs of a head for each of three axes. The pairs of the axes are interleaved in Qwen3
+    models, and consecutive in all others.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "mrope_section" not in rope:
@@ -344,14 +348,14 @@ def _has(keys: Iterable[str], prefix: str) -> bool:
 
 
 def _find_outer_module(key: str, prefix: str) -> str:
-    """Return the shortest module path that contains `key` but not `prefix`; `key` itself if there is none."""
+    """Return the outermost module on the path `key` that does not contain `prefix`; `key` itself if all do."""
     parts = key.split(".")
     paths = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
     return next((path for path in paths if not prefix.startswith(f"{path}.")), key)
 
 
 def _unknown_type_error(folder: Folder, source: str) -> WeftError:
-    """Return the error for an unknown model_type: the reason, or the families that fit the checkpoint best."""
+    """Return the error for an unsupported model_type: the reason, or the families that fit the checkpoint best."""
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and kind in REFUSED:
         return WeftError(f"{source}: models of type {kind} are not supported: {REFUSED[kind]}")

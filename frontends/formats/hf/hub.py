@@ -1,4 +1,4 @@
-"""The local cache of the Hugging Face hub."""
+"""Look up models in the local cache of the Hugging Face hub; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 
 
 def find_snapshot(spec: str) -> Path | None:
-    """Return the newest local snapshot of the hub repository `spec`; None if none was downloaded."""
+    """Return the folder of the cached snapshot of branch main of the hub repository `spec`; None without one."""
     if not HUB_ID.fullmatch(spec):
         return None
     try:
@@ -28,7 +28,7 @@ def find_snapshot(spec: str) -> Path | None:
 
 
 def check_inside(folder: Path, file: Path) -> None:
-    """Check that `file` is inside `folder` after following links; the hub's snapshots link to blobs.
+    """Check that `file` is inside `folder` after following links; in a snapshot of the hub, inside the repository.
 
     Raises:
         WeftError: if it is outside.
@@ -37,5 +37,5 @@ def check_inside(folder: Path, file: Path) -> None:
     root = next((parent.parent for parent in resolved_folder.parents if parent.name == "snapshots"), resolved_folder)
     if not resolved_file.is_relative_to(root):
         raise WeftError(
-            f"{file} is a link to {resolved_file}, outside the model's folder: copy the file there if needed"
+            f"{file} is a link to {resolved_file}, outside the model's folder: replace the link by a copy of the file"
         )

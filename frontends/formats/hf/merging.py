@@ -1,6 +1,6 @@
-"""Merging adapters into the weights of a folder's model: every weight W becomes the recipe W + s · B · A.
+"""Merge adapters into the weights of a folder's model: every updated weight W becomes the recipe W + s · B · A.
 
-DoRA gives the columns of the sum the lengths that the adapter learned: m · (W + s · B · A) / ‖W + s · B · A‖.
+DoRA normalizes each row of the sum and scales it by the learned magnitude m: m · (W + s · B · A) / ‖W + s · B · A‖.
 Several adapters are merged in order. The recipes read base and adapters from one reader and compute in float32; the
 cast to a target's dtype comes last, as for every recipe.
 """
@@ -31,7 +31,7 @@ _EXPERTS = ("gate_up_proj", "down_proj")  # names of the stacked expert weights 
 
 @dataclass(frozen=True)
 class JoinedReader(RoutedReader):
-    """A reader of the tensors of `base`, and of the adapters' tensors under ``adapter0:key``, ``adapter1:key`` …"""
+    """A reader of the tensors of `base`, and of the adapters' tensors under the keys ``adapter{i}:key``."""
 
     base: TensorReader
     adapters: tuple[SafetensorsFile, ...]
@@ -59,7 +59,7 @@ class JoinedReader(RoutedReader):
 
 @dataclass(frozen=True)
 class _PatchedReader(RoutedReader):
-    """A reader of `base` in which some keys (`replacements`) refer to tensors of other readers."""
+    """A reader of `base` in which the keys of `replacements` refer to tensors (reader, key) of other readers."""
 
     base: TensorReader
     replacements: Mapping[str, tuple[TensorReader, str]]
@@ -76,17 +76,17 @@ class _PatchedReader(RoutedReader):
 
 
 def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
-    """Return a reader of `base` and of the adapters in `folders`, for a graph into which they are already merged."""
+    """Return a `JoinedReader` of `base` and the adapters in `folders`, for a graph whose recipes already merge them."""
     return JoinedReader(base, tuple(map(open_adapter, folders)))
 
 
 def load_merged(
     family: Family, config: Mapping[str, Any], base: TensorReader, source: str, folders: Sequence[Path]
 ) -> tuple[LoadedModel, list[Adapter]]:
-    """Return the model of `config` and `base` with the adapters in `folders` merged in order, and the adapters.
+    """Load the model of `config` and `base`, and merge the adapters in `folders` in order; return model and adapters.
 
-    An adapter that changes the embedding or the head of a model that ties them makes them two weights, as in PEFT. An
-    adapter whose embedding has another number of tokens changes the vocabulary of the model to that number.
+    If an adapter changes one of the embedding and a head that is tied to it, they become two weights, as in PEFT. An
+    adapter that stores an embedding for another number of tokens changes the vocabulary of the model to that number.
 
     Raises:
         WeftError: naming the adapter, and the key or tensor that is invalid, does not fit the base model, or is
@@ -102,7 +102,9 @@ def load_merged(
 
 
 def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
-    """Merge `adapters` in order into the model of `merger`; return the merger of the resulting graph.
+    """Merge `adapters` in order into the graph of `merger`, in place; return the merger of the resulting graph.
+
+    It is another merger, with another graph, if the head must be untied from the embedding.
 
     Raises:
         WeftError: naming the adapter that does not fit the model.
@@ -117,71 +119,71 @@ def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
 
 
 class Merger(abc.ABC):
-    """The weights of a model, by checkpoint key, while adapters are merged into them.
+    """The recipes of a graph's weights, by checkpoint key, while adapters are merged into them.
 
-    tied: one weight is embedding and head. head: key of a head that the checkpoint lacks because it was tied, else "".
+    source: name of the model in errors. tied: one weight is embedding and head.
+    head: key of the head if it was untied, so that the checkpoint lacks it, else "".
     """
 
     def __init__(self, graph: Graph, base: TensorReader, source: str, tied: bool, head: str = "") -> None:
         self.graph, self.base, self.source, self.tied, self.head = graph, base, source, tied, head
         self.keys = frozenset(base.keys()) | ({head} if head else set())
-        self.layout = base  # the shapes of the weights; other than the base's if an adapter resizes them
-        self.weights: dict[str, Recipe] = {}
+        self.layout = base  # reader with the shapes of the weights, which differ from the base's after a resize
+        self.weights: dict[str, Recipe] = {}  # of weights that were changed
         self.changed_by: dict[str, str] = {}  # the folder of the adapter that last changed a weight
-        self.stacks: dict[
-            str, tuple[Adapter, list[Recipe]]
-        ] = {}  # updates of stacks whose checkpoint tensors are per expert
+        # Updates of stacks of experts whose checkpoint has a tensor per expert, by the name of the stack.
+        self.stacks: dict[str, tuple[Adapter, list[Recipe]]] = {}
         self.stored_transposed = {key for p in graph.params.values() for key in find_transposed_keys(p.recipe)}
         self.read = {key for p in graph.params.values() for key in p.recipe.sources()}
 
     @property
     def embed(self) -> str:
-        """Return the key of the token embedding, or "" if there is none."""
+        """Return the checkpoint key of the token embedding, or "" if there is none."""
         param = self.embedding
         return next(param.recipe.sources(), "") if param else ""
 
     @property
     def embedding(self) -> Param | None:
-        """Return the parameter of the token embedding, or None."""
+        """Return the parameter of the graph that is the token embedding, or None."""
         return self.graph.params.get("embed.weight")
 
     def changes_tie(self, adapter: Adapter) -> bool:
-        """Return whether `adapter` changes the embedding or head, so that a tied model must be untied."""
+        """Return whether `adapter` changes the embedding or the head of a tied model, so that they must be untied."""
         names = (*adapter.updates, *adapter.replaced)
         heads = (*names, *adapter.resaved)
         return any(self.find(name) == self.embed for name in names) or any(map(self.is_head, heads))
 
     @abc.abstractmethod
     def is_head(self, name: str) -> bool:
-        """Return whether an adapter's tensor `name` is the weight of the head."""
+        """Return whether `name`, as adapters use it, is that of the head's weight."""
 
     @abc.abstractmethod
     def untie(self) -> Merger:
-        """Return a merger of the same model with a separate head, whose weight is a copy of the embedding's."""
+        """Return a merger of the same model with a separate head, whose weight starts as a copy of the embedding."""
 
     @abc.abstractmethod
     def list_spellings(self, name: str) -> Iterator[str]:
-        """Yield the checkpoint keys that may belong to the weight that adapters call `name`."""
+        """Yield the checkpoint keys that the weight that adapters call `name` may have, the likeliest first."""
 
     def build_graph(self, keys: frozenset[str]) -> Graph | None:
-        """Return the graph of a checkpoint with `keys`; None if the model has a single checkpoint layout."""
+        """Return the model's graph for a checkpoint with `keys`; None if the model has a single checkpoint layout."""
         return None
 
     def find(self, name: str) -> str | None:
-        """Return the checkpoint key of the weight that an adapter calls `name`, or None."""
+        """Return the checkpoint key of the weight that adapters call `name`, or None."""
         return next((key for key in self.list_spellings(name) if key in self.keys), None)
 
     def require_read(self, name: str, key: str, adapter: Adapter) -> str:
-        """Return `find(name)` for the tensor `key` of `adapter`; raise WeftError if the model does not read it."""
+        """Return `find(name)`; raise WeftError, naming `adapter` and its tensor `key`, if the model lacks it."""
         home = self.find(name)
         if home is None or home not in self.read:
             raise adapter.error(
-                f": nothing in {self.source} reads the weight of {key!r}; is it an adapter of this model?"
+                f": {self.source} does not read the weight that {key!r} changes; is it an adapter of this model?"
             )
         return home
 
     def add(self, adapter: Adapter, reader: TensorReader) -> None:
-        """Merge `adapter`, whose tensors `reader` has, into the recipes; raise WeftError if it does not fit."""
+        """Merge `adapter` into `weights` and `stacks`; `reader` has its tensors. Raise WeftError if it does not fit."""
         self._check_saved(adapter)
         # A copy, as several tensors of this adapter may belong to one weight: only earlier adapters count as conflicts.
         changed = dict(self.changed_by)
@@ -222,7 +224,7 @@ class Merger(abc.ABC):
                 self._check(bias, reader, adapter, update.bias)
 
     def weight(self, key: str) -> Recipe:
-        """Return the recipe of the weight `key` after the merges so far."""
+        """Return the recipe of the weight with the checkpoint key `key` after the merges so far."""
         return self.weights.get(key, Source(key))
 
     def _apply_update(self, home: str, update: Update, adapter: Adapter) -> Recipe:
@@ -245,7 +247,10 @@ class Merger(abc.ABC):
         return Scale(merged, Scale(adapter.tensor(update.magnitude), lengths), axis)
 
     def _put(self, home: str, key: str, adapter: Adapter, changed: Mapping[str, str]) -> None:
-        """Replace the weight `home` by tensor `key` of `adapter`; WeftError if an earlier one `changed` it."""
+        """Replace the weight `home` by tensor `key` of `adapter`.
+
+        It is an error if an earlier adapter changed the weight: `changed` maps such weights to the adapter's folder.
+        """
         if home in changed:
             raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
         if adapter.reader.shape(key) != self._shape(home):
@@ -257,7 +262,7 @@ class Merger(abc.ABC):
         self.changed_by[home] = str(adapter.path)
 
     def _put_tokens(self, home: str, tokens: Tokens, adapter: Adapter) -> None:
-        """Replace rows of the weight `home` by the rows `tokens` of `adapter`."""
+        """Replace the rows `tokens.indices` of the weight `home` by the rows that `adapter` stores."""
         rows, *widths = self._shape(home)
         if list(adapter.reader.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
             raise adapter.error(
@@ -271,7 +276,7 @@ class Merger(abc.ABC):
         return self.layout.shape(self.embed if home == self.head else home)
 
     def _check(self, home: str, reader: TensorReader, adapter: Adapter, *keys: str) -> None:
-        """Check that the merged weight `home` has its original shape; the error names tensors `keys` of `adapter`."""
+        """Check that the merged weight `home` has its original shape; errors name the tensors `keys` of `adapter`."""
         if not _has_shape(self.weights[home], self._shape(home), reader):
             raise adapter.error(
                 f": {adapter.describe_tensors(*keys)} do not fit {home} {list(self._shape(home))}; "
@@ -288,7 +293,7 @@ class Merger(abc.ABC):
                 raise adapter.error(f" lacks {key!r}, though modules_to_save names its module")
 
     def apply(self, reader: TensorReader) -> None:
-        """Set the recipes of all parameters to the merged weights, read from `reader`."""
+        """Replace the weights in the recipes of all parameters by the merged ones; `reader` becomes the graph's."""
         added = self._merge_stacks()
         for param in self.graph.params.values():
             param.recipe = param.recipe.substitute(self.weights)
@@ -300,10 +305,9 @@ class Merger(abc.ABC):
         self.graph.reader = reader
 
     def _merge_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
-        """Return the adapter and the update of each parameter whose experts an adapter updates as one stack, by name.
+        """Return (adapter, update) of each parameter to which updates in `stacks` apply, by parameter name.
 
-        The checkpoint has a tensor per expert. The family's table for a checkpoint with stacked experts determines
-        which parts of a stack belong to which parameter.
+        The graph of a checkpoint with stacked experts shows which slice of a stack belongs to which parameter.
         """
         if not self.stacks:
             return {}
@@ -318,12 +322,12 @@ class Merger(abc.ABC):
                 names_read.add(name)
         for name in self.stacks.keys() - names_read:
             adapter = self.stacks[name][0]
-            raise adapter.error(f": nothing in {self.source} reads {name!r}, which it updates")
+            raise adapter.error(f" updates {name!r}, which {self.source} does not read")
         return merged
 
 
 class _FamilyMerger(Merger):
-    """A merger for a model described by a family's table; keys are those of transformers."""
+    """A merger for a model that was built by a family's table, with transformers' checkpoint keys."""
 
     def __init__(
         self,
@@ -338,10 +342,10 @@ class _FamilyMerger(Merger):
         self.family, self.config, self.loaded = family, config, loaded
 
     def resize(self, adapter: Adapter) -> _FamilyMerger:
-        """Return a merger with the vocabulary of the embedding that `adapter` stores; self without a difference.
+        """Return a merger with the vocabulary size of the embedding that `adapter` stores; self if it does not differ.
 
         Raises:
-            WeftError: if the size differs and the adapter does not store a head of that size.
+            WeftError: if it differs, and the adapter stores no head of that size or the config has no vocab_size.
         """
         stored = {home: key for name, key in (adapter.resaved | adapter.replaced).items() if (home := self.find(name))}
         n_rows = adapter.reader.shape(stored[self.embed])[0] if self.embed in stored else 0
@@ -398,7 +402,7 @@ class _FamilyMerger(Merger):
 
 
 def _has_shape(recipe: Recipe, shape: tuple[int, ...], reader: TensorReader) -> bool:
-    """Return whether the result of `recipe`, which reads tensors from `reader`, has that `shape`."""
+    """Return whether `recipe`, which reads tensors from `reader`, is valid and has the `shape`."""
     try:
         return recipe.shape(reader) == shape
     except WeftError:

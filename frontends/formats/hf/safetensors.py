@@ -1,4 +1,4 @@
-"""Readers of safetensors files that read a few rows at a time.
+"""Readers of safetensors files that read a few rows of a tensor at a time.
 
 The files are read with `os.preadv`, not mapped: pages of a mapped file count as resident memory.
 Format: https://github.com/huggingface/safetensors#format
@@ -27,8 +27,8 @@ from weft.ir.types.dtypes import DType
 
 from ..tiling import check_tiling
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of an adapter in the same folder; no part of the model
-_WRAPPERS = ("_orig_mod.", "module.")  # of torch.compile, and of DistributedDataParallel
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of an adapter in the same folder; not read as the model's weights
+_WRAPPERS = ("_orig_mod.", "module.")  # prefixes that torch.compile and DistributedDataParallel add to names
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MOST_VALUES = 2_000_000  # in a header: some 200,000 tensors; Python takes 1.5 kB for one
 MOST_AXES = 32  # numpy 1 has no more
@@ -51,10 +51,10 @@ class _Tensor:
 
 
 class SafetensorsFile:
-    """The tensors of one safetensors file; its header is checked when it is opened.
+    """A reader of the tensors of one safetensors file; the constructor opens the file and checks its header.
 
     Raises:
-        WeftError: if the file is missing, not a safetensors file, or truncated.
+        WeftError: if the file is missing, not a safetensors file, truncated, or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,7 +118,7 @@ class SafetensorsFile:
         return self.tensors[key].dtype
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` along axis 0: float32, or integers as stored."""
+        """Return rows `start:stop` along axis 0 of tensor `key`: floats as float32, integers as stored."""
         t = self.tensors[key]
         row = math.prod(t.shape[1:])
         raw = np.empty((stop - start) * row, t.dtype.numpy)
@@ -149,11 +149,11 @@ def _widen(raw: Array, dtype: DType) -> Array:
 
 
 class RoutedReader(ABC):
-    """A reader whose tensors are in other readers."""
+    """A reader that looks up each tensor in another reader."""
 
     @abstractmethod
     def find(self, key: str) -> tuple[TensorReader, str]:
-        """Return the reader that has tensor `key`, and the tensor's name there."""
+        """Return the reader that has the tensor `key`, and the tensor's name in that reader."""
 
     def shape(self, key: str) -> tuple[int, ...]:
         reader, name = self.find(key)
@@ -164,21 +164,21 @@ class RoutedReader(ABC):
         return reader.dtype(name)
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` along axis 0 of tensor `key`: float32, or integers as stored."""
+        """Return rows `start:stop` along axis 0 of tensor `key`: floats as float32, integers as stored."""
         reader, name = self.find(key)
         return reader.read(name, start, stop)
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` of a matrix with a block dtype as stored blocks; its reader must read blocks."""
+        """Return rows `start:stop` of `key`, whose dtype is a block layout, as stored (see `BlockTensorReader`)."""
         reader, name = self.find(key)
         assert isinstance(reader, BlockTensorReader)
         return reader.read_blocks(name, start, stop)
 
 
 class SafetensorsReader(RoutedReader):
-    """The tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
+    """A reader of the tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
 
-    Prefixes that torch.compile and DistributedDataParallel add (`wrappers`) are removed from the names.
+    Prefixes that torch.compile and DistributedDataParallel add are removed from names; `wrappers` lists those removed.
 
     Raises:
         WeftError: if there are no weights, a shard is missing on disk or in the index, or a file is invalid.
@@ -194,23 +194,23 @@ class SafetensorsReader(RoutedReader):
             if repeated := {key for key in shared if indexed.get(key) not in (name, homes[key])}:
                 raise WeftError(
                     f"{folder}: tensor {min(repeated)!r} is in {homes[min(repeated)]} and in {name}, and no {INDEX} "
-                    "names the one to use; take one of the files out of the folder"
+                    "names the one to use; remove one of the files from the folder"
                 )
             homes |= {key: name for key in file.tensors if indexed.get(key, name) == name or key not in homes}
         for key, name in indexed.items():
             if key not in homes and key != name:
-                raise WeftError(f"{folder / INDEX} places tensor {key!r} in {name}, but it is not there")
+                raise WeftError(f"{folder / INDEX} places tensor {key!r} in {name}, which lacks it; fetch both again")
         plain, self.wrappers = _strip_wrappers(homes)
         self._home = {plain[key]: (name, key) for key, name in homes.items()}
         if len(self._home) < len(homes):
-            raise WeftError(f"{folder}: a tensor is there with and without {self.wrappers[0]!r} in its name")
+            raise WeftError(f"{folder}: the same tensor exists with and without {self.wrappers[0]!r} in its name")
 
     def __repr__(self) -> str:
         return f"SafetensorsReader({str(self.path)!r}, {len(self._home)} tensors)"
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Return the metadata strings in the headers of all files, by name."""
+        """Return the metadata in the headers of all files, by key; the last file wins."""
         return {name: text for file in self.files.values() for name, text in file.metadata.items()}
 
     def keys(self) -> Iterable[str]:
@@ -224,7 +224,7 @@ class SafetensorsReader(RoutedReader):
 
 
 def _strip_wrappers(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the tensors' names without wrapper prefixes, by key, and the prefixes that were removed."""
+    """Return each of `keys` mapped to its name without wrapper prefixes, and the list of the prefixes removed."""
     names = {key: key.replace(f".{_WRAPPERS[0]}", ".") for key in keys}
     prefixes = [_WRAPPERS[0]] if any(key != name for key, name in names.items()) else []
     while prefix := next((w for w in _WRAPPERS if names and all(name.startswith(w) for name in names.values())), ""):
@@ -234,7 +234,10 @@ def _strip_wrappers(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of the model in `folder`; with an index, also those that it names in subfolders."""
+    """Return the sorted paths of the model's safetensors files in `folder`, and of those that an index names.
+
+    Adapter weights are left out; an index counts only without a model.safetensors.
+    """
     paths = {path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS}
     if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
         paths |= {path for name in set(_read_index(folder).values()) if (path := folder / name).is_file()}
@@ -242,7 +245,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def _map_tensors(folder: Path) -> dict[str, str]:
-    """Return the file name of each tensor name; without an index, map each file name to itself."""
+    """Return the file name of each tensor name by the index; without an index, each file name mapped to itself."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": "model.safetensors"}
     files = [path.relative_to(folder).as_posix() for path in list_weight_files(folder)]

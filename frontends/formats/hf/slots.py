@@ -1,7 +1,7 @@
 """Switchable adapters: every linear layer that an adapter updates gets a second path, x ↦ B (A x).
 
-The factors A and B are slots that ONNX Runtime fills at run time: zeros, or those of the chosen adapter. Passes rewrite
-slots like weights, so a factor that a pass folds into the weights is also folded into the factors of every adapter.
+The factors A and B are slots: parameters that ONNX Runtime fills at run time with zeros or the chosen adapter's
+factors. Passes rewrite slots like weights, so a scale that a pass folds into a weight is folded into the factors too.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ _BASE = "model."
 
 
 def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
-    """Add slots for the adapters in `folders` to the linear layers of `graph`, in place; errors call it `source`.
+    """Add slots for the adapters in `folders` to the linear layers of `graph` (called `source` in errors), in place.
 
-    Adapters of lower rank than the highest are padded with zeros.
+    The rank of a slot is the highest among its adapters; factors of lower rank are padded with zeros.
 
     Raises:
-        WeftError: if an adapter has other tensors than low-rank updates of linear layers, or does not fit the model.
+        WeftError: if an adapter has tensors besides low-rank updates of linear layers, or does not fit the model, or
+            two folders have the same name.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
     names = [adapter.path.name for adapter in adapters]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise WeftError(f"two adapters are called {repeated}: the names of their folders must differ")
+        raise WeftError(f"two adapter folders are called {repeated}: rename one of them")
     weights = {p.recipe.key: p for p in graph.params.values() if isinstance(p.recipe, Source)}
     updates: dict[str, list[tuple[Adapter, Update]]] = {}
     for adapter in adapters:
@@ -58,7 +59,7 @@ def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
 
 
 def _check_plain(adapter: Adapter) -> None:
-    """Check that `adapter` has only factors A and B of linear layers, which can be switched at run time."""
+    """Raise WeftError unless all tensors of `adapter` are factors A and B of linear layers."""
     advice = "which cannot be chosen at run time: merge the adapter by --adapter"
     for key in (*adapter.resaved.values(), *adapter.replaced.values(), *(t.key for t in adapter.tokens.values())):
         raise adapter.error(f" has the tensor {key!r}, {advice}")
@@ -68,22 +69,22 @@ def _check_plain(adapter: Adapter) -> None:
 
 
 def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter: Adapter, source: str) -> str:
-    """Return the key in `weights` of the weight that an adapter calls `name`; WeftError if `update` does not fit."""
+    """Return the key in `weights` of the weight that adapters call `name`; raise WeftError if `update` does not fit."""
     key = next((k for k in (name, _BASE + name, name.removeprefix(_BASE)) if k in weights), None)
     if key is None:
-        raise adapter.error(f": no linear layer of {source} reads the weight of {update.down!r} unchanged")
+        raise adapter.error(f": no linear layer of {source} reads, unchanged, the weight that {update.down!r} updates")
     param, down, up = weights[key], adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if (up[0], down[1]) != param.shape:
         raise adapter.error(
             f": {adapter.describe_tensors(update.up, update.down)} do not fit {key} {list(param.shape)}"
         )
     if any(node.op is not ops.linear or node.operand("weight") is not param for node in param.users):
-        raise adapter.error(f" updates {key}, which other ops than linear also read: merge the adapter by --adapter")
+        raise adapter.error(f" updates {key}, which ops besides linear also read: merge the adapter by --adapter")
     return key
 
 
 def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]], down: str, up: str) -> None:
-    """Add B (A x) to the outputs of the linear layers of the weight `param`; `down`, `up`: keys of A and B."""
+    """Add B (A x) to the output of each linear op that reads `param`; `down`, `up`: keys of A and B, with `shapes`."""
     a, b = (graph.add_param(key, TensorType(dtypes.f32, shapes[key]), Source(key)) for key in (down, up))
     for node in param.users:
         x, y = node.required_operand("x"), node.output

@@ -1,4 +1,4 @@
-"""Recipes of weights that adapters have updated."""
+"""Functions that build recipes of weights with an adapter's update."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .adapter import Adapter, Tokens, Update
 
 
 def scale_by(recipe: Recipe, factor: float) -> Recipe:
-    """Return `factor` times `recipe`."""
+    """Return the recipe of `factor` times the result of `recipe`; `recipe` itself if `factor` is 1."""
     return recipe if factor == 1 else Scale(recipe, factor)
 
 
 def transpose_matrix(recipe: Recipe) -> Recipe:
-    """Return the matrix of `recipe` transposed."""
+    """Return the recipe of the transposed result of `recipe`, a matrix."""
     return Permute(recipe, (1, 0))
 
 
 def find_transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
     """Yield the keys of weights that `recipe` reads transposed, because they are stored [in, out] (Conv1D).
 
-    `flipped`: the result of `recipe` is transposed already.
+    `flipped`: the caller transposes the result of `recipe`.
     """
     if isinstance(recipe, Source) and flipped:
         yield recipe.key
@@ -35,9 +35,10 @@ def find_transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]
 
 
 def stack_expert_updates(update: Update, adapter: Adapter, transpose: bool) -> Recipe:
-    """Return the update of a stack of experts, [experts, out, in], or [experts, in, out] if `transpose`.
+    """Return the recipe of `update` for a stack of experts: [experts, out, in], or [experts, in, out] if `transpose`.
 
-    Factor A [experts · rank, in] holds one expert after the other, factor B [out, rank · experts] interleaves them.
+    Factor A [experts · rank, in] has the experts one after another; in factor B [out, rank · experts] experts are the
+    inner index.
     """
     (ranks, width), (height, _) = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     experts, down, up = ranks // update.rank, adapter.tensor(update.down), adapter.tensor(update.up)
@@ -51,7 +52,7 @@ def stack_expert_updates(update: Update, adapter: Adapter, transpose: bool) -> R
 
 
 def replace_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
-    """Return `table` [count, width] with the rows `tokens.indices` replaced by `rows`."""
+    """Return the recipe of `table` [count, width] with the rows `tokens.indices` replaced by `rows`, in that order."""
     order = sorted(range(len(tokens.indices)), key=tokens.indices.__getitem__)
     items: list[Recipe] = []
     n_done = 0

@@ -1,4 +1,4 @@
-"""Folders that weft writes: graphs in text form with their weights, manifests.
+"""Folders that weft writes: model folders (a graph as text, with its weights), and manifests of compiled folders.
 
 Never here: formats of other tools.
 """

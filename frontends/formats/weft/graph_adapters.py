@@ -1,4 +1,4 @@
-"""PEFT adapters merged into the graph of a model folder: the folders that target transformers writes."""
+"""Merge PEFT adapters into the graph of a model folder, whose weights have the names of transformers' modules."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from weft.ir.recipes import Source
 from ..hf.adapter import Adapter, read_adapter
 from ..hf.merging import Merger, merge
 
-_HEAD, _BASE = "lm_head.weight", "model."  # as target transformers calls them
+_HEAD, _BASE = "lm_head.weight", "model."  # the names that target transformers writes
 
 
 def merge_adapters(graph: Graph, source: str, folders: Sequence[Path]) -> list[Adapter]:
-    """Merge the adapters in `folders` into the weights of `graph`, which errors call `source`, in that order.
+    """Merge the adapters in `folders`, in order, into the recipes of `graph` in place; return the adapters.
 
-    The graph reads tensors by the names that PEFT gives them. A head that is tied to the embedding becomes a separate
-    weight if an adapter changes one of the two.
+    `graph`, which errors call `source`, must read tensors by the names that PEFT gives them. A head that is tied to the
+    embedding becomes a separate weight if an adapter changes one of the two.
 
     Raises:
-        WeftError: naming the adapter, and the key or tensor that is unsound or does not fit the model.
+        WeftError: naming the adapter, and the key or tensor that is invalid or does not fit the model.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
     table = _find_embedding(graph)
@@ -33,7 +33,7 @@ def merge_adapters(graph: Graph, source: str, folders: Sequence[Path]) -> list[A
 
 
 class _GraphMerger(Merger):
-    """A merger for a graph whose weights are named after their modules."""
+    """A merger for a graph whose checkpoint keys are the names of transformers' modules."""
 
     @property
     def embedding(self) -> Param | None:
@@ -47,7 +47,7 @@ class _GraphMerger(Merger):
         assert embed is not None
         heads = [(node, i) for node, i in embed.uses if node.op is not ops.embedding]
         if any(node.op is not ops.linear for node, _ in heads):
-            raise WeftError(f"{self.source}: an adapter changes the embedding, which ops other than the head also read")
+            raise WeftError(f"{self.source}: an adapter changes the embedding, which ops besides the head also read")
         head = self.graph.add_param(_HEAD, embed.type, Source(_HEAD))
         for node, i in heads:
             node.set_input(i, head)
@@ -60,7 +60,7 @@ class _GraphMerger(Merger):
 
 
 def _find_embedding(graph: Graph) -> Param | None:
-    """Return the embedding table that maps input ids to hidden states, or None."""
+    """Return the table of the embedding op that reads the input input_ids; None without one."""
     tokens = graph.inputs.get("input_ids")
     for node in tokens.users if tokens is not None else ():
         if node.op is ops.embedding and isinstance(table := node.required_operand("table"), Param):

@@ -1,4 +1,4 @@
-"""Manifests: weft.json of compiled folders, provenance.json of models."""
+"""Build manifests: weft.json of compiled folders, provenance.json of model folders and exports."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from weft.passes.analysis.states import SOUND, find_state_inputs, limit_source, 
 
 from ...model import Model
 
-ANSWER_KEYS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # of models that generate
-TASK_KEYS = ("task", "labels", "problem_type", "rank")  # of models with a head
+ANSWER_KEYS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # of generative models
+TASK_KEYS = ("task", "labels", "problem_type", "rank")  # of models with a task head
 
 
 def build_manifest(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
-    """Return the manifest of `graph`, compiled for `target` after the passes `pipeline`.
+    """Return the manifest weft.json of `graph`, which the passes `pipeline` rewrote, compiled for `target` in `dtype`.
 
-    `hashes` are the SHA-256 of the files of `model` by name, `length` is the longest sequence.
+    model: the source of the graph. hashes: SHA-256 of its files, by name. length: longest sequence in tokens.
     """
     from weft import __version__
 
@@ -64,7 +64,11 @@ def build_manifest(
 
 
 def _list_padding(graph: Graph) -> dict[str, Any]:
-    """Return entries that state whether padding changes a sequence: if tokens compete, or blocks count from the end."""
+    """Return entries that state whether padding changes a sequence's outputs.
+
+    compares_tokens: an op compares tokens of all rows, or has block-sparse attention. compares_above: longest sequence
+    (in tokens) for which the latter is dense, so that padding has no effect.
+    """
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}
@@ -72,7 +76,7 @@ def _list_padding(graph: Graph) -> dict[str, Any]:
 
 
 def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
-    """Return the record written next to a model: its source and the passes that rewrote it."""
+    """Return provenance.json of `model`: its source with the `hashes` of its files by name, and its passes."""
     from weft import __version__
 
     left_out = [part.record() for part in model.left_out]
@@ -80,7 +84,7 @@ def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
-    """Return the source of `model`: its name, the hashes of its files, and the source's own record."""
+    """Return the entry `source` of manifests: how `model` was requested, its files' `hashes`, its own provenance."""
     return {
         "spec": _make_absolute(model.spec),
         "description": model.description,
@@ -94,9 +98,9 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _list_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """Return the manifest entries of an encoder-decoder: the longest source, and the first and last tokens of answers.
+    """Return the manifest entries of an encoder-decoder: limits of its source, first and last tokens of answers.
 
-    The first token defaults to decoder_start, then bos, then pad, then token 0.
+    `length` is the longest sequence. The first token is that of decoder_start, else of bos, else of pad, else token 0.
     """
     begin = graph.meta.get("begin_tokens")
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
@@ -114,7 +118,7 @@ def _list_encoder(graph: Graph, length: int) -> dict[str, Any]:
 
 
 def _list_sound(graph: Graph) -> dict[str, Any]:
-    """Return the entry that describes the audio input of an encoder, or an empty dict if it has none."""
+    """Return the entry `sound`: name, bins and length of the graph's audio input; {} without one."""
     for name in SOUND:
         if name in graph.inputs:
             *bins, length = (n if isinstance(n, int) else None for n in graph.inputs[name].shape[1:])
@@ -123,7 +127,7 @@ def _list_sound(graph: Graph) -> dict[str, Any]:
 
 
 def _make_absolute(spec: str) -> str:
-    """Return the name `spec` of a source as an absolute path if it is a path; links are kept."""
+    """Return `spec` as an absolute path if it is an existing path, or such a file and :NAME; links stay links."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = expand_home(file if file.endswith(".py") else spec)
     if not path.exists():
@@ -133,10 +137,10 @@ def _make_absolute(spec: str) -> str:
 
 @contextlib.contextmanager
 def hash_files(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
-    """Hash the files of `model` in a thread during the block; hashing stops if the block does not request the result.
+    """Hash the files of `model` in a thread while the block runs; leaving the block stops the thread.
 
-    The yielded function waits for the hashes and returns them; it raises WeftError if a file has changed since the
-    model was read.
+    Yield a function that waits for the hashes and returns them by file name. It raises WeftError if a file has changed
+    since the model was read.
     """
 
     def result() -> dict[str, str]:
@@ -144,10 +148,10 @@ def hash_files(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
         model.check_unchanged()
         return hashes
 
-    over = threading.Event()
+    done = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        task = pool.submit(model.hashes, over.is_set)
+        task = pool.submit(model.hashes, done.is_set)
         try:
             yield result
         finally:
-            over.set()
+            done.set()

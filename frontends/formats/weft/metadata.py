@@ -1,4 +1,4 @@
-"""Checks of graph metadata that was read from a file: anyone may have edited it, and later stages rely on it."""
+"""Checks of graph.meta that was read from a file: anyone may have edited the file, and later stages rely on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..hf.folder import SPECIAL_TOKENS
 
 
 def check_metadata(graph: Graph, name: str) -> None:
-    """Raise WeftError if metadata of `graph`, read from the file `name`, has an impossible value."""
+    """Raise WeftError if graph.meta, read from the file `name`, has an invalid value for a key in `_CHECKS`."""
     for key, (expected, fits) in _CHECKS.items():
         value = graph.meta.get(key)
         if value is not None and not fits(value):

@@ -1,4 +1,4 @@
-"""Model folders: a graph as a file with its weights and tokenizer, complete in themselves.
+"""Model folders, which are self-contained: a graph with its weights and tokenizer.
 
 ::
 
@@ -52,12 +52,11 @@ _MOVING = (Source, Concat, Full, Permute, Reshape, Slice, Take)
 def write_model(
     model: Model, out: str | Path, *, dtype: str | None = None, progress: Progress = lambda stage, done, total: None
 ) -> None:
-    """Write `model` as the model folder `out` in one step: an older folder survives until the new one is complete.
+    """Write `model` as the model folder `out`; an older folder there is replaced only when the new one is complete.
 
-    Every parameter that reads checkpoint tensors or random values is evaluated a block at a time and stored in `dtype`
-    (f32, f16, bf16). The default is a dtype that represents it exactly: the checkpoint's if its elements only move,
-    else the parameter's. Formulas such as rotary frequencies stay formulas. A quantized parameter is stored as its
-    codes, scales and zero points.
+    Every parameter that reads checkpoint tensors or random values is evaluated a few rows at a time and stored in
+    `dtype` (f32, f16, bf16); the default is `find_exact_dtype`. Formulas such as RoPE frequencies stay formulas. A
+    quantized parameter is stored as its codes, scales and zero points. `progress(stage, done, total)` counts bytes.
 
     Raises:
         WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.
@@ -70,7 +69,7 @@ def write_model(
     for name, (recipe, parts) in blocks.items():
         tensors |= parts
         graph.params[name].recipe = recipe
-    graph.meta.pop("source", None)  # it is the folder itself, wherever it is moved
+    graph.meta.pop("source", None)  # the folder is its own source, wherever it is moved
     with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         if model.tokenizer is not None:
@@ -80,10 +79,10 @@ def write_model(
 
 
 def read_model(spec: str, path: Path) -> Model:
-    """Read the model in the model folder at `path`; `spec` is the name by which the user requested it.
+    """Return the model of the model folder at `path`; `spec` is the name by which the user requested it.
 
     Raises:
-        WeftError: if its model.weft is not a graph, or its weights are missing or unsound.
+        WeftError: if its model.weft is not a graph, or its weights are missing or invalid.
     """
     # Taken before anything is read, so that a change meanwhile is noticed.
     stamps_before = take_stamps(path.iterdir())
@@ -107,21 +106,21 @@ def read_model(spec: str, path: Path) -> Model:
         stamps={file: stamps_before[file] for file in files if file in stamps_before},
         provenance=record,
         left_out=left_out,
-        without=tuple(part.name for part in left_out if part.changes),  # accepted as the folder was written
+        without=tuple(part.name for part in left_out if part.changes),  # accepted when the folder was written
     )
 
 
 def _read_provenance(path: Path) -> dict[str, Any]:
-    """Return the record of a model folder's source and passes, without the entries in `SEALED` (its own files)."""
+    """Return the contents of the provenance.json at `path`, without the entries in `SEALED`, which describe files."""
     record = read_json(path)
     check_format(path, record)
     return {key: value for key, value in record.items() if key not in SEALED}
 
 
 def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
-    """Return the recipe of a quantized parameter over stored codes and scales, and these tensors by name.
+    """Return the recipe that dequantizes `param` from stored parts (codes, scales, …), and these parts by tensor name.
 
-    None for a parameter that is not quantized in a block layout.
+    Return None if the parameter is not quantized in a block layout.
     """
     reader, recipe = param.graph.reader, param.recipe
     layout = find_block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
@@ -132,12 +131,12 @@ def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     scales = ("every_step" if layout.sums else "steps", layout.scale_dtype)
     if layout.small_floats:
         scales = ("levels", dtypes.u8)
-    wanted = {"codes": ("packed", dtypes.u8), "scales": scales}
+    parts = {"codes": ("packed", dtypes.u8), "scales": scales}
     if layout.has_zeros:
-        wanted["zeros"] = ("points", dtypes.u8)
+        parts["zeros"] = ("points", dtypes.u8)
     if layout.tensor_scale:
-        wanted["tensor_scales"] = ("tensor_scale", dtypes.f32)
-    for part, (stored, dtype) in wanted.items():
+        parts["tensor_scales"] = ("tensor_scale", dtypes.f32)
+    for part, (stored, dtype) in parts.items():
         key = f"{param.name}.{part}"
         sources[part] = Source(key)
         shape = (*lead, sizes[stored])
@@ -160,7 +159,10 @@ def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
 
 
 def collect_weights(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
-    """Return the parameters of `graph` that store weights, except `leave`; dtypes as in `write_model`."""
+    """Return the parameters of `graph` that read checkpoint tensors or random values, by name, except those in `leave`.
+
+    Floats are in `dtype`, by default in `find_exact_dtype`; other values in their own dtype.
+    """
     tensors = {}
     for name, param in graph.params.items():
         if name not in leave and param.recipe.has(Source, *RANDOM):
@@ -171,9 +173,9 @@ def collect_weights(graph: Graph, dtype: DType | None = None, leave: Collection[
 
 
 def find_exact_dtype(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
-    """Return a dtype that represents exactly a tensor of `dtype`, computed by `recipe`.
+    """Return a dtype that represents the result of `recipe`, a tensor of `dtype`, exactly.
 
-    It is the checkpoint's dtype if `recipe` only moves elements of tensors of one dtype, else `dtype`.
+    If `dtype` is f32 and `recipe` only moves elements of tensors of one dtype, it is that dtype; else it is `dtype`.
     """
     if dtype != dtypes.f32 or not _only_moves(recipe):
         return dtype
@@ -182,8 +184,7 @@ def find_exact_dtype(recipe: Recipe, dtype: DType, reader: TensorReader) -> DTyp
 
 
 def _only_moves(recipe: Recipe) -> bool:
-    """Return whether `recipe` only moves elements of checkpoint tensors; constants 0 and 1 are also allowed."""
+    """Return whether `recipe` only moves elements of checkpoint tensors or inserts the constants 0 and 1."""
     if isinstance(recipe, Full):
-        # 0 and 1 are exact in every dtype.
-        return recipe.value in (0, 1)
+        return recipe.value in (0, 1)  # exact in every dtype
     return isinstance(recipe, _MOVING) and all(map(_only_moves, recipe.parts))

@@ -1,4 +1,8 @@
-"""Family tables: where the settings and parameters of a model family are in configs and checkpoints."""
+"""Family tables: map config keys to settings, and parameters to checkpoint tensors, for one model family.
+
+A rule is a function from a config to the value of one setting. A template is a function that returns the recipe (an
+expression over checkpoint tensors) of a parameter.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ from ..config_keys import normalize_config
 from .settings import Settings
 
 Config = Mapping[str, Any]
-Rule = Callable[[Config], Any]  # the value of a setting, by the config
+Rule = Callable[[Config], Any]  # config -> value of a setting
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
 SENTENCE = "pooling of sentence-transformers"  # the config key under which the folder's reader puts the pooling
-_OUTSIDE = (  # names outside base models
+_OUTSIDE = (  # name prefixes of tensors that are not in the base model, so they never have its prefix
     *("lm_head", "embed_out", "decoder.weight", "decoder.bias", "score", "classifier", "qa_outputs"),
     *("text_projection", "visual_projection"),
 )
@@ -34,9 +38,9 @@ _HINTS = get_type_hints(Settings)
 
 @dataclass(frozen=True)
 class Fetch:
-    """The tensors of a checkpoint by template name: without `prefix`, and with {i} for the layer number `layer`.
+    """A lookup of checkpoint tensors by a table's name, which lacks `prefix` and has {i} for the layer number `layer`.
 
-    `keys` are the tensors that the checkpoint has, `aliases` other spellings inside names.
+    keys: names of all tensors in the checkpoint. aliases: substrings of table names, each with an alternative spelling.
     """
 
     keys: frozenset[str]
@@ -45,36 +49,40 @@ class Fetch:
     layer: str
 
     def __call__(self, name: str) -> Recipe:
-        """Return the recipe that reads the tensor `name`, whether or not the checkpoint has it."""
-        spellings = self._spellings(name)
+        """Return the recipe that reads the tensor `name`; if the checkpoint lacks it, under its expected name."""
+        spellings = self._list_spellings(name)
         # Errors and exports use this name if the checkpoint has no spelling of it.
-        usual = spellings[0 if name.startswith(_OUTSIDE) else 1]
-        return Source(next((k for k in spellings if k in self.keys), usual))
+        default = spellings[0 if name.startswith(_OUTSIDE) else 1]
+        return Source(next((k for k in spellings if k in self.keys), default))
 
     def has(self, name: str) -> bool:
-        """Return whether the checkpoint has the tensor `name`."""
-        return not self.keys.isdisjoint(self._spellings(name))
+        """Return whether the checkpoint has the tensor `name` in one of its spellings."""
+        return not self.keys.isdisjoint(self._list_spellings(name))
 
-    def _spellings(self, name: str) -> tuple[str, ...]:
+    def _list_spellings(self, name: str) -> tuple[str, ...]:
         full = name.replace("{i}", self.layer)
-        other = next((full.replace(a, b) for a, b in self.aliases.items() if a in full), full)
-        return full, self.prefix + full, other, self.prefix + other
+        alias = next((full.replace(a, b) for a, b in self.aliases.items() if a in full), full)
+        return full, self.prefix + full, alias, self.prefix + alias
 
 
-Template = Callable[[Fetch, str, Settings], Recipe]  # fetch, "weight" or "bias", settings -> recipe
+Template = Callable[[Fetch, str, Settings], Recipe]  # (fetch, last part of the parameter's name, settings) -> recipe
 Names = dict[str, str | Template]
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A rule that reads the first of the config keys `keys` that is not null; `reciprocal` returns 1/value."""
+    """A rule that returns the value of the first of the config keys `keys` that is not null, else `default`.
+
+    reciprocal: return 1 / value; a null value is then an error, as it has no reciprocal. Calling the rule raises
+    WeftError if no key has a value and there is no default.
+    """
 
     keys: tuple[str, ...]
     default: Any = REQUIRED
     reciprocal: bool = False
 
     def __call__(self, config: Config) -> Any:
-        absent = _ABSENT if self.reciprocal else None  # null has no reciprocal: an error rather than the default
+        absent = _ABSENT if self.reciprocal else None
         value = next((config[key] for key in self.keys if config.get(key, absent) is not absent), self.default)
         if value is REQUIRED:
             raise WeftError(f"no key {self.keys[0]!r}")
@@ -82,22 +90,25 @@ class Lookup:
 
 
 def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup:
-    """Return the rule that reads the first of `keys` that is present; without a `default`, one must be."""
+    """Return the rule that reads the first config key of `keys` that is not null; see `Lookup`."""
     return Lookup(keys, default, reciprocal)
 
 
 def read_required(config: Config, *names: str) -> tuple[Any, ...]:
-    """Return the values under the keys `names`; raise WeftError if one is missing."""
+    """Return the values of the keys `names` in `config`, in that order; raise WeftError if one is missing or null."""
     return tuple(key(name)(config) for name in names)
 
 
 def mask_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
-    """Return the rule whose value per layer is `make(config)` if `chosen(config)` is true for the layer, else None."""
+    """Return the rule for a setting per layer: `make(config)` in the layers that `chosen` selects, None in all others.
+
+    `chosen(config)` yields a bool per layer. `make` is called once, and only if a layer is selected.
+    """
 
     def rule(config: Config) -> tuple[Any, ...]:
-        has = list(chosen(config))
-        value = make(config) if any(has) else None
-        return tuple(value if h else None for h in has)
+        selected = list(chosen(config))
+        value = make(config) if any(selected) else None
+        return tuple(value if is_selected else None for is_selected in selected)
 
     return rule
 
@@ -107,16 +118,18 @@ _NOT_INHERITED = ("transformers", "gguf", "loader")  # `derive` drops these fiel
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of the differences of a family from plain Llama.
+    """A table that describes a model family; settings that it omits have the defaults of `Settings`, those of Llama.
 
-    model_types: its names in files. settings: for each setting a config `key`, a constant, or a function of the config.
-    names: checkpoint name (or `Template`) of each parameter, with {i} for the layer; a name without its last part
-    covers weight and bias. prefix: optional prefix of checkpoint names. aliases: other spellings inside checkpoint
-    names.
-    from_keys: settings that follow from the checkpoint's keys.
-    unused: patterns of checkpoint keys that no model needs (masks, buffers, training heads). idle: those of them that
-    an export keeps because transformers asks for them.
-    refuse: config keys (`outer.inner` in a mapping) and the only values that the table can express.
+    model_types: names of the family in files, the main name first.
+    settings: for each setting a constant or a rule (a function of the config, such as `key` returns).
+    names: for each parameter a checkpoint name or a `Template`, with {i} for the layer number; an entry for a.b also
+        covers a.b.weight and a.b.bias, unless these have entries of their own.
+    prefix: prefix that checkpoint names may have in addition.
+    aliases: substrings of checkpoint names, each with an alternative spelling.
+    from_keys: for each setting that depends on the tensors in the checkpoint, a function of the set of their names.
+    unused: glob patterns of checkpoint keys that no model needs (masks, buffers, training heads).
+    idle: such patterns for keys that an export keeps nevertheless, because transformers asks for them.
+    refuse: config keys (`outer.inner` in a mapping), each with the only values that the table can express.
     inert: config keys without effect on the outputs.
     """
 
@@ -132,10 +145,10 @@ class Table:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def derive(self, *model_types: str, **changes: Any) -> Self:
-        """Return a copy of this table for other `model_types`, with other settings or fields.
+        """Return a copy of this table for `model_types`, with `changes` of settings or fields, by name.
 
-        Fields that are mappings are extended (None removes an entry), all others replaced; fields for export are not
-        inherited.
+        A field that is a mapping is extended (the value None removes an entry); any other field is replaced. The copy
+        does not inherit the fields `transformers`, `gguf` and `loader`.
         """
         settings = dict(self.settings)
         values: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in _NOT_INHERITED}
@@ -149,10 +162,10 @@ class Table:
         return replace(self, model_types=model_types, settings=settings, **values)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """Return the settings of a `config` (called `source` in errors) and a checkpoint with the names `keys`.
+        """Return the settings of a model with `config` (errors call it `source`) and checkpoint tensors named `keys`.
 
         Raises:
-            WeftError: naming the key that is missing, refused or has an invalid value.
+            WeftError: naming the config key that is missing, refused or has an invalid value.
         """
         for name, allowed in self.refuse.items():
             value = _lookup(config, name, source)
@@ -172,7 +185,10 @@ class Table:
         return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
     def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
-        """Return the recipe of `parameter` from a checkpoint with `keys`; None if the table has no name for it."""
+        """Return the recipe of the parameter called `parameter`; None if the table has no entry for it.
+
+        `keys` are the checkpoint's tensor names, which decide between spellings.
+        """
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", parameter)
         index = re.search(r"(?<=\.)\d+(?=\.)", parameter)
         stem, _, part = pattern.rpartition(".")
@@ -184,7 +200,10 @@ class Table:
         return None
 
     def to_config(self, s: Settings) -> dict[str, Any]:
-        """Return the config keys for the settings `s`; a key for several biases is true if one exists."""
+        """Return the config entries that `read` maps to the settings `s`, of the settings whose rule is a `Lookup`.
+
+        If several settings share a key, its value is the first that is truthy.
+        """
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):
@@ -195,36 +214,38 @@ class Table:
 
 @dataclass(frozen=True)
 class Loader:
-    """The models that llama.cpp's loader of an architecture supports; the default is dense models as plain as Llama.
+    """The models that llama.cpp's loader of an architecture supports; by default dense models without biases.
 
-    biases, optional_biases: required, and further supported biases, as letters: n norms, q queries (keys and values),
-        o attention outputs, f feed-forwards, h the head. experts: none, optional or required.
-    head: tied (always the embedding), own (the file must have one), or any.
+    biases: required biases, one letter each: n norms, q queries, keys and values, o attention outputs, f
+        feed-forwards, h the head.
+    optional_biases: further biases that it supports, as such letters. experts: none, optional or required.
+    head: tied (the loader always uses the embedding), own (the file must have a separate head), or any.
     """
 
     biases: str = ""
     optional_biases: str = ""
     experts: str = "none"
     head: str = "any"
-    partial_rope: bool = False  # only a part of each head is rotated
-    free_heads: bool = False  # heads of another size than the width divided by their number
+    partial_rope: bool = False  # supports heads of which only a part is rotated
+    free_heads: bool = False  # supports heads of another size than the model's width divided by their number
     qk_norm: bool = False
-    windows: bool = False  # without it, a window in the file is read but not applied
+    windows: bool = False  # if False, the loader reads a window from the file but does not apply it
 
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFArchitecture(Table):
-    """A table of llama.cpp's keys and tensor names; only architectures with a `loader` are export targets."""
+    """A table of an architecture of llama.cpp: GGUF metadata keys and tensor names; export needs a `loader`."""
 
     loader: Loader | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family(Table):
-    """A model family: the table of its Hugging Face folders, and its classes and files in other libraries.
+    """A model family: the table of its Hugging Face folders, its class in transformers and its GGUF architecture.
 
-    transformers: class that loads an exported folder; without it, nothing is exported to the family.
-    gguf: architecture of its GGUF files. tasks: the `Head` of each class, by the suffix of the class name.
+    transformers: class that loads an exported folder; if "", no model is exported as this family.
+    gguf: table of its GGUF files, or None. tasks: the `Head` of each task class, by the suffix of the class name
+    (ForTokenClassification).
     """
 
     transformers: str = ""
@@ -232,18 +253,18 @@ class Family(Table):
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """Return the settings of a `config`; of two spellings, transformers' choice counts."""
+        """Return the settings of `config`, as `Table.read`; of two spellings of a key, the one transformers reads."""
         return super().read(normalize_config(config, self.model_types[0]), keys, source)
 
 
 class Families(Registry[Family]):
-    """Families by the model_type that a config states."""
+    """The registry of families, by the model_type that a config states."""
 
     def register(self, *tables: object) -> None:
-        """Register the families among `tables`, each under all its model_types.
+        """Register each `Family` among `tables` under all its model_types; skip objects of other types.
 
         Raises:
-            DeclaredTwice: if a name is taken by another.
+            DeclaredTwice: if another family has the name.
         """
         for table in tables:
             if isinstance(table, Family):
@@ -252,7 +273,7 @@ class Families(Registry[Family]):
 
 
 def _lookup(config: Config, path: str, source: str) -> Any:
-    """Return the value of the key `path`, else the value at the dotted path `path`, else _ABSENT."""
+    """Return the value of the key `path` of `config`, else the value at the dotted path `path`, else _ABSENT."""
     *outer, last = [path] if path in config else path.split(".")  # keys of GGUF files contain dots
     for name in outer:
         inner = config.get(name) or {}
@@ -263,17 +284,18 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _evaluate(name: str, rule: Any, config: Config) -> Any:
-    """Return the value of `rule` (constant or function) for the setting `name`, type-checked."""
+    """Return the value that `rule` (constant or function of `config`) gives the setting `name`; check its type."""
     value = rule(config) if callable(rule) else rule
     if not matches_type(value, _HINTS[name]):
-        raise WeftError(f"{name}={quote_value(value)} should be of type {Settings.__annotations__[name]}")
+        raise WeftError(f"{name}={quote_value(value)} must be of type {Settings.__annotations__[name]}")
     return value
 
 
 def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
-    """Return the error `e` of `make(config)` as a WeftError that names the config keys without which it does not occur.
+    """Return `e`, the error of `make(config)`, as a WeftError whose message starts with the config keys that cause it.
 
-    A positive integer is valid in itself, so it is named only if the error contains it and changes with another number.
+    A key causes the error if the message changes without the key. A key whose value is a positive integer n causes it
+    if the message contains n and changes when the value is n + 1.
     """
     numbers = set(re.findall(r"\d+", str(e)))
     culprits = []

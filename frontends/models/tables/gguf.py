@@ -1,8 +1,8 @@
 """The vocabulary of GGUF tables: llama.cpp's metadata keys and tensor names.
 
-llama.cpp has the same names in every architecture, so one table of names and of facts in the tensors serves all; an
-architecture adds facts that neither its metadata nor its tensors state. Only the tensors show which layers have experts
-or a state space: the reader of a file adds that to its config, under the keys SPARSE, RECURRENT and so on.
+llama.cpp has the same names in every architecture, so all tables derive from `BASE`; an architecture adds what neither
+its metadata nor its tensors state. Only the tensors show which layers have experts or a state space: the reader of a
+file adds lists of these layers to the config, under keys such as SPARSE and RECURRENT.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from .rope_config import FREQUENCIES, LONG, SHORT, read_gguf_rope
 from .settings import Settings
 from .templates import slice_expert_half, split_qkv
 
-SPARSE, RECURRENT = "layers with experts", "layers with a state"
+SPARSE, RECURRENT = "layers with experts", "layers with a recurrent state"
 NORMED = "layers with a norm after their state"
 BIASED = "layers with a table of relative positions"
 GATED = "layers with a gate in their feed-forward"
-INDEXED = "layers with an index of keys"
-VALUED = "layers with a map of values"  # others use the keys as values, or those of another layer
+INDEXED = "layers with an indexer that selects keys"
+VALUED = "layers with a value projection"  # others use their keys, or another layer's values
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 
 def deinterleave_heads(name: str, role: str) -> Template:
-    """Return a template for q or k that reorders rows from llama.cpp's interleaved pairs to first and second halves."""
+    """Return a template for the projection `name` of q or k (`role`) that undoes llama.cpp's row order, per head.
+
+    llama.cpp stores the two rows of each rotated pair next to each other; here the first rows of all pairs come first.
+    """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads = s.groups if role == "k" else s.head_count
@@ -44,7 +47,7 @@ def deinterleave_heads(name: str, role: str) -> Template:
 
 
 def _context(config: Config) -> Any:
-    """Return the original context if longer sequences need other frequencies, else the context."""
+    """Return the context length: the original one with LongRoPE, which needs other frequencies beyond it."""
     return config.get("rope.scaling.original_context_length" if LONG in config else "context_length")
 
 
@@ -53,8 +56,10 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
 
 
 def find_local_layers(config: Config, every: int) -> list[bool]:
-    """Return for each layer whether it is local: by attention.sliding_window_pattern, else all except each
-    `every`-th."""
+    """Return a bool per layer: True for layers with a sliding window, False for global ones.
+
+    attention.sliding_window_pattern lists them, or is a period that overrides `every`: each `every`-th layer is global.
+    """
     pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
     if isinstance(pattern, list):  # it may have more entries, for layers that predict more tokens
         return [bool(is_local) for is_local in pattern[: len(layers)]]
@@ -62,7 +67,10 @@ def find_local_layers(config: Config, every: int) -> list[bool]:
 
 
 def build_windows(every: int) -> Callable[[Config], Any]:
-    """Return the rule for `window`: the file's window in local layers (see `find_local_layers`), None in all others."""
+    """Return the rule for `window`: the file's window in layers that `find_local_layers` returns, None in all others.
+
+    Without a window in the file, the rule returns None.
+    """
 
     def rule(config: Config) -> tuple[int | None, ...] | None:
         window = config.get("attention.sliding_window")
@@ -72,7 +80,7 @@ def build_windows(every: int) -> Callable[[Config], Any]:
 
 
 def build_local_ropes(every: int, interleaved: bool = False) -> Rule:
-    """Return the rule for `rope` of models whose global layers have no positions."""
+    """Return the rule for `rope` of models that rotate in local layers only (see `find_local_layers`)."""
 
     def rule(config: Config) -> tuple[RoPE | None, ...]:
         rope = replace(read_gguf_rope(config), interleaved=interleaved)
@@ -82,18 +90,22 @@ def build_local_ropes(every: int, interleaved: bool = False) -> Rule:
 
 
 def build_interleaved_rope(config: Config) -> RoPE:
-    """Return RoPE with adjacent pairs, as in the Hugging Face model (elsewhere the converter reorders rows)."""
+    """Return the RoPE of `config` with adjacent pairs, for architectures whose rows llama.cpp does not reorder."""
     return replace(read_gguf_rope(config), interleaved=True)
 
 
 def find_max_kv_heads(config: Config) -> int | None:
-    """Return attention.head_count_kv of the layers with attention, where it is not 0."""
+    """Return attention.head_count_kv, or its maximum if it is a list (layers without attention have 0)."""
     counts = config.get("attention.head_count_kv")
     return max(counts) if isinstance(counts, list) else counts
 
 
 class _EachLayer(Lookup):
-    """A rule for a setting that files state once or per layer; lists of different values are refused for heads."""
+    """A rule for a setting that files state once or per layer.
+
+    A list of equal values becomes that value. Another list becomes a tuple for the feed-forward width; for all other
+    settings the rule returns its first value.
+    """
 
     def __call__(self, config: Config) -> Any:
         value, layers = super().__call__(config), key("block_count")(config)
@@ -153,15 +165,15 @@ BASE = GGUFArchitecture(
 )
 UNGATED = BASE.derive(norm="layer", activation="gelu_new", gated=False)
 INTERLEAVED = {f"layers.{{i}}.attn.{x}": deinterleave_heads(f"blk.{{i}}.attn_{x}", x) for x in "qk"}
-NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # called so, but before the feed-forward
+NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # despite its name, it precedes the feed-forward
 PACKED = split_qkv("layers.{i}.attn", "blk.{i}.attn_qkv")
 
 
-def read_or(name: str, other: Template) -> Template:
-    """Return a template that reads the tensor `name`, or `other` if a file lacks it."""
+def read_or(name: str, fallback: Template) -> Template:
+    """Return a template that reads the tensor `name`, or applies the template `fallback` if the file lacks it."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else other(fetch, part, settings)
+        return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else fallback(fetch, part, settings)
 
     return template
 
@@ -174,17 +186,20 @@ SEPARATE_OR_PACKED = {
 
 
 def mask_unlisted(make: Rule, list_key: str) -> Rule:
-    """Return the rule `make` restricted to the layers in the config's list `list_key`, None in all others."""
+    """Return the rule for a setting per layer: `make(config)` in layers whose index config[list_key] has, else None."""
     return mask_layers(make, lambda c: (i in c[list_key] for i in range(key("block_count")(c))))
 
 
 def reshape_tensor(name: str, *dims: int) -> Template:
-    """Return a template for the tensor `name` in another shape; the last size may be -1."""
+    """Return a template for the tensor `name` (with its last part) reshaped to `dims`; the last one may be -1."""
     return lambda fetch, part, settings: Reshape(fetch(name), dims)
 
 
 def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` of an architecture whose files state the number and width of experts."""
+    """Return the rule for `moe`: experts as many and as wide as the file states, in the layers that have experts.
+
+    shared_gate: shared experts have a gate. options: further arguments of `MoE`.
+    """
 
     def make(config: Config) -> MoE:
         shared_width = config.get("expert_shared_feed_forward_length")
@@ -197,9 +212,9 @@ def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> 
 
 
 def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Router:
-    """Return the router for the scores and weights of experts, with llama.cpp's defaults.
+    """Return the router that `config` states; `scoring` (softmax or sigmoid) and `renormalize` are its defaults.
 
-    Routers with sigmoid scores always have a correction.
+    Routers with sigmoid scores always have a correction bias.
     """
     gating = config.get("expert_gating_func") or _GATING.index(scoring)
     if gating not in (1, 2):
@@ -217,9 +232,9 @@ def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Rou
 
 
 def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` of an architecture whose files state how to score experts; see `read_routing`.
+    """Return the rule for `moe`: as `build_experts`, with the router of `read_routing`, whose fields `options` replace.
 
-    `options` replace fields of the router.
+    Shared experts are as wide as the file states, or else expert_shared_count times as wide as a routed one.
     """
 
     def make(config: Config) -> MoE:
@@ -234,7 +249,10 @@ def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Ru
 
 
 def read_expert_part(part: str, kind: str) -> Template:
-    """Return a template for gate or up of all experts: a tensor, or half of the fused one (--fuse-gate-up-exps)."""
+    """Return a template for weights or biases (`kind`) of gate or up (`part`) of all experts.
+
+    If the file has a fused tensor (--fuse-gate-up-exps of the converter), the template slices it.
+    """
     separate, fused = f"blk.{{i}}.ffn_{part}_exps.{kind}", f"blk.{{i}}.ffn_gate_up_exps.{kind}"
     half = slice_expert_half(fused, 0 if part == "gate" else 1)
     return lambda fetch, name, settings: half(fetch, name, settings) if fetch.has(fused) else fetch(separate)

@@ -1,4 +1,7 @@
-"""Model types without a table: multimodal models, of which the language model is read, and refused types."""
+"""Model types without a table of their own: multimodal models, pairs of encoders, and refused types.
+
+Of a multimodal model weft reads the language model, of a pair (CLIP) one encoder.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ MULTIMODAL = (
     *("video_llama_3", "video_llava", "vipllava", "voxtral"),
 )
 LANGUAGE_MODELS = ("language_model", "text_model")  # names of the language model's module
-# Language models that compute the same as another family: defaults of their configs, and keys with a fixed value.
+# Language models that are read as another family: (family, defaults of their configs, keys with a fixed value).
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl_text": ("qwen2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}, {}),
     "qwen2_5_vl_text": ("qwen2", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}, {}),
     "qwen3_vl_text": ("qwen3", {"rope_theta": 5e5}, {}),
     "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5e5}, {"norm_topk_prob": True}),
 }
-# Types of a text encoder and an image encoder: the families of the two, defaults of their configs, and the class of
-# each when it is separate.
+# Types of pairs of a text and an image encoder: for the family of each encoder, the defaults of its config, and the
+# transformers class that is this encoder alone.
 _DEPTH = {"num_hidden_layers": 12, "num_attention_heads": 12}
 _BASE: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, **_DEPTH}
 _SMALL: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, **_DEPTH, "num_attention_heads": 8}
@@ -41,8 +44,8 @@ PAIRS: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
 }
 
 REFUSED = {
-    "deepseek_v4": "its attention reads keys computed from several tokens each, which no module supports",
-    "nllb-moe": "transformers 5.23 sends every token to experts 0 and 1, so there is nothing to compare with",
-    "prophetnet": "no module has its n-gram streams",
-    "roc_bert": "its tokens have shapes and sounds, which would be additional inputs",
+    "deepseek_v4": "no module of weft has attention over keys that are each computed from several tokens",
+    "nllb-moe": "transformers 5.23 sends every token to experts 0 and 1, so weft has no reference to test against",
+    "prophetnet": "no module of weft has its n-gram streams",
+    "roc_bert": "its tokens have shapes and sounds, which would need additional inputs",
 }

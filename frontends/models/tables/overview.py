@@ -1,4 +1,4 @@
-"""The table of families, for `weft families` and the docs: the libraries that read and write each."""
+"""The table that `weft families` and the docs print: each family's class in transformers and its GGUF support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .family import Family
 
 
 def tabulate_families(families: Mapping[str, Family]) -> list[tuple[str, str, str]]:
-    """Return the table as rows: the column titles, then a row per family, sorted by name."""
+    """Return rows (model_type, transformers class or "", GGUF architecture or ""), sorted by name, after the titles.
+
+    An architecture to which weft also exports ends with "+".
+    """
     rows = [("family", "exported", "GGUF")]
     for name, family in sorted(families.items()):
         gguf = "" if family.gguf is None else family.gguf.model_types[0] + ("+" if family.gguf.loader else "")

@@ -1,6 +1,6 @@
-"""Rotary settings in configs: Hugging Face's rope_parameters or older keys, and llama.cpp's keys.
+"""RoPE settings in configs: read and write Hugging Face's rope_parameters (or older keys) and llama.cpp's keys.
 
-A setting of `RopeScaling` has one name in each of these forms, for reading and for writing.
+`_NAMES` and `_GGUF` map fields of `RopeScaling` to the keys of the two formats.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NAMES = {
     "factors": "short_factor",
     "long_factors": "long_factor",
 }
-_NEEDED = ("factor", "low_freq", "high_freq", "factors", "long_factors")  # others are optional
-_TEMPERED = ("yarn", "longrope")  # with an amplitude, and a factor that follows from the two contexts
+_NEEDED = ("factor", "low_freq", "high_freq", "factors", "long_factors")  # fields without a default
+_TEMPERED = ("yarn", "longrope")  # scale cos and sin by an amplitude; their factor defaults to context / original
 
 FREQUENCIES = "rope_freqs.weight"  # tensors of GGUF files: divisors of all frequencies, and LongRoPE's
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -39,7 +39,7 @@ _GGUF = {
     "long_factors": LONG,
 }
 _ATTENTION = "rope.scaling.attn_factor"
-# Read, but not written: llama.cpp ignores them in most architectures.
+# Never written: llama.cpp ignores them in most architectures.
 _BETAS = {f"beta_{x}": f"rope.scaling.yarn_beta_{x}" for x in ("fast", "slow")}
 
 
@@ -47,14 +47,15 @@ _BETAS = {f"beta_{x}": f"rope.scaling.yarn_beta_{x}" for x in ("fast", "slow")}
 
 
 def read_rope(config: Mapping[str, Any], partial: bool = False) -> RoPE:
-    """Return the `RoPE` of a config, of any type that transformers supports for text models.
+    """Return the `RoPE` that `config` states, of any type that transformers supports for text models.
 
-    `partial`: the family rotates only a part of each head if `partial_rotary_factor` is set; other families ignore that
-    key in transformers. ``dynamic`` and ``longrope`` get the frequencies for sequences up to the original context,
-    unless the pass rope-length changes them.
+    `partial`: the family applies partial_rotary_factor; transformers ignores that key in all other families.
+    The types dynamic and longrope get the frequencies for sequences up to the original context; the pass rope-length
+    changes them for longer ones.
 
     Raises:
-        WeftError: if the type is unknown or lacks a number, or if partly rotated heads are scaled without `partial`.
+        WeftError: if the type is unknown or one of its settings is missing, or if RoPE is scaled and
+            partial_rotary_factor is not 1, but `partial` is false.
     """
     rope = find_rope(config)
     kind = _read_kind(rope)
@@ -92,10 +93,10 @@ def read_rope(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 
 
 def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
-    """Return `read_rope` for a family with other `defaults` of config keys, or with adjacent pairs (`interleaved`).
+    """Return the rule `read_rope` with `defaults` for config keys that are missing or null.
 
-    A default for partial_rotary_factor enables that key. A default of rope_parameters applies only if the config has
-    none.
+    `interleaved`: rotated pairs are adjacent features. With a default for partial_rotary_factor, the rule applies that
+    key. A default for rope_parameters applies only if the config has neither rope_parameters nor rope_scaling.
     """
     partial = "partial_rotary_factor" in defaults
 
@@ -115,11 +116,12 @@ def build_ropes(
     near_scaled: bool = False,
     **defaults: Any,
 ) -> Rule:
-    """Return the rule for `rope` of models whose local layers (with a window by `local`) rotate otherwise.
+    """Return the rule for `rope` per layer, for models whose local and global layers have different RoPE.
 
-    rope_parameters has both rotations, or else the config's settings are for global layers, and local layers have no
-    scaling unless `near_scaled`. `bases` are rules for the base of global and local layers; without them it is
-    rope_theta.
+    A layer is local if the rule `local` returns a window for it, not None. If rope_parameters has an entry per layer
+    type, the rule uses these; else the config's RoPE scaling applies to global layers, and to local ones if
+    `near_scaled`. `bases`: rules for the base of global and of local layers; by default the base is rope_theta.
+    `partial` as in `read_rope`; `defaults` are values for missing config keys.
     """
 
     def rule(config: Mapping[str, Any]) -> tuple[RoPE, ...]:
@@ -142,9 +144,9 @@ def build_ropes(
 
 
 def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
-    """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the number of features per head.
+    """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the width of a head.
 
-    `partial`: the family rotates a part of each head by default, so that the fraction is always written.
+    `partial`: always write partial_rotary_factor, since the family's default is not 1.
     """
     fraction = (rope.dim or head) / head
     kind = next((kind for kind, scaling in _KINDS.items() if scaling == rope.scaling), rope.scaling)
@@ -161,17 +163,21 @@ def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
 
 
 def find_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return rope_parameters of a config, or else rope_scaling; {} without either. Raises WeftError on other shapes."""
+    """Return rope_parameters of `config`, or else rope_scaling; {} without either.
+
+    Raises:
+        WeftError: if it is not a mapping, or has settings per layer type.
+    """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise WeftError(f"rope parameters must be a mapping, not {rope!r}")
+        raise WeftError(f"rope_parameters must be a mapping, not {rope!r}")
     if any(isinstance(v, Mapping) for v in rope.values()):
-        raise WeftError("rope parameters that differ by layer type are not supported for this family")
+        raise WeftError("rope_parameters that differ by layer type are not supported for this family")
     return rope
 
 
 def read_context(config: Mapping[str, Any]) -> int | None:
-    """Return the context length; the original one if more needs other frequencies (pass rope-length)."""
+    """Return max_position_embeddings (None if missing); with LongRoPE, the context before its extension."""
     context = config.get("max_position_embeddings")
     settings = find_rope(config)
     if _read_kind(settings) == "longrope":
@@ -180,15 +186,15 @@ def read_context(config: Mapping[str, Any]) -> int | None:
 
 
 def _cast_like(default: Any, value: Any) -> Any:
-    """Return `value` converted to the number type of `default`, or to a tuple of floats if that is ()."""
+    """Return `value` converted to the type of `default`, or to a tuple of floats if `default` is ()."""
     return tuple(map(float, value)) if default == () else type(default)(value)
 
 
 def _read_kind(settings: Mapping[str, Any]) -> str:
     kind = str(settings.get("rope_type") or settings.get("type") or "default")
     kind = "default" if kind == "mrope" else kind  # of Qwen2-VL, whose three positions are equal for text tokens
-    older = kind == "su" or (kind == "yarn" and "short_factor" in settings)  # the first names of longrope
-    return "longrope" if older else kind
+    is_longrope = kind == "su" or (kind == "yarn" and "short_factor" in settings)  # its first names
+    return "longrope" if is_longrope else kind
 
 
 def _read_original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
@@ -203,12 +209,12 @@ def _read_original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
 
 
 def read_gguf_rope(config: Mapping[str, Any]) -> RoPE:
-    """Return the `RoPE` of llama.cpp's keys in `config`, without the architecture's prefix.
+    """Return the `RoPE` that `config` states: llama.cpp's metadata keys without the architecture's prefix.
 
-    LongRoPE's factors are not in the keys: they are tensors.
+    LongRoPE's factors are tensors in the file; `config` has their values under the names of these tensors.
 
     Raises:
-        WeftError: if the type is unknown.
+        WeftError: if rope.scaling.type is unknown.
     """
     kind = "none" if config.get(_GGUF["factor"], 1.0) in (0, 1) else config.get("rope.scaling.type", "none")
     if SHORT in config and LONG in config:
@@ -231,7 +237,10 @@ def read_gguf_rope(config: Mapping[str, Any]) -> RoPE:
 
 
 def write_gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return the keys that `read_gguf_rope` reads as `rope`, without the dimension; other scalings change the base."""
+    """Return the keys that `read_gguf_rope` reads as `rope`, except rope.dimension_count.
+
+    Scalings other than linear, yarn and longrope have no keys.
+    """
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling

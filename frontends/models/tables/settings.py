@@ -1,4 +1,4 @@
-"""The flat vocabulary of settings that describes families, and the function that builds a model from settings."""
+"""The flat record of settings into which family tables translate a config, and the function that builds its model."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a transformer; defaults are those of plain Llama. A tuple has one value per layer.
+    """The settings of a transformer; defaults are those of Llama. A tuple has one value per layer.
 
-    vocab: None if the model reads no tokens. heads, ffn (inner width): None if `mixer` replaces attention and `moe` the
-        feed-forward, or for a layer without them.
+    vocab: None if the model reads no tokens. heads: None without attention, or if `mixer` replaces it.
+    ffn: inner width of the feed-forward; None without one, or if `moe` replaces it.
     qk_norm: none, head (one weight for all heads), each (a weight per head) or full (over all heads at once).
-    shared_layers: number of layers with weights, each of which is repeated (ALBERT); None: all layers.
-    embed_dim: width of narrower embeddings. decoder: settings that differ in the decoder of an encoder-decoder, whose
-    other settings are those of its encoder; its blocks also attend to the encoder.
-    multipliers: values that templates of weights need: factors (muP), the number of alternating blocks.
+    shared_layers: number of layers with weights, each of which is repeated (ALBERT); None: all layers have weights.
+    embed_dim: width of embeddings that are narrower than `dim`.
+    decoder: settings of the decoder of an encoder-decoder that differ from those of its encoder.
+    multipliers: numbers that templates of weights need, by name, such as muP's factors.
     """
 
     vocab: int | None
@@ -90,14 +90,14 @@ class Settings:
     eps: float = 1e-6
     arrangement: str | tuple[str, ...] = "pre"  # of norms: `ARRANGEMENTS` of frontends/dsl/blocks.py
     residual_scale: float = 1.0  # of each sublayer's output
-    weighted_residual: bool = False  # the residual it is added to has weights
+    weighted_residual: bool = False  # the residual is multiplied by learned weights before a sublayer's output is added
     shared_layers: int | None = None
     block: Any = None  # a module that replaces the entire block
     # attention
     qkv_bias: bool = False
     out_bias: bool | tuple[bool, ...] = False
     qk_norm: str | tuple[str, ...] = "none"
-    qk_norm_last: bool = False  # after RoPE
+    qk_norm_last: bool = False  # the norm of queries and keys follows RoPE
     qk_norm_weight: bool = True
     temperature: Temperature | tuple[Temperature | None, ...] | None = None
     clip: float | None = None
@@ -106,7 +106,7 @@ class Settings:
     window: int | tuple[int | None, ...] | None = None
     scale: float | tuple[float | None, ...] | None = None
     softcap: float | None = None
-    causal: bool | None = None  # None: as the kind of model
+    causal: bool | None = None  # None: True in decoders, False in encoders
     sinks: bool | tuple[bool, ...] = False
     gate: Gate | bool = False
     v_head_dim: int | None = None
@@ -130,8 +130,8 @@ class Settings:
     stored_sinusoids: bool = False  # the checkpoint stores their table, which may have any values
     position_bias: T5Bias | None = None
     per_layer: PerLayerEmbedding | None = None
-    spread: Any = None  # into several residual streams, and back
-    gather: Any = None
+    spread: Any = None  # module that copies the embedding into several residual streams
+    gather: Any = None  # module that merges the streams after the last layer
     relative: RelativeTable | SinusoidalDistances | TransientGlobals | None = None
     sentence: SentencePooling | None = None
     mask_scaling: MaskScaling | None = None
@@ -143,8 +143,8 @@ class Settings:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     head: TaskHead | None = None
-    stem: SoundStem | None = None  # of encoders of sound
-    image: int = 0  # pixels on a side, of encoders of images
+    stem: SoundStem | None = None  # of audio encoders
+    image: int = 0  # side of the image in pixels, for image encoders
     patch: int = 0
     channels: int = 3
     prefix_tokens: int = 1
@@ -159,18 +159,21 @@ class Settings:
 
     @property
     def head_size(self) -> int:
-        """Return the width of an attention head (in the first attention layer, if layers differ)."""
+        """Return the width of an attention head (the first that is not None, if layers differ)."""
         size = self.find_first("head_dim") if isinstance(self.head_dim, tuple) else self.head_dim
         return size or self.dim // self.head_count
 
     @property
     def head_count(self) -> int:
-        """Return the number of attention heads (of the first attention layer, if layers differ)."""
+        """Return the number of attention heads (of the first attention layer, if layers differ); 1 without heads."""
         return (self.find_first("heads") if isinstance(self.heads, tuple) else self.heads) or 1
 
     @property
     def resolved(self) -> Settings:
-        """Return these settings with derived values filled in, and tuples of equal values replaced by the value."""
+        """Return these settings with tuples of equal values replaced by the value, and with defaults computed.
+
+        These are kv_heads, head_dim and the number of rotated features of RoPE.
+        """
 
         def resolve_rope(rope: RoPE | None) -> RoPE | None:
             return rope and replace(rope, dim=rope.dim or int(rope.fraction * self.head_size), fraction=1.0)
@@ -183,24 +186,24 @@ class Settings:
         return replace(self, **{**values, **collapsed, "kv_heads": self.groups, "head_dim": self.head_size})
 
     def expand(self, name: str) -> tuple[Any, ...]:
-        """Return the setting `name` of every layer.
+        """Return the values of the setting `name` for all layers, first layer first.
 
         Raises:
-            WeftError: if it has values for another number of layers.
+            WeftError: if the setting is a tuple with values for another number of layers.
         """
         value = getattr(self, name)
         values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,) * self.layers
         if len(values) != self.layers:
-            raise WeftError(f"{len(values)} layer types are given for {self.layers} layers")
+            raise WeftError(f"{name} has {len(values)} values for {self.layers} layers")
         return values
 
     def find_first(self, name: str) -> Any:
-        """Return the first value of the setting `name` that is not None, in the order of layers."""
+        """Return the first value of the setting `name` that is not None, in the order of layers; there must be one."""
         return next(value for value in _to_tuple(getattr(self, name)) if value is not None)
 
     @property
     def groups(self) -> int:
-        """Return the number of key/value heads (of the first attention layer, if layers differ)."""
+        """Return the number of key/value heads (of the first attention layer, if layers differ); `heads` by default."""
         count = self.find_first("kv_heads") if isinstance(self.kv_heads, tuple) else self.kv_heads
         return count or self.head_count
 
@@ -209,10 +212,10 @@ _Layer = Any  # the Settings of a single layer, without tuples
 
 
 def build(s: Settings) -> Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder:
-    """Return the model that settings describe.
+    """Return the module with the settings `s`; `s.kind` selects its class.
 
     Raises:
-        WeftError: naming the setting that is unknown or does not fit.
+        WeftError: naming the setting whose value is unknown, not positive or does not fit.
     """
     for name in ("vocab", "dim", "layers", "heads", "ffn"):
         if any(value is not None and value < 1 for value in _to_tuple(getattr(s, name))):
@@ -264,12 +267,12 @@ def _build_decoder(s: Settings, cross: bool = False) -> Decoder:
 
 
 def _select_fields(module: type, s: _Layer) -> dict[str, Any]:
-    """Return the settings that are also fields of the class `module`, as its arguments."""
+    """Return the settings in `s` whose names are fields of the dataclass `module`, as arguments for it."""
     return {f.name: getattr(s, f.name) for f in fields(module) if f.name in vars(s)}
 
 
 def _build_arguments(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
-    """Return the arguments that `Decoder` and `Encoder` have in common; `cross`: blocks attend to an encoder."""
+    """Return arguments for `Decoder` and `Encoder`, of which both have the fields; `cross`: add cross-attention."""
     layers, block = _build_layers(s, cross)
     embed_norm = build_norm(s) if s.embed_norm else None
     arguments = {"layers": layers, "block": block, "positions": _build_positions(s), "embed_norm": embed_norm}
@@ -277,10 +280,13 @@ def _build_arguments(module: type[Decoder | Encoder], s: Settings, cross: bool =
 
 
 def _build_layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
-    """Return the arguments `layers` and `block` of a model; `cross`: blocks attend to an encoder."""
+    """Return the arguments `layers` and `block` of a model; `cross`: add cross-attention to its blocks.
+
+    If all blocks are equal, these are their number and one block; else the list of blocks and None.
+    """
     norm, n_blocks = build_norm(s), s.shared_layers or s.layers
     if s.layers % n_blocks:
-        raise WeftError(f"shared_layers={n_blocks} does not divide layers={s.layers}")
+        raise WeftError(f"shared_layers={n_blocks} must divide layers={s.layers}")
     blocks: list[Any] = [_layer(s, i).block or _build_block(_layer(s, i), norm, cross) for i in range(n_blocks)]
     if s.shared_layers:
         blocks = [Repeat(block, s.layers // n_blocks) for block in blocks]
@@ -294,7 +300,7 @@ def _build_positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 
 
 def _build_block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
-    """Return the block of a layer's settings; `cross`: it also attends to an encoder."""
+    """Return the block of a layer with the settings `s`; `cross`: with cross-attention to an encoder."""
     # Positions of the source differ from those of the target sequence.
     cross_settings = replace(s, rope=None, bias=None, window=None, temperature=None, mask=None, value_conv=None)
     memory = _build_attention(cross_settings, norm, CrossAttention) if cross else None
@@ -324,7 +330,7 @@ def _build_feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
 
 
 def build_norm(s: Settings) -> Norm:
-    """Return the norm in the settings `s`."""
+    """Return the norm of the blocks of a model with the settings `s`: RMSNorm or LayerNorm."""
     if s.norm == "rms":
         return RMSNorm(s.eps, s.norm_weight)
     return LayerNorm(s.eps, s.norm_weight, s.norm_weight and s.norm_bias)

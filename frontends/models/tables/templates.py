@@ -1,6 +1,6 @@
-"""Templates: recipes of parameters whose checkpoint tensors have another layout.
+"""Templates: functions that return the recipe of a parameter whose checkpoint tensors have another layout.
 
-A `Template` retransposed here only moves elements of the checkpoint's tensors, or applies an affine step.
+A template appends a part ("weight" or "bias") to `name`. It only moves elements of tensors, scales them or adds 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .settings import Settings
 
 
 def transpose_linear(name: str) -> Template:
-    """Return a template for a linear layer stored [in, out] (Conv1D)."""
+    """Return a template for the linear layer `name` whose weight is stored [in, out] (Conv1D)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         weight = fetch(f"{name}.{part}")
@@ -27,10 +27,10 @@ def transpose_linear(name: str) -> Template:
 
 
 def slice_qkv(name: str, which: str, *, grouped: bool = False, transposed: bool = False) -> Template:
-    """Return a template for part `which` (q, k or v) of a fused linear layer.
+    """Return a template for the rows of q, k or v (`which`) in the fused linear layer `name`.
 
-    The layer's outputs are all queries, then all keys, then all values; or, if `grouped`, for each key/value head its
-    queries, its key, its value. `transposed`: it is stored transposed, [in, out].
+    Its outputs are all queries, then all keys, then all values; or, if `grouped`, for each key/value head its queries,
+    its key and its value. `transposed`: its weight is stored [in, out].
     """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -49,18 +49,17 @@ def slice_qkv(name: str, which: str, *, grouped: bool = False, transposed: bool 
 
 
 def split_qkv(prefix: str, name: str, *, grouped: bool = False, transposed: bool = False) -> dict[str, Template]:
-    """Return templates for the parameters q, k and v under `prefix`, fused in one linear layer; see `slice_qkv`."""
+    """Return the templates `slice_qkv` of the parameters `prefix`.q, `prefix`.k and `prefix`.v, by parameter."""
     return {f"{prefix}.{which}": slice_qkv(name, which, grouped=grouped, transposed=transposed) for which in "qkv"}
 
 
 def name_gated_mlp(prefix: str, name: str) -> dict[str, str]:
-    """Return checkpoint names for the parameters gate, up and down under `prefix`: `name`.gate_proj, up_proj,
-    down_proj."""
+    """Return `name`.gate_proj, `name`.up_proj and `name`.down_proj by parameter: `prefix`.gate, .up and .down."""
     return {f"{prefix}.{which}": f"{name}.{which}_proj" for which in ("gate", "up", "down")}
 
 
 def slice_half(name: str, index: int) -> Template:
-    """Return a template for the first (`index` 0) or second (1) half of the rows of a fused gate and up layer."""
+    """Return a template for the first (`index` 0) or second (1) half of the rows of the fused gate and up `name`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.ffn
@@ -71,7 +70,7 @@ def slice_half(name: str, index: int) -> Template:
 
 
 def add_one(name: str) -> Template:
-    """Return a template for a norm whose weight is stored minus 1 (Gemma, Nemotron)."""
+    """Return a template for the norm `name` whose weight is stored minus 1 (Gemma, Nemotron)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored = fetch(f"{name}.{part}")
@@ -81,7 +80,10 @@ def add_one(name: str) -> Template:
 
 
 def swap_halves(name: str, of_keys: bool = False) -> Template:
-    """Return a template for queries (`of_keys`: keys) with second halves of heads first (RoPE of other sign)."""
+    """Return a template for the query projection `name` (`of_keys`: key) with the two halves of each head swapped.
+
+    It serves models whose RoPE rotates in the opposite direction.
+    """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
@@ -93,17 +95,20 @@ def swap_halves(name: str, of_keys: bool = False) -> Template:
 
 
 def pick_by_arrangement(**names: str) -> Template:
-    """Return a template for the tensor whose name is that of `names` for the blocks' arrangement."""
+    """Return a template for the module `names[arrangement]`, where arrangement is that of the first layer."""
     return lambda fetch, part, settings: fetch(f"{names[str(settings.find_first('arrangement'))]}.{part}")
 
 
 def flatten_heads(name: str) -> Template:
-    """Return a template for per-head weights [heads, d] as one vector."""
+    """Return a template for the tensor `name` [heads, d] flattened to a vector [heads · d]."""
     return lambda fetch, part, settings: Reshape(fetch(f"{name}.{part}"), (-1,))
 
 
 def concat_heads(name: str, of_keys: bool = False) -> Template:
-    """Return a template for a weight stored as a tensor per query head ({h} in `name`); `of_keys`: per KV head."""
+    """Return a template that concatenates the tensors `name` of all query heads, or of all KV heads if `of_keys`.
+
+    {h} in `name` represents the number of the head.
+    """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         heads = range(settings.groups if of_keys else settings.head_count)
@@ -113,7 +118,7 @@ def concat_heads(name: str, of_keys: bool = False) -> Template:
 
 
 def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
-    """Return the block-diagonal matrix of `blocks`, each [rows, columns], which is the weight of a grouped layer."""
+    """Return the block-diagonal matrix of `blocks`, each [rows, columns]: the weight of a grouped linear layer."""
 
     def pad_row(i: int) -> Recipe:
         left, right = Full(0.0, (rows, i * columns)), Full(0.0, (rows, (len(blocks) - 1 - i) * columns))
@@ -123,8 +128,10 @@ def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> R
 
 
 def scale_linear(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
-    """Return a template for a linear layer times the config's `multipliers`; its bias times `bias`, by default the
-    same."""
+    """Return a template for the linear layer `name` times the product of the settings' `multipliers` of these names.
+
+    `bias`: names of the multipliers of its bias; None means the same as for the weight.
+    """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         factors = multipliers if part == "weight" or bias is None else bias
@@ -136,7 +143,10 @@ def scale_linear(name: str, *multipliers: str, bias: tuple[str, ...] | None = No
 
 
 def slice_expert_half(name: str, index: int) -> Template:
-    """Return a template for half `index` of axis 1 of tensor `name` [experts, 2 · hidden, dim]: gate (0) or up (1)."""
+    """Return a template for gate (`index` 0) or up (1): one half of axis 1 of tensor `name` [experts, 2 · hidden, …].
+
+    `name` is complete: no part is appended.
+    """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden = find_experts(settings).hidden
@@ -146,7 +156,7 @@ def slice_expert_half(name: str, index: int) -> Template:
 
 
 def find_experts(settings: Settings) -> MoE:
-    """Return the mixture of experts of the first layer that has one; all mixtures are equal."""
+    """Return the mixture of experts of the first layer that has one; all layers of a model have equal ones."""
     if settings.block is None:
         candidates: tuple[Any, ...] = (settings.find_first("moe"),)
     else:

@@ -159,10 +159,10 @@ def test_older_spellings_mean_what_newer_ones_do(model_type: str, config: dict[s
         ("mpt", {"attn_config": 3}, "^config.json: attn_config=3 is not a mapping$"),
         ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32 other than hidden_size is not supported"),
         ("mpt", {"logit_scale": 0.5}, "logit_scale=0.5 is not supported for mpt models"),
-        ("albert", {"num_hidden_groups": 2}, "shared_layers=2 does not divide layers=3"),
+        ("albert", {"num_hidden_groups": 2}, "shared_layers=2 must divide layers=3"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
         ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs 'long_factor'"),
-        ("gpt_neo", {"attention_types": [[["global"], 2]]}, "2 layer types are given for 3 layers"),
+        ("gpt_neo", {"attention_types": [[["global"], 2]]}, "window has 2 values for 3 layers"),
     ],
 )
 def test_configs_that_no_table_expresses(model_type: str, config: dict[str, Any], message: str) -> None:

@@ -57,7 +57,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     folder, loaded, merged = load_folder(base, adapter_folders, family)
     names = ", ".join(adapter.path.name for adapter in merged)
     types = "token_type_ids" in loaded.graph.inputs
-    lower = folder.sentence is not None and folder.sentence.facts["do_lower_case"]
+    lower = folder.sentence is not None and folder.sentence.meta["do_lower_case"]
     plain = folder.sentence is not None and folder.sentence.static
     home = _find_tokenizer_folder(folder.path, adapter_folders)
     words = list_tokenizer_files(home) if loaded.graph.meta["kind"] != "image-encoder" else []

@@ -1,7 +1,7 @@
 """bitsandbytes: 4-bit codes into a table (NF4 of https://arxiv.org/abs/2305.14314, FP4), and LLM.int8().
 
 A 4-bit weight is `weight` u8 [n / 2, 1], two codes per byte with the first in the high half; `weight.quant_map`, the
-value of each code; and `weight.absmax`, the factor of every block of values. These factors may be quantized again: then
+value of each code; and `weight.absmax`, the scale of every block of values. The scales may be quantized again: then
 they are bytes, whose values are in `weight.nested_quant_map`, scaled by blocks of `weight.nested_absmax`, plus an
 offset. JSON in the bytes of `weight.quant_state.bitsandbytes__nf4` has the shape, the block sizes and the offset. An
 8-bit weight (https://arxiv.org/abs/2208.07339) is i8 [out, in], and `SCB` [out] the largest magnitude of each row.
@@ -31,10 +31,10 @@ _STATE = "quant_state.bitsandbytes__"
 
 @dataclass(frozen=True)
 class LookupTensor(QuantizedTensor):
-    """A tensor of shape `size` in 4-bit codes into a table of 16 values, in blocks of `block` values when flattened.
+    """A tensor of shape `size` whose 4-bit codes index a table of 16 values; each block of `block` values has a scale.
 
-    `codes`, `absmax`, `table` and `state` are the keys of its tensors. If `absmax` is itself quantized, `nested` are
-    the keys of its scales and table, in blocks of `nested_block` values, to which `offset` is added.
+    codes, absmax (scales), table, state: keys of its tensors. kind: nf4 or fp4. If the scales are quantized, `nested`
+    are the keys of their scales and their table; they are in blocks of `nested_block`, and `offset` is added to them.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class LookupTensor(QuantizedTensor):
         return values.reshape(stop - start, *self.size[1:])
 
     def _scales(self, reader: TensorReader, blocks: Array) -> Array:
-        """Return the scales, f32, of the blocks with the consecutive indices `blocks`."""
+        """Return the scales f32 of the blocks whose consecutive indices are `blocks`."""
         start, stop = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) else (0, 0)
         scales = reader.read(self.absmax, start, stop)
         if self.nested is not None:
@@ -81,7 +81,7 @@ class LookupTensor(QuantizedTensor):
 
 @dataclass(frozen=True)
 class Int8Rows(Integers):
-    """A weight i8 [out, in]: output n is `SCB`[n] / 127 times its codes."""
+    """A weight i8 [out, in] of LLM.int8(): row n is SCB[n] / 127 times its codes. `largest` is the key of SCB."""
 
     weight: str
     largest: str
@@ -99,7 +99,7 @@ class Int8Rows(Integers):
 
 
 def read_bnb(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the weights of a bitsandbytes folder, by name.
+    """Return the quantized weights among the tensors `keys` of a bitsandbytes folder, by name; `scheme` is unused.
 
     Raises:
         WeftError: if tensors are missing or do not fit.
@@ -112,7 +112,7 @@ def read_bnb(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, A
         elif _STATE in key:
             name, _, kind = key.partition(f".{_STATE}")
             if kind not in KINDS:
-                raise WeftError(f"{key!r} is of a kind that weft cannot read; it reads {' and '.join(KINDS)}")
+                raise WeftError(f"{key!r} is of the kind {kind}; weft reads only {' and '.join(KINDS)}")
             tensors[name] = _read_table(reader, require_key(key, name, keys), kind, key, keys)
         elif key.endswith(".quant_map") and not any(
             f"{key.removesuffix('quant_map')}{_STATE}{k}" in keys for k in KINDS
@@ -136,15 +136,15 @@ def _read_rows(reader: TensorReader, weight: str, largest: str, keys: Collection
 
 def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Collection[str]) -> LookupTensor:
     absmax, table = (require_key(name, f"{name}.{part}", keys) for part in ("absmax", "quant_map"))
-    facts = _read_state(reader, state)
-    size, block = facts["shape"], facts["blocksize"]
+    settings = _read_state(reader, state)
+    size, block = settings["shape"], settings["blocksize"]
     count = math.prod(size)
     nested: tuple[str, str] | None = None
     nested_block: Any = 1
     offset: Any = 0.0
     if f"{name}.nested_absmax" in keys:
         nested = (f"{name}.nested_absmax", require_key(name, f"{name}.nested_quant_map", keys))
-        nested_block, offset = facts.get("nested_blocksize"), facts.get("nested_offset")
+        nested_block, offset = settings.get("nested_blocksize"), settings.get("nested_offset")
         valid = type(nested_block) is int and nested_block > 0 and type(offset) in (int, float)
         if not valid or not math.isfinite(offset):
             raise WeftError(f"{state!r} does not state how the scales in {absmax!r} are quantized")
@@ -167,12 +167,12 @@ def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Co
 
 
 def _read_state(reader: TensorReader, state: str) -> dict[str, Any]:
-    """Return the JSON object in the tensor `state`, after a check of its shape and block size."""
+    """Return the JSON object in the tensor `state`; raise WeftError unless its shape and blocksize are valid."""
     if reader.dtype(state) != dtypes.u8:
-        raise WeftError(f"{state!r} holds {reader.dtype(state)}, not the bytes of JSON")
-    facts: dict[str, Any] = parse_json(read_all(reader, state).tobytes(), f"the text in {state!r}")
-    size, block = facts.get("shape"), facts.get("blocksize")
+        raise WeftError(f"{state!r} is of dtype {reader.dtype(state)}, not u8, the bytes of JSON")
+    settings: dict[str, Any] = parse_json(read_all(reader, state).tobytes(), f"the JSON in {state!r}")
+    size, block = settings.get("shape"), settings.get("blocksize")
     valid = isinstance(size, list) and size and all(type(n) is int and 0 < n < 1 << 31 for n in size)
     if not valid or type(block) is not int or block < 1:
         raise WeftError(f"{state!r} has no valid shape and block size: shape={size!r}, blocksize={block!r}")
-    return facts
+    return settings

@@ -1,4 +1,4 @@
-"""Matrices of integers: codes of a few bits, a scale for each group of codes, perhaps zero points."""
+"""Quantized matrices of integers: codes of a few bits, a scale for each group of codes, optionally zero points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.ir.types.dtypes import DType
 
 from .tensor import QuantizedTensor, check_finite, read_all
 
-GROUPS = (128, 64, 32, 16)  # sizes that kernels support: a larger group is split into several, with equal scales
+GROUPS = (128, 64, 32, 16)  # sizes into which larger groups are split, with equal scales, as kernels support them
 _SUPPORTED = (16, 32, 64, 128, 256)
 
 
@@ -22,8 +22,8 @@ _SUPPORTED = (16, 32, 64, 128, 256)
 class Integers(QuantizedTensor):
     """A matrix [rows, width]: weight[n, k] = scales[n, g] · (codes[n, k] − zeros[n, g]).
 
-    Codes are unsigned and `bits` wide, as are zero points; without zero points (`has_zeros`) zeros are 2^{bits−1}.
-    Input k belongs to group g = k // group, or to the group that the tensor called `index` lists for it (act-order).
+    Codes and zero points are unsigned, `bits` wide; if not `has_zeros`, all zeros are 2^{bits−1}. Column k belongs to
+    group g = k // group, or, if `index` is not "", to the group that the tensor of this name lists for it (act-order).
     `scale` is the dtype of the scales.
     """
 
@@ -37,14 +37,14 @@ class Integers(QuantizedTensor):
 
     @abstractmethod
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return the codes u8 of rows ``start:stop``, [rows, width]."""
+        """Return the codes u8 of rows ``start:stop``, [stop - start, width]."""
 
     @abstractmethod
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return the scales f32 of rows ``start:stop``, [rows, groups]."""
+        """Return the scales f32 of rows ``start:stop``, [stop - start, groups]."""
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return the zero points u8 of rows ``start:stop``, [rows, groups]; only called if `has_zeros`."""
+        """Return the zero points u8 of rows ``start:stop``, [stop - start, groups]; only called if `has_zeros`."""
         raise TypeError(f"{type(self).__name__} defines no zero points")
 
     @property
@@ -102,9 +102,9 @@ class Integers(QuantizedTensor):
 
 
 def find_group(group: int) -> int:
-    """Return the group size of the block layout for groups of `group` values; 0 if groups do not fill bytes.
+    """Return the group size of the block layout that stores groups of `group` values; 0 if no layout can.
 
-    Groups of a size that kernels do not support are split into smaller groups with equal scales.
+    It is `group` itself, or the largest size in `GROUPS` that divides it; else `group` if it is a multiple of 8.
     """
     if group in _SUPPORTED:
         return group
@@ -112,15 +112,15 @@ def find_group(group: int) -> int:
 
 
 def is_act_order(index: Array, group: int) -> bool:
-    """Return whether `index`, the group of each input, differs from consecutive groups of `group` inputs."""
+    """Return whether `index`, which has the group of each input, differs from consecutive groups of `group` inputs."""
     return not np.array_equal(index, np.arange(len(index)) // group)
 
 
 def to_bytes(words: Array) -> Array:
-    """Return the bytes of the integers `words` [..., n] along the last axis, the lowest first."""
+    """Return the bytes u8 [..., n · itemsize] of the integers `words` [..., n], lowest byte first."""
     return np.ascontiguousarray(words).astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8)
 
 
 def is_scale_dtype(dtype: DType) -> bool:
-    """Return whether scales may be stored as `dtype`."""
+    """Return whether weft reads scales of this `dtype`: f16, bf16 or f32."""
     return dtype in (dtypes.f16, dtypes.bf16, dtypes.f32)

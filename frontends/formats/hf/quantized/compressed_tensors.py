@@ -50,9 +50,9 @@ _BYTES = (dtypes.i8, dtypes.f8e4m3)
 
 @dataclass(frozen=True)
 class PackedIntegers(Integers):
-    """A weight in words; `packed`, `scale_key`, `zero_key` and `more_parts` are the keys of its tensors.
+    """A weight whose codes are packed into 32-bit words; with `stream`, codes may cross word boundaries.
 
-    `stream`: codes may cross the boundary between two words.
+    packed, scale_key, zero_key ("" without zero points), more_parts: keys of its tensors.
     """
 
     packed: str
@@ -77,7 +77,7 @@ class PackedIntegers(Integers):
 
 
 def _unpack_words(words: Array, bits: int, count: int, stream: bool) -> Array:
-    """Return the first `count` codes u8 of each row of words i32 [rows, words]; with `stream` codes may cross words."""
+    """Return the first `count` codes (u8) of each row of `words` i32 [rows, n]; with `stream` they may cross words."""
     if stream and bits in INTEGER_BITS:
         return unpack_codes(to_bytes(words), bits, count)
     if stream:
@@ -90,10 +90,10 @@ def _unpack_words(words: Array, bits: int, count: int, stream: bool) -> Array:
 
 @dataclass(frozen=True)
 class Bytes(Integers):
-    """A weight i8 [out, in] in two's complement of `bits`.
+    """A weight i8 [out, in] of codes in two's complement of `bits`, one per byte.
 
-    `weight`, `scale_key` and `zero_key` are the keys of its tensors. `several`: there is at least one scale per output,
-    else a single scale for the tensor.
+    weight, scale_key, zero_key ("" without zero points): keys of its tensors. several: there is at least one scale per
+    output, not a single scale for the tensor.
     """
 
     weight: str
@@ -117,7 +117,7 @@ class Bytes(Integers):
     def _to_unsigned(self, codes: Array) -> Array:
         unsigned: Array = codes.view(np.uint8) + np.uint8(1 << (self.bits - 1))
         if unsigned.max(initial=0) >> self.bits:
-            raise WeftError(f"{self.weight!r} has codes of more than {self.bits} bits; the checkpoint is broken")
+            raise WeftError(f"{self.weight!r} has codes of more than {self.bits} bits; the checkpoint is damaged")
         return unsigned
 
     def _read_rows(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
@@ -129,10 +129,10 @@ class Bytes(Integers):
 def read_compressed(
     reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]
 ) -> dict[str, QuantizedTensor]:
-    """Return the weights of a compressed-tensors folder, by name.
+    """Return the quantized weights among the tensors `keys` of a compressed-tensors folder, by name.
 
     Raises:
-        WeftError: if the format is another, or tensors are missing or do not fit.
+        WeftError: if the config `scheme` states an unsupported format, or tensors are missing or do not fit.
     """
     widths, tiles = _read_schemes(scheme)
     tensors: dict[str, QuantizedTensor] = {}
@@ -151,26 +151,26 @@ def read_compressed(
                     f"there is no weight next to {key!r}; the checkpoint is incomplete or of another layout"
                 )
             if (dtype := reader.dtype(weight)) not in _BYTES:
-                raise WeftError(f"{weight!r} holds {dtype} next to {key!r}, not codes: save the model compressed")
+                raise WeftError(f"{weight!r} next to {key!r} is of dtype {dtype}, not codes: save the model compressed")
     return tensors
 
 
 def find_activation_keys(keys: Iterable[str]) -> frozenset[str]:
-    """Return the tensors among `keys` that describe the rounding of activations and caches."""
+    """Return those of `keys` that describe how activations and KV caches are rounded."""
     return frozenset(key for key in keys if key.rpartition(".")[2] in _OF_ACTIVATIONS)
 
 
 def _read_schemes(scheme: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
-    """Return the possible bits of codes and edges of tiles in the checked config `scheme`."""
+    """Return the bits of codes and the (height, width) of tiles in the groups of `scheme`; check what weft supports."""
     groups = scheme.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()) or not groups:
-        raise WeftError("config_groups does not state how weights are quantized")
+        raise WeftError("config_groups is not a mapping of groups that state how weights are quantized")
     kinds = {str(g.get("format") or scheme.get("format")) for g in groups.values()}
     if kind := next((kind for kind in sorted(kinds) if kind not in FORMATS), None):
         raise WeftError(f"format={kind!r} is not supported, only {', '.join(FORMATS)}")
     sparsity = scheme.get("sparsity_config") or {}
     if isinstance(sparsity, Mapping) and (kind := sparsity.get("format", "dense")) != "dense":
-        raise WeftError(f"the weights are stored as {kind!r}, without their zeros: weft reads dense ones")
+        raise WeftError(f"sparsity_config.format={kind!r} stores weights without their zeros: weft reads only 'dense'")
     transforms = scheme.get("transform_config") or {}
     if isinstance(transforms, Mapping) and transforms.get("config_groups"):
         raise WeftError("transform_config rotates activations while the model runs, which weft does not import")
@@ -181,7 +181,7 @@ def _read_schemes(scheme: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[
             continue
         bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
         if type(bits) is not int or not 2 <= bits <= 8:
-            raise WeftError(f"num_bits={bits!r} of {name} is not a number of bits from 2 to 8")
+            raise WeftError(f"num_bits={bits!r} of {name} must be an integer from 2 to 8")
         widths.add(bits)
         tile = weights.get("block_structure")
         if isinstance(tile, list) and len(tile) == 2 and all(type(n) is int and n > 0 for n in tile):
@@ -197,7 +197,7 @@ def _read_packed(
     zeros, index = (k if k in keys else "" for k in optional)
     shape, stored, scale_shape = read_all(reader, sizes), reader.shape(key), reader.shape(scales)
     if shape.shape != (2,) or not reader.dtype(sizes).is_int or min(shape) < 1 or max(shape) >= 1 << 31:
-        raise WeftError(f"{sizes!r} is not the shape of a matrix")
+        raise WeftError(f"{sizes!r} must have the shape of a matrix: two positive integers")
     rows, width = map(int, shape)
     groups = scale_shape[1] if len(scale_shape) == 2 else 0
     packings = [(bits, stream) for bits in sorted(widths) for stream in (True, False)]
@@ -214,9 +214,9 @@ def _read_packed(
     group = width // groups
     if index:
         if reader.shape(index) != (width,) or not reader.dtype(index).is_int:
-            raise WeftError(f"{index!r} {list(reader.shape(index))} does not list the groups of {width} inputs")
+            raise WeftError(f"{index!r} {list(reader.shape(index))} must list the group of each of {width} inputs")
         input_groups = read_all(reader, index)
-        if input_groups.min() == -1 == input_groups.max():  # written if there is no order
+        if input_groups.min() == -1 == input_groups.max():  # written if groups are consecutive
             input_groups = np.arange(width) // group
         if not 0 <= input_groups.min() <= input_groups.max() < groups:
             raise WeftError(
@@ -229,7 +229,7 @@ def _read_packed(
 
 
 def _count_words(count: int, bits: int, stream: bool) -> int:
-    """Return the number of words that `count` codes of `bits` fill; with `stream` codes may cross words."""
+    """Return the number of 32-bit words for `count` codes of `bits`; with `stream`, codes may cross word boundaries."""
     return -(-count * bits // 32) if stream else -(-count // (32 // bits))
 
 
@@ -260,7 +260,7 @@ def _read_bytes(
 
 @dataclass(frozen=True)
 class _TilesWithZeros(Tiles):
-    """8-bit floats in tiles whose zero points, in the tensor `zeros` if there is one, are all 0."""
+    """8-bit floats in tiles with a tensor `zeros` ("" without one) of zero points, which are all 0."""
 
     zeros: str
 
@@ -272,8 +272,10 @@ class _TilesWithZeros(Tiles):
 def _find_tile(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: Collection[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return the edges of the tiles that divide a matrix of `shape` into `counts` tiles: one of `tiles`, or exact
-    divisors; None if neither fits."""
+    """Return (height, width) of the tiles that divide a matrix of `shape` into `counts` tiles along the two axes.
+
+    It is the first of `tiles` that fits, else the exact quotients, else None.
+    """
     exact_edges = tuple(
         size // count if count and size % count == 0 else 0 for size, count in zip(shape, counts, strict=True)
     )

@@ -1,9 +1,9 @@
-"""Weights that are published as small floats, read as the values that their codes represent.
+"""Quantized weights in small floats: 4-bit (mxfp4, nvfp4) and 8-bit (fp8).
 
 ``mxfp4`` (gpt-oss) is the microscaling format of the OCP MX specification 1.0: 32 4-bit codes (E2M1) share one power of
-two (E8M0). Others store such codes as matrices (`Float4Matrix`), or with 8-bit scales and one scale per matrix (nvfp4).
-``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are 8-bit floats with a scale for every tile, mostly 128 ·
-128. Only weights are read; the rounding of activations that such models do at run time is left out.
+two (E8M0). compressed-tensors stores such codes as a matrix (`Float4Matrix`); its nvfp4 has 8-bit float scales, and one
+more scale per matrix. ``fp8`` (DeepSeek-V3, https://arxiv.org/abs/2412.19437, 3.3) are 8-bit floats with a scale for
+every tile, mostly 128 × 128. The rounding of activations that such models do at run time is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 @dataclass(frozen=True)
 class Floats(QuantizedTensor):
-    """A tensor stored as two tensors; `codes` and `scales` are their keys."""
+    """A tensor stored as codes and scales, tensors with the keys `codes` and `scales`."""
 
     codes: str
     scales: str
@@ -49,9 +49,9 @@ class Floats(QuantizedTensor):
 
 @dataclass(frozen=True)
 class MXFP4(Floats):
-    """Weights of experts [experts, in, out], stored transposed.
+    """Weights of experts [experts, in, out] in MXFP4, whose codes are stored transposed.
 
-    `codes` are u8 [experts, out, in / 32, 16], two per byte, and `scales` their exponents u8 [experts, out, in / 32].
+    codes: u8 [experts, out, in / 32, 16], two per byte. scales: exponents u8 [experts, out, in / 32].
     """
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class MXFP4(Floats):
 
 
 def read_mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the experts' weights in MXFP4, by name."""
+    """Return the experts' weights in MXFP4 among the tensors `keys`, by name; raise WeftError if scales do not fit."""
     tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
         name = key.removesuffix("_blocks")
@@ -86,8 +86,8 @@ def read_mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str,
 class Float4Matrix(Floats):
     """A matrix [out, in] in 4-bit floats.
 
-    `codes` are u8 [out, in / 2], two per byte with the first in the low half. `scales` [out, groups] are exponents u8,
-    or f8e4m3 values to be divided by the value in the tensor `divisor`.
+    codes: u8 [out, in / 2], two per byte with the first in the low half. scales [out, groups]: exponents u8, or f8e4m3
+    values, which are divided by the scalar in the tensor `divisor` ("" with exponents).
     """
 
     divisor: str
@@ -116,7 +116,7 @@ class Float4Matrix(Floats):
 
     def _blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
         scales, tensor_scales = reader.read(self.scales, start, stop), None
-        with np.errstate(divide="ignore", over="ignore"):  # `finite` reports them below
+        with np.errstate(divide="ignore", over="ignore"):  # `check_finite` reports them below
             if self.divisor:
                 tensor_scale = np.float32(1) / read_all(reader, self.divisor).astype(np.float32).reshape(1, 1)
                 tensor_scales = np.broadcast_to(check_finite(tensor_scale, self.divisor, reader), (stop - start, 1))
@@ -130,7 +130,11 @@ class Float4Matrix(Floats):
 
 
 def read_float4(reader: TensorReader, codes: str, name: str, keys: Collection[str]) -> Float4Matrix:
-    """Return the matrix whose `codes` belong to the module `name`, in the tensors of compressed-tensors."""
+    """Return the weight of the module `name` with the tensor `codes` of compressed-tensors; `keys` are all tensors.
+
+    Raises:
+        WeftError: if its scales are missing or do not fit.
+    """
     scales, divisor = require_key(codes, f"{name}.weight_scale", keys), f"{name}.weight_global_scale"
     scale_dtype = reader.dtype(scales)
     matrix = Float4Matrix(codes, scales, "" if scale_dtype == dtypes.u8 else require_key(codes, divisor, keys))
@@ -150,8 +154,8 @@ def read_float4(reader: TensorReader, codes: str, name: str, keys: Collection[st
 class Tiles(Floats):
     """A tensor in 8-bit floats, each multiplied by the scale of its tile; `codes` and `scales` are the keys.
 
-    `edges` are the sides of a tile, one per axis; the last tile of an axis may be smaller. `scales` without axes, or
-    with one element, is the scale of all elements.
+    edges: size of a tile along each axis; the last tile of an axis may be smaller. A tensor `scales` with fewer than
+    two axes has one scale for all elements.
     """
 
     edges: tuple[int, ...]
@@ -165,7 +169,7 @@ class Tiles(Floats):
         block = dtypes.f8e4m3_128.block
         values = reader.read(self.codes, start, stop)
         if np.isnan(values).any():
-            raise WeftError(f"{reader.path}: there is a NaN in {self.codes!r}; the checkpoint is broken")
+            raise WeftError(f"{reader.path}: {self.codes!r} contains NaN; the checkpoint is damaged")
         codes = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8).reshape(len(values), -1, block)
         tile = np.arange(codes.shape[1]) * block // self.edges[1]
         scales = self._scales(reader, start, stop)[:, tile]
@@ -173,7 +177,7 @@ class Tiles(Floats):
         return np.concatenate([head, codes], -1)
 
     def _scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return the scales of the tiles in rows `start:stop`, [rows, tiles per row]."""
+        """Return the scales of the tiles of each row in `start:stop`, [stop - start, tiles per row]."""
         if len(reader.shape(self.scales)) < 2:
             return np.broadcast_to(read_all(reader, self.scales).reshape(1, 1), (stop - start, 1))
         height = self.edges[0]
@@ -190,14 +194,14 @@ class Tiles(Floats):
 
 
 def read_fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the 8-bit weights with a scale per tile, by name.
+    """Return the weights in 8-bit floats with a scale per tile among the tensors `keys`, by name.
 
     Raises:
-        WeftError: if scales are missing or do not fit, or activations are rounded by stored scales.
+        WeftError: if scales are missing or do not fit, or the config `scheme` has static scales for activations.
     """
     size = scheme.get("weight_block_size", (128, 128))
     if not (isinstance(size, (list, tuple)) and len(size) == 2 and all(type(n) is int and n > 0 for n in size)):
-        raise WeftError(f"weight_block_size={size!r} is not a tile of two sides")
+        raise WeftError(f"weight_block_size={size!r} must be two positive integers")
     if scheme.get("activation_scheme", "dynamic") != "dynamic":
         raise WeftError(f"activation_scheme={scheme['activation_scheme']!r} is not supported, only 'dynamic'")
     tensors: dict[str, QuantizedTensor] = {}

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ: integers whose matrices are stored [in, out], packed into 32-bit words.
+"""GPTQ and AWQ: quantized matrices that are stored [in, out], as integers packed into 32-bit words.
 
 ``gptq`` (https://arxiv.org/abs/2210.17323, as AutoGPTQ and GPTQModel write it): `qweight` [in · bits / 32, out] packs
 along the inputs, a bit stream from the lowest bit on; `qzeros` [groups, out · bits / 32] along the outputs; `scales`
@@ -27,14 +27,15 @@ from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
 from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
-_AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position of output i of eight in a word
-_AWQ_VERSIONS = ("gemm", "exllama", "ipex")  # the last two only name the kernels
+_AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in the word of each of eight outputs
+_AWQ_VERSIONS = ("gemm", "exllama", "ipex")  # the last two have the layout of gemm, and name only the kernels
 
 
 class Columns:
-    """Columns of tensors [in, …] that a file stores by rows.
+    """A reader of columns of tensors [in, …], which a file stores by rows.
 
-    The last tensor of each kind is cached: rows of a weight are columns of such a tensor, and are read in small parts.
+    It caches the last tensor of each kind (last part of the name), since rows of a weight, which are columns of such a
+    tensor, are read a few at a time.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,8 @@ class Columns:
 class GPTQ(Integers):
     """A GPTQ weight.
 
-    qweight, scale_key, qzeros, g_idx: keys of its tensors. lag: 1 if stored zero points are one less than their values.
+    qweight, scale_key, qzeros, g_idx ("" without it): keys of its tensors. lag: 1 if stored zero points are one less
+    than their values, else 0.
     """
 
     qweight: str
@@ -79,7 +81,7 @@ class GPTQ(Integers):
 
 
 def unpack_zero_points(words: Array, bits: int, lag: int, rows: int) -> Array:
-    """Return the zero points u8 [groups, rows] in `words` i32 [groups, rows · bits / 32]; `rows` are outputs."""
+    """Return the zero points u8 [groups, rows] in `words` i32 [groups, rows · bits / 32]; `lag` as in `GPTQ`."""
     if lag and bits != 3:
         ones = sum(1 << shift for shift in range(0, 32, bits))
         words = (words.view(np.uint32) + np.uint32(ones)).view(np.int32)
@@ -88,17 +90,17 @@ def unpack_zero_points(words: Array, bits: int, lag: int, rows: int) -> Array:
 
 
 def read_gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the weights of a GPTQ folder, by name.
+    """Return the quantized weights among the tensors `keys` of a GPTQ folder, by name.
 
     Raises:
-        WeftError: if the format is another, or tensors are missing or do not fit.
+        WeftError: if the config `scheme` states an unsupported format, or tensors are missing or do not fit.
     """
     kind = scheme.get("checkpoint_format") or scheme.get("format") or "gptq"
     bits, size = scheme.get("bits"), scheme.get("group_size", -1)
     if kind not in ("gptq", "gptq_v2") or scheme.get("is_marlin_format"):
         raise WeftError(f"checkpoint_format={kind!r} is not supported, only 'gptq' and 'gptq_v2': convert it to one")
     if bits not in INTEGER_BITS or type(bits) is not int:
-        raise WeftError(f"bits={bits!r}: there are codes of {', '.join(map(str, INTEGER_BITS))} bits")
+        raise WeftError(f"bits={bits!r} is not supported, only {', '.join(map(str, INTEGER_BITS))}")
     _check_group(size)
     single = not scheme.get("dynamic")  # else modules may differ in bits and groups
     columns, tensors = Columns(), dict[str, QuantizedTensor]()
@@ -144,16 +146,16 @@ def read_gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, 
 
 def _check_group(size: Any) -> None:
     if type(size) is not int or not (size == -1 or size > 0):
-        raise WeftError(f"group_size={size!r} is not a number of inputs, nor -1 for all")
+        raise WeftError(f"group_size={size!r} must be a positive integer, or -1 for one group")
 
 
 def _has_act_order(reader: TensorReader, key: str, width: int, group: int, groups: int) -> bool:
-    """Return whether the tensor `key`, the group of each input, differs from consecutive groups.
+    """Return whether the tensor `key`, the group of each input, differs from consecutive groups of `group` inputs.
 
-    Raises WeftError if it is not a valid group index.
+    Raise WeftError if it does not list a group below `groups` for each of `width` inputs.
     """
     if reader.shape(key) != (width,) or not reader.dtype(key).is_int:
-        raise WeftError(f"{key!r} {list(reader.shape(key))} does not list the groups of {width} inputs")
+        raise WeftError(f"{key!r} {list(reader.shape(key))} must list the group of each of {width} inputs")
     index = read_all(reader, key)
     if width and not 0 <= index.min() <= index.max() < groups:
         raise WeftError(f"{key!r} puts an input into group {int(index.max())} or {int(index.min())} of {groups}")
@@ -162,7 +164,7 @@ def _has_act_order(reader: TensorReader, key: str, width: int, group: int, group
 
 @dataclass(frozen=True)
 class AWQ(Integers):
-    """An AWQ weight; `qweight`, `scale_key` and `qzeros` are the keys of its tensors."""
+    """An AWQ weight of 4 bits; `qweight`, `scale_key` and `qzeros` are the keys of its tensors."""
 
     qweight: str
     scale_key: str
@@ -183,7 +185,7 @@ class AWQ(Integers):
         return self._unpack_outputs(reader, self.qzeros, start, stop)
 
     def _unpack_outputs(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
-        """Return outputs ``start:stop`` of tensor `key` [n, out / 8], unpacked to u8 [stop - start, n]."""
+        """Return the integers u8 [stop - start, n] of outputs ``start:stop`` of the tensor `key` [n, out / 8]."""
         first = start // 8
         words = self.columns.read(reader, key, first, -(-stop // 8)).view(np.uint32)
         codes = words[:, None] >> (4 * _AWQ_ORDER.astype(np.uint32))[:, None] & np.uint32(15)
@@ -191,17 +193,17 @@ class AWQ(Integers):
 
 
 def read_awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the weights of an AWQ folder, by name.
+    """Return the quantized weights among the tensors `keys` of an AWQ folder, by name.
 
     Raises:
-        WeftError: if the layout is another, or tensors are missing or do not fit.
+        WeftError: if the config `scheme` states an unsupported layout, or tensors are missing or do not fit.
     """
     bits, size = scheme.get("bits", scheme.get("w_bit")), scheme.get("group_size", scheme.get("q_group_size", -1))
     version = str(scheme.get("version", scheme.get("format", "gemm"))).lower()
     if version not in _AWQ_VERSIONS:
         raise WeftError(f"version={version!r} is not supported, only the layout of 'gemm'")
     if bits != 4:
-        raise WeftError(f"bits={bits!r}: codes of AWQ have 4 bits")
+        raise WeftError(f"bits={bits!r} is not supported, only 4")
     _check_group(size)
     columns, tensors = Columns(), dict[str, QuantizedTensor]()
     for key in keys:

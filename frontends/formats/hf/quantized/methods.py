@@ -1,4 +1,4 @@
-"""The quantization methods of folders, by their names in configs."""
+"""Select the quantization method of a folder by its name in the config."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHODS: Mapping[str, _Method] = {
     "torchao": read_torchao,
 }
 
-# Keys that do not change the weights, by the reason.
+# Regular expressions for keys that do not change the weights, by the reason.
 _MEANINGLESS = {
     "is shown by the tensors": r"quant_type\w* modules_\w+ ignore\w* llm_int8_skip_modules lm_head targets meta fmt "
     r"include_input_output_embeddings untie_embedding_weights zero_point bnb_4bit_quant_type strategy group_size "
@@ -45,19 +45,19 @@ _UNREAD = re.compile("|".join(" ".join(_MEANINGLESS.values()).split()))
 
 
 def find_unread_scheme(scheme: RecordingConfig) -> Iterator[LeftOut]:
-    """Yield the keys of the quantization_config `scheme` that were not read although they may change the weights."""
+    """Yield a part for each key of `scheme` (quantization_config) that was not read and may change the weights."""
     for path, value in iter_leaves(dict(scheme), scheme.read):
         if value and path not in scheme.read and not _UNREAD.fullmatch(path.rpartition(".")[2]):
             yield LeftOut("key", f"quantization_config.{path}", f"{value!r:.60}")
 
 
 def dequantize_reader(reader: TensorReader, config: Mapping[str, Any], source: str) -> TensorReader:
-    """Return a reader with the names and shapes of an unquantized checkpoint for the quantized weights in `reader`.
+    """Return a reader of the weights in `reader`, dequantized by the method that `config` states, else `reader`.
 
-    `config` names the method; errors call it `source`.
+    The result has the names and shapes of an unquantized checkpoint. Errors call the config `source`.
 
     Raises:
-        WeftError: if its weights are quantized by an unsupported method, or lack scales that fit.
+        WeftError: if the method is not supported, or scales are missing or do not fit.
     """
     scheme = config.get("quantization_config")
     if not scheme:

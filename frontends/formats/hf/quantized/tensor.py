@@ -1,4 +1,4 @@
-"""The reader of a quantized folder, and the interface of its quantized tensors."""
+"""The reader of a quantized folder, and the base class of its quantized tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from weft.ir.types.dtypes import DType
 
 
 class QuantizedTensor(ABC):
-    """A tensor that a checkpoint stores as several tensors, its `parts`."""
+    """A quantized tensor, which a checkpoint stores as several tensors (its `parts`): codes, scales, …"""
 
     @property
     @abstractmethod
     def parts(self) -> tuple[str, ...]:
-        """Return the keys of the tensors that it is computed from."""
+        """Return the keys of the checkpoint tensors that store this tensor."""
 
     @abstractmethod
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
@@ -29,23 +29,25 @@ class QuantizedTensor(ABC):
 
     @abstractmethod
     def dtype(self, reader: TensorReader) -> DType:
-        """Return the stored type: that of a block layout if `read_blocks` returns its blocks."""
+        """Return the dtype as stored: that of a block layout if `read_blocks` supports the tensor."""
 
     @abstractmethod
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Return rows `start:stop` along axis 0, dequantized to float32."""
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return rows `start:stop` as stored, u8 [rows, blocks per row, bytes per block]; WeftError without a
-        layout."""
+        """Return rows `start:stop` as stored, u8 [rows, blocks per row, bytes per block].
+
+        Raise WeftError if the tensor is not in a block layout.
+        """
         raise WeftError(f"{reader.path}: {self.parts[0]!r} is not in a block layout that weft can read as stored")
 
 
 @dataclass(frozen=True)
 class DequantizedReader:
-    """A reader of the tensors of `reader`, with packed tensors replaced by dequantized views (`quantized`, by key).
+    """A reader of `reader` with the tensors `quantized` (by key) in place of their parts.
 
-    `hidden` are the keys of tensors to leave out: they describe how activations are rounded, which weft does not do.
+    hidden: keys to leave out besides the parts, such as scales of activations, which weft does not round.
     """
 
     reader: TensorReader
@@ -69,34 +71,34 @@ class DequantizedReader:
         return self.quantized[key].shape(self.reader) if key in self.quantized else self.reader.shape(key)
 
     def dtype(self, key: str) -> DType:
-        """Return the stored type of tensor `key`: that of its codes if it is quantized."""
+        """Return the dtype of tensor `key` as stored; see `QuantizedTensor.dtype` if it is quantized."""
         return self.quantized[key].dtype(self.reader) if key in self.quantized else self.reader.dtype(key)
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` along axis 0 of tensor `key`: float32, or integers as stored."""
+        """Return rows `start:stop` along axis 0 of tensor `key`: floats as float32, integers as stored."""
         tensor = self.quantized.get(key)
         return self.reader.read(key, start, stop) if tensor is None else tensor.read(self.reader, start, stop)
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return the blocks of rows `start:stop` of the quantized `key`, u8 [rows, blocks per row, bytes per block].
+        """Return rows `start:stop` of the quantized tensor `key` as stored, u8 [rows, blocks per row, bytes per block].
 
         Raises:
-            WeftError: if a code or a scale is not finite.
+            WeftError: if the tensor is not in a block layout, or a code or a scale is not finite.
         """
         return self.quantized[key].read_blocks(self.reader, start, stop)
 
 
-def require_key(key: str, other: str, keys: Collection[str]) -> str:
-    """Return `other`, a key that the codes `key` need; raise WeftError if it is not among `keys`."""
-    if other not in keys:
-        raise WeftError(f"there is no {other!r} next to {key!r}; the checkpoint is incomplete or of another layout")
-    return other
+def require_key(key: str, companion: str, keys: Collection[str]) -> str:
+    """Return `companion`, a key that the tensor `key` requires; raise WeftError if it is not in `keys`."""
+    if companion not in keys:
+        raise WeftError(f"there is no {companion!r} next to {key!r}; the checkpoint is incomplete or of another layout")
+    return companion
 
 
 def misfit_error(reader: TensorReader, *keys: str, expected: str) -> WeftError:
-    """Return a WeftError: the tensors `keys` are not codes and scales as in `expected`, a phrase for the message."""
-    shown = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
-    return WeftError(f"{', '.join(shown[:-1])} and {shown[-1]} are not codes and their scales, {expected}")
+    """Return the error that the tensors `keys` of `reader` are not codes and scales as the phrase `expected` states."""
+    tensors = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
+    return WeftError(f"{', '.join(tensors[:-1])} and {tensors[-1]} are not codes and their scales, {expected}")
 
 
 def read_all(reader: TensorReader, key: str) -> Array:
@@ -106,7 +108,7 @@ def read_all(reader: TensorReader, key: str) -> Array:
 
 
 def check_finite(scales: Array, key: str, reader: TensorReader) -> Array:
-    """Return `scales`, which were read from `key`; raise WeftError if one is not finite."""
+    """Return `scales`, which were read from the tensor `key` of `reader`; raise WeftError if one is not finite."""
     if not np.isfinite(scales).all():
-        raise WeftError(f"{reader.path}: a scale in {key!r} is not finite; the checkpoint is broken")
+        raise WeftError(f"{reader.path}: a scale in {key!r} is not finite; the checkpoint is damaged")
     return scales

@@ -1,7 +1,7 @@
 """torchao, as transformers saves its tensors: integers in bytes and 8-bit floats.
 
 The tensor ``a.b.weight`` is stored in parts, ``a.b._weight_qdata``, ``…_scale`` and ``…_zero_point``. The metadata of
-the safetensors file has, in JSON, its class and the shape of the blocks that share a scale (``block_size``). Supported
+the safetensors file has, as JSON, its class and the shape of the blocks that share a scale (``block_size``). Supported
 are ``Int8Tensor``, ``IntxUnpackedToInt8Tensor`` (codes of 2 to 8 bits, each in a byte) and ``Float8Tensor``. Other
 classes order their codes for a kernel of one GPU.
 """
@@ -28,10 +28,10 @@ _SUFFIX = "_qdata"
 
 
 def read_torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the weights of a torchao folder, by name.
+    """Return the quantized weights among the tensors `keys` of a torchao folder, by name; `scheme` is unused.
 
     Raises:
-        WeftError: if one is of another class, or tensors are missing or do not fit.
+        WeftError: if one is of an unsupported class, or tensors are missing or do not fit.
     """
     metadata = reader.metadata if isinstance(reader, SafetensorsReader) else {}
     tensors: dict[str, QuantizedTensor] = {}
@@ -71,7 +71,7 @@ def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: 
 
 
 def _read_bits(data: Mapping[str, Any]) -> int:
-    """Return the bits of a code by the metadata `data`: 8 without target_dtype, 0 if it is none of int2 to int8."""
+    """Return the bits of a code by target_dtype in the metadata `data`: 8 without it, 0 if it is not int2 to int8."""
     target = data.get("target_dtype", {"_data": "int8"})
     name = str(target.get("_data")) if isinstance(target, dict) else ""
     count = name.removeprefix("int")
@@ -102,7 +102,7 @@ def _read_shape(reader: TensorReader, key: str) -> tuple[int, int]:
 
 
 def _read_block(data: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the edges of the blocks that share a scale, or (0, 0) if the metadata `data` does not state them."""
+    """Return (height, width) of the blocks that share a scale, or (0, 0) if the metadata `data` does not state it."""
     block = data.get("block_size")
     if isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
         return block[0], block[1]

@@ -1,4 +1,4 @@
-"""Files of sentence-transformers: chains of modules after a transformer, and scores of sequence pairs.
+"""Readers of sentence-transformers' files: the modules after a transformer, and rerankers.
 
 Never here: the modules themselves, which are in `weft.frontends.dsl.outputs`.
 """

@@ -1,4 +1,4 @@
-"""Scores of sequence pairs in a folder: files of sentence-transformers' CrossEncoder."""
+"""Read the files of a reranker: those of sentence-transformers' CrossEncoder, which scores pairs of sequences."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _KNOWN = {
 
 
 def read_score_tokens(folder: Path) -> list[int]:
-    """Return the ids of the tokens whose logits score a pair: "yes", then "no" if the folder has it; [] without a
-    LogitScore module."""
+    """Return the ids of the tokens whose logits score a pair: true ("yes"), then false ("no") if the module has it.
+
+    [] if `folder` has no LogitScore module.
+    """
     subfolder = read_modules(folder).get(LOGIT_SCORE)
     if subfolder is None:
         return []
@@ -34,7 +36,7 @@ def read_score_tokens(folder: Path) -> list[int]:
 
 
 def list_ranking_files(folder: Path) -> list[Path]:
-    """Return the files of sentence-transformers in the `folder` of a reranker."""
+    """Return the paths of the existing files of sentence-transformers in the `folder` of a reranker."""
     scores = [
         folder / subfolder / "config.json" for kind, subfolder in read_modules(folder).items() if kind == LOGIT_SCORE
     ]
@@ -43,17 +45,17 @@ def list_ranking_files(folder: Path) -> list[Path]:
 
 
 def find_unread_ranking(folder: Path) -> Iterator[LeftOut]:
-    """Yield the keys that nothing reads in the files of `list_ranking_files`."""
+    """Yield a part for each key that nothing reads in the files of `list_ranking_files(folder)`."""
     for file in list_ranking_files(folder):
         if (known_keys := _KNOWN.get(file.name)) is not None:
             yield from find_unread_entries(read_json(file), known_keys, str(file.relative_to(folder)))
 
 
 def read_ranking(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the score of a pair follows from its logit, as entries of graph.meta.
+    """Return the entry `rank` of graph.meta: how to build the input of a pair, and its score from the logit.
 
-    activation: name of the function from logit to score. template: the chat template builds the prompt of a pair.
-    prompt: the instruction before the pair.
+    activation: name of the function from logit to score, in lower case. template: whether the chat template builds the
+    input of a pair. prompt: the instruction before the pair, or "".
     """
     record = _read_record(folder / _CONFIG)
     in_config = config.get("sentence_transformers")
@@ -72,7 +74,7 @@ def read_ranking(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_modules(folder: Path) -> dict[str, str]:
-    """Return the folder of each module in modules.json of `folder`, by kind; {} without that file."""
+    """Return the subfolder of each module in modules.json of `folder`, by the module's class; {} without that file."""
     if not (folder / "modules.json").is_file():
         return {}
     entries = read_json(folder / "modules.json", list)
@@ -84,6 +86,6 @@ def _read_record(path: Path) -> Record:
 
 
 def check_tokens(tokens: list[int], vocab: int | None, source: str) -> None:
-    """Raise WeftError if one of `tokens` is at least `vocab`; errors call the folder `source`."""
+    """Raise WeftError, naming `source`, if one of `tokens` is at least `vocab`; None means no limit."""
     if invalid := [token for token in tokens if vocab is not None and token >= vocab]:
         raise WeftError(f"{source}: its LogitScore reads token {invalid[0]}, but the model has {vocab} tokens")

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: the modules after the transformer, prompts, limits.
+"""Read a folder of sentence-transformers: the modules after the transformer, prompts, limits.
 
 Layout: https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 """
@@ -28,17 +28,17 @@ MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TOKENS, TEXT = "token_embeddings", "sentence_embedding"  # names that modules read and write
 OLD_NAMES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")  # sentence_*_config.json
 MODES = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len"}
-MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the order of their vectors
+MODES |= {"weightedmean": "weighted", "lasttoken": "last"}  # of pooling, in the order of their concatenation
 _FLAGS = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 FLAGS = [f"pooling_mode_{flag}" for flag in _FLAGS]  # older folders have these instead of modes
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU")  # torch.nn's names; ours are lower case
-SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # known from the tensors
+SIZES = ("word_embedding_dimension", "embedding_dimension", "in_features", "dimension")  # implied by the tensors
 HARMLESS = {"torch_dtype", "dtype", "attn_implementation", "use_fast", "padding_side", "model_max_length"}
 FIRST = ("Transformer", "CLIPModel", STATIC_EMBEDDING)
-HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # the call of a transformer for text input
-FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and of one with a projection
+HIDDEN = {"method": "forward", "method_output_name": "last_hidden_state"}  # modality_config for token embeddings
+FEATURES = {"method": "get_text_features", "method_output_name": "pooler_output"}  # and for text features (CLIP)
 STORED = {"": "norm", ".linear": "linear", ".residual": "residual", ".layer_weights": "layer_weights"}  # by our suffix
-UNSEEN = {"shared_layers", "sentence"}  # settings of models with other layer outputs than transformers (ALBERT, CLIP)
+UNSEEN = {"shared_layers", "sentence"}  # of models whose layer outputs differ from transformers' (ALBERT, CLIP)
 DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # settings that encoders do not support
 
 
@@ -46,11 +46,11 @@ DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # setting
 class Sentence:
     """The contents of the files of sentence-transformers in a folder.
 
-    home: folder of the transformer. changes: changes of its config. pooling: modules after it.
-    modules: records of these modules. weights: their folders, by the prefix of their parameters' names.
-    facts: prompts and limits, as in graph.meta. left_out: keys of these files that nothing reads.
+    home: folder of the transformer. changes: entries that replace those of its config. pooling: the modules after it.
+    modules: records of these modules for the manifest. weights: folders of modules with parameters, by name prefix.
+    meta: prompts and limits, as in graph.meta. left_out: keys of these files that nothing reads.
     projects: the transformer itself computes the sentence embedding, and `pooling` has only the modules after it.
-    static: the transformer is a table of vectors.
+    static: the transformer is an embedding table.
     """
 
     files: tuple[Path, ...]
@@ -59,17 +59,17 @@ class Sentence:
     pooling: SentencePooling
     modules: list[dict[str, Any]]
     weights: Mapping[str, Path]
-    facts: Mapping[str, Any]
+    meta: Mapping[str, Any]
     left_out: Sequence[LeftOut]
     projects: bool = False
     static: bool = False
 
     def config(self, config: Config, table: Family) -> dict[str, Any]:
-        """Return the transformer's `config`, which `table` describes, with the changes and the pooling.
+        """Return the transformer's `config`, which `table` describes, with `changes`, and the pooling under `SENTENCE`.
 
         Raises:
-            WeftError: if the transformer should compute the sentence embedding, but its result depends on the padding
-                or is missing, or if tokens have no weight.
+            WeftError: if `projects`, but models of `table` have no sentence embedding or one that depends on the
+                padding of a batch; or if a WordWeights module has fewer weights than the model has tokens.
         """
         changed, pooling = {**config, **self.changes}, self.pooling
         rule = table.settings["vocab"]
@@ -89,14 +89,14 @@ class Sentence:
 
     @property
     def projects_only(self) -> bool:
-        """Return whether the transformer computes the embedding and no module follows it."""
+        """Return whether the transformer itself computes the sentence embedding and no module follows it."""
         return self.projects and not self.modules
 
     def table(self, table: Family, config: Config) -> Family:
-        """Return `table` changed to output token states, with the parameters of the modules.
+        """Return `table` as an encoder that outputs hidden states of tokens, with the parameters of the modules.
 
         Raises:
-            WeftError: if the model does not output states of tokens.
+            WeftError: if models of `table` with `config` cannot output them.
         """
         kind, name = table.settings.get("kind", "decoder"), str(config.get("model_type"))
         averages = any(isinstance(module, WeightedLayerPooling) for module in self.pooling.before)
@@ -119,21 +119,21 @@ class Sentence:
             changes["causal"] = not is_split and config.get("is_causal") is not False
             if not changes["causal"] and "window" in table.settings:
                 changes["window"] = _widen_windows(table.settings["window"], is_split)
-            passed = "use_bidirectional_attention" if is_split else ""
+            supported = "use_bidirectional_attention" if is_split else ""
         else:
             raise WeftError(f"{self.files[0]}: a {name} model is not supported as its Transformer")
-        refuse = {key: values for key, values in table.refuse.items() if key != passed}
+        refuse = {key: values for key, values in table.refuse.items() if key != supported}
         return replace(table.derive(*table.model_types, names=names, **changes), refuse=refuse)
 
     def join_weights(self, base: TensorReader) -> TensorReader:
-        """Return a reader of `base` and of the modules, whose keys are like ``2_Dense:linear.weight``."""
+        """Return a reader of `base`, and of the modules' tensors under ``folder:key`` (2_Dense:linear.weight)."""
         return _JoinedReader(base, {path.name: SafetensorsReader(path) for path in self.weights.values()})
 
     def describe(self, graph: Graph) -> None:
-        """Record the context limit, the modules and the prompts in graph.meta."""
-        if (limit := self.facts["max_seq_length"]) is not None:
+        """Record the context limit, the modules and the prompts in `graph.meta`."""
+        if (limit := self.meta["max_seq_length"]) is not None:
             graph.meta["context"] = min(limit, graph.meta.get("max_positions") or limit)
-        graph.meta["sentence"] = {"modules": self.modules, **self.facts}
+        graph.meta["sentence"] = {"modules": self.modules, **self.meta}
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,10 @@ class _JoinedReader(RoutedReader):
 
 
 def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
-    """Return the window rule for bidirectional layers: w tokens on each side, or on both together (`is_split`)."""
+    """Return the rule for `window` of bidirectional layers, from `rule` for causal ones with the window w.
+
+    A token then sees w tokens on each side, or w // 2 on each side if `is_split`; the window counts the token itself.
+    """
 
     def windows(config: Config) -> Any:
         window = rule(config) if callable(rule) else rule
@@ -171,7 +174,7 @@ def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
 
 
 class _Step(NamedTuple):
-    """A module that reads the value `reads` and writes the value `writes`; with `module` None it has no effect."""
+    """A module of a folder, and the names of the values that it reads and writes; None if it has no effect."""
 
     reads: str
     writes: str
@@ -181,7 +184,7 @@ class _Step(NamedTuple):
 
 
 def find_transformer(root: Path) -> Path:
-    """Return the folder of the transformer in `root`: the one in modules.json, or `root` itself without that file.
+    """Return the folder of the transformer in `root`: that of the first module, or `root` itself without modules.json.
 
     Raises:
         WeftError: if modules.json is invalid, or names a module that weft does not read.
@@ -190,36 +193,36 @@ def find_transformer(root: Path) -> Path:
 
 
 def read_sentence(root: Path, config: Config) -> Sentence | None:
-    """Read the files of sentence-transformers in the folder `root`, or return None if it has no modules.json.
+    """Read the files of sentence-transformers in the folder `root`, whose transformer has `config`.
 
-    `config` is that of its transformer.
+    Return None if there is no modules.json.
 
     Raises:
-        WeftError: naming the module, key or file that is not supported, missing or unsound.
+        WeftError: naming the module, key or file that is not supported, missing or invalid.
     """
     if not (root / MODULES).is_file():
         return None
     (first, home), *later_modules = _list_modules(root)
-    files, records, steps, wanted = [root / MODULES], list[Record](), list[_Step](), TEXT
+    files, records, steps, value = [root / MODULES], list[Record](), list[_Step](), TEXT
     static = first == STATIC_EMBEDDING
     changes, limits, output = _read_static(home) if static else _read_transformer(first, home, config, files, records)
     for kind, folder in reversed(later_modules):
         record = _read_record(folder / "config.json", files)
         step = _Step(*_READERS[kind](record), {"type": kind, "config": dict(record.data)}, folder)
-        if step.writes == wanted and step.module is not None:  # else a later module overwrites its output
+        if step.writes == value and step.module is not None:  # else a later module overwrites its output
             steps.insert(0, step)
             records.append(record)
-            wanted = step.reads
-    if wanted == LAYERS and output == TOKENS and {**config, **changes}.get("output_hidden_states"):
-        wanted = TOKENS
-    projects = output == wanted == TEXT and not static  # the vector of a table is a mean, as with a Pooling
-    if output == wanted == TEXT:
+            value = step.reads
+    if value == LAYERS and output == TOKENS and {**config, **changes}.get("output_hidden_states"):
+        value = TOKENS
+    projects = output == value == TEXT and not static  # an embedding table outputs a mean, as a Pooling does
+    if output == value == TEXT:
         steps.insert(0, _Step(TOKENS, TEXT, SentencePooling(), {}, home))
-        output = wanted = TOKENS
+        output = value = TOKENS
     pooling_index = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
-    if wanted != output or pooling_index is None:
-        fault = f"no Pooling makes {TEXT} of {TOKENS}, which the Transformer gives"
-        fault = f"WeightedLayerPooling reads {LAYERS}: set output_hidden_states" if wanted == LAYERS else fault
+    if value != output or pooling_index is None:
+        fault = f"no Pooling computes {TEXT} from {TOKENS}, the Transformer's output; add one"
+        fault = f"WeightedLayerPooling reads {LAYERS}: set output_hidden_states" if value == LAYERS else fault
         raise WeftError(f"{root / MODULES}: {fault}")
     weights: dict[str, Path] = {}
     for i, step in enumerate(steps):
@@ -233,28 +236,28 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
         tuple(step.module for step in part) for part in (steps[:pooling_index], steps[pooling_index + 1 : last])
     )
     pooling = replace(steps[pooling_index].module, before=before, after=after, normalize=last < len(steps))
-    facts = {**_read_prompts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
+    meta = {**_read_prompts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in list_weight_files(folder)]
     left_out = list[LeftOut]()
     for record in records:
         known_keys = record.read_keys.union(SIZES, FLAGS, ["__version__"])
         left_out.extend(find_unread_entries(record.data, known_keys, str(Path(record.source).relative_to(root))))
     module_records = [step.record for step in steps if step.record]
-    return Sentence(tuple(files), home, changes, pooling, module_records, weights, facts, left_out, projects, static)
+    return Sentence(tuple(files), home, changes, pooling, module_records, weights, meta, left_out, projects, static)
 
 
 def read_static_config(root: Path) -> dict[str, Any] | None:
-    """Return the config of the table of vectors that replaces the transformer in `root`, or None for a transformer.
+    """Return a config for the embedding table that is the first module in `root`; None if that is a transformer.
 
     Raises:
-        WeftError: if tokens share rows, or the folder lists no modules.
+        WeftError: if modules.json lists no modules, or the table is missing, or tokens share its rows.
     """
     kind, folder = _list_modules(root)[0]
     return build_table_config(folder) if kind == STATIC_EMBEDDING else None
 
 
 def _list_modules(root: Path) -> list[tuple[str, Path]]:
-    """Return the kind and folder of each module that `root` lists, the transformer first."""
+    """Return the class and folder of each module that modules.json in `root` lists, the transformer first."""
     source, listed = root / MODULES, list[tuple[str, Path]]()
     for number, module in enumerate(Record(source, {"modules": read_json(source, list)}).records("modules")):
         class_name, folder = module.text("type"), root / module.text("path", "")
@@ -273,7 +276,7 @@ def _list_modules(root: Path) -> list[tuple[str, Path]]:
 
 
 def _read_record(path: Path, files: list[Path]) -> Record:
-    """Return the record of the file at `path`, which is added to `files`; an empty one if the file is missing."""
+    """Return the JSON object in the file at `path`, and append `path` to `files`; an empty one if there is no file."""
     if not path.is_file():
         return Record(path, {})
     files.append(path)
@@ -325,7 +328,7 @@ def _read_word_weights(record: Record) -> tuple[str, str, WordWeights]:
 
 
 def _read_names(record: Record) -> tuple[str, str]:
-    """Return the name of the value that a module reads, and that of the value it writes."""
+    """Return the names of the values that the module of `record` reads and writes."""
     reads = record.text("module_input_name", TEXT)
     return reads, record.text("module_output_name", reads)
 
@@ -342,7 +345,7 @@ _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
 
 
 def _read_static(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return the results of `_read_transformer` for a table of vectors, whose tokenizer may truncate."""
+    """Return the results of `_read_transformer` for an embedding table; the tokenizer's truncation is its limit."""
     truncation = _read_record(home / "tokenizer.json", []).get("truncation", dict | None, None) or {}
     return {}, {"max_seq_length": truncation.get("max_length"), "do_lower_case": False}, TEXT
 
@@ -350,12 +353,12 @@ def _read_static(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
 def _read_transformer(
     kind: str, home: Path, config: Config, files: list[Path], records: list[Record]
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Return the changes of the transformer's config, the limits of sequences, and the name of its output.
+    """Return changes of the transformer's config, limits of the input as entries of graph.meta, and its output's name.
 
-    The files and records that are read are appended to `files` and `records`.
+    The files and records that are read are appended to `files` and `records`. `kind` is the class of the module.
 
     Raises:
-        WeftError: if other outputs than hidden states of tokens are requested, or options change how it is loaded.
+        WeftError: if it should output something else than token states or text features, or has unknown options.
     """
     records_found = (_read_record(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
     record = next((r for r in records_found if r.data), Record(home / "sentence_bert_config.json", {}))
@@ -371,7 +374,7 @@ def _read_transformer(
     for name in ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"):
         options |= record.get(name, dict, {})
         if unknown := options.keys() - HARMLESS:
-            raise record.build_type_error(name, f"weft does not know {', '.join(sorted(unknown))}")
+            raise record.build_type_error(name, f"weft does not support the options {', '.join(sorted(unknown))}")
     if record.get("tokenizer_name_or_path", Any, None):
         raise record.build_type_error("tokenizer_name_or_path", "the tokenizer must be that of the folder")
     limit = options.get("model_max_length", record.integer("max_seq_length", None, least=1))
@@ -385,7 +388,10 @@ def _read_transformer(
 
 
 def _read_prompts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
-    """Return the prompts, dimensions and similarity in config_sentence_transformers.json."""
+    """Return prompts, similarity and truncation of config_sentence_transformers.json, as entries of graph.meta.
+
+    The file is appended to `files`, its record to `records`.
+    """
     record = _read_record(root / CONFIG, files)
     records.append(record)
     record.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")

@@ -1,4 +1,4 @@
-"""StaticEmbedding of sentence-transformers and model2vec: a table of vectors instead of a transformer."""
+"""StaticEmbedding of sentence-transformers and model2vec: an embedding table instead of a transformer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ....models.tables.family import Family, Fetch, key
 from ....models.tables.settings import Settings
 from ..safetensors import SafetensorsReader
 
-STATIC_EMBEDDING = "StaticEmbedding"  # the kind of the module
+STATIC_EMBEDDING = "StaticEmbedding"  # class of the module
 
 
 def _read_rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the rows of a table, times the weights of its rows if the folder has them (model2vec)."""
+    """Return the recipe of the embedding table, times the weights of its rows if the folder has them (model2vec)."""
     if fetch.has("embedding.weight"):
         return fetch("embedding.weight")
     return Scale(fetch("embeddings"), fetch("weights")) if fetch.has("weights") else fetch("embeddings")
 
 
-STATIC = Family(  # a table of vectors: a transformer without layers
+STATIC = Family(  # an embedding table, expressed as a transformer whose layer has no effect
     model_types=("static",),
     settings={
         **{"kind": "encoder", "vocab": key("vocab_size"), "dim": key("hidden_size")},
@@ -34,7 +34,7 @@ STATIC = Family(  # a table of vectors: a transformer without layers
 
 
 def build_table_config(folder: Path) -> dict[str, Any]:
-    """Return a config with the sizes of the table in `folder`.
+    """Return a config of model_type "static" with the sizes of the embedding table in `folder`.
 
     Raises:
         WeftError: if several tokens share a table row, or there is no table.
@@ -42,8 +42,8 @@ def build_table_config(folder: Path) -> dict[str, Any]:
     reader = SafetensorsReader(folder)
     keys = {*reader.keys()}
     if "mapping" in keys:
-        fault = "tokens that share rows (mapping) are not supported: save it with sentence-transformers"
-        raise WeftError(f"{reader.path}: {fault}, which writes a row for each")
+        fault = "weft cannot read tokens that share rows (tensor mapping): save the folder with sentence-transformers"
+        raise WeftError(f"{reader.path}: {fault}, which writes a row per token")
     name = next((key for key in ("embedding.weight", "embeddings") if key in keys), None)
     if name is None or len(shape := reader.shape(name)) != 2:
         raise WeftError(f"{reader.path} has no matrix embedding.weight, which a StaticEmbedding needs")

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: its files, read together as transformers reads them.
+"""Read and write the files of a Hugging Face tokenizer and its chat templates, as transformers does.
 
-Code here reads and writes tokenizers and chat templates. Never here: weights, configs of models.
+Never here: weights, configs of models.
 """

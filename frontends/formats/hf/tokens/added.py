@@ -1,4 +1,4 @@
-"""Added tokens: tokens named in other files than tokenizer.json, added to it with transformers' ids and flags."""
+"""Add to tokenizer.json the tokens that only other tokenizer files name, with the ids and flags of transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.ir.storage.documents import Record, quote_value, read_json
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
-Described = dict[str, "AddedToken | None"]  # by content; None for a token without flags
+Described = dict[str, "AddedToken | None"]  # tokens by content; None for a token without flags
 _MAX_ID = 1 << 24  # above this id, tokenizers would use gigabytes to write its file
 VOCABULARY, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -28,12 +28,14 @@ _BERT = (
 
 
 def merge_added_tokens(folder: Path, out: Path) -> dict[str, str]:
-    """Add the tokens that other files name to tokenizer.json of `out`, a copy of `folder`; drop truncation and padding.
+    """Add the tokens that only other files name to tokenizer.json of `out`, a copy of `folder`.
 
-    Return the padding token as an entry of tokenizer_config.json if only tokenizer.json has one, else {}. The rules are
-    those of AutoTokenizer of transformers 5: tokens get the next free ids, in the order of the ids that
-    tokenizer_config.json lists, and add_bos_token and add_eos_token do not count if there is a tokenizer.json. Raises
-    WeftError if a file is invalid.
+    Also remove truncation and padding from it. Return {"pad_token": …} for tokenizer_config.json if only the removed
+    padding named one, else {}. As in AutoTokenizer of transformers 5, tokens get the next free ids, in the order of the
+    ids in tokenizer_config.json, and add_bos_token and add_eos_token have no effect.
+
+    Raises:
+        WeftError: if a file is invalid, or the config sets split_special_tokens.
     """
     path = folder / VOCABULARY
     stored, config = Record.read(path), Record(folder / CONFIG, read_special_tokens(folder))
@@ -43,7 +45,7 @@ def merge_added_tokens(folder: Path, out: Path) -> dict[str, str]:
         )
     if invalid := next((text for text, i in _read_vocab(stored).items() if isinstance(i, int) and i >= _MAX_ID), None):
         raise WeftError(
-            f"{path}: the id of token {quote_value(invalid)} is {_MAX_ID:,} or more, which no model's table reaches"
+            f"{path}: the id of token {quote_value(invalid)} is {_MAX_ID:,} or more; no vocabulary is as large"
         )
     added, normalizer = _find_missing(folder, stored, config), stored.get("normalizer", dict, {})
     changes: dict[str, Any] = {key: None for key in ("truncation", "padding") if stored.data.get(key)}
@@ -59,7 +61,7 @@ def merge_added_tokens(folder: Path, out: Path) -> dict[str, str]:
 
 
 def find_token(folder: Path, name: str) -> int | None:
-    """Return the id of the special token called `name` (such as eos_token) in the tokenizer of `folder`, or None."""
+    """Return the id of the special token `name` (such as eos_token) in the tokenizer files of `folder`, or None."""
     text = get_token_text(read_special_tokens(folder).get(name))
     if text is None or not (folder / VOCABULARY).is_file():
         return None
@@ -71,13 +73,13 @@ def find_token(folder: Path, name: str) -> int | None:
 
 
 def _read_vocab(stored: Record) -> dict[str, Any]:
-    """Return the ids of the tokens in `stored`, a tokenizer.json; {} for Unigram, whose vocabulary is a list."""
+    """Return the ids of the tokens of `stored`, a tokenizer.json, by token; {} for Unigram (it has a list)."""
     vocab = stored.get("model", dict, {}).get("vocab")
     return vocab if isinstance(vocab, dict) else {}
 
 
 def _find_missing(folder: Path, stored: Record, config: Record) -> list[AddedToken]:
-    """Return the tokens of the other tokenizer files that `stored`, a tokenizer.json, lacks or has with other flags."""
+    """Return the tokens of `config` and of `folder` that `stored` (tokenizer.json) lacks or has with other flags."""
     from tokenizers import AddedToken
 
     present = list(map(_build_token, stored.records("added_tokens", [])))
@@ -95,7 +97,10 @@ def _find_missing(folder: Path, stored: Record, config: Record) -> list[AddedTok
 
 
 def _list_added(folder: Path, config: Record, special: Collection[str]) -> list[AddedToken]:
-    """Return the tokens in tokenizer_config.json, or else in added_tokens.json, in the order of their ids."""
+    """Return the added tokens of `config` (tokenizer_config.json), else of added_tokens.json, in order of their ids.
+
+    Tokens of added_tokens.json are special if their content is in `special`.
+    """
     from tokenizers import AddedToken
 
     if "added_tokens_decoder" in config:
@@ -110,7 +115,7 @@ def _list_added(folder: Path, config: Record, special: Collection[str]) -> list[
 
 
 def _find_named(config: Record) -> tuple[Described, Described]:
-    """Return the special tokens that `config` names (bos, eos, …), and those that it only lists."""
+    """Return the special tokens that `config` names (eos_token, …), and those that it lists without a name."""
     more_keys = [key for key in config.data if key.endswith("_token") and key not in _NAMED]
     extra = next((config.data[key] for key in EXTRA if config.data.get(key)), None)
     named = [config.data.get(key) for key in (*_NAMED, *more_keys)]

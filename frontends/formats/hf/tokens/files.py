@@ -1,4 +1,4 @@
-"""The files of a tokenizer: their names, and a copy that all libraries interpret in the same way."""
+"""The files of a tokenizer: list them, and copy them so that all libraries tokenize alike."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TOKENIZER_FILES = (
 
 
 def list_tokenizer_files(folder: Path) -> list[Path]:
-    """Return the paths of the tokenizer's files in `folder`.
+    """Return the paths of the tokenizer's files that exist in `folder`.
 
     Raises:
-        WeftError: if one is a link to outside the folder: copying it would publish the target.
+        WeftError: if one is a link to a file outside the folder: a copy would publish that file.
     """
     files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
     files += sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))
@@ -38,12 +38,15 @@ def list_tokenizer_files(folder: Path) -> list[Path]:
 
 
 def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = False, plain: bool = False) -> None:
-    """Copy the tokenizer's files from `folder` to the folder `out`, and make each complete.
+    """Copy the tokenizer's files from `folder` to the folder `out`, and complete the copies.
 
     tokenizer.json gets the tokens that only other files name, and neither truncates nor pads; with `lower` it
-    lower-cases its input, with `plain` it adds no special tokens. A config without a class gets the general class for a
-    model with (`types`) or without token types. If tokenizer_config.json has several chat templates, which
-    onnxruntime-genai cannot read, they become separate files. Raises WeftError if a file is invalid.
+    lower-cases its input, with `plain` it adds no special tokens. A config without a class gets
+    PreTrainedTokenizerFast, with token types if `types`. Several chat templates in tokenizer_config.json become
+    separate files, as onnxruntime-genai cannot read them there.
+
+    Raises:
+        WeftError: if a file is invalid, or there is an older vocabulary file but no tokenizer.json.
     """
     for file in list_tokenizer_files(folder):
         copy = out / file.relative_to(folder)
@@ -52,7 +55,7 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
     original = read_json(out / CONFIG) if (out / CONFIG).is_file() else {}
     config = dict(original)
     if (out / VOCABULARY).is_file():
-        if "tokenizer_class" not in config:  # else transformers takes the class of the model type, which may be weft's
+        if "tokenizer_class" not in config:  # else transformers uses the class of the model type, which may be weft's
             inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
             config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs} | config
         config |= merge_added_tokens(folder, out)
@@ -67,9 +70,9 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
             (out / VOCABULARY).write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     elif older := next((name for name in _OLDER if (folder / name).is_file()), None):
         raise WeftError(
-            f"{folder} has {older} and no {VOCABULARY}, the only file that weft reads: create it with transformers, "
-            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), or move {older} away, "
-            "for a model of token ids alone"
+            f"{folder} has {older} but no {VOCABULARY}, which weft needs: create it with transformers, "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r}), or move {older} away "
+            "to compile the model without a tokenizer"
         )
     _write_templates(out, config)
     if config != original:
@@ -77,7 +80,7 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
 
 
 def _write_templates(folder: Path, config: dict[str, Any]) -> None:
-    """Write the chat templates of JSON files into separate files; a single template in `config` stays there."""
+    """Write the chat templates of JSON files in `folder` into separate files; a single one stays in `config`."""
     path, templates = read_templates(folder)
     if path.suffix == ".json" and not isinstance(config.get("chat_template"), str):
         for name, text in templates.items():

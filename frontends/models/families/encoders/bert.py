@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...tables import gguf
 from ...tables.family import Config, Family, key
-from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, add_sentence_head, build_lm_head
+from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, add_pair_head, build_lm_head
 
 LAYER = "encoder.layer.{i}"
 
@@ -103,7 +103,7 @@ ALBERT = BERT.derive(
     unused=("*embeddings.position_ids", "predictions.*", "sop_classifier.*", "classifier.*"),
     tasks={
         "ForMaskedLM": _words,
-        "ForPreTraining": add_sentence_head(
+        "ForPreTraining": add_pair_head(
             _words, Head("next-sentence-prediction", "sop_classifier.classifier", "pooler"), "sop_logits"
         ),
         "ForNextSentencePrediction": None,

@@ -34,7 +34,7 @@ def exported(tiny: Path, tmp_path: Path) -> Path:
 def test_more_layers_than_tensors(layers: int, exported: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
-    assert f"num_hidden_layers={layers} layers, and its checkpoint has " in refused("inspect", exported)
+    assert f"num_hidden_layers={layers} is too many layers: its checkpoint has only " in refused("inspect", exported)
 
 
 def test_more_blocks_than_tensors(tiny: Path, tmp_path: Path) -> None:
@@ -42,7 +42,9 @@ def test_more_blocks_than_tensors(tiny: Path, tmp_path: Path) -> None:
     parts = parse_gguf((tmp_path / "x.gguf").read_bytes())
     parts.keys = [(n, k, 2**32 - 1 if n == b"llama.block_count" else v) for n, k, v in parts.keys]
     (tmp_path / "x.gguf").write_bytes(write_gguf(parts))
-    assert "block_count=4294967295 layers, and its checkpoint has " in refused("inspect", tmp_path / "x.gguf")
+    assert "block_count=4294967295 is too many layers: its checkpoint has only " in refused(
+        "inspect", tmp_path / "x.gguf"
+    )
 
 
 @pytest.mark.parametrize(

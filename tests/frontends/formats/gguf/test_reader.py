@@ -190,12 +190,15 @@ BAD: dict[str, tuple[bytes, str]] = {
     "version 9": (header(GOOD, version=9) + DATA, "is GGUF version 9"),
     "big-endian": (b"GGUF" + struct.pack(">I", 3) + DATA, "big-endian"),
     "key count": (header(GOOD, n_keys=2**60) + DATA, "truncated or damaged|unknown value type"),
-    "tensor count": (header(GOOD, n_tensors=2**60), "it counts 1152921504606846976 tensors, more than 1048576"),
-    "string length": (header(GOOD, struct.pack("<Q", 2**62), 1) + DATA, "metadata key 0 of 1 needs"),
+    "tensor count": (header(GOOD, n_tensors=2**60), "header counts 1152921504606846976 tensors, more than 1048576"),
+    "string length": (
+        header(GOOD, struct.pack("<Q", 2**62), 1) + DATA,
+        "metadata key 0 of 1 has 4611686018427387904 bytes",
+    ),
     "value type": (header(GOOD, string("k") + struct.pack("<I", 99), 1) + DATA, "metadata k of unknown value type 99"),
     "array length": (
         header(GOOD, string("k") + struct.pack("<IIQ", 9, 4, 2**61), 1) + DATA,
-        "metadata k needs .* bytes at byte",
+        "metadata k has .* bytes from byte",
     ),
     "nested arrays": (
         header(GOOD, string("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 9, 1) + DATA,
@@ -212,7 +215,7 @@ BAD: dict[str, tuple[bytes, str]] = {
         "general.alignment 'x'",
     ),
     "repeated tensor": (header(GOOD * 2) + DATA, "lists the tensor w twice"),
-    "too many dimensions": (header([("w", (1,) * 5, 0, 0)]) + DATA, "tensor w 5 dimensions"),
+    "too many dimensions": (header([("w", (1,) * 5, 0, 0)]) + DATA, "tensor w with 5 dimensions"),
     "unknown type": (header([("w", (4, 32), 4000, 0)]) + DATA, "stores tensor w as the unknown type 4000"),
     "type we cannot decode": (
         header([("w", (4, 256), Type.Q8_K.value, 0)]) + DATA,
@@ -220,7 +223,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     ),
     "part of a block": (
         header([("w", (4, 48), Type.Q4_0.value, 0)]) + DATA,
-        "rows of 48 .* not whole Q4_0 blocks of 32",
+        "rows of 48 .* not a multiple of the 32 elements of a Q4_0 block",
     ),
     "misaligned": (header([("w", (4, 4), 0, 8)]) + DATA, "tensor w at offset 8, .* alignment 32"),
     "weights cut": (header(GOOD) + DATA[:-1], "truncated: tensor w ends at byte 608 but the file has 607"),

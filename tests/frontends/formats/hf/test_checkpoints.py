@@ -49,7 +49,7 @@ def test_names_of_wrappers_are_left_out_and_told(
     save_file({change(key): value for key, value in want.items()}, folder / "model.safetensors")
     assert same(contents(folder), want)
     for result in (done("compile", folder, "-o", tmp_path / "out"), done("export", folder, "-o", tmp_path / "hf")):
-        assert f"names of tensors are read without {told}, which module wrappers add" in result.stderr
+        assert f"{told}, which module wrappers add, is removed from the names" in result.stderr
     assert same(load_file(tmp_path / "hf" / "model.safetensors"), want)
 
 
@@ -60,7 +60,7 @@ def test_a_name_that_only_some_tensors_have_stays(save: Any) -> None:
     assert contents(folder).keys() == {*want, "module.extra"} and load_source(folder).unread == ["module.extra"]
     twice = {**want, "model._orig_mod.norm.weight": want["model.norm.weight"]}
     save_file(twice, folder / "model.safetensors")
-    assert "a tensor is there with and without '_orig_mod.' in its name" in refused("inspect", folder)
+    assert "the same tensor exists with and without '_orig_mod.' in its name" in refused("inspect", folder)
 
 
 def test_an_index_may_leave_tensors_out(save: Any) -> None:

@@ -136,7 +136,7 @@ def test_unsound_configs(text: str, message: str, folder: Path) -> None:
             {"hidden_act": "mystery"},
             "config.json: hidden_act='mystery': unknown activation 'mystery'; known are gelu",
         ),
-        ("llama", {"hidden_size": "big"}, "config.json: hidden_size='big': dim='big' should be of type int"),
+        ("llama", {"hidden_size": "big"}, "config.json: hidden_size='big': dim='big' must be of type int"),
         ("llama", {"num_hidden_layers": 0}, "config.json: num_hidden_layers=0: layers=0 must be positive"),
         ("llama", {"rope_parameters": {"rope_type": "odd"}}, "unknown RoPE type 'odd'; known are default, linear"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "RoPE of type linear needs 'factor'"),
@@ -144,7 +144,7 @@ def test_unsound_configs(text: str, message: str, folder: Path) -> None:
         ("llama", {"rope_parameters": {"full_attention": {}}}, "differ by layer type are not supported"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"the weights are quantized \(gptq\)"),
         ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>', but it must hold token ids"),
-        ("qwen2", {**QWEN2, "layer_types": ["full_attention"]}, "1 layer types are given for 3 layers"),
+        ("qwen2", {**QWEN2, "layer_types": ["full_attention"]}, "window has 1 values for 3 layers"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True is not supported for gpt2 models"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supp"),
     ],
@@ -209,7 +209,7 @@ def test_index_that_lies(sharded: Path) -> None:
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"]["ghost"] = next(iter(index["weight_map"].values()))
     (sharded / INDEX).write_text(json.dumps(index))
-    fails(sharded, "places tensor 'ghost' in model-.*, but it is not there")
+    fails(sharded, "places tensor 'ghost' in model-.*, which lacks it")
     for text in ("{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": "../b"}}', '{"weight_map": {"a": 1}}'):
         (sharded / INDEX).write_text(text)
         fails(sharded, "is not a safetensors index")
@@ -276,7 +276,7 @@ def test_integer_weights_are_refused(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = np.ones_like(tensors["model.norm.weight"], np.int32)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    fails(folder, "'model.norm.weight' holds i32, but a weight must hold floats")
+    fails(folder, "'model.norm.weight' is of dtype i32, but weights must be floats")
 
 
 def write_model_folder(source: Path, out: Path, progress: Any) -> None:

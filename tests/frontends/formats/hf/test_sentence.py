@@ -228,7 +228,7 @@ DENSE = {"in_features": WIDTH, "out_features": 4}
         ([("CLIPModel", {})], r"modules\.json: module 1, \S+\.CLIPModel, is not supported"),
         ([POOLING, ("LSTM", {})], r"module 2, \S+\.LSTM, is not supported"),
         ([("WeightedLayerPooling", {}), POOLING], "reads all_layer_embeddings: set output_hidden_states"),
-        ([], "no Pooling makes sentence_embedding of token_embeddings"),
+        ([], "no Pooling computes sentence_embedding from token_embeddings"),
         (
             [("WordWeights", {"vocab": ["a", "b"], "word_weights": {}}), POOLING],
             r"modules\.json: its WordWeights has 2 words, but each of the model's \d+ tokens needs a weight",
@@ -237,7 +237,7 @@ DENSE = {"in_features": WIDTH, "out_features": 4}
             [("WordWeights", {"vocab": ["a"], "word_weights": {"a": "much"}}), POOLING],
             r"1_WordWeights/config\.json: word_weights",
         ),
-        ([("Dense", {**DENSE, "module_output_name": "x"}), POOLING][:1], "no Pooling makes sentence_embedding"),
+        ([("Dense", {**DENSE, "module_output_name": "x"}), POOLING][:1], "no Pooling computes sentence_embedding"),
         ([("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "sum"})], "pooling_mode is 'sum', but it must be"),
         ([("Pooling", {})], r"1_Pooling/config\.json: the key 'word_embedding_dimension' is missing"),
         (
@@ -267,7 +267,7 @@ def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) 
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
         ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default_prompt_name is 'x'"),
         ("sentence_bert_config.json", {"modality_config": {"message": {}}}, "without a chat template"),
-        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}, "no Pooling makes"),
+        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}, "no Pooling computes"),
         (
             "sentence_bert_config.json",
             {"module_output_name": "sentence_embedding", "modality_config": {"text": HIDDEN}},
@@ -321,7 +321,9 @@ def test_tables_of_vectors(tmp_path: Path) -> None:
     rows = [(tensors["embeddings"] * tensors["weights"][:, None])[row[row > 0]].mean(0) for row in ROWS]
     assert np.abs(found - unit(np.stack(rows))).max() < 1e-6
     safetensors.numpy.save_file({"embeddings": np.eye(3, dtype=np.float32), "mapping": np.arange(3)}, path)
-    refused(tmp_path, r"tokens that share rows \(mapping\) are not supported: save it with sentence-transformers")
+    refused(
+        tmp_path, r"cannot read tokens that share rows \(tensor mapping\): save the folder with sentence-transformers"
+    )
 
 
 @pytest.mark.parametrize(
