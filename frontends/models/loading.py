@@ -20,14 +20,8 @@ from .tables.family import RULE_ERRORS, Config, Model, Table, blame_keys
 from .tables.settings import Settings, build
 
 _DEPTHS = (  # config keys that count layers
-    "num_hidden_layers",
-    "num_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "n_layer",
-    "n_layers",
-    "block_count",
+    *("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"),
+    *("n_layer", "n_layers", "block_count"),
 )
 MOST_LAYERS = 4096  # if layers share weights, or there is no checkpoint with at least a tensor per layer
 

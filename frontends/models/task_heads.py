@@ -206,9 +206,9 @@ def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], 
         return None
     heads = ", ".join(table.tasks) or "none"
     detail = (
-        f"{summarize(keys)} of {config['architectures'][0]}; heads that weft reads in {table.model_types[0]} models: "
+        f"{summarize(keys)} of {config['architectures'][0]}; weft reads these heads of {table.model_types[0]}: {heads}"
     )
-    return LeftOut("head", keys[0].partition(".")[0], detail + heads, changes=True)
+    return LeftOut("head", keys[0].partition(".")[0], detail, changes=True)
 
 
 # -- heads that many families share

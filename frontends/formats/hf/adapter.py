@@ -175,9 +175,7 @@ def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Updat
     match = _PARTS.fullmatch(name)
     if match is None:
         if ".lora_" in name or ".token_adapter." in name:
-            raise adapter.error(
-                f": tensor {key!r} is not of a kind that weft can merge; save_pretrained of PEFT writes such tensors"
-            )
+            raise adapter.error(f": tensor {key!r} is not of a kind that weft can merge: save it with save_pretrained")
         # PEFT with resized embeddings also saves the modules that it replaced, and their replacements once more.
         if ".original_module." in name or (name_in_base := name.replace(".modules_to_save.", ".")) in adapter.replaced:
             return
@@ -246,9 +244,7 @@ def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
     alpha = _match_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
     rows = adapter.reader.shape(update.down)[0]
     if rows % update.rank or (rows != update.rank and not update.stacked):
-        raise adapter.error(
-            f": {adapter.describe_tensors(update.down)} must have rank {update.rank} by {ADAPTER_CONFIG}"
-        )
+        raise adapter.error(f": {adapter.describe_tensors(update.down)} must have rank {update.rank}, as in its config")
     update.scale = alpha / (update.rank**0.5 if config.get("use_rslora") else update.rank)
 
 

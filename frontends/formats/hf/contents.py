@@ -107,10 +107,8 @@ def find_unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterato
     """
     for module in sorted(modules):
         kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
-        detail = summarize([key for key in keys if is_inside(key, [module])]) + (
-            "; not needed for text input" if kind else ""
-        )
-        yield LeftOut(kind or "tensors", module, detail)
+        detail = summarize([key for key in keys if is_inside(key, [module])])
+        yield LeftOut(kind or "tensors", module, detail + ("; not needed for text input" if kind else ""))
 
 
 def is_inside(key: str, modules: Collection[str]) -> bool:

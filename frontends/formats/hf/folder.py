@@ -109,13 +109,9 @@ class Folder:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return remarks for the user: one if prefixes of module wrappers are removed from tensor names."""
-        wrappers = SafetensorsReader(self.path).wrappers
-        prefixes = " and ".join(map(repr, wrappers))
-        return (
-            (f"{self.path}: {prefixes}, which module wrappers add, is removed from the names of tensors",)
-            if prefixes
-            else ()
-        )
+        prefixes = " and ".join(map(repr, SafetensorsReader(self.path).wrappers))
+        note = f"{self.path}: {prefixes}, which module wrappers add, is removed from the names of tensors"
+        return (note,) if prefixes else ()
 
     def open_weights(self) -> TensorReader:
         """Return a reader of the folder's tensors; quantized ones are dequantized.
@@ -264,9 +260,8 @@ def extract_submodel(
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and (family or f"{kind}_text_model") in PAIRS.get(kind, ()):
         return *_load_pair_side(folder, family or f"{kind}_text_model"), None
-    text = folder.config.get(
-        "text_config", folder.config if f"{kind}_text" in SAME else None
-    )  # Qwen2-VL has no text_config
+    # Qwen2-VL has no text_config.
+    text = folder.config.get("text_config", folder.config if f"{kind}_text" in SAME else None)
     if family is not None or kind not in MULTIMODAL or not isinstance(text, Mapping):
         return None
     text_type = f"{kind}_text" if text is folder.config else text.get("model_type")
@@ -321,9 +316,8 @@ def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]
     table, pair_config = FAMILIES[family], folder.config
     side, other_side = ("vision", "text") if "vision" in family else ("text", "vision")
     unused = (*table.unused, f"{other_side}_model.*", "*_projection.*", "logit_scale", "logit_bias")
-    side_config: Any = (
-        pair_config.get(f"{side}_config_dict") or pair_config.get(f"{side}_config") or {}
-    )  # older key first
+    # The older key has priority.
+    side_config: Any = pair_config.get(f"{side}_config_dict") or pair_config.get(f"{side}_config") or {}
     if not isinstance(side_config, Mapping):
         raise WeftError(f"{folder.path / 'config.json'}: {side}_config={side_config!r:.60} is not a mapping")
     defaults, kind = PAIRS[str(pair_config["model_type"])][family]

@@ -247,10 +247,7 @@ class Merger(abc.ABC):
         return Scale(merged, Scale(adapter.tensor(update.magnitude), lengths), axis)
 
     def _put(self, home: str, key: str, adapter: Adapter, changed: Mapping[str, str]) -> None:
-        """Replace the weight `home` by tensor `key` of `adapter`.
-
-        It is an error if an earlier adapter changed the weight: `changed` maps such weights to the adapter's folder.
-        """
+        """Replace the weight `home` by tensor `key` of `adapter`, unless an earlier adapter in `changed` changed it."""
         if home in changed:
             raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
         if adapter.reader.shape(key) != self._shape(home):
@@ -390,9 +387,7 @@ class _FamilyMerger(Merger):
     def list_spellings(self, name: str) -> Iterator[str]:
         aliases, prefix = self.family.aliases.items(), self.family.prefix
         head = self.family.names.get("lm_head")
-        if isinstance(head, str) and name.startswith(
-            "lm_head."
-        ):  # its name in transformers, whatever the checkpoint's name
+        if isinstance(head, str) and name.startswith("lm_head."):  # its name in transformers
             yield name.replace("lm_head", head)
         for s in (name, *(name.replace(a, b) for a, b in aliases), *(name.replace(b, a) for a, b in aliases)):
             yield from (s, prefix + s, s.removeprefix(prefix))

@@ -86,9 +86,7 @@ class SafetensorsFile:
         tensors = {key: self._tensor(key, entry, 8 + length) for key, entry in entries.items()}
         check_tiling(str(self.path), {key: (t.offset, t.end) for key, t in tensors.items()}, 8 + length, size)
         if size > (end := max((t.end for t in tensors.values()), default=8 + length)):
-            raise WeftError(
-                f"{self.path} is damaged: its tensors end at byte {end}, the file at {size}; fetch it again"
-            )
+            raise WeftError(f"{self.path} is damaged: tensors end at byte {end}, the file at {size}; fetch it again")
         return tensors
 
     def _tensor(self, key: str, entry: Any, start: int) -> _Tensor:
@@ -252,10 +250,8 @@ def _map_tensors(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).is_file():
         if not files:
             is_pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
-            hint = (
-                "; it holds pickled PyTorch weights: load and save_pretrained them as safetensors" if is_pickled else ""
-            )
-            raise WeftError(f"{folder} has no safetensors weights{hint}")
+            hint = "; it has pickled PyTorch weights: load and save_pretrained them as safetensors"
+            raise WeftError(f"{folder} has no safetensors weights{hint if is_pickled else ''}")
         _check_shards(folder, files)
         return {name: name for name in files}
     names = _read_index(folder)

@@ -30,9 +30,9 @@ _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 
 def deinterleave_heads(name: str, role: str) -> Template:
-    """Return a template for the projection `name` of q or k (`role`) that undoes llama.cpp's row order, per head.
+    """Return a template for the projection `name` of q or k (`role`): per head, move first rows of pairs to the front.
 
-    llama.cpp stores the two rows of each rotated pair next to each other; here the first rows of all pairs come first.
+    In llama.cpp's row order the two rows of each rotated pair are adjacent.
     """
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -67,10 +67,7 @@ def find_local_layers(config: Config, every: int) -> list[bool]:
 
 
 def build_windows(every: int) -> Callable[[Config], Any]:
-    """Return the rule for `window`: the file's window in layers that `find_local_layers` returns, None in all others.
-
-    Without a window in the file, the rule returns None.
-    """
+    """Return the rule for `window`: the file's window in layers of `find_local_layers`, else None; None without one."""
 
     def rule(config: Config) -> tuple[int | None, ...] | None:
         window = config.get("attention.sliding_window")
@@ -101,10 +98,9 @@ def find_max_kv_heads(config: Config) -> int | None:
 
 
 class _EachLayer(Lookup):
-    """A rule for a setting that files state once or per layer.
+    """A rule for a setting that files state once or per layer; a list of equal values becomes that value.
 
-    A list of equal values becomes that value. Another list becomes a tuple for the feed-forward width; for all other
-    settings the rule returns its first value.
+    Another list becomes a tuple for the feed-forward width, and stays a list, which is refused, for all other settings.
     """
 
     def __call__(self, config: Config) -> Any:
@@ -196,10 +192,7 @@ def reshape_tensor(name: str, *dims: int) -> Template:
 
 
 def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe`: experts as many and as wide as the file states, in the layers that have experts.
-
-    shared_gate: shared experts have a gate. options: further arguments of `MoE`.
-    """
+    """Return the rule for `moe` with the number and width of experts in the file; `options` are arguments of `MoE`."""
 
     def make(config: Config) -> MoE:
         shared_width = config.get("expert_shared_feed_forward_length")
@@ -232,10 +225,7 @@ def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Rou
 
 
 def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe`: as `build_experts`, with the router of `read_routing`, whose fields `options` replace.
-
-    Shared experts are as wide as the file states, or else expert_shared_count times as wide as a routed one.
-    """
+    """Return the rule for `moe` with the file's experts and the router of `read_routing`, changed by `options`."""
 
     def make(config: Config) -> MoE:
         count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
@@ -249,10 +239,7 @@ def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Ru
 
 
 def read_expert_part(part: str, kind: str) -> Template:
-    """Return a template for weights or biases (`kind`) of gate or up (`part`) of all experts.
-
-    If the file has a fused tensor (--fuse-gate-up-exps of the converter), the template slices it.
-    """
+    """Return a template for weight or bias (`kind`) of gate or up (`part`) of experts; a fused tensor is sliced."""
     separate, fused = f"blk.{{i}}.ffn_{part}_exps.{kind}", f"blk.{{i}}.ffn_gate_up_exps.{kind}"
     half = slice_expert_half(fused, 0 if part == "gate" else 1)
     return lambda fetch, name, settings: half(fetch, name, settings) if fetch.has(fused) else fetch(separate)

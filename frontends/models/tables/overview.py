@@ -8,10 +8,7 @@ from .family import Family
 
 
 def tabulate_families(families: Mapping[str, Family]) -> list[tuple[str, str, str]]:
-    """Return rows (model_type, transformers class or "", GGUF architecture or ""), sorted by name, after the titles.
-
-    An architecture to which weft also exports ends with "+".
-    """
+    """Return the titles, then a row (model_type, class, GGUF architecture) per family; "+": weft also exports to it."""
     rows = [("family", "exported", "GGUF")]
     for name, family in sorted(families.items()):
         gguf = "" if family.gguf is None else family.gguf.model_types[0] + ("+" if family.gguf.loader else "")

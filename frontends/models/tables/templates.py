@@ -80,10 +80,7 @@ def add_one(name: str) -> Template:
 
 
 def swap_halves(name: str, of_keys: bool = False) -> Template:
-    """Return a template for the query projection `name` (`of_keys`: key) with the two halves of each head swapped.
-
-    It serves models whose RoPE rotates in the opposite direction.
-    """
+    """Return a template for queries (`of_keys`: keys) `name` with halves of heads swapped (RoPE of opposite sign)."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
@@ -105,10 +102,7 @@ def flatten_heads(name: str) -> Template:
 
 
 def concat_heads(name: str, of_keys: bool = False) -> Template:
-    """Return a template that concatenates the tensors `name` of all query heads, or of all KV heads if `of_keys`.
-
-    {h} in `name` represents the number of the head.
-    """
+    """Return a template that concatenates the tensors `name` of all query heads {h}, or of KV heads if `of_keys`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         heads = range(settings.groups if of_keys else settings.head_count)
@@ -128,10 +122,7 @@ def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> R
 
 
 def scale_linear(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
-    """Return a template for the linear layer `name` times the product of the settings' `multipliers` of these names.
-
-    `bias`: names of the multipliers of its bias; None means the same as for the weight.
-    """
+    """Return a template for the linear layer `name` times the settings' `multipliers`; `bias`: those of its bias."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         factors = multipliers if part == "weight" or bias is None else bias
@@ -143,10 +134,7 @@ def scale_linear(name: str, *multipliers: str, bias: tuple[str, ...] | None = No
 
 
 def slice_expert_half(name: str, index: int) -> Template:
-    """Return a template for gate (`index` 0) or up (1): one half of axis 1 of tensor `name` [experts, 2 · hidden, …].
-
-    `name` is complete: no part is appended.
-    """
+    """Return a template for gate (`index` 0) or up (1): half of axis 1 of tensor `name` [experts, 2 · hidden, …]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden = find_experts(settings).hidden

@@ -26,24 +26,11 @@ from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
 from .floats import Tiles, read_float4
 from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
-FORMATS = (
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
-)
+FORMATS = tuple(f"{kind}-quantized" for kind in ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack"))
 _MIXED = "mixed-precision"  # every group has its own format
 _OF_ACTIVATIONS = (
-    "input_scale",
-    "input_global_scale",
-    "input_zero_point",
-    "output_scale",
-    "output_zero_point",
-    "k_scale",
-    "v_scale",
-    "q_scale",
+    *("input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point"),
+    *("k_scale", "v_scale", "q_scale"),
 )
 _BYTES = (dtypes.i8, dtypes.f8e4m3)
 
@@ -272,10 +259,7 @@ class _TilesWithZeros(Tiles):
 def _find_tile(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: Collection[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return (height, width) of the tiles that divide a matrix of `shape` into `counts` tiles along the two axes.
-
-    It is the first of `tiles` that fits, else the exact quotients, else None.
-    """
+    """Return (height, width) of tiles, `counts` per axis of `shape`: the first of `tiles` that fits, else quotients."""
     exact_edges = tuple(
         size // count if count and size % count == 0 else 0 for size, count in zip(shape, counts, strict=True)
     )

@@ -109,13 +109,10 @@ def read_gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, 
         if name == key:
             continue
         scales, qzeros = (require_key(key, f"{name}.{part}", keys) for part in ("scales", "qzeros"))
-        expected = (
-            f"of {bits} bits in groups of {size}, i32 [in / per word, out], floats [groups, out], i32 [groups, …]"
-        )
-        parts = (key, scales, qzeros)
-        if [len(reader.shape(k)) for k in parts] != [2, 2, 2] or {reader.dtype(key), reader.dtype(qzeros)} != {
-            dtypes.i32
-        }:
+        layouts = "i32 [in · bits / 32, out], floats [groups, out], i32 [groups, out · bits / 32]"
+        expected, parts = f"of {bits} bits in groups of {size}: {layouts}", (key, scales, qzeros)
+        ints = {reader.dtype(key), reader.dtype(qzeros)}
+        if [len(reader.shape(k)) for k in parts] != [2, 2, 2] or ints != {dtypes.i32}:
             raise misfit_error(reader, *parts, expected=expected)
         (words, rows), (groups, columns_of_scales), zeros = (reader.shape(k) for k in parts)
         module_bits = bits if single or not rows else zeros[1] * 32 // rows

@@ -156,10 +156,7 @@ class _JoinedReader(RoutedReader):
 
 
 def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
-    """Return the rule for `window` of bidirectional layers, from `rule` for causal ones with the window w.
-
-    A token then sees w tokens on each side, or w // 2 on each side if `is_split`; the window counts the token itself.
-    """
+    """Return the rule for `window` of bidirectional layers that see w (`rule`) tokens per side; `is_split`: w // 2."""
 
     def windows(config: Config) -> Any:
         window = rule(config) if callable(rule) else rule
@@ -227,13 +224,13 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
     weights: dict[str, Path] = {}
     for i, step in enumerate(steps):
         if isinstance(step.module, (Dense, LayerNorm, WeightedLayerPooling)):
-            step.record["at"] = (
-                f"sentence.before_{i}" if i < pooling_index else f"sentence.after_{i - pooling_index - 1 + projects}"
-            )
+            place = f"before_{i}" if i < pooling_index else f"after_{i - pooling_index - 1 + projects}"
+            step.record["at"] = f"sentence.{place}"
             weights[step.record["at"]] = step.folder
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
     before, after = (
-        tuple(step.module for step in part) for part in (steps[:pooling_index], steps[pooling_index + 1 : last])
+        tuple(s.module for s in steps[:pooling_index]),
+        tuple(s.module for s in steps[pooling_index + 1 : last]),
     )
     pooling = replace(steps[pooling_index].module, before=before, after=after, normalize=last < len(steps))
     meta = {**_read_prompts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
@@ -293,15 +290,9 @@ def _read_pooling(record: Record) -> tuple[str, str, SentencePooling]:
     modes = [modes] if isinstance(modes, str) else modes
     if not modes or not set(modes) <= MODES.keys():
         raise record.build_type_error("pooling_mode", f"it must be one or several of {', '.join(MODES)}")
-    pooling_modes = tuple(MODES[mode] for mode in modes)
-    return (
-        TOKENS,
-        TEXT,
-        SentencePooling(
-            pooling_modes if len(pooling_modes) > 1 else pooling_modes[0],
-            include_prompt=record.flag("include_prompt", True),
-        ),
-    )
+    names = tuple(MODES[mode] for mode in modes)
+    include_prompt = record.flag("include_prompt", True)
+    return TOKENS, TEXT, SentencePooling(names if len(names) > 1 else names[0], include_prompt=include_prompt)
 
 
 def _read_dense(record: Record) -> tuple[str, str, Dense]:
@@ -309,12 +300,8 @@ def _read_dense(record: Record) -> tuple[str, str, Dense]:
     name = class_name.rpartition(".")[2]
     if not class_name.startswith("torch.nn.") or name not in ACTIVATIONS:
         raise record.build_type_error("activation_function", f"weft reads {', '.join(ACTIVATIONS)} of torch.nn")
-    width, bias, residual = (
-        record.integer("out_features", least=1),
-        record.flag("bias", True),
-        record.flag("use_residual", False),
-    )
-    return *_read_names(record), Dense(width, name.lower(), bias, residual)
+    width, bias = record.integer("out_features", least=1), record.flag("bias", True)
+    return *_read_names(record), Dense(width, name.lower(), bias, record.flag("use_residual", False))
 
 
 def _read_layer_pooling(record: Record) -> tuple[str, str, WeightedLayerPooling]:
@@ -388,10 +375,7 @@ def _read_transformer(
 
 
 def _read_prompts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
-    """Return prompts, similarity and truncation of config_sentence_transformers.json, as entries of graph.meta.
-
-    The file is appended to `files`, its record to `records`.
-    """
+    """Return entries of graph.meta from config_sentence_transformers.json; append it to `files` and `records`."""
     record = _read_record(root / CONFIG, files)
     records.append(record)
     record.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")

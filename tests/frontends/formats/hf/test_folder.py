@@ -159,7 +159,7 @@ def test_configs_that_cannot_be_built(model_type: str, changes: dict[str, Any], 
 
 def test_pickled_weights_only(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    fails(folder, "has no safetensors weights; it holds pickled PyTorch weights: load and save_pretrained them")
+    fails(folder, "has no safetensors weights; it has pickled PyTorch weights: load and save_pretrained them")
     (folder / "pytorch_model.bin").unlink()
     fails(folder, "has no safetensors weights$")
 

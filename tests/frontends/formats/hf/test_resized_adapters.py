@@ -111,7 +111,7 @@ def test_refusals_name_what_an_adapter_has(tmp_path: Path) -> None:
     assert "q_proj.lora_B.bias' (lora_bias), but model.layers.0.self_attn.q_proj.weight has no bias" in line
     peft.adapt(base, tmp_path / "named", target_modules=["q_proj"])
     renamed(tmp_path / "named", lambda key: key.replace("lora_A.weight", "lora_A.default.weight"))
-    assert "save_pretrained of PEFT writes such" in refused("inspect", base, "--adapter", tmp_path / "named")
+    assert "weft can merge: save it with save_pretrained" in refused("inspect", base, "--adapter", tmp_path / "named")
 
 
 def test_an_embedding_without_a_head_of_as_many_rows_is_refused(tmp_path: Path) -> None:
