@@ -14,7 +14,8 @@ from weft.ir.recipes.readers import Array
 from weft.passes import run_passes
 from weft.passes.fitting import quantizing
 
-from ..library.quantize.test_quantize import mixture, model, text
+from ..library.quantize.checkpoints import mixture, model
+from ..library.quantize.test_quantize import text
 
 __all__ = ["text"]  # a fixture
 

@@ -16,7 +16,8 @@ from weft.passes.fitting.budget import LayoutChoice, choose_layouts, solve_knaps
 from weft.passes.fitting.calibration import read_tokens
 from weft.passes.fitting.matrices import Matrix, find_matrices, group_matrices
 
-from ..library.quantize.test_quantize import VOCAB, error, in_memory, mixture, text
+from ..library.quantize.checkpoints import VOCAB, in_memory, mixture
+from ..library.quantize.test_quantize import error, text
 
 __all__ = ["text"]  # a fixture
 LAYOUTS = [build_integer_layout(bits, group, bits < 8) for bits in (2, 4, 8) for group in (32, 64)]

@@ -25,7 +25,7 @@ from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import BlockRecipe, Stored
 from weft.passes import run_passes
 
-from ....passes.library.quantize.test_quantize import in_memory
+from ....passes.library.quantize.checkpoints import in_memory
 from ....sampling import by_turns
 from ...command import done, refused
 from .test_weights import ExactOptions

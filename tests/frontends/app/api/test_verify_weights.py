@@ -16,7 +16,7 @@ import weft
 from weft.frontends.app.api.verify.verification import Verification, verify_folder
 from weft.ir import WeftError
 
-from ....passes.library.quantize.test_quantize import USED
+from ....passes.library.quantize.checkpoints import USED
 from ....sampling import by_turns, each
 from ...command import done
 from ...formats.weft.sealing import seal_again

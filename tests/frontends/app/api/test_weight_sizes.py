@@ -16,7 +16,7 @@ from weft.frontends.formats.gguf.reader import GGUFTensors
 from weft.frontends.model import Model
 from weft.ir import WeftError
 
-from ....passes.library.quantize.test_quantize import in_memory
+from ....passes.library.quantize.checkpoints import in_memory
 from ....sampling import by_turns
 from ...command import done, refused
 from .test_eval import write_llama

@@ -20,7 +20,7 @@ from weft.ir import Graph, WeftError, interpret
 from weft.ir.recipes.blocks import Dequantize, Float4, Float8
 from weft.passes import run_passes
 
-from ....passes.library.quantize.test_quantize import USED, in_memory
+from ....passes.library.quantize.checkpoints import USED, in_memory
 from ....sampling import by_turns
 from ...command import done, refused
 

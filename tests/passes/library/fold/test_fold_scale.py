@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from weft.frontends.dsl import MLP, Attention, Block, Decoder, GatedMLP, MoE, RMSNorm, RoPE, Router
-from weft.ir import Graph, TensorType, ops, parse
+from weft.ir import Graph, TensorType, ops
 from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
-from weft.passes.library.fold.scaling import repeat_scalar
 
 from ...models import BATCH, SEQ, Tiny, applied, weight, worst
 from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
 ATTENTION = Attention(4, 2, rope=RoPE(), scale=0.3)
+
+
 SCALED = {"residual_scale": 0.22}
 
 
@@ -234,12 +235,6 @@ def test_powers_of_two_change_no_bit() -> None:
     inputs = EquivalenceCheck().make_inputs(before)
     a, b = (EquivalenceCheck().run(g, inputs)["logits"] for g in (before, after))
     np.testing.assert_array_equal(a, b)
-
-
-def test_a_number_spread_along_a_width() -> None:
-    graph = parse("graph g { param %p: f32[] = literal([0.3]) output p = %p }")
-    found = repeat_scalar(graph.params["p"].recipe, 5).evaluate(graph.reader)
-    np.testing.assert_array_equal(found, np.full(5, 0.3))
 
 
 def test_after_other_passes() -> None:

@@ -9,43 +9,14 @@ import pytest
 
 import weft
 from weft.ir import Graph, MemoryReader, WeftError, interpret, ops
-from weft.ir.recipes import Source
-from weft.ir.recipes.blocks import Dequantize, Quantize, ToFloat4, find_block_layout
+from weft.ir.recipes.blocks import Dequantize, Quantize, find_block_layout
 from weft.ir.recipes.readers import Array
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes import Report, run_passes
 from weft.passes.fitting.matrices import Matrix, find_matrices
 
 from ...rewrites import Rewrite, rewrites
-
-VOCAB, USED = 97, 12  # tokens, and those of the texts: what they make spans few directions
-
-
-def model(tied: bool = False) -> Graph:
-    """A small decoder with weights of a checkpoint in memory."""
-    block = weft.Block(weft.Attention(4, kv_heads=2, rope=weft.RoPE()), weft.GatedMLP(96), weft.RMSNorm())
-    graph = weft.Decoder(VOCAB, 48, 2, block, context=64, tie_embeddings=tied).graph()
-    return in_memory(graph)
-
-
-def mixture() -> Graph:
-    block = weft.Block(weft.Attention(4, rope=weft.RoPE()), weft.MoE(experts=4, k=2, hidden=32), weft.RMSNorm())
-    return in_memory(weft.Decoder(VOCAB, 48, 2, block, context=64).graph())
-
-
-def in_memory(graph: Graph) -> Graph:
-    rng = np.random.default_rng(0)
-    arrays: dict[str, Array] = {}
-    for name, param in graph.params.items():
-        if not param.recipe.is_constant:
-            shape = param.type.concrete({})
-            spread = np.exp(rng.standard_normal(shape[-1]))  # some inputs matter more than others
-            arrays[name] = (rng.standard_normal(shape) * spread / np.sqrt(shape[-1])).astype(np.float32)
-            if len(shape) == 1:
-                arrays[name] = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-            param.recipe = Source(name)
-    graph.reader = MemoryReader(arrays)
-    return graph
+from .checkpoints import USED, kinds, mixture, model
 
 
 @pytest.fixture
@@ -67,24 +38,9 @@ def error(graph: Graph, quantized: Graph) -> float:
     return float(np.sqrt(np.square(exact - found).mean() / np.square(exact - exact.mean()).mean()))
 
 
-def kinds(graph: Graph) -> dict[str, str]:
-    return {p.name: m.kind if isinstance(m, Matrix) else m for p, m in find_matrices(graph).items()}
-
-
 @pytest.mark.parametrize("case", rewrites(__file__), ids=str)
 def test_rewrites(case: Rewrite) -> None:
     case.check()
-
-
-def test_matrices_are_told_apart() -> None:
-    tied = kinds(model(tied=True))
-    assert tied["embed.weight"] == "head" and tied["layers.0.ffn.down.weight"] == "linear"
-    apart = kinds(model())
-    assert apart["embed.weight"] == "table" and apart["lm_head.weight"] == "head"
-    experts = kinds(mixture())
-    assert {experts[f"layers.0.ffn.experts.{name}"] for name in ("gate", "up", "down")} == {"experts"}
-    assert sum(kind == "experts" for kind in experts.values()) == 6
-    assert sum(kind == "it is the weight of a router" for kind in experts.values()) == 2
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
@@ -126,22 +82,6 @@ def test_floats_of_4_bits_lose_more_than_those_of_8(form: str) -> None:
                 assert str(layout) == ("int8_32" if matrix.kind in ("head", "table") else form)
         fp8, int2 = (run_passes(graph, f"quantize{{{how}}}") for how in ("format=fp8", "bits=2, head=2, method=rtn"))
         assert error(graph, fp8) < error(graph, quantized) < error(graph, int2)
-
-
-def test_matrices_that_multiply_the_same_value_share_the_scale_of_nvfp4() -> None:
-    graph = model()
-    quantized = run_passes(graph, "quantize{format=nvfp4}")
-    stored = {name: param.recipe for name, param in quantized.params.items() if isinstance(param.recipe, ToFloat4)}
-    for names in (["q", "k", "v"], ["o"]):
-        keys = [f"layers.1.attn.{name}.weight" for name in names]
-        largest = max(float(np.abs(graph.params[key].recipe.evaluate(graph.reader)).max()) for key in keys)
-        assert {stored[key].tensor_scales for key in keys} == {(float(np.float32(largest) / np.float32(2688)),)}
-    assert len({recipe.tensor_scales for recipe in stored.values()}) > 4
-    experts = run_passes(mixture(), "quantize{format=nvfp4}").params
-    gate, up, down = (experts[f"layers.1.ffn.experts.{name}"].recipe for name in ("gate", "up", "down"))
-    assert isinstance(gate, ToFloat4) and isinstance(up, ToFloat4) and isinstance(down, ToFloat4)
-    assert gate.tensor_scales == up.tensor_scales != down.tensor_scales
-    assert len(set(gate.tensor_scales)) == 4  # one for each expert
 
 
 def test_bits_of_heads_and_names_to_keep(text: Path) -> None:
