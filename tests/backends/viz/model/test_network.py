@@ -1,0 +1,50 @@
+"""The network of a graph: operations, weights and their bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from weft.backends.viz.model.network import build_network
+from weft.backends.viz.model.totals import compute_totals
+from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
+from weft.frontends.app.api.rewrite import rewrite
+from weft.frontends.formats.weft.model_folder import write_model
+from weft.frontends.model import Model
+
+from .quantized import DECODER, PIPELINE, build_quantized_network
+
+
+def test_quantized_weights_have_the_bytes_of_their_folder(tmp_path: Path) -> None:
+    model = rewrite(Model(DECODER.graph(), "model", "model"), PIPELINE)
+    write_model(model, tmp_path / "out")
+    stored = sum(array.nbytes for array in load_file(tmp_path / "out" / "model.safetensors").values())
+    drawn = build_network(model.graph)
+    weights = {w.name: w for v in drawn.vertices for w in v.weights}.values()
+    # The norms are ones, which the folder does not store.
+    learned = sum(w.bytes for w in weights if "frequencies" not in w.name and "norm" not in w.name)
+    # Rows of 3 groups have zero points of 1.5 bytes in words, which a folder fills up.
+    assert learned == pytest.approx(stored, rel=0.01)
+    found = compute_totals(drawn, 64)
+    assert found.weights == sum(w.bytes for w in weights) and "uint4_32" in found.dtypes
+    rows = dict(build_fact_sheet(model).rows)
+    assert (
+        rows["Quantized"].endswith("bits, int4 groups of 32 and int8 groups of 32") and "quantized" in rows["Weights"]
+    )
+
+
+def test_decode_step_reads_packed_bytes() -> None:
+    plain = build_network(DECODER.graph())
+    for before, after in zip(plain.vertices, build_quantized_network().vertices, strict=True):
+        binding = {"batch": 1, "seq": 8, "past": 0, "total": 8, "capacity": 8}
+        one, two = (v.step.evaluate(binding, 2) for v in (before, after))
+        assert one["flops"] == two["flops"] and one["written"] == two["written"]
+        saved = 0
+        if after.op == "linear":
+            (weight,) = after.weights
+            rows, width = map(int, weight.dims)
+            assert weight.bits is not None
+            saved = rows * width * 2 - round(rows * width * weight.bits / 8)
+        assert one["read"] - two["read"] == saved
