@@ -47,9 +47,9 @@ class TransformersBackend(TorchBackend):
         from ..runtime.torch.open_torch import import_torch
 
         import_torch()
-        from ..torch.transformers.lower.lower_base_and_head import OWN, USUAL
+        from ..torch.transformers.lower.lower_base_and_head import RESERVED_ATTRIBUTES, USUAL
 
-        forms = {MODEL: Form(self.model_pipeline(PythonNames(OWN, USUAL)))}
+        forms = {MODEL: Form(self.model_pipeline(PythonNames(RESERVED_ATTRIBUTES, USUAL)))}
         if graph.meta.get("kind") == "encoder-decoder":
             if any(name in graph.inputs for name in SOUND):
                 raise WeftError(f"target {self.name} supports only text encoders; that of {graph.name} reads sound")

@@ -12,7 +12,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @torch.no_grad()
-def continued(
+def sample_continuations(
     model: Any, prompts: Tensor, length: int, *, seed: int = 0, progress: Progress = lambda *_: None
 ) -> Tensor:
     """Return `prompts` [n, tokens] continued to [n, length] by tokens drawn from a decoder at temperature 1.

@@ -26,7 +26,7 @@ from ..lower.lower import lower
 from ..package.module import build_module
 
 # Operands of norms and biases. Biases of routers are excluded: they would change the choice of experts.
-VECTORS = {
+TRAINED_OPERANDS = {
     ops.rms_norm: ("weight",),
     ops.layer_norm: ("weight", "bias"),
     ops.add_norm: ("weight", "bias"),
@@ -53,7 +53,7 @@ class _Product(torch.autograd.Function):
         return None, (grads[0] * codes).sum(-1)
 
 
-_product: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gives it no types
+_multiply_codes: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gives it no types
 
 
 class ScaledCodes(nn.Module):
@@ -72,7 +72,7 @@ class ScaledCodes(nn.Module):
         self.width = width
 
     def forward(self, change: Tensor) -> Tensor:
-        return _product(self.codes, self.scales * (1 + change)).flatten(-2)[..., : self.width]
+        return _multiply_codes(self.codes, self.scales * (1 + change)).flatten(-2)[..., : self.width]
 
 
 class _EvaluatingReader:
@@ -176,7 +176,7 @@ def _cast_scales(student: Student, name: str) -> Array:
     return np.asarray(np.clip(scales, -most, most).astype(layout.scale.numpy))
 
 
-def scaled_params(graph: Graph) -> list[str]:
+def find_scaled_params(graph: Graph) -> list[str]:
     """Return the names of quantized parameters of `graph` whose scales are trained: without minima and float codes.
 
     If some have codes of less than 8 bits, parameters with 8-bit codes are not trained: they have almost no error to
@@ -192,11 +192,11 @@ def scaled_params(graph: Graph) -> list[str]:
     return coarse or list(bits_by_name)
 
 
-def vector_params(graph: Graph) -> list[str]:
+def find_vector_params(graph: Graph) -> list[str]:
     """Return the names of the norm weights and biases (rank 1) of `graph` that are trained."""
     names: dict[str, None] = {}
     for node in graph.nodes:
-        for operand in VECTORS.get(node.op, ()):
+        for operand in TRAINED_OPERANDS.get(node.op, ()):
             param = node.operand(operand)
             if isinstance(param, Param) and not param.recipe.is_constant and param.type.rank == 1:
                 names[param.name] = None
@@ -217,14 +217,16 @@ class FloatCopy:
     vectors: set[str]
 
 
-def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None) -> FloatCopy:
+def copy_as_floats(
+    graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None
+) -> FloatCopy:
     """Return a copy of `graph` that reads its quantized weights, norms and biases as float tensors.
 
-    scaled: parameters whose scales are trained (default: `scaled_params`). vectors: norms and biases that are trained
-    (default: `vector_params`).
+    scaled: parameters whose scales are trained (default: `find_scaled_params`). vectors: norms and biases that are trained
+    (default: `find_vector_params`).
     """
-    scales = set(scaled_params(graph) if scaled is None else scaled)
-    trained = set(vector_params(graph) if vectors is None else vectors)
+    scales = set(find_scaled_params(graph) if scaled is None else scaled)
+    trained = set(find_vector_params(graph) if vectors is None else vectors)
     recipes, names, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
     keys: dict[Recipe, str] = {}
     for name, param in graph.params.items():
@@ -244,7 +246,7 @@ def dense(graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[s
 
 
 def open_student(graph: Graph, numbers: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the student of `graph` on `device`; `numbers` is the result of `dense`, `forms` are those of its graph.
+    """Return the student of `graph` on `device`; `numbers` is the result of `copy_as_floats`, `forms` are those of its graph.
 
     A parameter that `forms` store in another layout than `graph` is not trained.
     """

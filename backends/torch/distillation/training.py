@@ -14,10 +14,10 @@ from torch.nn.utils import parametrize
 
 from .student import Student
 
-NUMBERS = 1 << 26  # most logits in memory, tokens × vocabulary: in a forward pass, and of the teacher
-ROWS = 256  # tokens whose distributions are compared at once
+MAX_LOGITS = 1 << 26  # most logits in memory, tokens × vocabulary: in a forward pass, and of the teacher
+TOKENS_AT_ONCE = 256  # tokens whose distributions are compared at once
 WARM_UP = 0.05  # share of the schedule
-LOOKS = 5  # evaluations on the held-back windows during the training
+EVALUATIONS = 5  # evaluations on the held-back windows during the training
 
 Progress = Callable[[str, int, int], None]
 
@@ -29,8 +29,8 @@ class _Divergence(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
         total = student.new_zeros((), dtype=torch.float32)
         gradient = torch.empty_like(student)
-        for start in range(0, len(student), ROWS):
-            here = slice(start, start + ROWS)
+        for start in range(0, len(student), TOKENS_AT_ONCE):
+            here = slice(start, start + TOKENS_AT_ONCE)
             log_p, log_q = teacher[here].float().log_softmax(-1), student[here].float().log_softmax(-1)
             p = log_p.exp()
             total += (p * (log_p - log_q)).sum()
@@ -47,7 +47,7 @@ class _Divergence(torch.autograd.Function):
 _divergence: Callable[[Tensor, Tensor], Tensor] = _Divergence.apply  # torch gives it no types
 
 
-def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+def sum_divergence(student: Tensor, teacher: Tensor) -> Tensor:
     """Return Σ KL(teacher ‖ student) over all positions of logits [batch, seq, vocab], in nats."""
     return _divergence(student.flatten(0, 1), teacher.flatten(0, 1))
 
@@ -91,23 +91,23 @@ def distill(
     before = loss.held_back_mean()
     best, least = student.state(), before
     scales = [change for _, change in dict.fromkeys(student.scales.values())]
-    groups = [{"params": [p], "lr": 0.0, "size": _size(p)} for p in student.vectors.values()]
+    groups = [{"params": [p], "lr": 0.0, "size": _compute_rms(p)} for p in student.vectors.values()]
     groups += [{"params": scales, "lr": 0.0, "size": 1.0}] if scales else []
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
     start, count, looks, done = time.monotonic(), 0, 0, 0.0
-    batches = _batches(windows, batch, seed)
+    batches = _draw_batches(windows, batch, seed)
     while done < 1:
         progress("healing", count, steps)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["size"] * _schedule(done)
+            group["lr"] = rate * group["size"] * _schedule_rate(done)
         loss.backward(next(batches))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         count += 1
         elapsed = 0.0 if seconds is None else (time.monotonic() - start) / seconds
         done = max(count / steps, elapsed)
-        if int(done * LOOKS) > looks:
-            looks, current = int(done * LOOKS), loss.held_back_mean()
+        if int(done * EVALUATIONS) > looks:
+            looks, current = int(done * EVALUATIONS), loss.held_back_mean()
             if current < least:
                 best, least = student.state(), current
     progress("healing", steps, steps)
@@ -116,17 +116,17 @@ def distill(
     return Outcome(before, loss.held_back_mean(), count)
 
 
-def _size(parameter: Tensor) -> float:
+def _compute_rms(parameter: Tensor) -> float:
     """Return the root mean square of a parameter, at least 0.01."""
     return max(float(parameter.detach().square().mean().sqrt()), 1e-2)
 
 
-def _schedule(done: float) -> float:
+def _schedule_rate(done: float) -> float:
     """Return the step size relative to `rate` when the share `done` (0 to 1) of the training is over."""
     return min(1.0, 0.2 + done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def _batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
+def _draw_batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
     """Yield random batches [batch, context] without end; each window occurs once before any occurs again."""
     generator = torch.Generator().manual_seed(seed)
     waiting = torch.empty(0, dtype=torch.long)
@@ -144,7 +144,7 @@ class _Loss:
         self.student, self.teacher, self.bf16 = student.module, teacher, bf16
         with torch.no_grad():
             vocab = teacher(held_back[:1, :1]).shape[-1]
-            self.together = max(1, NUMBERS // (vocab * held_back.shape[1]))
+            self.together = max(1, MAX_LOGITS // (vocab * held_back.shape[1]))
             self.held_back = held_back[: self.together]
             # Always in f32: rounding to bf16 would hide small differences.
             self.wanted = teacher(self.held_back)
@@ -161,7 +161,7 @@ class _Loss:
                 wanted = self._forward(self.teacher, part)
             # Cached, so that a weight with two readers, such as a tied table, is computed once.
             with parametrize.cached():
-                loss = divergence(self._forward(self.student, part), wanted) / windows.numel()
+                loss = sum_divergence(self._forward(self.student, part), wanted) / windows.numel()
                 torch.autograd.backward(loss)
 
     @torch.no_grad()
@@ -169,4 +169,4 @@ class _Loss:
         """Return the mean divergence over the tokens of the held-back windows, in nats."""
         with parametrize.cached():
             logits = self.student(self.held_back)
-        return float(divergence(logits, self.wanted)) / self.held_back.numel()
+        return float(sum_divergence(logits, self.wanted)) / self.held_back.numel()

@@ -22,7 +22,7 @@ _FLAGS = {
 }
 _MODULES = "sentence_transformers.models."  # valid in all versions
 KINDS = ("Pooling", "Dense", "LayerNorm", "Normalize", "WeightedLayerPooling", "WordWeights")
-_TEXT = "sentence_embedding"
+_VECTOR = "sentence_embedding"
 
 
 def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
@@ -37,10 +37,10 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         WeftError: if a pass has replaced weights of a module, or custom code would have to exclude prompts from
         pooling.
     """
-    sentence, modules = graph.meta.get("sentence") or {}, _modules(graph)
+    sentence, modules = graph.meta.get("sentence") or {}, _list_modules(graph)
     types = {module["type"] for module in modules.values()}
     averages = "WeightedLayerPooling" in types
-    pools_itself = _TEXT in graph.outputs and ("Pooling" not in types or (averages and length is not None))
+    pools_itself = _VECTOR in graph.outputs and ("Pooling" not in types or (averages and length is not None))
     if pools_itself and sentence.get("include_prompt") is False:
         raise WeftError(
             f"{graph.name}: target transformers pools by itself after a WeightedLayerPooling, prompts included, which "
@@ -59,10 +59,10 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         (folder / path).mkdir()
         write_json(folder / path / "config.json", module["config"])
         if "at" in module:
-            write_shards(folder / path, _tensors(graph, module["at"], kind))
-    options: dict[str, Any] = {"module_output_name": _TEXT} if pools_itself else {}
+            write_shards(folder / path, _make_tensors(graph, module["at"], kind))
+    options: dict[str, Any] = {"module_output_name": _VECTOR} if pools_itself else {}
     if pools_itself:
-        options["modality_config"] = {"text": {"method": "forward", "method_output_name": _TEXT}}
+        options["modality_config"] = {"text": {"method": "forward", "method_output_name": _VECTOR}}
         if "padding" in graph.meta:
             options["processing_kwargs"] = {"text": {"padding": graph.meta["padding"]}}
     elif averages:
@@ -77,7 +77,7 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         )
 
 
-def _tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
+def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
     """Return the tensors of the module at the path `at`, by name within it, in dtype `kind` (None: as stored)."""
     params = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
     if not any(key.endswith(("weight", "layer_weights")) for key in params):
@@ -99,7 +99,7 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-def _modules(graph: Graph) -> Mapping[str, Any]:
+def _list_modules(graph: Graph) -> Mapping[str, Any]:
     """Return the records of the modules after the transformer, by folder name; {} without pooling."""
     modules = (graph.meta.get("sentence") or {}).get("modules")
     if modules is None and (mode := _FLAGS.get(graph.meta.get("pooling") or "")) is not None:

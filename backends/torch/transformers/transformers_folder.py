@@ -24,17 +24,24 @@ from ...weights import StoredTensor, summarize_weights
 from ..program.constants import get_stored_dtype
 from ..program.stateful_nodes import check_cache_writes
 from .embedding import write_embedding, write_json
-from .engines.plans import plans
-from .engines.refusals import explain_engines, refusals
-from .lower.lower_base_and_head import lower
-from .lower.stacked_experts import home_of, stacks
+from .engines.plans import make_plans
+from .engines.refusals import explain_engines, find_refusals
+from .lower.lower_base_and_head import lower_sides
+from .lower.stacked_experts import get_experts_path, make_stack_recipes
 from .modeling.base import BaseModel
-from .modeling.configuration_file import TORCH_DTYPES, Configuration, states_each, write_configuration
-from .modeling.initial import initializer_range
-from .modeling.modeling_file import ModelingFile, keys_by_name, task_class, tied_weights, whole_weights, write_modeling
+from .modeling.configuration_file import TORCH_DTYPES, Configuration, count_layer_states, write_configuration
+from .modeling.initial import find_usual_std
+from .modeling.modeling_file import (
+    ModelingFile,
+    collect_weights,
+    get_task_class,
+    map_keys,
+    map_tied_keys,
+    write_modeling,
+)
 
-GRAPH = "model.weft"  # as in folders of graphs
-KNOWN = (  # prefixes of class names in transformers and engines
+GRAPH_FILE = "model.weft"  # as in folders of graphs
+ENGINE_PREFIXES = (  # prefixes of class names in transformers and engines
     *("albert", "bamba", "bart", "bert", "bloom", "cohere", "dbrx", "deepseek", "falcon", "gemma", "glm", "gpt"),
     *("granite", "jamba", "llama", "mamba", "mbart", "minimax", "mistral", "mixtral", "moe", "nemotron", "olmo", "opt"),
     *("phi", "qwen", "roberta", "rwkv", "smollm", "stablelm", "starcoder", "switch", "t5", "transformer", "zamba"),
@@ -43,7 +50,7 @@ ACTIVATION_MODULES = {  # of scores, as sentence-transformers names them
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
     "identity": "torch.nn.modules.linear.Identity",
 }
-TAKEN = "mamba"  # `generate` passes caches to classes with this in their names as another argument
+RESERVED_WORD = "mamba"  # `generate` passes caches to classes with this in their names as another argument
 
 
 class TransformersFolder:
@@ -74,21 +81,21 @@ class TransformersFolder:
                 f"target transformers writes models of token ids, and {graph.name} reads {', '.join(graph.inputs)}: "
                 "choose target torch, or write it as a model of transformers itself with `weft export`"
             )
-        if TAKEN in name.lower():
+        if RESERVED_WORD in name.lower():
             raise WeftError(
-                f"--class-name {name}: choose one without {TAKEN!r}, by which transformers knows other caches"
+                f"--class-name {name}: choose one without {RESERVED_WORD!r}, by which transformers knows other caches"
             )
         self._graph, self._name, self._length = graph, name or derive_class_name(graph.name), length
         self._stem = derive_stem(self._name)
-        self._sides = lower(forms)
+        self._sides = lower_sides(forms)
         self._head = self._sides[0].head
         self.modeling: ModelingFile = write_modeling(self._sides, self._name, self._stem)
-        self.plans = plans(self.modeling.bases)
+        self.plans = make_plans(self.modeling.bases)
         divided = self.plans.by_name
         self._config: Configuration = write_configuration(
             self.modeling, self._name, self._stem, divided, self._config_facts(length)
         )
-        self.refusals = refusals(self.modeling.bases)
+        self.refusals = find_refusals(self.modeling.bases)
         self._explained = explain_engines(self.refusals, self.base.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
@@ -115,15 +122,15 @@ class TransformersFolder:
         tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
         facts: dict[str, Any] = {
             "max_position_embeddings": length,
-            "initializer_range": initializer_range(whole_weights(self._sides).values()),
+            "initializer_range": find_usual_std(collect_weights(self._sides).values()),
             "use_cache": bool(self._sides[0].emitter.cached),
-            "tie_word_embeddings": bool(tied_weights(self._sides)),
+            "tie_word_embeddings": bool(map_tied_keys(self._sides)),
             **tokens,
             "eos_token_id": eos[0],
         }
         if (vector := self._graph.outputs.get("sentence_embedding")) is not None:
             facts["projection_dim"] = vector.width  # as sentence-transformers asks for it
-        if (count := states_each(self._sides[0])) > 1:
+        if (count := count_layer_states(self._sides[0])) > 1:
             facts["number_of_conv_states"] = count
         if len(self._sides) > 1:
             facts |= {"is_encoder_decoder": True, "decoder_start_token_id": meta.get("decoder_start_token_id")}
@@ -131,8 +138,8 @@ class TransformersFolder:
 
     def _params(self) -> dict[str, Param]:
         """Return the parameters of all stored weights by key."""
-        prefix, tied = "" if self._head is None else "model.", tied_weights(self._sides)
-        params = {f"{prefix}{key}": param for key, param in whole_weights(self._sides).items()}
+        prefix, tied = "" if self._head is None else "model.", map_tied_keys(self._sides)
+        params = {f"{prefix}{key}": param for key, param in collect_weights(self._sides).items()}
         if self._head is not None:
             params |= {key: param for key, param in self._head.weights.items() if key not in tied}
         return params
@@ -150,7 +157,7 @@ class TransformersFolder:
         """Write all files into `folder`; `step` is called with the number of bytes just written."""
         for kind, text in self.texts.items():
             (folder / f"{kind}_{self._stem}.py").write_text(text, encoding="utf-8")
-        (folder / GRAPH).write_text(self._graph_text(), encoding="utf-8")
+        (folder / GRAPH_FILE).write_text(self._graph_text(), encoding="utf-8")
         write_json(folder / "config.json", self._config_json())
         write_json(folder / "generation_config.json", self._generation())
         write_embedding(folder, self._graph, dtypes.parse(self._dtype), self._length)
@@ -158,14 +165,14 @@ class TransformersFolder:
 
     def _graph_text(self) -> str:
         """Return the graph in the text format, with the folder's tensors as weights, to load it after training."""
-        recipes: dict[str, Recipe] = {name: Source(key) for name, key in keys_by_name(self._sides).items()}
+        recipes: dict[str, Recipe] = {name: Source(key) for name, key in map_keys(self._sides).items()}
         prefix = "" if self._head is None else "model."
-        mixtures = {_stack_name(node): node for node in self._legal.nodes if node.op is ops.moe}
+        mixtures = {_get_up_name(node): node for node in self._legal.nodes if node.op is ops.moe}
         for side in self._sides:
             path = f"{prefix}{side.side}." if side.side else prefix
             for node in (n for n in side.graph.nodes if n.op is ops.moe):
-                original = mixtures[side.names[_stack_name(node)]]
-                for name, recipe in stacks(node, f"{path}{home_of(node)}").items():
+                original = mixtures[side.names[_get_up_name(node)]]
+                for name, recipe in make_stack_recipes(node, f"{path}{get_experts_path(node)}").items():
                     stack = original.operand(name)
                     assert isinstance(stack, Param)
                     recipes[stack.name] = recipe
@@ -180,7 +187,7 @@ class TransformersFolder:
         writes = "ForConditionalGeneration" if len(self._sides) > 1 else "ForCausalLM"
         if head is not None and len(self._sides) > 1:
             classes |= {"AutoModelForSeq2SeqLM": f"{code}{writes}"}
-        elif (task := task_class(self._graph.meta.get("task"))) is not None:
+        elif (task := get_task_class(self._graph.meta.get("task"))) is not None:
             writes = f"For{task[0]}"
             classes |= {f"AutoModel{writes}": f"{code}{writes}"}
         elif head is not None:
@@ -220,7 +227,7 @@ class TransformersFolder:
         return {key: value for key, value in fields.items() if value is not None}
 
 
-def _stack_name(node: Node) -> str:
+def _get_up_name(node: Node) -> str:
     """Return the name of the weight ``up`` of a mixture of experts."""
     return node.required_operand("up").name
 
@@ -231,8 +238,8 @@ def derive_class_name(name: str) -> str:
     joined = "".join(w[0].upper() + w[1:] for w in words)
     if joined in ("", "Model"):  # else its base model would be called ModelModel
         return "Weft"
-    joined = re.sub(TAKEN, "Ssm", joined, flags=re.IGNORECASE)
-    return f"Weft{joined}" if joined[0].isdigit() or joined.lower().startswith(KNOWN) else joined
+    joined = re.sub(RESERVED_WORD, "Ssm", joined, flags=re.IGNORECASE)
+    return f"Weft{joined}" if joined[0].isdigit() or joined.lower().startswith(ENGINE_PREFIXES) else joined
 
 
 def derive_stem(name: str) -> str:

@@ -137,15 +137,15 @@ def heal_and_measure(
 
     import torch
 
-    from weft.backends.torch.distillation.sampled_sequences import continued
-    from weft.backends.torch.distillation.student import dense, open_student
+    from weft.backends.torch.distillation.sampled_sequences import sample_continuations
+    from weft.backends.torch.distillation.student import copy_as_floats, open_student
     from weft.backends.torch.distillation.training import distill
 
     from .modules import build_module_graphs, simplify_trainable
     from .modules import torch as module_of
 
     teacher = module_of(original, device=place.device).requires_grad_(False)
-    trainable = dense(quantized.graph)
+    trainable = copy_as_floats(quantized.graph)
     student = open_student(
         quantized.graph, trainable, build_module_graphs(simplify_trainable(trainable.graph)), place.device
     )
@@ -158,7 +158,7 @@ def heal_and_measure(
         count = -(-samples // context)
         prompts = _cut_prompts(training, count, min(PROMPT, context - 1), seed)
         sampled = [
-            continued(teacher, part, context, seed=seed + i, progress=progress)
+            sample_continuations(teacher, part, context, seed=seed + i, progress=progress)
             for i, part in enumerate(torch.split(prompts, SAMPLE_BATCH))
         ]
         training = torch.cat([training, *sampled])

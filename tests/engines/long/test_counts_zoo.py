@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate
+from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate_costs
 from weft.backends.torch.transformers.scale.split import Split
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.frontends.app.api.inspect.parallel import list_device_rows, list_traffic_rows, summarize_split
@@ -19,7 +19,7 @@ SPLITS = (Split(tp=2), Split(tp=3), Split(pp=2), Split(ep=2), Split(tp=2, ep=4),
 
 
 def costs(built: TransformersFolder, split: Split) -> ParallelCosts:
-    return estimate(built.base, built.plans, built.tensors, split, "f32", 4, 16)
+    return estimate_costs(built.base, built.plans, built.tensors, split, "f32", 4, 16)
 
 
 def reason(built: TransformersFolder, split: Split) -> str:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate
+from weft.backends.torch.transformers.scale.estimate import ParallelCosts, estimate_costs
 from weft.backends.torch.transformers.scale.split import Split
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 from weft.ir import Graph
@@ -68,7 +68,7 @@ def reference_of(graph: Graph, ids: Any) -> Any:
 
 def counted(built: TransformersFolder, split: Split) -> ParallelCosts:
     """The costs by inspect, in f32."""
-    return estimate(built.base, built.plans, built.tensors, split, "f32", 4, 9)
+    return estimate_costs(built.base, built.plans, built.tensors, split, "f32", 4, 9)
 
 
 def held(costs: ParallelCosts) -> list[int]:

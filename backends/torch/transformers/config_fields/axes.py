@@ -94,7 +94,7 @@ class AxisClasses:
         joined, split = (x, y) if len(x.shape) < len(y.shape) else (y, x)
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
             return False
-        outer, inner, merged = last(split, -2), last(split), last(joined)
+        outer, inner, merged = get_axis(split, -2), get_axis(split), get_axis(joined)
         sizes_ = [self.number(axis) for axis in (outer, inner, merged)]
         if None in sizes_ or (sizes_[0] or 0) * (sizes_[1] or 0) != sizes_[2]:
             return False
@@ -107,17 +107,17 @@ class AxisClasses:
             return self.name(outer, sizes.floordiv(product, b))
         if a is not None:
             return self.name(inner, sizes.floordiv(product, a))
-        factor = _factor(product, self.number(inner) or 0, values)
+        factor = _find_factor(product, self.number(inner) or 0, values)
         return factor is not None and self.name(inner, factor)
 
 
-def last(value: Value | None, axis: int = -1) -> Axis:
+def get_axis(value: Value | None, axis: int = -1) -> Axis:
     """Return the axis of `value` at a negative index `axis`."""
     assert value is not None
     return value, len(value.shape) + axis
 
 
-def _factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
+def _find_factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
     """Return the only field in the product `size` with this `value`; None if there is not exactly one."""
     if not isinstance(size, Poly) or len(size.terms) != 1:
         return None
@@ -136,45 +136,45 @@ def _match_broadcast(axes: AxisClasses, node: Node) -> None:
         return
     for value in (v for v in node.inputs if v is not None):
         for i in range(1, 1 + min(len(value.shape), len(node.output.shape))):
-            axes.same(last(value, -i), last(node.output, -i))
+            axes.same(get_axis(value, -i), get_axis(node.output, -i))
 
 
-def _linear(axes: AxisClasses, node: Node) -> None:
+def _match_linear(axes: AxisClasses, node: Node) -> None:
     x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
-    axes.same((weight, 1), last(x))
-    axes.same((weight, 0), last(node.output))
+    axes.same((weight, 1), get_axis(x))
+    axes.same((weight, 0), get_axis(node.output))
     if bias is not None:
         axes.same((bias, 0), (weight, 0))
 
 
-def _embedding(axes: AxisClasses, node: Node) -> None:
-    axes.same((node.required_operand("table"), 1), last(node.output))
+def _match_embedding(axes: AxisClasses, node: Node) -> None:
+    axes.same((node.required_operand("table"), 1), get_axis(node.output))
 
 
-def _conv(axes: AxisClasses, node: Node) -> None:
+def _match_conv(axes: AxisClasses, node: Node) -> None:
     x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
-    axes.same(last(x), last(node.output))
-    axes.same((weight, 0), last(x))
+    axes.same(get_axis(x), get_axis(node.output))
+    axes.same((weight, 0), get_axis(x))
     if bias is not None:
-        axes.same((bias, 0), last(x))
+        axes.same((bias, 0), get_axis(x))
 
 
-def _scan(axes: AxisClasses, node: Node) -> None:
+def _match_scan(axes: AxisClasses, node: Node) -> None:
     x, delta, a, b, c, d = (node.operand(o.name) for o in node.op.operands[:6])
-    axes.same(last(x), last(node.output))
-    axes.same(last(b), last(c))
-    axes.same(last(delta), (a, 0) if a is not None else None)
+    axes.same(get_axis(x), get_axis(node.output))
+    axes.same(get_axis(b), get_axis(c))
+    axes.same(get_axis(delta), (a, 0) if a is not None else None)
     if d is not None:
-        axes.same((d, 0), last(delta))
+        axes.same((d, 0), get_axis(delta))
     if node.op is ops.selective_scan and a is not None:
-        axes.same(last(x), last(delta))
-        axes.same((a, 1), last(b))
+        axes.same(get_axis(x), get_axis(delta))
+        axes.same((a, 1), get_axis(b))
 
 
-def _moe(axes: AxisClasses, node: Node) -> None:
+def _match_moe(axes: AxisClasses, node: Node) -> None:
     x, up = node.required_operand("x"), node.required_operand("up")
-    axes.same(last(x), last(node.output))
-    axes.same(last(node.required_operand("combine")), (up, 0))
+    axes.same(get_axis(x), get_axis(node.output))
+    axes.same(get_axis(node.required_operand("combine")), (up, 0))
     roles: dict[str, tuple[int, ...]] = {"up": (0, 1, 2), "gate": (0, 1, 2), "down": (0, 2, 1)}  # experts, hidden, dim
     roles |= {"up_bias": (0, 1), "gate_bias": (0, 1)}
     for name, order in roles.items():
@@ -183,11 +183,11 @@ def _moe(axes: AxisClasses, node: Node) -> None:
                 axes.same((stack, mine), (up, of_up))
     if (bias := node.operand("down_bias")) is not None:
         axes.same((bias, 0), (up, 0))
-        axes.same((bias, 1), last(x))
-    axes.same((up, 2), last(x))
+        axes.same((bias, 1), get_axis(x))
+    axes.same((up, 2), get_axis(x))
 
 
-def _reshape(axes: AxisClasses, node: Node) -> None:
+def _match_reshape(axes: AxisClasses, node: Node) -> None:
     """Match the leading axes whose sizes the reshape keeps."""
     x, y = node.required_operand("x"), node.output
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
@@ -196,7 +196,7 @@ def _reshape(axes: AxisClasses, node: Node) -> None:
         axes.same((x, i), (y, i))
 
 
-def _match_moved(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[AxisClasses, Node], None]:
+def _make_axis_rule(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[AxisClasses, Node], None]:
     """Return a rule for an op that moves axes; `order` yields pairs of an axis of x and an axis of the output."""
 
     def rule(axes: AxisClasses, node: Node) -> None:
@@ -206,11 +206,11 @@ def _match_moved(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable
     return rule
 
 
-def _transpose(node: Node) -> Iterator[tuple[int, int]]:
+def _pair_transposed(node: Node) -> Iterator[tuple[int, int]]:
     return ((a, i) for i, a in enumerate(node.attrs["axes"]))
 
 
-def _squeeze(node: Node) -> Iterator[tuple[int, int]]:
+def _pair_squeezed(node: Node) -> Iterator[tuple[int, int]]:
     rank, gone = (
         len(node.required_operand("x").shape),
         {a % len(node.required_operand("x").shape) for a in node.attrs["axes"]},
@@ -218,20 +218,20 @@ def _squeeze(node: Node) -> Iterator[tuple[int, int]]:
     return ((a, i) for i, a in enumerate(a for a in range(rank) if a not in gone))
 
 
-def _unsqueeze(node: Node) -> Iterator[tuple[int, int]]:
+def _pair_unsqueezed(node: Node) -> Iterator[tuple[int, int]]:
     rank = len(node.output.shape)
     new = {a % rank for a in node.attrs["axes"]}
     return ((i, a) for i, a in enumerate(a for a in range(rank) if a not in new))
 
 
-def _slice(node: Node) -> Iterator[tuple[int, int]]:
+def _pair_sliced(node: Node) -> Iterator[tuple[int, int]]:
     """Return pairs of equal axes of x and the output: all axes except the sliced one."""
     x = node.required_operand("x")
     cut = node.attrs.get("axis", -1) % len(x.shape)
     return ((a, a) for a in range(len(x.shape)) if a != cut)
 
 
-def _cut(axes: AxisClasses, node: Node) -> None:
+def _match_split(axes: AxisClasses, node: Node) -> None:
     """Match all axes except the one that is split or concatenated."""
     for value in (*node.outputs, *(v for v in node.inputs if v is not None)):
         for axis in range(len(value.shape)):
@@ -239,38 +239,38 @@ def _cut(axes: AxisClasses, node: Node) -> None:
                 axes.same((value, axis), (node.output, axis))
 
 
-def _reduce(axes: AxisClasses, node: Node) -> None:
+def _match_reduced(axes: AxisClasses, node: Node) -> None:
     if node.attrs["keepdims"]:
         x = node.required_operand("x")
         for axis in range(len(x.shape)):
             axes.same((x, axis), (node.output, axis))
 
 
-def _nothing(axes: AxisClasses, node: Node) -> None:
+def _match_nothing(axes: AxisClasses, node: Node) -> None:
     """Match nothing: widths of queries, keys and values of attention are products that `naming` names."""
 
 
 RULES: dict[Op, Callable[[AxisClasses, Node], None]] = {
-    ops.linear: _linear,
-    ops.embedding: _embedding,
-    ops.causal_conv: _conv,
-    ops.selective_scan: _scan,
-    ops.ssd: _scan,
-    ops.moe: _moe,
-    ops.reshape: _reshape,
-    ops.transpose: _match_moved(_transpose),
-    ops.squeeze: _match_moved(_squeeze),
-    ops.unsqueeze: _match_moved(_unsqueeze),
-    ops.slice_: _match_moved(_slice),
-    ops.split: _cut,
-    ops.concat: _cut,
-    **dict.fromkeys((ops.sum, ops.mean, ops.max, ops.min, ops.prod), _reduce),
-    **dict.fromkeys((ops.attention, ops.relative_attention, ops.head_linear), _nothing),
-    **dict.fromkeys((ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _nothing),
+    ops.linear: _match_linear,
+    ops.embedding: _match_embedding,
+    ops.causal_conv: _match_conv,
+    ops.selective_scan: _match_scan,
+    ops.ssd: _match_scan,
+    ops.moe: _match_moe,
+    ops.reshape: _match_reshape,
+    ops.transpose: _make_axis_rule(_pair_transposed),
+    ops.squeeze: _make_axis_rule(_pair_squeezed),
+    ops.unsqueeze: _make_axis_rule(_pair_unsqueezed),
+    ops.slice_: _make_axis_rule(_pair_sliced),
+    ops.split: _match_split,
+    ops.concat: _match_split,
+    **dict.fromkeys((ops.sum, ops.mean, ops.max, ops.min, ops.prod), _match_reduced),
+    **dict.fromkeys((ops.attention, ops.relative_attention, ops.head_linear), _match_nothing),
+    **dict.fromkeys((ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _match_nothing),
 }
 
 
-def params_of(graph: Graph) -> Iterator[Param]:
+def list_read_params(graph: Graph) -> Iterator[Param]:
     """Yield the parameters that nodes read, each once, in order of their first reader."""
     seen: set[Param] = set()
     for node in graph.nodes:

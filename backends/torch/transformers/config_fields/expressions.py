@@ -12,56 +12,56 @@ CONFIG = "config"  # the variable of the config in generated code
 
 
 @dataclass(frozen=True)
-class Name:
+class ConfigValue:
     """A number that generated code reads from the config: its `value`, and its expression, which is its repr."""
 
     value: Any
     size: Size
 
     def __str__(self) -> str:
-        return expression(self.size)
+        return write_expression(self.size)
 
     __repr__ = __str__
 
     def __int__(self) -> int:
         return int(self.value)
 
-    def __sub__(self, other: int) -> Name:
-        return Name(self.value - other, self.size + -other)
+    def __sub__(self, other: int) -> ConfigValue:
+        return ConfigValue(self.value - other, self.size + -other)
 
-    def __floordiv__(self, other: Name | int) -> Name | int:
-        return _quotient(self, other)
+    def __floordiv__(self, other: ConfigValue | int) -> ConfigValue | int:
+        return _divide(self, other)
 
-    def __rfloordiv__(self, other: int) -> Name | int:
-        return _quotient(other, self)
+    def __rfloordiv__(self, other: int) -> ConfigValue | int:
+        return _divide(other, self)
 
 
-def _quotient(a: Name | int, b: Name | int) -> Name | int:
-    numerator, divisor = (x.size if isinstance(x, Name) else x for x in (a, b))
+def _divide(a: ConfigValue | int, b: ConfigValue | int) -> ConfigValue | int:
+    numerator, divisor = (x.size if isinstance(x, ConfigValue) else x for x in (a, b))
     size, value = sizes.floordiv(numerator, divisor), int(a) // int(b)
-    return Name(value, size) if isinstance(size, Poly) else value
+    return ConfigValue(value, size) if isinstance(size, Poly) else value
 
 
-def expression(size: Size) -> str:
+def write_expression(size: Size) -> str:
     """Return `size` as the source of a Python expression, whose names are read from the config."""
     if isinstance(size, int):
         return str(int(size))
     text = ""
     for mono, factor in size.terms:
-        part = _product(mono, abs(factor))
+        part = _write_product(mono, abs(factor))
         sign = "-" if factor < 0 else "+"
         text += f" {sign} {part}" if text else ("-" if factor < 0 else "") + part
     return text if len(size.terms) == 1 and "//" not in text else f"({text})"
 
 
-def _product(mono: Monomial, factor: int) -> str:
+def _write_product(mono: Monomial, factor: int) -> str:
     parts = [str(factor)] if factor != 1 or not mono else []
     for atom, power in sorted(mono, key=lambda factor: not str(factor[0]).startswith("num_")):
-        base = _call(atom) if isinstance(atom, SizeCall) else f"{CONFIG}.{atom}"
+        base = _write_call(atom) if isinstance(atom, SizeCall) else f"{CONFIG}.{atom}"
         parts.append(base if power == 1 else f"{base} ** {power}")
     return " * ".join(parts)
 
 
-def _call(call: SizeCall) -> str:
-    arguments = [expression(a) for a in call.args]
+def _write_call(call: SizeCall) -> str:
+    arguments = [write_expression(a) for a in call.args]
     return f"({' // '.join(arguments)})" if call.fn == "floordiv" else f"{call.fn}({', '.join(arguments)})"

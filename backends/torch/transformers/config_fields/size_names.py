@@ -13,11 +13,11 @@ from weft.ir.types import sizes
 from weft.ir.types.sizes import Poly, Size
 from weft.passes.analysis.feed_forward import match_feed_forward
 
-from .axes import AxisClasses, last, params_of
-from .expressions import Name
+from .axes import AxisClasses, get_axis, list_read_params
+from .expressions import ConfigValue
 from .fields import Fields
 
-REALS = {  # float attributes of ops that become fields
+FLOAT_FIELDS = {  # float attributes of ops that become fields
     (ops.rms_norm, "eps"): "rms_norm_eps",
     (ops.layer_norm, "eps"): "layer_norm_eps",
     (ops.attention, "softcap"): "attn_logit_softcapping",
@@ -25,8 +25,8 @@ REALS = {  # float attributes of ops that become fields
     (ops.route, "scale"): "routed_scaling_factor",
     (ops.glu, "limit"): "swiglu_limit",
 }
-DIVIDED = "divided by final_logit_softcapping"
-COUNTS = {
+SOFTCAP_DIVISION = "divided by final_logit_softcapping"
+INT_FIELDS = {
     (ops.attention, "window"): "sliding_window",
     (ops.attention, "keep_first"): "attention_keep_first",
     (ops.attention, "stride"): "attention_stride",
@@ -43,36 +43,36 @@ class SizeNames:
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
-        for name in (_tokens, _attentions, _feed_forwards, _mixtures, _recurrences):
+        for name in (_name_tokens, _name_attentions, _name_feed_forwards, _name_mixtures, _name_recurrences):
             name(self.axes, fields)
         self.axes.deduce(fields.values)
-        _remaining_widths(self.axes, fields)
+        _name_remaining_widths(self.axes, fields)
         self.axes.deduce(fields.values)
         for node in graph.nodes:
             _name_attributes(self, node)
-        for node, role in after_head(graph).items():
-            if role != DIVIDED:
+        for node, role in map_logit_nodes(graph).items():
+            if role != SOFTCAP_DIVISION:
                 self.name(node, "by", sizes.sym(fields.name(role, node.attrs["by"])))
 
     def name(self, node: Node, attr: str, size: Size) -> None:
         """Name the attribute `attr` of `node` by the expression `size`."""
         self._attrs[node, attr] = size
 
-    def size(self, value: Value, axis: int) -> Name | Size:
+    def size(self, value: Value, axis: int) -> ConfigValue | Size:
         """Return the size of an axis: a `Name` if it is an expression over fields, else the size itself."""
         size, named = value.shape[axis], self.axes.name_of((value, axis % len(value.shape)))
-        return Name(size, named) if isinstance(named, Poly) else size
+        return ConfigValue(size, named) if isinstance(named, Poly) else size
 
     def attr(self, node: Node, attr: str) -> Any:
         """Return an attribute of `node`: a `Name` if it is an expression over fields, else its value."""
         value, named = node.attrs[attr], self._attrs.get((node, attr))
-        return Name(value, named) if isinstance(named, Poly) else value
+        return ConfigValue(value, named) if isinstance(named, Poly) else value
 
 
 # -- seeds
 
 
-def _tokens(axes: AxisClasses, fields: Fields) -> None:
+def _name_tokens(axes: AxisClasses, fields: Fields) -> None:
     """Name the vocabulary, the width of the residual stream, and the number of token types."""
     roles = {"input_ids": "vocab_size", "position_ids": "max_position_embeddings", "token_type_ids": "type_vocab_size"}
     for node in axes.graph.nodes:
@@ -85,20 +85,20 @@ def _tokens(axes: AxisClasses, fields: Fields) -> None:
                 axes.name((table, 1), fields.size("hidden_size", table.shape[1]))
     if (memory := axes.graph.inputs.get("encoder_hidden_states")) is not None and isinstance(memory.width, int):
         same = fields.values.get("hidden_size", memory.width) == memory.width
-        axes.name(last(memory), fields.size("hidden_size" if same else "encoder_hidden_size", memory.width))
+        axes.name(get_axis(memory), fields.size("hidden_size" if same else "encoder_hidden_size", memory.width))
     if (logits := axes.graph.outputs.get("logits")) is not None and isinstance(logits.shape[-1], int):
-        axes.name(last(logits), fields.size("vocab_size", logits.shape[-1]))
+        axes.name(get_axis(logits), fields.size("vocab_size", logits.shape[-1]))
 
 
-def _attentions(axes: AxisClasses, fields: Fields) -> None:
+def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         if node.op is not ops.attention:
             continue
-        kind, (heads, kv_heads) = kind_of(node), heads_of(node, fields)
+        kind, (heads, kv_heads) = get_attention_kind(node), name_head_counts(node, fields)
         q, k, v = node.required_operand("q"), node.required_operand("k"), node.operand("v")
         width = fields.size("head_dim", q.width // node.attrs["heads"], kind)
-        axes.name(last(q), heads * width)
-        axes.name(last(k), kv_heads * width)
+        axes.name(get_axis(q), heads * width)
+        axes.name(get_axis(k), kv_heads * width)
         if v is None:
             value_width = fields.size("kv_lora_rank", node.attrs["value_dim"])
         elif v.width // node.attrs["kv_heads"] == q.width // node.attrs["heads"]:
@@ -106,37 +106,37 @@ def _attentions(axes: AxisClasses, fields: Fields) -> None:
         else:
             value_width = fields.size("v_head_dim", v.width // node.attrs["kv_heads"], kind)
         if v is not None:
-            axes.name(last(v), kv_heads * value_width)
-        axes.name(last(node.output), heads * value_width)
+            axes.name(get_axis(v), kv_heads * value_width)
+        axes.name(get_axis(node.output), heads * value_width)
         if (sinks := node.operand("sinks")) is not None:
             axes.name((sinks, 0), heads)
 
 
-def heads_of(node: Node, fields: Fields) -> tuple[Any, Any]:
+def name_head_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
     """Return the numbers of query heads and of key/value heads of an attention, as expressions over `fields`."""
-    kind, heads, kv_heads = kind_of(node), node.attrs["heads"], node.attrs["kv_heads"]
+    kind, heads, kv_heads = get_attention_kind(node), node.attrs["heads"], node.attrs["kv_heads"]
     queries = fields.size("num_attention_heads", heads, kind)
     return queries, fields.size("num_key_value_heads", kv_heads, kind)
 
 
-def kind_of(node: Node) -> str:
+def get_attention_kind(node: Node) -> str:
     """Return the kind of an attention (cross, local or global): a prefix of fields that differ between kinds."""
     if node.scope.rpartition(".")[2] == "cross":
         return "cross"
     return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"
 
 
-def _feed_forwards(axes: AxisClasses, fields: Fields) -> None:
+def _name_feed_forwards(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         unit = match_feed_forward(node) if node.op is ops.linear else None
         if unit is None or isinstance(unit, str):
             continue
         shared = "shared" in node.scope
         role = "shared_expert_intermediate_size" if shared else "intermediate_size"
-        axes.name(last(node.required_operand("x")), fields.size(role, unit.hidden))
+        axes.name(get_axis(node.required_operand("x")), fields.size(role, unit.hidden))
 
 
-def _mixtures(axes: AxisClasses, fields: Fields) -> None:
+def _name_mixtures(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         if node.op is ops.moe:
             experts, hidden, _ = node.required_operand("up").shape
@@ -144,37 +144,39 @@ def _mixtures(axes: AxisClasses, fields: Fields) -> None:
             axes.name((node.required_operand("up"), 1), fields.size("moe_intermediate_size", hidden))
 
 
-def _recurrences(axes: AxisClasses, fields: Fields) -> None:
+def _name_recurrences(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         match node.op:
             case ops.selective_scan:
                 axes.name(
-                    last(node.required_operand("x")),
+                    get_axis(node.required_operand("x")),
                     fields.size("mamba_intermediate_size", node.required_operand("x").width),
                 )
-                axes.name(last(node.required_operand("b")), fields.size("state_size", node.required_operand("b").width))
+                axes.name(
+                    get_axis(node.required_operand("b")), fields.size("state_size", node.required_operand("b").width)
+                )
             case ops.ssd:
-                heads, groups = _recurrent_heads(node, fields)
+                heads, groups = _name_recurrent_counts(node, fields)
                 x, b = node.required_operand("x"), node.required_operand("b")
-                axes.name(last(x), heads * fields.size("mamba_head_dim", x.width // node.attrs["heads"]))
-                axes.name(last(b), groups * fields.size("state_size", b.width // node.attrs["groups"]))
-                axes.name(last(node.required_operand("delta")), heads)
+                axes.name(get_axis(x), heads * fields.size("mamba_head_dim", x.width // node.attrs["heads"]))
+                axes.name(get_axis(b), groups * fields.size("state_size", b.width // node.attrs["groups"]))
+                axes.name(get_axis(node.required_operand("delta")), heads)
             case ops.causal_conv:
                 weight = node.required_operand("weight")
                 axes.name((weight, 1), fields.size("conv_kernel", weight.shape[1]))
             case ops.linear_attention | ops.gated_linear_attention | ops.gated_delta_rule:
-                heads, groups = _recurrent_heads(node, fields)
+                heads, groups = _name_recurrent_counts(node, fields)
                 q, k, v = (node.required_operand(n) for n in "qkv")
                 shared = int(node.attrs.get("groups") or node.attrs["heads"])
                 key = fields.size("linear_key_head_dim", q.width // shared)
                 value = fields.size("linear_value_head_dim", v.width // node.attrs["heads"])
-                axes.name(last(q), groups * key)
-                axes.name(last(k), groups * key)
-                axes.name(last(v), heads * value)
-                axes.name(last(node.output), heads * value)
+                axes.name(get_axis(q), groups * key)
+                axes.name(get_axis(k), groups * key)
+                axes.name(get_axis(v), heads * value)
+                axes.name(get_axis(node.output), heads * value)
 
 
-def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
+def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
     """Return the numbers of heads and of groups of a recurrence, as expressions over `fields`."""
     role = "mamba" if node.op is ops.ssd else "linear"
     heads, groups = node.attrs["heads"], int(node.attrs.get("groups") or node.attrs["heads"])
@@ -184,7 +186,7 @@ def _recurrent_heads(node: Node, fields: Fields) -> tuple[Any, Any]:
     return named, fields.size(f"{role}_num_groups", groups) if groups > 1 else 1
 
 
-def _remaining_widths(axes: AxisClasses, fields: Fields) -> None:
+def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
     """Name the remaining sizes after the linear maps or parameters that have them."""
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
@@ -193,7 +195,7 @@ def _remaining_widths(axes: AxisClasses, fields: Fields) -> None:
                 local = weight.name.removesuffix(".weight").rpartition(".")[2]
                 axes.name((weight, axis), fields.size(f"{local}_{ending}", weight.shape[axis]))
                 axes.deduce(fields.values)
-    for param in params_of(axes.graph):
+    for param in list_read_params(axes.graph):
         for axis, size in enumerate(param.shape):
             if not param.recipe.is_constant and axes.name_of((param, axis)) is None and axes.number((param, axis)):
                 stem = param.name.removesuffix(".weight").rpartition(".")[2]
@@ -205,11 +207,11 @@ def _remaining_widths(axes: AxisClasses, fields: Fields) -> None:
 
 def _name_attributes(names: SizeNames, node: Node) -> None:
     fields = names.fields
-    for (op, attr), role in REALS.items():
+    for (op, attr), role in FLOAT_FIELDS.items():
         real = node.op is op and isinstance(node.attrs[attr], float)
         if real and (attr == "eps" or node.attrs[attr] != op.attrs[attr].default):
-            names.name(node, attr, sizes.sym(fields.name(role, node.attrs[attr], _place(node))))
-    for (op, attr), role in COUNTS.items():
+            names.name(node, attr, sizes.sym(fields.name(role, node.attrs[attr], _get_field_prefix(node))))
+    for (op, attr), role in INT_FIELDS.items():
         if node.op is op and isinstance(value := node.attrs[attr], int) and (value > 1 or attr == "k"):
             if role == "attention_stride" and node.attrs["pattern"] == "chunked":
                 role = "attention_chunk_size"
@@ -218,7 +220,7 @@ def _name_attributes(names: SizeNames, node: Node) -> None:
         rule(names, node)
 
 
-def after_head(graph: Graph) -> dict[Node, str]:
+def map_logit_nodes(graph: Graph) -> dict[Node, str]:
     """Map the nodes between the linear map of the logits and the logits to config fields.
 
     These nodes may be a scale, then cap · tanh(x / cap); the result is {} with any other op.
@@ -235,36 +237,36 @@ def after_head(graph: Graph) -> dict[Node, str]:
         first, _, final = chain[-3:]
         if abs(first.attrs["by"] * final.attrs["by"] - 1) > 1e-9:
             return {}
-        softcap = {first: DIVIDED, final: "final_logit_softcapping"}
+        softcap = {first: SOFTCAP_DIVISION, final: "final_logit_softcapping"}
         del chain[-3:]
     if len(chain) > 1 or (chain and chain[0].op is not ops.affine):
         return {}
     return {**dict.fromkeys(chain, "logit_scale"), **softcap}
 
 
-def _place(node: Node) -> str:
+def _get_field_prefix(node: Node) -> str:
     """Return a prefix for fields of a norm or an attention; repeated runs of one module have the same."""
     local = re.sub(r"_\d+$", "", node.output.name.rpartition(".")[2])
-    return kind_of(node) if node.op is ops.attention else local
+    return get_attention_kind(node) if node.op is ops.attention else local
 
 
 def _name_heads(names: SizeNames, node: Node) -> None:
-    for attr, count in zip(("heads", "kv_heads"), heads_of(node, names.fields), strict=True):
+    for attr, count in zip(("heads", "kv_heads"), name_head_counts(node, names.fields), strict=True):
         names.name(node, attr, count)
     if node.attrs["value_dim"]:
         names.name(node, "value_dim", names.fields.size("kv_lora_rank", node.attrs["value_dim"]))
 
 
-def _name_rotated(names: SizeNames, node: Node) -> None:
+def _name_rope_heads(names: SizeNames, node: Node) -> None:
     """Name the heads of a RoPE node as the heads of the attention that reads it."""
-    if (match := attention_of(node.output)) is not None:
+    if (match := find_attention(node.output)) is not None:
         attention, role = match
-        heads, kv_heads = heads_of(attention, names.fields)
+        heads, kv_heads = name_head_counts(attention, names.fields)
         if node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]:
             names.name(node, "heads", heads if role == "q" else kv_heads)
 
 
-def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
+def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
     """Return the attention that reads `value`, perhaps through up to 1 + `depth` other ops, and the operand's name.
 
     None if no attention does.
@@ -273,25 +275,27 @@ def attention_of(value: Value, depth: int = 6) -> tuple[Node, str] | None:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name
         moves = depth > 0 and reader.op in (ops.reshape, ops.concat, ops.transpose, ops.rms_norm, ops.affine)
-        if moves and (match := attention_of(reader.output, depth - 1)) is not None:
+        if moves and (match := find_attention(reader.output, depth - 1)) is not None:
             return match
     return None
 
 
-def _name_recurrent(names: SizeNames, node: Node) -> None:
-    for attr, count in zip(("heads", "groups"), _recurrent_heads(node, names.fields), strict=True):
+def _name_recurrent_heads(names: SizeNames, node: Node) -> None:
+    for attr, count in zip(("heads", "groups"), _name_recurrent_counts(node, names.fields), strict=True):
         if attr in node.attrs:
             names.name(node, attr, count)
 
 
-def _name_active(names: SizeNames, node: Node) -> None:
+def _name_active_experts(names: SizeNames, node: Node) -> None:
     if (active := node.attrs["active"]) is not None:
         names.name(node, "active", names.fields.size("num_experts_per_tok", active))
 
 
 ATTRIBUTES: dict[Op, Callable[[SizeNames, Node], None]] = {
     ops.attention: _name_heads,
-    ops.rope: _name_rotated,
-    ops.moe: _name_active,
-    **dict.fromkeys((ops.ssd, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _name_recurrent),
+    ops.rope: _name_rope_heads,
+    ops.moe: _name_active_experts,
+    **dict.fromkeys(
+        (ops.ssd, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _name_recurrent_heads
+    ),
 }

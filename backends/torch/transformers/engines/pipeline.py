@@ -15,7 +15,7 @@ HIDDEN = (["hidden_states"], ["hidden_states"])
 PROPERTIES = r"\.(device|dtype|shape)"  # attributes of embeddings that later stages have also
 
 
-def pipeline(base: BaseModel) -> dict[str, Any] | str:
+def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
     """Return the modules of pipeline stages, each with the names of its inputs and outputs; a reason (str) if there can
     be only one stage.
 
@@ -34,7 +34,7 @@ def pipeline(base: BaseModel) -> dict[str, Any] | str:
     place = next(i for i, item in enumerate(items) if isinstance(item, Loop) and item.calls is stack.calls)
     loop = items[place]
     assert isinstance(loop, Loop)
-    before = set(_modules(items[:place])) - {e.embedding}
+    before = set(_list_modules(items[:place])) - {e.embedding}
     copies: dict[Operand, Operand] = {
         i.results[0]: i.operands[0] for i in items[:place] if isinstance(i, Statement) and i.text == "{0}"
     }
@@ -42,10 +42,10 @@ def pipeline(base: BaseModel) -> dict[str, Any] | str:
     if before or copies.get(entering, entering) is not e.embeds:
         return f"{', '.join(sorted(before)) or 'more than the embedding'} computes the input of its layers"
     if any(
-        v in _dependent_values(e.embeds, items[:place], lowered) for c in loop.calls for v in _other_operands(c, loop)
+        v in _find_dependent_values(e.embeds, items[:place], lowered) for c in loop.calls for v in _list_others(c, loop)
     ):
         return "its layers also read the embeddings"
-    after = _chain(loop.results[0], items[place + 1 :])
+    after = _follow_chain(loop.results[0], items[place + 1 :])
     if after is None or (lowered.head is not None and after[1] is not lowered.hidden):
         return "more than modules follows its layers"
     return {
@@ -55,17 +55,17 @@ def pipeline(base: BaseModel) -> dict[str, Any] | str:
     }
 
 
-def _other_operands(call: ModuleCall, loop: Loop) -> list[Operand]:
+def _list_others(call: ModuleCall, loop: Loop) -> list[Operand]:
     """Return the operands of a layer other than the hidden states."""
     return [v for i, v in enumerate(call.inputs) if i != loop.chained[0]]
 
 
-def _dependent_values(embeds: Var, items: Sequence[Item], lowered: LoweredModel) -> set[Operand]:
+def _find_dependent_values(embeds: Var, items: Sequence[Item], lowered: LoweredModel) -> set[Operand]:
     """Return the values that depend on the elements of `embeds`, not only on its shape, except masks."""
     masks = [mask.statement for mask in lowered.emitter.masks.values()]
     dependent: set[Operand] = {embeds}
     for item in items:
-        read = item.operands if isinstance(item, Statement) else [v for c in _calls(item) for v in c.inputs]
+        read = item.operands if isinstance(item, Statement) else [v for c in _list_calls(item) for v in c.inputs]
         text = item.text if isinstance(item, Statement) else ""
         places = (i for i, v in enumerate(read) if v in dependent)
         if item not in masks and any(re.search(rf"\{{{i}\}}(?!{PROPERTIES})", text) or not text for i in places):
@@ -73,18 +73,18 @@ def _dependent_values(embeds: Var, items: Sequence[Item], lowered: LoweredModel)
     return dependent
 
 
-def _calls(item: Item) -> list[ModuleCall]:
+def _list_calls(item: Item) -> list[ModuleCall]:
     return [item] if isinstance(item, ModuleCall) else item.calls if isinstance(item, Loop) else []
 
 
-def _chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:
+def _follow_chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:
     """Return the paths of the modules that `items` apply to `value` one after the other, and the result; None if
     `items` are anything else."""
     paths = []
     for item in items:
         if isinstance(item, Loop) or not item.results:
             return None
-        modules = [*_modules([item])]
+        modules = [*_list_modules([item])]
         read = [o for o in item.operands if isinstance(o, Var)] if isinstance(item, Statement) else item.inputs
         plain = not isinstance(item, Statement) or re.fullmatch(r"\{\d+\}\(\{\d+\}\)", item.text)
         if len(modules) != 1 or not plain or [*read] != [value]:
@@ -94,10 +94,10 @@ def _chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] |
     return paths, value
 
 
-def _modules(items: Sequence[Item]) -> Iterator[str]:
+def _list_modules(items: Sequence[Item]) -> Iterator[str]:
     """Yield the paths of the modules that `items` call."""
     for item in items:
         if isinstance(item, Statement):
             yield from (o.path for o in item.operands if isinstance(o, Submodule))
         else:
-            yield from (c.path for c in _calls(item))
+            yield from (c.path for c in _list_calls(item))

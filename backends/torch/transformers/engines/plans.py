@@ -14,10 +14,10 @@ from typing import Any
 from ...program.statements import ParamRef, Submodule
 from ..lower.lower_base_and_head import LoweredModel
 from ..modeling.base import BaseModel
-from .pipeline import pipeline
-from .tensor import tensor_units
+from .pipeline import plan_pipeline
+from .tensor import find_tensor_units
 
-WHOLE = "replicate"
+REPLICATED = "replicate"
 PACKED = {"gate_up_proj": "packed_colwise", "up_proj": "colwise", "down_proj": "rowwise"}
 LAYER = re.compile(r"\.\d+(?=\.|$)")  # the number of a layer in a path
 DIVIDED_EXPERTS = "moe_tp_experts"
@@ -38,35 +38,35 @@ class Plans:
     one_stage: str = ""
 
 
-def plans(bases: Sequence[BaseModel]) -> Plans:
+def make_plans(bases: Sequence[BaseModel]) -> Plans:
     """Return the plans of tensor, pipeline, expert and data parallelism (FSDP2) of a model, whose sides are `bases`."""
     by_kind: dict[str, dict[str, Any]] = {name: {} for name in ("tp", "pp", "ep", "fsdp")}
     units: dict[str, dict[str, str]] = {}
     reasons: dict[str, str] = {}
-    staged = pipeline(bases[0]) if len(bases) == 1 else "it is an encoder-decoder"
+    staged = plan_pipeline(bases[0]) if len(bases) == 1 else "it is an encoder-decoder"
     stages = {} if isinstance(staged, str) else staged
     for base in reversed(bases):
-        tensor, side_units, side_reasons = _tensor(base.lowered)
-        by_kind["tp"] |= _below(base, tensor)
-        units |= {base.path + name: _below(base, unit) for name, unit in side_units.items()}
-        by_kind["ep"] |= _below(base, _experts(base.lowered))
-        by_kind["fsdp"] |= _below(base, _fsdp(base, stages))
-        reasons |= {name.strip("."): reason for name, reason in _below(base, side_reasons).items()}
+        tensor, side_units, side_reasons = _plan_tensors(base.lowered)
+        by_kind["tp"] |= _prefix_paths(base, tensor)
+        units |= {base.path + name: _prefix_paths(base, unit) for name, unit in side_units.items()}
+        by_kind["ep"] |= _prefix_paths(base, _plan_experts(base.lowered))
+        by_kind["fsdp"] |= _prefix_paths(base, _plan_fsdp(base, stages))
+        reasons |= {name.strip("."): reason for name, reason in _prefix_paths(base, side_reasons).items()}
     if by_kind["fsdp"] == SHARDED:
         del by_kind["fsdp"]
     by_name = {f"base_model_{name}_plan": plan for name, plan in (by_kind | {"pp": stages}).items() if plan}
     return Plans(by_name, units, reasons, staged if isinstance(staged, str) else "")
 
 
-def _below(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
+def _prefix_paths(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
     """Return `plan` with paths in the whole model instead of the base model `base`."""
     return {base.path + path: style for path, style in plan.items()}
 
 
-def _tensor(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
+def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
     """Return the tensor-parallel plan of linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), the styles
     of its units, and the reason for each part that is not divided."""
-    divided = tensor_units(lowered.graph, lowered.base)
+    divided = find_tensor_units(lowered.graph, lowered.base)
     units, reasons = divided.styles, divided.whole
     for home in lowered.emitter.experts:
         names = [k.rpartition(".")[2] for k in lowered.base.weights if k.startswith(f"{home}.")]
@@ -80,8 +80,8 @@ def _tensor(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict[str, 
         reasons[name] = "layers that are divided otherwise have parts of the same names"
     if not agreed and not reasons:
         reasons[""] = "it has no attention and no feed-forward of linear maps"
-    if styles and (table := lowered.emitter.embedding) and _reads(lowered, f"{table}.weight"):
-        styles = {table: WHOLE, **styles}
+    if styles and (table := lowered.emitter.embedding) and _is_read_directly(lowered, f"{table}.weight"):
+        styles = {table: REPLICATED, **styles}
     return _order_matches(styles, lowered), agreed, reasons
 
 
@@ -107,34 +107,34 @@ def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, 
 
     A linear map that is not divided gets an entry if it would match that of another.
     """
-    linears = dict.fromkeys(LAYER.sub(".0", path) for path in _linears(lowered))
+    linears = dict.fromkeys(LAYER.sub(".0", path) for path in _list_linears(lowered))
     ordered = dict(plan)
     for _ in range(len(linears) + 1):
-        wrong = [path for path in linears if _first(ordered, path) != plan.get(LAYER.sub(".*", path), WHOLE)]
+        wrong = [path for path in linears if _find_style(ordered, path) != plan.get(LAYER.sub(".*", path), REPLICATED)]
         if not wrong:
             return ordered
-        fixes = {LAYER.sub(".*", path): plan.get(LAYER.sub(".*", path), WHOLE) for path in wrong}
+        fixes = {LAYER.sub(".*", path): plan.get(LAYER.sub(".*", path), REPLICATED) for path in wrong}
         ordered = fixes | {name: style for name, style in ordered.items() if name not in fixes}
     raise AssertionError(f"no order of this plan is right for engines: {plan}")
 
 
-def _first(plan: Mapping[str, str], path: str) -> str:
+def _find_style(plan: Mapping[str, str], path: str) -> str:
     """Return the style that engines use for the linear map at `path`: that of its first match in `plan`."""
-    return next((style for name, style in plan.items() if re.match(name, path)), WHOLE)
+    return next((style for name, style in plan.items() if re.match(name, path)), REPLICATED)
 
 
-def _linears(lowered: LoweredModel) -> list[str]:
+def _list_linears(lowered: LoweredModel) -> list[str]:
     """Return the paths of the linear maps of a base model."""
     operands = (o for s in lowered.base.statements for o in s.operands)
     return [*dict.fromkeys(o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear"))]
 
 
-def _reads(lowered: LoweredModel, weight: str) -> bool:
+def _is_read_directly(lowered: LoweredModel, weight: str) -> bool:
     """Return whether a statement of the base model reads `weight` itself, not through its module."""
     return any(isinstance(o, ParamRef) and o.path == weight for s in lowered.base.statements for o in s.operands)
 
 
-def _experts(lowered: LoweredModel) -> dict[str, str]:
+def _plan_experts(lowered: LoweredModel) -> dict[str, str]:
     """Return the expert-parallel plan: each device has some of the experts, undivided."""
     units = {}
     for home in lowered.emitter.experts:
@@ -143,7 +143,7 @@ def _experts(lowered: LoweredModel) -> dict[str, str]:
     return _agree_styles(units, lowered)[0]
 
 
-def _fsdp(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
+def _plan_fsdp(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
     """Return the FSDP2 plan: modules whose weights are gathered when they run, by path. Modules after the layers keep
     them gathered until the backward pass."""
     if base.stack is None:

@@ -10,31 +10,31 @@ from collections.abc import Iterator, Sequence
 from weft.ir import ops
 
 from ..lower.lower_base_and_head import LoweredModel
-from ..lower.model_emitter import CHUNKED, STANDARD
-from ..lower.stacked_experts import home_of
+from ..lower.model_emitter import CHUNKED, STANDARD_MASKS
+from ..lower.stacked_experts import get_experts_path
 from ..modeling.base import BaseModel
 from .plans import LAYER, Plans
 
 BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
-def refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
+def find_refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
     """Return the reasons why each engine cannot run the model, by engine; an empty list for an engine that can."""
     if len(bases) > 1:
         return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
     (base,) = bases
-    lowered, common = base.lowered, [*_common(base)]
-    engines = [*common, *_for_engines(lowered), *_experts(lowered)]
+    lowered, common = base.lowered, [*_list_common_reasons(base)]
+    engines = [*common, *_list_engine_reasons(lowered), *_list_expert_reasons(lowered)]
     if not lowered.emitter.decodes:
         return {BATCHES: ["it is an encoder"], VLLM: engines, SGLANG: engines}
     return {
-        BATCHES: [*common, *_for_paging(lowered)],
-        VLLM: [*engines, *_for_vllm(lowered)],
-        SGLANG: [*engines, *_for_sglang(lowered)],
+        BATCHES: [*common, *_list_paging_reasons(lowered)],
+        VLLM: [*engines, *_list_vllm_reasons(lowered)],
+        SGLANG: [*engines, *_list_sglang_reasons(lowered)],
     }
 
 
-def _common(base: BaseModel) -> Iterator[str]:
+def _list_common_reasons(base: BaseModel) -> Iterator[str]:
     """Yield the reasons that apply to all engines with paged caches."""
     e, graph = base.lowered.emitter, base.lowered.graph
     attentions = [n for n in graph.nodes if n.op is ops.attention]
@@ -53,7 +53,7 @@ def _common(base: BaseModel) -> Iterator[str]:
         yield "some layers have more than one cache"
     if any(n.operand("bias") is not None for n in attentions):
         yield "scores have a bias by distance (ALiBi, T5)"
-    custom = sorted(kind for kind in {mask.kind for mask in e.masks.values()} if kind not in STANDARD)
+    custom = sorted(kind for kind in {mask.kind for mask in e.masks.values()} if kind not in STANDARD_MASKS)
     if custom:
         yield f"masks that engines do not make: {', '.join(custom)}"
     if any(mask.kind == CHUNKED for mask in e.masks.values()):
@@ -71,7 +71,7 @@ def _common(base: BaseModel) -> Iterator[str]:
         yield "values have another width than keys"
 
 
-def _for_engines(lowered: LoweredModel) -> Iterator[str]:
+def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
     e = lowered.emitter
     features = set().union(*(attending.features for attending in e.attending.values()))
     if "s_aux" in features:
@@ -85,7 +85,7 @@ def _for_engines(lowered: LoweredModel) -> Iterator[str]:
             yield "more than a scale and a soft cap follows the head"
 
 
-def _experts(lowered: LoweredModel) -> Iterator[str]:
+def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
     """Yield reasons that concern experts.
 
     Engines replace modules called experts that have stacked weights and no biases by one kernel, and read its sizes
@@ -95,7 +95,7 @@ def _experts(lowered: LoweredModel) -> Iterator[str]:
         node
         for node in lowered.graph.nodes
         if node.op is ops.moe
-        and home_of(node).rpartition(".")[2] == "experts"
+        and get_experts_path(node).rpartition(".")[2] == "experts"
         and node.operand("up_bias") is None
         and node.operand("down_bias") is None
     ]
@@ -115,19 +115,19 @@ def _experts(lowered: LoweredModel) -> Iterator[str]:
         yield f"experts are not described by the config's {', '.join(odd)}"
 
 
-def _for_vllm(lowered: LoweredModel) -> Iterator[str]:
+def _list_vllm_reasons(lowered: LoweredModel) -> Iterator[str]:
     if {"logit_scale", "final_logit_softcapping"} <= lowered.fields.values.keys():
         yield "logits are scaled and then squashed, which it does in the other order"
 
 
-def _for_sglang(lowered: LoweredModel) -> Iterator[str]:
+def _list_sglang_reasons(lowered: LoweredModel) -> Iterator[str]:
     if any("softcap" in attending.features for attending in lowered.emitter.attending.values()):
         yield "scores are squashed, which its attention does not compute"
     if lowered.head is not None and any(key.endswith(".bias") for key in lowered.head.weights):
         yield "the head has a bias, which it does not load"
 
 
-def _for_paging(lowered: LoweredModel) -> Iterator[str]:
+def _list_paging_reasons(lowered: LoweredModel) -> Iterator[str]:
     features = set().union(*(attending.features for attending in lowered.emitter.attending.values()))
     if features & {"softcap", "s_aux"}:
         yield "scores are squashed, or have sinks, which its attention does not compute"
@@ -145,7 +145,7 @@ def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
 
 
 def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: LoweredModel, plans: Plans) -> list[str]:
-    """Return the lines of `--explain`; `reasons_by_engine` is the result of `refusals`.
+    """Return the lines of `--explain`; `reasons_by_engine` is the result of `find_refusals`.
 
     A line for each engine, for each part that tensor parallelism does not divide, and for a model of one pipeline
     stage.

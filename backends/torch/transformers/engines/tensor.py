@@ -32,15 +32,15 @@ class Units:
     whole: dict[str, str] = field(default_factory=dict)
 
 
-def tensor_units(graph: Graph, program: Program) -> Units:
+def find_tensor_units(graph: Graph, program: Program) -> Units:
     """Return the groups of modules of the attentions and feed-forwards of `graph`, lowered to `program`."""
-    leaves, units = _Leaves(program), Units()
+    leaves, units = _ModuleIndex(program), Units()
     for node in graph.nodes:
         name = node.scope or node.output.name
         if node.op is ops.attention:
-            styles = _attention(leaves, node)
+            styles = _divide_attention(leaves, node)
         elif node.op is ops.linear:
-            name, styles = _feed_forward(leaves, node) or (name, {})
+            name, styles = _divide_feed_forward(leaves, node) or (name, {})
         else:
             continue
         if isinstance(styles, str):
@@ -50,7 +50,7 @@ def tensor_units(graph: Graph, program: Program) -> Units:
     return units
 
 
-class _Leaves:
+class _ModuleIndex:
     """The modules of a program that have parameters of its graph."""
 
     def __init__(self, program: Program) -> None:
@@ -64,10 +64,10 @@ class _Leaves:
         return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
 
 
-def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
+def _divide_attention(leaves: _ModuleIndex, node: Node) -> dict[str, str] | str:
     """Return the styles of linear maps and norms of an attention, by path; a reason (str) if it is not divided."""
-    gate, out = _gate(node)
-    around = find_projections(node) if gate is None else _around(node, out)
+    gate, out = _find_gate(node)
+    around = find_projections(node) if gate is None else _find_gated_projections(node, out)
     if isinstance(around, str):
         return around
     if around.v is None:
@@ -81,7 +81,7 @@ def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
         if branch.is_packed or path is None:
             return "its projections are not modules of their own"
         styles[path] = COLUMNS
-        norms = _norms(leaves, around, branch)
+        norms = _divide_norms(leaves, around, branch)
         if isinstance(norms, str):
             return norms
         styles |= norms
@@ -96,13 +96,13 @@ def _attention(leaves: _Leaves, node: Node) -> dict[str, str] | str:
     return styles | {path: ROWS}
 
 
-def _gate(node: Node) -> tuple[Node | None, Node]:
+def _find_gate(node: Node) -> tuple[Node | None, Node]:
     """Return the gate and the output projection of a gated attention; (None, `node`) without such a gate.
 
     The gate is a linear map whose activated output is multiplied by the attention's output, elementwise.
     """
-    mul = _only_reader(node)
-    out = mul and _only_reader(mul)
+    mul = _get_reader(node)
+    out = mul and _get_reader(mul)
     if (
         mul is None
         or out is None
@@ -117,12 +117,12 @@ def _gate(node: Node) -> tuple[Node | None, Node]:
         return None, node
     x = acting.inputs[0]
     linear = None if x is None or len(acting.inputs) != 1 else x.producer
-    if linear is None or linear.op is not ops.linear or _only_reader(acting) is None or _only_reader(linear) is None:
+    if linear is None or linear.op is not ops.linear or _get_reader(acting) is None or _get_reader(linear) is None:
         return None, node
     return linear, out
 
 
-def _around(node: Node, out: Node) -> Projections | str:
+def _find_gated_projections(node: Node, out: Node) -> Projections | str:
     """Return the projections of `node`, whose output projection is `out`; a reason (str) if its operands have none."""
     branches = {role: find_branch(node, role) for role in "qkv" if node.operand(role) is not None}
     for branch in branches.values():
@@ -133,13 +133,13 @@ def _around(node: Node, out: Node) -> Projections | str:
     return Projections(node, q, k, v, out)
 
 
-def _only_reader(node: Node) -> Node | None:
+def _get_reader(node: Node) -> Node | None:
     """Return the only reader of the output of `node`; None with several readers, or for a graph output."""
     readers = [reader for reader, _ in node.output.uses]
     return readers[0] if len(readers) == 1 and not node.output.is_output else None
 
 
-def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, str] | str:
+def _divide_norms(leaves: _ModuleIndex, around: Projections, branch: Branch) -> dict[str, str] | str:
     """Return the styles of the norms between projection and attention, by path; a reason (str) if indivisible."""
     styles = {}
     for node in branch.between:
@@ -156,7 +156,7 @@ def _norms(leaves: _Leaves, around: Projections, branch: Branch) -> dict[str, st
     return styles
 
 
-def _feed_forward(leaves: _Leaves, node: Node) -> tuple[str, dict[str, str] | str] | None:
+def _divide_feed_forward(leaves: _ModuleIndex, node: Node) -> tuple[str, dict[str, str] | str] | None:
     """Return the path of the feed-forward that ends in the linear map `node`, and its styles by path.
 
     The styles are a reason (str) if it is not divided. None if no feed-forward ends in `node`.

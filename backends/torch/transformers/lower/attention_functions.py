@@ -12,14 +12,14 @@ from weft.passes.analysis.states import find_cache_owner
 from ...ops.elementwise import format_number
 from ...ops.masks import is_dense
 from ...program.statements import Operand, Statement, Submodule, Var
-from .model_emitter import CACHE, INDEX, AttentionFacts, ShellEmitter, first_operand, lowers, nearest_param
-from .shared_masks import mask_of
+from .model_emitter import CACHE, INDEX, AttentionRecord, HFEmitter, find_param, get_first_operand, hf_lowering
+from .shared_masks import get_mask
 
 FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, {eager})"
 
 
-@lowers(ops.attention)
-def _attention(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.attention)
+def _lower_attention(e: HFEmitter, node: Node) -> Operand | None:
     if not is_batched(node):
         return None  # tokens in groups with masks of their own: SDPA, as in the target torch
     a, width = node.attrs, e.size_of(node.required_operand("q"))
@@ -30,21 +30,25 @@ def _attention(e: ShellEmitter, node: Node) -> Operand | None:
     )
     # Keys that are also values are passed as both: caches of engines have one width.
     v = k if a["value_dim"] else e.split_heads(node.required_operand("v"), kv_heads, "v")
-    mask = mask_of(e, node)
-    scale = format_number(e.attr(node, "scale")) if a["scale"] is not None else f"{factor(width // heads)} ** -0.5"
-    attending = AttentionFacts(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
+    mask = get_mask(e, node)
+    scale = (
+        format_number(e.attr(node, "scale")) if a["scale"] is not None else f"{parenthesize(width // heads)} ** -0.5"
+    )
+    attending = AttentionRecord(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
-    keywords = _score_keywords(e, node, attending, operands)
+    keywords = _write_score_keywords(e, node, attending, operands)
     if _is_only_attention(node) and not e.apart:
-        return _inline(e, node, attending, operands, keywords)
+        return _emit_inline(e, node, attending, operands, keywords)
     if node in e.cross_attentions:
-        operands[1:3] = _cache_source(e, k, v)
+        operands[1:3] = _emit_cross_cache(e, k, v)
     place = next(
-        n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention and _weights(n) == _weights(node)
+        n
+        for n in node.graph.nodes
+        if n.scope == node.scope and n.op is ops.attention and _find_key(n) == _find_key(node)
     )
     path = place.output.name
     cached = node in e.cached
-    order = [*_kinds_in(node, e.cached)].index(_weights(node)) if cached else 0
+    order = [*_list_distinct(node, e.cached)].index(_find_key(node)) if cached else 0
     index = (f"layer_idx + {order}" if order else "layer_idx") if cached and not e.shared else "None"
     causal = "" if attending.causal else ", is_causal=False"
     leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {attending.groups}, {attending.scaling}{causal})")
@@ -54,12 +58,12 @@ def _attention(e: ShellEmitter, node: Node) -> Operand | None:
     past += f", layer_idx={{{last + 2}}}" if cached and e.shared else ""
     text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{arguments}{past}, **kwargs)"
     x = e.emit(text, *operands, leaf, *([CACHE, INDEX] if cached and e.shared else [CACHE] if cached else []), name="x")
-    _record(e, attending)
+    _record_attention(e, attending)
     return x
 
 
-@lowers(ops.lightning_index)
-def _lightning_index(e: ShellEmitter, node: Node) -> Operand:
+@hf_lowering(ops.lightning_index)
+def _lower_lightning_index(e: HFEmitter, node: Node) -> Operand:
     raise WeftError(
         f"target transformers keeps no keys by which queries choose others: %{node.output.name} needs the target torch"
     )
@@ -72,22 +76,22 @@ def is_batched(node: Node) -> bool:
 
 def _is_only_attention(node: Node) -> bool:
     """Return whether `node` is the only attention in its scope; attentions on the same weights count as one."""
-    return len(_kinds_in(node)) == 1
+    return len(_list_distinct(node)) == 1
 
 
-def _kinds_in(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
-    """Return the keys (see `_weights`) of the distinct attentions in the scope of `node` (and `among`), in order."""
+def _list_distinct(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
+    """Return the keys (see `_find_key`) of the distinct attentions in the scope of `node` (and `among`), in order."""
     alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
-    return dict.fromkeys(_weights(n) for n in alike if among is None or n in among)
+    return dict.fromkeys(_find_key(n) for n in alike if among is None or n in among)
 
 
-def _weights(node: Node) -> tuple[Value, ...]:
+def _find_key(node: Node) -> tuple[Value, ...]:
     """Return the nearest parameter of each operand q, k, v; the operand itself if it has none."""
-    return tuple(nearest_param(v) for v in node.inputs[:3] if v is not None)
+    return tuple(find_param(v) for v in node.inputs[:3] if v is not None)
 
 
-def _score_keywords(
-    e: ShellEmitter, node: Node, attending: AttentionFacts, operands: list[Value | Operand]
+def _write_score_keywords(
+    e: HFEmitter, node: Node, attending: AttentionRecord, operands: list[Value | Operand]
 ) -> list[str]:
     """Return the keyword arguments for softcap, sinks, bias and window; append operands, record features."""
     keywords = []
@@ -105,18 +109,18 @@ def _score_keywords(
     return keywords
 
 
-def _inline(
-    e: ShellEmitter, node: Node, attending: AttentionFacts, operands: list[Value | Operand], keywords: list[str]
+def _emit_inline(
+    e: HFEmitter, node: Node, attending: AttentionRecord, operands: list[Value | Operand], keywords: list[str]
 ) -> Operand:
     """Emit the attention in the module that also has its projections, and return its result."""
     q, k, v, *rest = operands
     if node in e.cached:
         assert isinstance(k, Var) and isinstance(v, Var)
         new = k, v
-        k, cached_v = e.emit_keys_once(node, lambda: update_cache(e, *new))
+        k, cached_v = e.emit_keys_once(node, lambda: emit_cache_update(e, *new))
         v = cached_v or v
     elif node in e.cross_attentions:
-        k, v = _cache_source(e, k, v)
+        k, v = _emit_cross_cache(e, k, v)
     eager = "eager_scored_attention" if attending.features - {"sliding_window"} else "eager_attention"
     attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
     # An attention that reads another's cache also has a number and a kind, by which engines find their own caches.
@@ -125,15 +129,15 @@ def _inline(
     text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
     text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", arguments)
     x, _ = e.emit_tuple(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
-    _record(e, attending)
-    hidden, latent = _find_hidden(node), e.attr(node, "value_dim")
+    _record_attention(e, attending)
+    hidden, latent = _find_hidden_states(node), e.attr(node, "value_dim")
     if latent:
         width = e.size_of(node.required_operand("k")) // e.attr(node, "kv_heads")
         return e.emit(f"{{0}}.reshape(*{{1}}.shape[:-1], -1, {width})[..., :{latent}].flatten(2)", x, hidden, name="x")
     return e.emit("{0}.reshape(*{1}.shape[:-1], -1)", x, hidden, name="x", replaces=0)
 
 
-def update_cache(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
+def emit_cache_update(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
     """Emit the cache update, and return all keys and values; paged caches (continuous batching) read `kwargs`."""
     own = ".self_attention_cache" if e.cross_attentions else ""
     text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
@@ -141,7 +145,7 @@ def update_cache(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tup
     return outputs[0], outputs[1]
 
 
-def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
+def _emit_cross_cache(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
     """Emit keys and values of a cross-attention, which a cache stores in the first forward; return both."""
     if not e.cached:
         return k, v
@@ -154,7 +158,7 @@ def _cache_source(e: ShellEmitter, k: Value | Operand, v: Value | Operand) -> tu
     return outputs
 
 
-def _record(e: ShellEmitter, attending: AttentionFacts) -> None:
+def _record_attention(e: HFEmitter, attending: AttentionRecord) -> None:
     """Record the last statement as `attending`; its outer scope also returns the softmax, for transformers."""
     statement, node = e.program.statements[-1], attending.node
     e.attending[statement] = attending
@@ -163,18 +167,18 @@ def _record(e: ShellEmitter, attending: AttentionFacts) -> None:
         e.program.statements.append(Statement("", statement.results[1:], (), outer))
 
 
-def _find_hidden(node: Node) -> Value:
+def _find_hidden_states(node: Node) -> Value:
     """Return the value [batch, seq, dim] in the scope of `node` that queries come from, else the queries."""
     value = node.required_operand("q")
     while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
-        before = first_operand(value.producer)
+        before = get_first_operand(value.producer)
         if len(before.shape) != len(value.shape) and value.producer.op is not ops.reshape:
             break
         value = before
     return value if len(value.shape) == 3 else node.required_operand("q")
 
 
-def factor(x: object) -> str:
+def parenthesize(x: object) -> str:
     """Return the source of `x` as an operand of a product or power, in parentheses if it is not atomic."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text

@@ -21,10 +21,10 @@ from . import attention_functions as attention
 from . import lower_embeddings as dense
 from . import relative
 from . import stacked_experts as experts
-from .model_emitter import HEAD, OVERRIDES, ShellEmitter, first_operand
+from .model_emitter import HEAD, OVERRIDES, HFEmitter, get_first_operand
 from .shared_masks import finish_masks
 
-OWN = (  # attributes of classes of transformers
+RESERVED_ATTRIBUTES = (  # attributes of classes of transformers
     *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
     *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
     *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
@@ -49,7 +49,7 @@ class LoweredModel:
     head: Program | None
     hidden: Var
     fields: Fields
-    emitter: ShellEmitter
+    emitter: HFEmitter
     masks: str
 
     @property
@@ -65,7 +65,7 @@ class LoweredModel:
         return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
 
 
-def lower(forms: Mapping[str, Graph]) -> list[LoweredModel]:
+def lower_sides(forms: Mapping[str, Graph]) -> list[LoweredModel]:
     """Lower `forms` (graphs by name), and return one element for a model, or a decoder and its encoder."""
     fields = Fields()
     sides: list[LoweredModel] = []
@@ -73,7 +73,7 @@ def lower(forms: Mapping[str, Graph]) -> list[LoweredModel]:
         fields.side = side
         functions = sides[0].emitter.program.functions if sides else {}
         inlined = _lower_side(forms, side, fields, functions)
-        sides.append(_lower_side(forms, side, fields, functions, True) if _unlike(inlined) else inlined)
+        sides.append(_lower_side(forms, side, fields, functions, True) if _has_unlike_attentions(inlined) else inlined)
     return sides
 
 
@@ -81,8 +81,8 @@ def _lower_side(
     forms: Mapping[str, Graph], side: str, fields: Fields, functions: Mapping[str, str], apart: bool = False
 ) -> LoweredModel:
     model, graph = forms[MODEL], forms[side or MODEL]
-    hidden, head = _head(graph)
-    e = ShellEmitter(graph, SizeNames(graph, fields), fields, head, side, apart)
+    hidden, head = _find_head(graph)
+    e = HFEmitter(graph, SizeNames(graph, fields), fields, head, side, apart)
     e.program.functions |= functions
     emit_nodes(e, graph, OVERRIDES)
     outputs = {name: e[value] for name, value in graph.outputs.items()}
@@ -91,12 +91,14 @@ def _lower_side(
         raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
     new = {name: text for name, text in e.program.functions.items() if name not in functions}
     if "task" in graph.meta:
-        return _with_task(model, graph, side, e, outputs, states, fields, masks, new)
+        return _split_task_head(model, graph, side, e, outputs, states, fields, masks, new)
     base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=new)
     above = None
     if head is not None:
         states.name = "hidden_states"
-        above = Program(graph.name, [states], {"logits": outputs["logits"]}, _downstream(base.statements, states))
+        above = Program(
+            graph.name, [states], {"logits": outputs["logits"]}, _select_downstream(base.statements, states)
+        )
         base.statements = [s for s in base.statements if s not in above.statements]
         base.outputs = {"last_hidden_state": states, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
         above.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(above)}
@@ -107,11 +109,11 @@ def _lower_side(
     return LoweredModel(model, graph, side, base, above, states, fields, e, masks)
 
 
-def _with_task(
+def _split_task_head(
     whole: Graph,
     graph: Graph,
     side: str,
-    e: ShellEmitter,
+    e: HFEmitter,
     outputs: Mapping[str, Operand],
     hidden: Var,
     fields: Fields,
@@ -139,7 +141,7 @@ def _with_task(
     return LoweredModel(whole, graph, side, base, above, hidden, fields, e, masks)
 
 
-def _unlike(lowered: LoweredModel) -> bool:
+def _has_unlike_attentions(lowered: LoweredModel) -> bool:
     """Return whether attentions of one class differ in attributes of their modules, so that each needs a module."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in group_statements(lowered.base).walk():
@@ -150,7 +152,7 @@ def _unlike(lowered: LoweredModel) -> bool:
     return False
 
 
-def _head(graph: Graph) -> tuple[Value, Node | None]:
+def _find_head(graph: Graph) -> tuple[Value, Node | None]:
     """Return the hidden states of a base model, and the linear map to logits (None without logits).
 
     Raises:
@@ -163,14 +165,14 @@ def _head(graph: Graph) -> tuple[Value, Node | None]:
     while value.producer is not None and value.producer.op is not ops.linear:
         if Trait.ELEMENTWISE not in value.producer.op.traits:
             break
-        value = first_operand(value.producer)
+        value = get_first_operand(value.producer)
     if value.producer is None or not isinstance(weight := value.producer.operand("weight"), Param):
         raise WeftError(f"target transformers needs logits made by a linear map: those of {graph.name} are not")
     assert weight.type.rank == 2
     return value.producer.required_operand("x"), value.producer
 
 
-def _downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:
+def _select_downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:
     """Return the statements that depend on `source`, in order."""
     dependent, downstream = {source}, []
     for s in statements:

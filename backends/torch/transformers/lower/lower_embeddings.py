@@ -7,7 +7,7 @@ from weft.ir.graph import Node, Param
 
 from ...ops.elementwise import format_number
 from ...program.statements import TOP, Operand, Submodule, Var
-from .model_emitter import HEAD, ShellEmitter, lowers
+from .model_emitter import HEAD, HFEmitter, hf_lowering
 
 MODULES = {  # modules of torch for activations
     "silu": "nn.SiLU()",
@@ -21,15 +21,15 @@ MODULES = {  # modules of torch for activations
 }
 
 
-@lowers(ops.embedding)
-def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.embedding)
+def _lower_embedding(e: HFEmitter, node: Node) -> Operand | None:
     """Emit the embedding of tokens before all other statements; callers may pass `inputs_embeds` instead."""
     ids, table = node.required_operand("ids"), node.required_operand("table")
     if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
         return None
     rows, width = e.shape_of(table)
     e.embeds.shape = node.output.shape
-    scaling = _scaling(e, node)
+    scaling = _find_scaling(e, node)
     init = f"nn.Embedding({rows}, {width})"
     if scaling is not None:
         init = f"ScaledEmbedding({rows}, {width}, {format_number(e.attr(scaling, 'by'))})"
@@ -40,7 +40,7 @@ def _embedding(e: ShellEmitter, node: Node) -> Operand | None:
     return e.emit("{0}", e.embeds, name="hidden_states", shape=node.output.shape)
 
 
-def _scaling(e: ShellEmitter, node: Node) -> Node | None:
+def _find_scaling(e: HFEmitter, node: Node) -> Node | None:
     """Return the node that scales a decoder's embeddings and is their only reader; None without one.
 
     Engines and pipeline stages expect the scaling in the embedding module.
@@ -53,8 +53,8 @@ def _scaling(e: ShellEmitter, node: Node) -> Node | None:
     return reader if scales else None
 
 
-@lowers(ops.linear)
-def _head(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.linear)
+def _lower_head(e: HFEmitter, node: Node) -> Operand | None:
     """Emit the head as a module of the top scope, because engines replace it by their own module."""
     if node is not e.head:
         return None
@@ -70,17 +70,17 @@ def _head(e: ShellEmitter, node: Node) -> Operand | None:
     return e.emit("{1}({0})", node.required_operand("x"), leaf, name="logits")
 
 
-@lowers(ops.glu)
-def _glu(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.glu)
+def _lower_glu(e: HFEmitter, node: Node) -> Operand | None:
     """Emit a gated unit whose activation is a module, because engines expect one."""
     if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
         return None
-    act = _act(e, node, MODULES[node.attrs["activation"]])
+    act = _make_activation(e, node, MODULES[node.attrs["activation"]])
     return e.emit("{2}({0}) * {1}", node.required_operand("gate"), node.required_operand("up"), act)
 
 
-@lowers(ops.relu, ops.gelu, ops.tanh, ops.swish)
-def _activation(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.relu, ops.gelu, ops.tanh, ops.swish)
+def _lower_activation(e: HFEmitter, node: Node) -> Operand | None:
     """Emit the activation between two linear maps as a module."""
     x = node.required_operand("x")
     name = {"swish": "silu"}.get(node.op.name, node.op.name)
@@ -91,57 +91,57 @@ def _activation(e: ShellEmitter, node: Node) -> Operand | None:
     feeds = [reader.op for reader, _ in node.output.uses] == [ops.linear]
     if not (plain and between and feeds and node.scope and name in MODULES):
         return None
-    return e.emit("{1}({0})", x, _act(e, node, MODULES[name]), replaces=0)
+    return e.emit("{1}({0})", x, _make_activation(e, node, MODULES[name]), replaces=0)
 
 
-def _act(e: ShellEmitter, node: Node, init: str) -> Submodule:
+def _make_activation(e: HFEmitter, node: Node, init: str) -> Submodule:
     """Return the module of an activation, in the scope of `node`."""
     path = f"{node.scope}.act" if node.scope else "act"
     clashes = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
     return Submodule(f"{path}_fn" if True in clashes else path, init)
 
 
-@lowers(ops.alibi)
-def _alibi(e: ShellEmitter, node: Node) -> Operand:
+@hf_lowering(ops.alibi)
+def _lower_alibi(e: HFEmitter, node: Node) -> Operand:
     slopes = e[node.required_operand("slopes")]
-    distance = distances(e)
+    distance = emit_distances(e)
     text = "alibi({0}, {1})" if not node.attrs["symmetric"] else "alibi({0}, -{1}.abs())"
     if isinstance(slopes, Var) and e.is_hoisted(slopes):
         return e.hoist((text, slopes, distance), text, slopes, distance, name="bias")
     return e.emit(text, slopes, distance, name="bias")
 
 
-@lowers(ops.relative_position_bias)
-def _relative_position_bias(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.relative_position_bias)
+def _lower_relative_position_bias(e: HFEmitter, node: Node) -> Operand | None:
     if node.required_operand("queries").shape[1] not in {
         v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1
     }:
         return None  # distances of something other than the tokens of a call
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     text = f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})"
-    return e.emit(text, node.required_operand("table"), distances(e), name="bias")
+    return e.emit(text, node.required_operand("table"), emit_distances(e), name="bias")
 
 
-def distances(e: ShellEmitter) -> Var:
+def emit_distances(e: HFEmitter) -> Var:
     """Emit the distances of all keys from the new tokens, once for all layers."""
     operands = (e.embeds, e.own_past) if e.decodes else (e.embeds,)
     return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *operands, name="distance")
 
 
-@lowers(ops.iota)
-def _iota(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.iota)
+def _lower_iota(e: HFEmitter, node: Node) -> Operand | None:
     """Return the positions [seq] of an encoder's tokens, which callers may pass; None for other iotas."""
-    return e.emit("{0}[0]", e.positions, name="position_index") if counts_tokens(e, node) else None
+    return e.emit("{0}[0]", e.positions, name="position_index") if is_position_iota(e, node) else None
 
 
-@lowers(ops.unsqueeze)
-def _unsqueeze(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.unsqueeze)
+def _lower_unsqueeze(e: HFEmitter, node: Node) -> Operand | None:
     """Return the positions [1, seq] of an encoder's tokens; None for other operands."""
     iota = node.required_operand("x").producer
-    return e.positions if iota is not None and counts_tokens(e, iota) and node.attrs["axes"] == (0,) else None
+    return e.positions if iota is not None and is_position_iota(e, iota) and node.attrs["axes"] == (0,) else None
 
 
-def counts_tokens(e: ShellEmitter, node: Node) -> bool:
+def is_position_iota(e: HFEmitter, node: Node) -> bool:
     """Return whether a node computes the positions of all tokens of an encoder."""
     return (
         not e.decodes
@@ -151,8 +151,8 @@ def counts_tokens(e: ShellEmitter, node: Node) -> bool:
     )
 
 
-@lowers(ops.affine)
-def _affine(e: ShellEmitter, node: Node) -> Operand | None:
+@hf_lowering(ops.affine)
+def _lower_affine(e: HFEmitter, node: Node) -> Operand | None:
     """Emit the division of logits by the named soft cap; skip the scaling of `ScaledEmbedding`."""
     if node is e.scaling:
         return e[node.required_operand("x")]

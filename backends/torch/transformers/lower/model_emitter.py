@@ -19,25 +19,25 @@ from ...program.emitter import Emitter
 from ...program.stateful_nodes import find_cached_nodes
 from ...program.statements import TOP, CacheSlot, Operand, Statement, Var
 from ..config_fields.fields import Fields
-from ..config_fields.size_names import DIVIDED, SizeNames, after_head, attention_of, kind_of
+from ..config_fields.size_names import SOFTCAP_DIVISION, SizeNames, find_attention, get_attention_kind, map_logit_nodes
 
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # operands of statements
 HEAD = "lm_head"
 FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
-GIVEN = {  # the optional arguments of a call
+ARGUMENTS = {  # the optional arguments of a call
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", HIDDEN, MASK), "Tensor | None"),
     "past_key_values": "Cache | None",
     "inputs_embeds": "Tensor | None",
     "use_cache": "bool | None",
 }
-BOTH = "bidirectional"
-NOTHING = "torch.zeros({1}.shape[:2], dtype=torch.long, device={1}.device)"  # [batch, seq]
-STANDARD = {  # kinds of layers whose masks transformers makes from a config
+BIDIRECTIONAL = "bidirectional"
+ZEROS = "torch.zeros({1}.shape[:2], dtype=torch.long, device={1}.device)"  # [batch, seq]
+STANDARD_MASKS = {  # kinds of layers whose masks transformers makes from a config
     FULL: "create_causal_mask",
     SLIDING: "create_sliding_window_causal_mask",
     CHUNKED: "create_chunked_causal_mask",
     RECURRENT: "create_recurrent_attention_mask",
-    BOTH: "create_bidirectional_mask",
+    BIDIRECTIONAL: "create_bidirectional_mask",
 }
 
 
@@ -45,7 +45,7 @@ STANDARD = {  # kinds of layers whose masks transformers makes from a config
 class SharedMask:
     """A mask that layers share, and the statement that computes it.
 
-    condition: on the positions of a query ``q`` and a key ``k``; "" if the kind is in `STANDARD`.
+    condition: on the positions of a query ``q`` and a key ``k``; "" if the kind is in `STANDARD_MASKS`.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class SharedMask:
 
 
 @dataclass
-class AttentionFacts:
+class AttentionRecord:
     """The facts of a statement that computes attention: node, source of scale and head groups, features."""
 
     node: Node
@@ -74,7 +74,7 @@ class AttentionFacts:
         return self.scaling, self.groups, self.causal
 
 
-class ShellEmitter(Emitter):
+class HFEmitter(Emitter):
     """Collects the statements of a decoder or an encoder for transformers.
 
     fields: config fields. head: the linear map of the logits. side: encoder or decoder, "" for other models.
@@ -87,15 +87,17 @@ class ShellEmitter(Emitter):
     def __init__(
         self, graph: Graph, names: SizeNames, fields: Fields, head: Node | None, side: str = "", apart: bool = False
     ) -> None:
-        super().__init__(graph, find_cached_nodes(graph), set(), cross_attentions(graph))
+        super().__init__(graph, find_cached_nodes(graph), set(), find_cross_attentions(graph))
         self.names, self.fields, self.head, self.side, self.apart = names, fields, head, side, apart
-        self.divided = {node for node, role in after_head(graph).items() if role == DIVIDED}
-        self.shared = repeats(graph, self.cached | self.cross_attentions)  # then calls pass the number of their cache
+        self.divided = {node for node, role in map_logit_nodes(graph).items() if role == SOFTCAP_DIVISION}
+        self.shared = has_shared_weights(
+            graph, self.cached | self.cross_attentions
+        )  # then calls pass the number of their cache
         self.decodes = graph.meta.get("kind", "decoder") == "decoder"
         without = {"token_type_ids", HIDDEN, MASK} - graph.inputs.keys() | (
             set() if self.decodes else {"past_key_values", "use_cache"}
         )
-        arguments = {name: kind for name, kind in GIVEN.items() if name not in without}
+        arguments = {name: kind for name, kind in ARGUMENTS.items() if name not in without}
         self.given = {name: Var(name, type=kind, default="None") for name, kind in arguments.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
         self.past = Var("past_key_values", type="Cache | None")
@@ -104,7 +106,7 @@ class ShellEmitter(Emitter):
         self.embedding = ""  # the path of the module that embeds tokens
         self.scaling: Node | None = None  # the node that this module computes also
         self.masks: dict[object, SharedMask] = {}
-        self.attending: dict[Statement, AttentionFacts] = {}
+        self.attending: dict[Statement, AttentionRecord] = {}
         self.crossed: set[Statement] = set()  # statements that cache keys and values of the encoder
         self.recurrent: dict[Statement, int] = {}  # the number of its first state
         self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
@@ -113,14 +115,14 @@ class ShellEmitter(Emitter):
         self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():
             if name == "input_ids":
-                self._operands[value] = self.embeds if only_embedded(graph, value) else self.given["input_ids"]
+                self._operands[value] = self.embeds if is_only_embedded(graph, value) else self.given["input_ids"]
             elif name == "position_ids":
                 self._operands[value] = self.positions
             elif name in (HIDDEN, MASK):
                 self._operands[value] = self.given[name]
             elif name == "token_type_ids":
                 self._operands[value] = made = Var(name, value.shape)
-                self._first(f"{NOTHING} if {{0}} is None else {{0}}", (self.given[name], self.embeds), made, 0)
+                self._first(f"{ZEROS} if {{0}} is None else {{0}}", (self.given[name], self.embeds), made, 0)
             elif name == "attention_mask":
                 self._operands[value] = self._whole_mask(value)
         self.program.inputs = [*self.given.values()]
@@ -162,7 +164,7 @@ class ShellEmitter(Emitter):
         if all(node.op is ops.attention for node, _ in value.uses):
             return self.attention_mask
         full = Var("attention_mask", value.shape)
-        text = f"{NOTHING.replace('zeros', 'ones')} if {{0}} is None else {{0}}"
+        text = f"{ZEROS.replace('zeros', 'ones')} if {{0}} is None else {{0}}"
         self._first(text, (self.attention_mask, self.embeds), full, 0)
         self.attention_mask = full
         return full
@@ -206,7 +208,7 @@ class ShellEmitter(Emitter):
     ) -> Var:
         """Emit a recurrence that stores its states in the cache of its layer, and return its result."""
         states = self.states.setdefault(self.scope, {})
-        key = node.op, nearest_param(first_operand(node))
+        key = node.op, find_param(get_first_operand(node))
         first, _ = states.setdefault(key, (sum(n for _, n in states.values()), parts))
         cache, index = self.own(f"{{{len(operands)}}}"), f"{{{len(operands) + 1}}}"
         place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
@@ -236,19 +238,19 @@ class ShellEmitter(Emitter):
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.name("rotary_dim", recipe.dim)
-        rotated = None if self.node is None else attention_of(self.node.output)
-        kind = "" if rotated is None else kind_of(rotated[0])
-        theta = self.fields.name("rope_theta", _plain(recipe.theta), kind)
+        rotated = None if self.node is None else find_attention(self.node.output)
+        kind = "" if rotated is None else get_attention_kind(rotated[0])
+        theta = self.fields.name("rope_theta", _write_number(recipe.theta), kind)
         text = write_formula(recipe) or ""
-        start = f"rope_frequencies({recipe.dim}, {_plain(recipe.theta)}, "
+        start = f"rope_frequencies({recipe.dim}, {_write_number(recipe.theta)}, "
         named = f"rope_frequencies(config.{width}, config.{theta}, "
         if start not in text:  # a scaled base
             return text
         text = text.replace(start, named)
-        return text.replace(f"{{0}}.device), {_plain(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
+        return text.replace(f"{{0}}.device), {_write_number(recipe.theta)}, ", f"{{0}}.device), config.{theta}, ")
 
 
-def cross_attentions(graph: Graph) -> set[Node]:
+def find_cross_attentions(graph: Graph) -> set[Node]:
     """Return the cross-attentions of a decoder: their keys do not depend on the decoder's inputs.
 
     Raises:
@@ -270,19 +272,19 @@ def cross_attentions(graph: Graph) -> set[Node]:
     return crosses
 
 
-def _plain(x: float) -> float | int:
+def _write_number(x: float) -> float | int:
     """Return `x` as an int if it is integral and below 10¹⁵ in magnitude, else unchanged."""
     return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
 
 
-def first_operand(node: Node) -> Value:
+def get_first_operand(node: Node) -> Value:
     """Return the first operand of `node`, which must not be None."""
     value = node.inputs[0]
     assert value is not None
     return value
 
 
-def nearest_param(value: Value) -> Value:
+def find_param(value: Value) -> Value:
     """Return the nearest parameter that `value` is computed with in its scope; `value` itself without one."""
     current = value
     while current.producer is not None and current.producer.scope == (value.producer.scope if value.producer else ""):
@@ -296,28 +298,28 @@ def nearest_param(value: Value) -> Value:
     return value
 
 
-def repeats(graph: Graph, cached: set[Node]) -> bool:
+def has_shared_weights(graph: Graph, cached: set[Node]) -> bool:
     """Return whether layers share weights, so that one module has several caches or states."""
     seen: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node in cached:
-            key = node.op, node.scope, nearest_param(first_operand(node))
+            key = node.op, node.scope, find_param(get_first_operand(node))
             if key in seen and isinstance(key[2], Param):
                 return True
             seen.add(key)
     return False
 
 
-def only_embedded(graph: Graph, ids: Value) -> bool:
+def is_only_embedded(graph: Graph, ids: Value) -> bool:
     """Return whether one embedding is the only reader of the token ids, apart from ops that read their shape (iota)."""
     return [node.op for node, _ in ids.uses if node.op is not ops.iota] == [ops.embedding]
 
 
-Lower = Callable[[ShellEmitter, Node], "Operand | None"]
+Lower = Callable[[HFEmitter, Node], "Operand | None"]
 OVERRIDES: dict[Op, Lower] = {}
 
 
-def lowers(*ops: Op) -> Callable[[Lower], Lower]:
+def hf_lowering(*ops: Op) -> Callable[[Lower], Lower]:
     """Register a function as the lowering of `ops`; if it returns None, the lowering of the target torch is used."""
 
     def register(lower: Lower) -> Lower:

@@ -8,19 +8,19 @@ from weft.ir.graph import Node
 
 from ...ops.calls import FunctionCall
 from ...program.statements import Operand
-from .attention_functions import update_cache
-from .lower_embeddings import distances
-from .model_emitter import ShellEmitter, lowers
-from .shared_masks import mask_of
+from .attention_functions import emit_cache_update
+from .lower_embeddings import emit_distances
+from .model_emitter import HFEmitter, hf_lowering
+from .shared_masks import get_mask
 
 
-@lowers(ops.relative_attention)
-def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
+@hf_lowering(ops.relative_attention)
+def _lower_relative_attention(e: HFEmitter, node: Node) -> Operand:
     if node in e.cross_attentions:
         raise WeftError(f"target transformers has no relative attention to a source: %{node.output.name}")
     heads = e.attr(node, "heads")
     q, k, v = (e.split_heads(node.required_operand(n), heads, n) for n in ("q", "k", "v"))
-    mask, distance = mask_of(e, node), distances(e)
+    mask, distance = get_mask(e, node), emit_distances(e)
     seen = e.hoist(
         ("visible", mask),
         f"visible({{0}}, {{1}}{', causal=False' * (not node.attrs['causal'])})",
@@ -29,7 +29,7 @@ def _relative_attention(e: ShellEmitter, node: Node) -> Operand:
         name="seen",
     )
     if node in e.cached:
-        k, v = update_cache(e, k, v)
+        k, v = emit_cache_update(e, k, v)
     call = FunctionCall("relative_attention").add(
         q, k, v, node.required_operand("key_table"), node.operand("value_table"), distance, seen
     )

@@ -8,21 +8,21 @@ from weft.passes.library.target.sides import HIDDEN, MASK
 
 from ...ops.masks import write_visibility
 from ...program.statements import Operand, Statement, Var
-from .model_emitter import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD, SharedMask, ShellEmitter
+from .model_emitter import BIDIRECTIONAL, CHUNKED, FULL, RECURRENT, SLIDING, STANDARD_MASKS, HFEmitter, SharedMask
 
 
-def mask_of(e: ShellEmitter, node: Node) -> Var:
+def get_mask(e: HFEmitter, node: Node) -> Var:
     """Return the mask of an attention; attentions with the same visible keys share it.
 
     Raises:
         WeftError: if a cross-attention has a window or pattern.
     """
     if node in e.cross_attentions:
-        return _source_mask(e, node)
-    kind, condition = kind_of(e, node)
+        return _emit_source_mask(e, node)
+    kind, condition = get_mask_kind(e, node)
     key = kind, condition
     if key not in e.masks:
-        name = "mask" if kind in (FULL, BOTH) else kind.split("_")[0] + "_mask"
+        name = "mask" if kind in (FULL, BIDIRECTIONAL) else kind.split("_")[0] + "_mask"
         operands: tuple[Operand, ...] = (e.embeds, e.attention_mask)
         if e.decodes:
             operands = (*operands, e.own_past, e.positions)
@@ -34,21 +34,21 @@ def mask_of(e: ShellEmitter, node: Node) -> Var:
     return e.masks[key].statement.results[0]
 
 
-def _source_mask(e: ShellEmitter, node: Node) -> Var:
+def _emit_source_mask(e: HFEmitter, node: Node) -> Var:
     """Emit and return the padding mask of the encoder's tokens."""
     if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
         raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
-    text = f"{STANDARD[BOTH]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
+    text = f"{STANDARD_MASKS[BIDIRECTIONAL]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
     mask = e.hoist("source mask", text, e.embeds, e.given[MASK], e.given[HIDDEN], name="source_mask")
     mask.type = "Any"
     return mask
 
 
-def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
+def get_mask_kind(e: HFEmitter, node: Node) -> tuple[str, str]:
     """Return the kind of an attention's mask, and a condition on positions q and k ("" for a kind of transformers)."""
     a = node.attrs
     if a.get("pattern", "dense") == "dense" and a.get("window") is None:
-        return FULL if a["causal"] else BOTH, ""
+        return FULL if a["causal"] else BIDIRECTIONAL, ""
     if a["causal"] and not a["keep_first"] and node.operand("bias") is None:
         if a["pattern"] == "dense" and a["window"] == e.fields.values.get("sliding_window"):
             return SLIDING, ""
@@ -65,7 +65,7 @@ def kind_of(e: ShellEmitter, node: Node) -> tuple[str, str]:
     return name, condition
 
 
-def finish_masks(e: ShellEmitter) -> str:
+def finish_masks(e: HFEmitter) -> str:
     """Set the expressions of all mask statements at the end, and return the source of the function that they call.
 
     "" if they call a function of transformers.
@@ -73,10 +73,10 @@ def finish_masks(e: ShellEmitter) -> str:
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
-    if len(kinds) <= 1 and all(kind in STANDARD and kind != RECURRENT for kind in kinds):
+    if len(kinds) <= 1 and all(kind in STANDARD_MASKS and kind != RECURRENT for kind in kinds):
         for kind, mask in kinds.items():
             cache = ", None" if mask.causal and not e.decodes else ""
-            mask.statement.text = f"{STANDARD[kind]}({arguments}{cache})"
+            mask.statement.text = f"{STANDARD_MASKS[kind]}({arguments}{cache})"
         return ""
     masks = Var("masks", type="dict[str, Any]")
     first = max((mask.statement for mask in kinds.values()), key=lambda s: len(s.operands))
@@ -84,10 +84,10 @@ def finish_masks(e: ShellEmitter) -> str:
     e.program.statements.insert(e.program.statements.index(first), call)
     for kind, mask in kinds.items():
         mask.statement.text, mask.statement.operands = f'{{0}}["{kind}"]', (masks,)
-    return _masks_function(e.masks_name, [*kinds.values()], e.decodes)
+    return _write_masks_function(e.masks_name, [*kinds.values()], e.decodes)
 
 
-def _masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:
+def _write_masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:
     """Return the source of the function `name` that computes all masks of a model.
 
     In a decoder (`decodes`), positions count from the first token that is not padding.
@@ -111,7 +111,7 @@ def _masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:
         "    past_key_values = past_key_values if cache is None else cache",
         "    given = (config, inputs_embeds, attention_mask, past_key_values, position_ids)",
     ]
-    custom = [mask for mask in masks if mask.kind not in STANDARD]
+    custom = [mask for mask in masks if mask.kind not in STANDARD_MASKS]
     if decodes and any(mask.condition for mask in custom):
         lines.append("    first = first_visible(inputs_embeds, attention_mask)")
     for mask in custom:
@@ -123,9 +123,9 @@ def _masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:
         ]
     lines += ["", "    return {"]
     for mask in masks:
-        arguments = {RECURRENT: "*given[:4]", BOTH: "*given[:3]"}.get(mask.kind, "*given")
-        if mask.kind in STANDARD:
-            lines.append(f'        "{mask.kind}": {STANDARD[mask.kind]}({arguments}),')
+        arguments = {RECURRENT: "*given[:4]", BIDIRECTIONAL: "*given[:3]"}.get(mask.kind, "*given")
+        if mask.kind in STANDARD_MASKS:
+            lines.append(f'        "{mask.kind}": {STANDARD_MASKS[mask.kind]}({arguments}),')
         else:
             maker = "create_causal_mask(*given" if mask.causal else "create_bidirectional_mask(*given[:3]"
             lines.append(f'        "{mask.kind}": {maker}, and_mask_function={mask.kind}),')

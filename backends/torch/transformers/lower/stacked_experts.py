@@ -10,16 +10,16 @@ from weft.ir.types import TensorType
 from ...ops.elementwise import format_number, write_activation
 from ...program.statements import Operand, Submodule, Var
 from .lower_embeddings import MODULES
-from .model_emitter import ShellEmitter, lowers
+from .model_emitter import HFEmitter, hf_lowering
 
 
-@lowers(ops.moe)
-def _moe(e: ShellEmitter, node: Node) -> Operand:
+@hf_lowering(ops.moe)
+def _lower_moe(e: HFEmitter, node: Node) -> Operand:
     x, combine, up = node.required_operand("x"), node.required_operand("combine"), node.required_operand("up")
     active = e.attr(node, "active") or e.size_of(up, 0)
-    home = home_of(node)
-    names = _hold(e, node, home)
-    e.experts[home] = kind = e.add_function("Experts", _class(e, node))
+    home = get_experts_path(node)
+    names = _add_stacked_weights(e, node, home)
+    e.experts[home] = kind = e.add_function("Experts", _write_experts_class(e, node))
     leaf = Submodule(home, f"{kind}(config)", tuple(names))
     flat: list[Operand] = [e[x], e[combine]]
     if len(x.shape) == 3:
@@ -31,7 +31,7 @@ def _moe(e: ShellEmitter, node: Node) -> Operand:
     return e.emit("{0}.view_as({1})", y, x, name="x") if len(x.shape) == 3 else y
 
 
-def home_of(node: Node) -> str:
+def get_experts_path(node: Node) -> str:
     """Return the path of the experts' module: the module that has all their weights, if it is in the scope of `node`,
     else ``experts`` in that scope."""
     homes = {v.name.rpartition(".")[0] for v in node.inputs[2:] if v is not None}
@@ -40,7 +40,7 @@ def home_of(node: Node) -> str:
     return home if not rest and inside else f"{node.scope}.experts" if node.scope else "experts"
 
 
-def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
+def _add_stacked_weights(e: HFEmitter, node: Node, home: str) -> list[str]:
     """Add the stacked weights to the program under the names of transformers, and return the names.
 
     Gate and up are one weight, gate_up_proj.
@@ -49,18 +49,18 @@ def _hold(e: ShellEmitter, node: Node, home: str) -> list[str]:
     for ending in ("", "_bias"):
         up, down, gate = (node.operand(f"{name}{ending}") for name in ("up", "down", "gate"))
         if isinstance(up, Param) and gate is None:
-            names.append(_stack(e, home, f"up_proj{ending}", up))
+            names.append(_add_weight(e, home, f"up_proj{ending}", up))
         elif isinstance(up, Param) and isinstance(gate, Param):
             experts, hidden, *rest = up.shape
             kind = TensorType(up.type.dtype, (experts, 2 * hidden, *rest))
             gate_up = Param(up.graph, "", kind, Concat((gate.recipe, up.recipe), 1))
-            names.append(_stack(e, home, f"gate_up_proj{ending}", gate_up))
+            names.append(_add_weight(e, home, f"gate_up_proj{ending}", gate_up))
         if isinstance(down, Param):
-            names.append(_stack(e, home, f"down_proj{ending}", down))
+            names.append(_add_weight(e, home, f"down_proj{ending}", down))
     return names
 
 
-def stacks(node: Node, home: str) -> dict[str, Recipe]:
+def make_stack_recipes(node: Node, home: str) -> dict[str, Recipe]:
     """Return recipes of a mixture's operands (up, gate, down and biases) from the stacked tensors at `home`."""
     recipes: dict[str, Recipe] = {}
     for ending in ("", "_bias"):
@@ -76,12 +76,12 @@ def stacks(node: Node, home: str) -> dict[str, Recipe]:
     return recipes
 
 
-def _stack(e: ShellEmitter, home: str, name: str, param: Param) -> str:
+def _add_weight(e: HFEmitter, home: str, name: str, param: Param) -> str:
     e.program.weights[f"{home}.{name}"] = Param(param.graph, f"{home}.{name}", param.type, param.recipe)
     return name
 
 
-def _class(e: ShellEmitter, node: Node) -> str:
+def _write_experts_class(e: HFEmitter, node: Node) -> str:
     """Return the source of the class of experts of `node`, with ``{name}`` for its name."""
     a, gated, biased = node.attrs, node.operand("gate") is not None, node.operand("up_bias") is not None
     up = node.required_operand("up")
@@ -108,7 +108,7 @@ def _class(e: ShellEmitter, node: Node) -> str:
         *([f"        self.act_fn = {act}"] if act else []),
     ]
     if special:
-        lines += _gate(e, node, gated)
+        lines += _write_gate_method(e, node, gated)
     bias = (f", self.{first}_bias[expert]", ", self.down_proj_bias[expert]") if biased else ("", "")
     opened = f"F.linear(hidden_states[token], self.{first}[expert]{bias[0]})"
     between = [f"            x = {'self._apply_gate' if gated else 'self.act_fn'}({opened})"]
@@ -131,7 +131,7 @@ def _class(e: ShellEmitter, node: Node) -> str:
     )
 
 
-def _gate(e: ShellEmitter, node: Node, gated: bool) -> list[str]:
+def _write_gate_method(e: HFEmitter, node: Node, gated: bool) -> list[str]:
     """Return the lines of a method that computes the gate or activation, for those without a module in torch."""
     limit, shift, act = e.attr(node, "limit"), node.attrs["shift"], write_activation(node.attrs["activation"])
     if not gated:

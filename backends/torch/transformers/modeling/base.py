@@ -11,12 +11,12 @@ from ...codegen.classes import ClassSource
 from ...codegen.structure import Method, group_statements
 from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import FULL
-from .initial import experts_lines, initial_lines
-from .model_classes import ShellWriter, read_config
-from .stack import Stack, attends, cache_kinds, cache_numbers, loop_single_layers, stack_of
+from .initial import write_expert_lines, write_init_lines
+from .model_classes import HFClassWriter, read_config
+from .stack import Stack, find_stack, list_attentions, list_cache_kinds, loop_single_layers, number_caches
 
-TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # the sides in names of classes
-OUTPUTS = {  # outputs without a field in classes of transformers; the texts become comments
+SIDE_TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # the sides in names of classes
+EXTRA_OUTPUTS = {  # outputs without a field in classes of transformers; the texts become comments
     LOSS: "what its routers add to the loss",
     "sentence_embedding": "one vector for each text [batch, width]",
 }
@@ -36,7 +36,7 @@ class BaseModel:
     returned: str
     method: Method
     stack: Stack | None
-    writer: ShellWriter
+    writer: HFClassWriter
     blocks: list[str]
 
     @property
@@ -63,7 +63,7 @@ class BaseModel:
     @property
     def kinds(self) -> list[str]:
         """Return the kind of each cache, in order of cache numbers."""
-        return cache_kinds(self.method, self.lowered.emitter, self.stack)
+        return list_cache_kinds(self.method, self.lowered.emitter, self.stack)
 
     @property
     def tells_kinds(self) -> bool:
@@ -85,7 +85,7 @@ class BaseModel:
     @property
     def own_outputs(self) -> dict[str, str]:
         """Return the outputs for which no class of transformers has a field, with their meanings."""
-        return {name: OUTPUTS[name] for name in self.lowered.base.outputs if name in OUTPUTS}
+        return {name: EXTRA_OUTPUTS[name] for name in self.lowered.base.outputs if name in EXTRA_OUTPUTS}
 
     @property
     def own(self) -> ClassSource:
@@ -93,26 +93,28 @@ class BaseModel:
         return self.writer.classes[self.name]
 
 
-def base_model(lowered: LoweredModel, name: str, config: str, usual: float, others: Sequence[BaseModel]) -> BaseModel:
+def write_base_model(
+    lowered: LoweredModel, name: str, config: str, usual: float, others: Sequence[BaseModel]
+) -> BaseModel:
     """Write the classes of the lowered model called `name`, and return them; `config` is the name of the config class.
 
     `usual` is the most common standard deviation of initial weights. Equal classes of the base models `others` are
     reused.
     """
     e, program = lowered.emitter, lowered.base
-    top, title = group_statements(program), f"{name}{TITLES[lowered.side]}"
+    top, title = group_statements(program), f"{name}{SIDE_TITLES[lowered.side]}"
     if not e.shared:
         loop_single_layers(top, program)
-    stack = None if e.shared else stack_of(top, e)  # the number of layers that share weights is fixed
-    part = TITLES[lowered.side] if lowered.side else ""
-    returned = f"{name}{part}Output" if OUTPUTS.keys() & program.outputs.keys() else plain_output(lowered)
-    writer = ShellWriter(program, e, title, config, returned, stack)
+    stack = None if e.shared else find_stack(top, e)  # the number of layers that share weights is fixed
+    part = SIDE_TITLES[lowered.side] if lowered.side else ""
+    returned = f"{name}{part}Output" if EXTRA_OUTPUTS.keys() & program.outputs.keys() else get_output_class(lowered)
+    writer = HFClassWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
     writer.usual = usual
     for base in others:
         writer.known |= base.writer.known | base.writer.written
-    caching = [] if stack is None else [c for c in stack.calls if cache_numbers(c.callee, e).count]
-    only_layers = stack is None or cache_numbers(top, e).count in (0, len(caching), len(stack))
+    caching = [] if stack is None else [c for c in stack.calls if number_caches(c.callee, e).count]
+    only_layers = stack is None or number_caches(top, e).count in (0, len(caching), len(stack))
     writer.count_field = "num_hidden_layers" if only_layers and (stack is None or stack.caches == 1) else "num_blocks"
     if lowered.side == "encoder":
         writer.count_field = "encoder_layers"
@@ -121,7 +123,7 @@ def base_model(lowered: LoweredModel, name: str, config: str, usual: float, othe
     return BaseModel(lowered, title, returned, top, stack, writer, blocks)
 
 
-def plain_output(lowered: LoweredModel) -> str:
+def get_output_class(lowered: LoweredModel) -> str:
     """Return the class of transformers for the outputs of a base model."""
     if lowered.emitter.cross_attentions:
         return "BaseModelOutputWithPastAndCrossAttentions"
@@ -140,28 +142,31 @@ def finish_classes(base: BaseModel) -> None:
     read_config(base.own.lines, base.own.init, None)
 
 
-def initial_values(base: BaseModel, usual: float) -> list[str]:
+def write_init_weights(base: BaseModel, usual: float) -> list[str]:
     """Return the lines of ``_init_weights`` for the classes of a base model, experts included."""
     methods, weights = {**base.inner, base.name: base.method}, base.lowered.base.weights
-    return [*initial_lines(methods, weights, usual), *experts_lines(base.lowered.emitter.experts, weights, usual)]
+    return [
+        *write_init_lines(methods, weights, usual),
+        *write_expert_lines(base.lowered.emitter.experts, weights, usual),
+    ]
 
 
-def own_facts(base: BaseModel) -> list[str]:
+def write_recorders(base: BaseModel) -> list[str]:
     """Return the attribute of a base model's class that lists the outputs for transformers to record; [] without
     any."""
     blocks = sorted(set(base.blocks))
-    recorded = [f'"hidden_states": {_recorders(dict.fromkeys(blocks, 0))}'] if blocks else []
+    recorded = [f'"hidden_states": {_write_recorder(dict.fromkeys(blocks, 0))}'] if blocks else []
     attending: dict[str, dict[str, int]] = {}
     for name, method in base.writer.methods.items():
-        for statement, facts in attends(method, base.lowered.emitter) if method is not base.method else ():
+        for statement, facts in list_attentions(method, base.lowered.emitter) if method is not base.method else ():
             if len(statement.results) == 2 and statement.results[1] in method.outputs:
                 kind = "cross_attentions" if facts.node in base.lowered.emitter.cross_attentions else "attentions"
                 attending.setdefault(kind, {})[name] = method.outputs.index(statement.results[1])
-    recorded += [f'"{kind}": {_recorders(places, True)}' for kind, places in attending.items()]
+    recorded += [f'"{kind}": {_write_recorder(places, True)}' for kind, places in attending.items()]
     return [f"_can_record_outputs = {{{', '.join(recorded)}}}"] if recorded else []
 
 
-def _recorders(places: dict[str, int], always: bool = False) -> str:
+def _write_recorder(places: dict[str, int], always: bool = False) -> str:
     """Return the source of the recorders; `places` maps class names to the index of the recorded output."""
     if len(places) == 1 and not always:
         return next(iter(places))
@@ -169,7 +174,7 @@ def _recorders(places: dict[str, int], always: bool = False) -> str:
     return entries[0] if len(entries) == 1 else f"[{', '.join(entries)}]"
 
 
-def shared_facts(bases: Iterable[BaseModel]) -> list[str]:
+def write_capabilities(bases: Iterable[BaseModel]) -> list[str]:
     """Return the attributes, common to all classes of a model, that declare its capabilities to transformers."""
     bases = [*bases]
     emitters = [base.lowered.emitter for base in bases]

@@ -10,11 +10,11 @@ from ...codegen.model_source import format_source
 from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import RECURRENT
 from .base import BaseModel
-from .modeling_file import ModelingFile, template
-from .stack import Stack, around, block_kinds
+from .modeling_file import ModelingFile, load_template
+from .stack import Stack, list_block_kinds, list_outer_kinds
 
 CACHES_DOC = "The kind of the cache of each layer, as transformers calls it."
-COUNTING = "hybrid"  # a layer with states and keys
+HYBRID = "hybrid"  # a layer with states and keys
 TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
@@ -47,18 +47,20 @@ def write_configuration(
     fields: dict[str, Any] = dict(lowered.fields.values)
     layers, tables, properties = dict[str, Any](), list[str](), list[Property]()
     for base in modeling.bases:
-        side_layers, side_tables, side_properties = _layers(base)
+        side_layers, side_tables, side_properties = _describe_layers(base)
         layers, tables, properties = layers | side_layers, tables + side_tables, properties + side_properties
     order = ("vocab_size", "hidden_size")
     values = {k: fields.pop(k) for k in order if k in fields} | layers | fields | dict(more)
-    defaults = {k: (_annotation(v), repr(v).replace("'", '"')) for k, v in values.items() if not isinstance(v, list)}
+    defaults = {
+        k: (_write_annotation(v), repr(v).replace("'", '"')) for k, v in values.items() if not isinstance(v, list)
+    }
     defaults |= {k: ("list[str] | None", "None") for k, v in values.items() if isinstance(v, list)}
-    text = template("configuration.py.j2").render(
+    text = load_template("configuration.py.j2").render(
         title=lowered.whole.name,
         config=f"{name}Config",
         doc=f"The numbers of {name}Model; a smaller one has other numbers.",
         model_type=stem,
-        plans={k: {key: _plan(value) for key, value in plan.items()} for k, plan in plans.items()},
+        plans={k: {key: _write_style(value) for key, value in plan.items()} for k, plan in plans.items()},
         fields=defaults,
         tables=tables,
         properties=properties,
@@ -66,11 +68,11 @@ def write_configuration(
     return Configuration(format_source(text), values, {k: dict(v) for k, v in plans.items()})
 
 
-def _plan(value: Any) -> str:
+def _write_style(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value).replace("'", '"')
 
 
-def _annotation(value: Any) -> str:
+def _write_annotation(value: Any) -> str:
     if value is None:
         return "int | None"
     if isinstance(value, bool):
@@ -80,27 +82,27 @@ def _annotation(value: Any) -> str:
     return "float" if isinstance(value, float) else "Any"
 
 
-def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:
+def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:
     """Return the config fields that describe the layers, the lines of tables of layer classes, and the properties that
     depend on the number of layers."""
     stack, count = base.stack, base.count_field
     if stack is None:
-        single = _fixed_kinds(base)
+        single = _write_fixed_kinds(base)
         return {count: max(1, len(base.kinds))}, [], [] if single is None else [single]
     fields: dict[str, Any] = {count: len(stack)}
     tables, properties = [], []
     if len({*base.blocks}) > 1:
         fields[base.block_types] = base.blocks
         pattern = f"{'ENCODER_' * base.is_second}PATTERN"
-        tables.append(f"{pattern} = {_strings(_period(base.blocks))}  # of the layers")
+        tables.append(f"{pattern} = {_write_list(_find_period(base.blocks))}  # of the layers")
         lines = [f"kinds = self.{base.block_types} or {pattern}"]
         lines.append(f"return [kinds[i % len(kinds)] for i in range(self.{count})]")
         doc = f"The class of each layer: `{base.block_types}`, or {pattern}, again and again."
         properties.append(Property(base.writer.kinds, "list[str]", doc, lines))
     if base.tells_kinds:
-        each, table_lines = _each(base, stack)
+        each, table_lines = _write_layer_kinds(base, stack)
         tables += table_lines
-        properties.append(Property("layer_types", "list[str]", CACHES_DOC, _types(base, stack, each)))
+        properties.append(Property("layer_types", "list[str]", CACHES_DOC, _write_layer_types(base, stack, each)))
     if count == "num_blocks":
         properties.append(
             Property("num_hidden_layers", "int", "The number of caches.", ["return len(self.layer_types)"])
@@ -108,46 +110,46 @@ def _layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]
     return fields, tables, properties
 
 
-def _counting(base: BaseModel) -> int | None:
+def _find_counting_cache(base: BaseModel) -> int | None:
     """Return the number of the recurrent cache that must count tokens; None if a KV cache counts them."""
     e = base.lowered.emitter
     return base.kinds.index(RECURRENT) if e.cached and not e.counts else None
 
 
-def _fixed_kinds(base: BaseModel) -> Property | None:
+def _write_fixed_kinds(base: BaseModel) -> Property | None:
     """Return the property with the kinds of the caches of a model without a list of layers; None if none is needed."""
-    kinds = [COUNTING if i == _counting(base) else kind for i, kind in enumerate(base.kinds)]
+    kinds = [HYBRID if i == _find_counting_cache(base) else kind for i, kind in enumerate(base.kinds)]
     if not base.tells_kinds:
         return None
-    return Property("layer_types", "list[str]", CACHES_DOC, [f"return {_strings(kinds)}"])
+    return Property("layer_types", "list[str]", CACHES_DOC, [f"return {_write_list(kinds)}"])
 
 
-def _each(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
+def _write_layer_kinds(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
     """Return an expression of the kinds of the caches of all layers, and the lines of the table that it reads."""
     e = base.lowered.emitter
-    inside = {n: block_kinds(c.callee, e) for n, c in zip(base.blocks, stack.calls, strict=True)}
+    inside = {n: list_block_kinds(c.callee, e) for n, c in zip(base.blocks, stack.calls, strict=True)}
     if len(inside) == 1:
-        return f"{_strings(next(iter(inside.values())))} * self.{base.count_field}", []
-    entries = ", ".join(f'"{name}": {_strings(kinds)}' for name, kinds in inside.items())
+        return f"{_write_list(next(iter(inside.values())))} * self.{base.count_field}", []
+    entries = ", ".join(f'"{name}": {_write_list(kinds)}' for name, kinds in inside.items())
     table = f"CACHES = {{{entries}}}  # of each block, as transformers calls them"
     return f"[cache for kind in self.{base.writer.kinds} for cache in CACHES[kind]]", [table]
 
 
-def _types(base: BaseModel, stack: Stack, each: str) -> list[str]:
+def _write_layer_types(base: BaseModel, stack: Stack, each: str) -> list[str]:
     """Return the lines of the property `layer_types`; `each` is the expression of the kinds of the layers' caches."""
-    parts = [_strings(part) if part else "" for part in around(base.method, base.lowered.emitter, stack)]
+    parts = [_write_list(part) if part else "" for part in list_outer_kinds(base.method, base.lowered.emitter, stack)]
     kinds = " + ".join(filter(None, (parts[0], each, parts[1])))
-    if (counting := _counting(base)) is None:
+    if (counting := _find_counting_cache(base)) is None:
         return [f"return {kinds}"]
-    mark = f'"{COUNTING}" if i == {counting} else kind'
+    mark = f'"{HYBRID}" if i == {counting} else kind'
     return [f"kinds = {kinds}", f"return [{mark} for i, kind in enumerate(kinds)]  # the first counts tokens, too"]
 
 
-def _strings(kinds: Sequence[str]) -> str:
+def _write_list(kinds: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{k}"' for k in kinds) + "]"
 
 
-def _period(names: Sequence[str]) -> list[str]:
+def _find_period(names: Sequence[str]) -> list[str]:
     """Return the shortest prefix of `names` that yields them by repetition; the last repetition may be incomplete."""
     for size in range(1, len(names) + 1):
         if all(names[i] == names[i % size] for i in range(len(names))):
@@ -155,7 +157,7 @@ def _period(names: Sequence[str]) -> list[str]:
     return [*names]
 
 
-def states_each(lowered: LoweredModel) -> int:
+def count_layer_states(lowered: LoweredModel) -> int:
     """Return the largest number of states of the recurrences of a layer; 0 without recurrences."""
     scopes = lowered.emitter.states.values()
     return max((sum(n for _, n in states.values()) for states in scopes), default=0)

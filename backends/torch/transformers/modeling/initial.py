@@ -12,16 +12,16 @@ from ...codegen.method_writer import write_attribute
 from ...codegen.structure import Method
 from ...program.statements import Submodule, relative_to
 
-RANGE = 0.02  # the default of transformers
+DEFAULT_STD = 0.02  # the default of transformers
 
 
-def initializer_range(weights: Iterable[Param]) -> float:
+def find_usual_std(weights: Iterable[Param]) -> float:
     """Return the most common standard deviation of normally initialized `weights`; 0.02 without any."""
     deviations = Counter(p.recipe.std for p in weights if isinstance(p.recipe, Normal))
-    return deviations.most_common(1)[0][0] if deviations else RANGE
+    return deviations.most_common(1)[0][0] if deviations else DEFAULT_STD
 
 
-def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], usual: float) -> list[str]:
+def write_init_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], usual: float) -> list[str]:
     """Return the lines of ``_init_weights`` for weights whose initialization is not transformers' default.
 
     `methods` are by class name, `weights` by path; `usual` is the most common standard deviation.
@@ -33,13 +33,13 @@ def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], u
             local = write_attribute("module", relative_to(path, method.path))
             if isinstance(member, Submodule):
                 parts = {
-                    f"{local}.{leaf}": (weights.get(f"{path}.{leaf}"), _module_default(member, leaf, usual))
+                    f"{local}.{leaf}": (weights.get(f"{path}.{leaf}"), _get_default(member, leaf, usual))
                     for leaf in member.tensors
                 }
             else:
                 parts = {local: (None if member.constant else weights.get(path), None)}
             for place, (param, default) in parts.items():
-                text = None if param is None else _initialize(param, usual)
+                text = None if param is None else _write_initializer(param, usual)
                 if text is not None and text != default:
                     class_lines.append(f"    init.{text.format(place)}")
         if class_lines:
@@ -47,7 +47,7 @@ def initial_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], u
     return lines
 
 
-def experts_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
+def write_expert_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
     """Return the lines of ``_init_weights`` for the stacked weights of experts; `experts` maps module paths to class
     names."""
     lines = []
@@ -56,12 +56,13 @@ def experts_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usua
         stacks = {k.rpartition(".")[2]: p for k, p in weights.items() if k.startswith(f"{home}.")}
         lines.append(f"if isinstance(module, {kind}):")
         lines += [
-            f"    init.{_initialize(p, usual) or 'zeros_({})'}".format(f"module.{name}") for name, p in stacks.items()
+            f"    init.{_write_initializer(p, usual) or 'zeros_({})'}".format(f"module.{name}")
+            for name, p in stacks.items()
         ]
     return lines
 
 
-def _module_default(module: Submodule, leaf: str, usual: float) -> str | None:
+def _get_default(module: Submodule, leaf: str, usual: float) -> str | None:
     """Return transformers' default initialization of the weight `leaf` of a module; None without a default."""
     kind = module.init.partition("(")[0]
     if kind in ("nn.Linear", "nn.Embedding", "ScaledEmbedding"):
@@ -71,7 +72,7 @@ def _module_default(module: Submodule, leaf: str, usual: float) -> str | None:
     return None
 
 
-def _initialize(param: Param, usual: float) -> str | None:
+def _write_initializer(param: Param, usual: float) -> str | None:
     """Return the source of a call of `transformers.initialization` for the weight ``{}``; None to leave it as it is.
 
     The initialization of weights read from a checkpoint is unknown: matrices are normal with deviation `usual`.
@@ -89,16 +90,16 @@ def _initialize(param: Param, usual: float) -> str | None:
             return "ones_({})"
         case Full():
             return f"constant_({{}}, {recipe.value!r})"
-    if isinstance(recipe, Concat) and (call := _initialize_parts(recipe)) is not None:
+    if isinstance(recipe, Concat) and (call := _write_concat_initializer(recipe)) is not None:
         return call
-    values = _expression(recipe)
+    values = _write_values(recipe)
     if values is not None:
         return f"copy_({{0}}, {values})"
     # Read from a checkpoint: its values before training are unknown.
     return f"normal_({{}}, std={usual!r})" if len(param.shape) > 1 else None
 
 
-def _initialize_parts(recipe: Concat) -> str | None:
+def _write_concat_initializer(recipe: Concat) -> str | None:
     """Return the call for a concatenation of normal parts with the same mean and deviation; None for all others."""
     alike = {(p.std, p.mean) for p in recipe.parts if isinstance(p, Normal)}
     if len(alike) != 1 or not all(isinstance(p, Normal) for p in recipe.parts):
@@ -110,7 +111,7 @@ def _initialize_parts(recipe: Concat) -> str | None:
 FUNCTIONS = {"exp": "{}.exp()", "log": "{}.log()", "neg": "-{}", "inverse_softplus": "{}.expm1().log()"}
 
 
-def _expression(recipe: Recipe) -> str | None:
+def _write_values(recipe: Recipe) -> str | None:
     """Return an expression for random initial values with the shape of ``{0}``; None for recipes without an
     expression."""
     match recipe:
@@ -118,7 +119,7 @@ def _expression(recipe: Recipe) -> str | None:
             return f"torch.empty_like({{0}}).uniform_({recipe.low!r}, {recipe.high!r})"
         case Normal():
             return f"torch.empty_like({{0}}).normal_({recipe.mean!r}, {recipe.std!r})"
-        case Map() if recipe.fn in FUNCTIONS and (inner := _expression(recipe.item)) is not None:
+        case Map() if recipe.fn in FUNCTIONS and (inner := _write_values(recipe.item)) is not None:
             return FUNCTIONS[recipe.fn].format(inner)
         case Concat() if all(isinstance(p, Full) and p.value == i + 1 for i, p in enumerate(recipe.parts)):
             return "torch.arange(1.0, 1 + {0}.shape[-1]).expand_as({0})"

@@ -16,19 +16,19 @@ from ...codegen.method_writer import MethodWriter
 from ...codegen.structure import Loop, Method, ModuleCall
 from ...codegen.value_names import NamedOperand, SourceLine
 from ...program.statements import TOP, CacheSlot, ParamRef, Program, Statement, Var, relative_to
-from ..lower.model_emitter import INDEX, ShellEmitter
-from .initial import RANGE, initial_lines
-from .stack import CacheNumbers, Stack, attends, cache_numbers
+from ..lower.model_emitter import INDEX, HFEmitter
+from .initial import DEFAULT_STD, write_init_lines
+from .stack import CacheNumbers, Stack, list_attentions, number_caches
 
 PAST = "past_key_values"
 
 
-class ShellBody(MethodWriter):
+class HFMethodWriter(MethodWriter):
     """Writes the forward of one method, which passes the cache and keyword arguments to inner modules."""
 
     trains = False
     stream = "hidden_states"
-    writer: ShellWriter
+    writer: HFClassWriter
 
     def result(self, outputs: str) -> str:
         if not self.top or not self.writer.returned:
@@ -119,14 +119,14 @@ class WrittenClass:
     drawn: list[str]
 
 
-class ShellWriter(ClassWriter):
+class HFClassWriter(ClassWriter):
     """Writes the classes of a base model for transformers; its own class is called `top` and returns the class
     `returned`."""
 
     body: type[MethodWriter]
 
     def __init__(
-        self, program: Program, e: ShellEmitter, top: str, config: str, returned: str, stack: Stack | None
+        self, program: Program, e: HFEmitter, top: str, config: str, returned: str, stack: Stack | None
     ) -> None:
         super().__init__(program)
         self.weights = program.weights
@@ -135,13 +135,13 @@ class ShellWriter(ClassWriter):
         self.keeps_any = bool(e.cached)
         self.count_field = "num_hidden_layers"  # the field of a config with the number of layers
         self.table = "BLOCKS"  # the table of the classes of layers
-        self.usual = RANGE  # the most common standard deviation of initial weights
+        self.usual = DEFAULT_STD  # the most common standard deviation of initial weights
         self.known: dict[str, WrittenClass] = {}  # classes of other base models
         self.written: dict[str, WrittenClass] = {}
         self.reused: set[str] = set()  # known ones that are used here
         self.methods: dict[str, Method] = {}  # by name of their class
         self._numbers: dict[Method, CacheNumbers] = {}
-        body = type("Body", (ShellBody,), {"writer": self})
+        body = type("Body", (HFMethodWriter,), {"writer": self})
         self.body = body
 
     @property
@@ -154,7 +154,7 @@ class ShellWriter(ClassWriter):
     def numbers(self, method: Method) -> CacheNumbers:
         """Return the cache numbers of a method, computed once."""
         if method not in self._numbers:
-            self._numbers[method] = cache_numbers(method, self.emitter, self.stack if method.path == TOP else None)
+            self._numbers[method] = number_caches(method, self.emitter, self.stack if method.path == TOP else None)
         return self._numbers[method]
 
     def offsets(self, method: Method) -> dict[object, int]:
@@ -191,7 +191,7 @@ class ShellWriter(ClassWriter):
 
     def write(self, method: Method) -> str:
         for item in method.items:  # the result of an attention block is named after the block
-            if isinstance(item, ModuleCall) and len(item.results) > 1 and attends(item.callee, self.emitter):
+            if isinstance(item, ModuleCall) and len(item.results) > 1 and list_attentions(item.callee, self.emitter):
                 *_, output = (result for result in item.results if result.name != "weights")  # after shared keys
                 output.name = item.path.rpartition(".")[2]
         name = super().write(method)
@@ -210,7 +210,7 @@ class ShellWriter(ClassWriter):
 
     def _initial_lines(self, name: str, method: Method) -> list[str]:
         """Return the lines of ``_init_weights`` for a class."""
-        return initial_lines({name: method}, self.weights, self.usual)
+        return write_init_lines({name: method}, self.weights, self.usual)
 
     def _rename(self, name: str, method: Method) -> str:
         """Rename a class to a fresh name, because another base model has a different class called `name`; return the
@@ -227,8 +227,8 @@ class ShellWriter(ClassWriter):
         return v.name == "hidden_states" or super()._is_hidden(v)
 
     def write_init(self, method: Method, inner: Mapping[str, str]) -> list[str]:
-        lines = _ShellConstructor(self, method).write(method, inner, set())
-        attentions = attends(method, self.emitter)
+        lines = _HFConstructor(self, method).write(method, inner, set())
+        attentions = list_attentions(method, self.emitter)
         inline = [facts for statement, facts in attentions if "self.scaling" in statement.text]
         if inline and method.path != TOP:
             facts = inline[0]  # several share its weights
@@ -256,8 +256,8 @@ class ShellWriter(ClassWriter):
         return f"{name}: {o.type}" + (f" = {o.default}" if o.default and top else "")
 
 
-class _ShellConstructor(Constructor):
-    def __init__(self, writer: ShellWriter, method: Method) -> None:
+class _HFConstructor(Constructor):
+    def __init__(self, writer: HFClassWriter, method: Method) -> None:
         super().__init__()
         self.writer, self.method = writer, method
         self.offsets: dict[str, int] = {}

@@ -23,9 +23,17 @@ from ...program.statements import Program
 from .. import lib as own_snippets
 from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import FULL
-from .base import BaseModel, base_model, finish_classes, initial_values, own_facts, plain_output, shared_facts
-from .initial import initializer_range
-from .model_classes import ShellWriter, read_config
+from .base import (
+    BaseModel,
+    finish_classes,
+    get_output_class,
+    write_base_model,
+    write_capabilities,
+    write_init_weights,
+    write_recorders,
+)
+from .initial import find_usual_std
+from .model_classes import HFClassWriter, read_config
 
 IMPORTS = snippets.IMPORTS | {
     **{
@@ -85,10 +93,10 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
     `sides` is the lowered model, or the lowered decoder and encoder.
     """
     config, bases = f"{name}Config", list[BaseModel]()
-    usual = initializer_range([p for side in sides for p in side.base.weights.values()])
+    usual = find_usual_std([p for side in sides for p in side.base.weights.values()])
     for side in sides:
-        bases.append(base_model(side, name, config, usual, bases))
-    head = _head(sides[0], config, bases[0])
+        bases.append(write_base_model(side, name, config, usual, bases))
+    head = _write_head(sides[0], config, bases[0])
     in_order = bases[::-1]  # an encoder before its decoder
     fields: dict[str, Any] = {
         "stem": stem,
@@ -99,29 +107,29 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
         "blocks": {kind for base in bases for kind in base.blocks},
         "indexed": {k for b in bases for k, m in b.inner.items() if _is_indexed(b, m)},
         "taking": {k for b in bases for k, m in b.inner.items() if b.writer.takes(m)},
-        "facts": shared_facts(in_order),
-        "own_facts": {base.name: own_facts(base) for base in bases},
-        "initial": [line for base in in_order for line in initial_values(base, usual)],
+        "facts": write_capabilities(in_order),
+        "own_facts": {base.name: write_recorders(base) for base in bases},
+        "initial": [line for base in in_order for line in write_init_weights(base, usual)],
         "constants": any(base.own.constants for base in bases),
         "losses": [base for base in bases if "aux_loss" in base.lowered.base.outputs],
-        "plain": {base.name: plain_output(base.lowered) for base in bases},
+        "plain": {base.name: get_output_class(base.lowered) for base in bases},
         "head": head,
-        "task": task_class(sides[0].graph.meta.get("task")),
-        "tied": tied_weights(sides),
-        "tied_base": tied_weights(sides, head=False),
-        "shares_embedding": _shares_embedding(sides),
-        "generate_masks": _generate_masks(bases[0]),
-        "forgets": _forgets(bases[0]),
+        "task": get_task_class(sides[0].graph.meta.get("task")),
+        "tied": map_tied_keys(sides),
+        "tied_base": map_tied_keys(sides, head=False),
+        "shares_embedding": _has_shared_embedding(sides),
+        "generate_masks": _choose_masks_function(bases[0]),
+        "forgets": _has_rolling_caches(bases[0]),
     }
     for base in bases:
         finish_classes(base)
     functions = [text for base in in_order for text in base.lowered.base.functions.values()]
     functions_and_masks = [*functions, *(base.lowered.masks for base in in_order if base.lowered.masks)]
-    page, snippets_by_name = template("modeling.py.j2"), _library()
+    page, snippets_by_name = load_template("modeling.py.j2"), _read_snippets()
     used = find_names(ast.parse(page.render(about=[], imports=[], parts=functions_and_masks, **fields)))
     parts = select_snippets(used, snippets_by_name)
     used = used.union({"torch"}, *(p.uses for p in parts))
-    program = Program(sides[0].base.name, weights=whole_weights(sides))
+    program = Program(sides[0].base.name, weights=collect_weights(sides))
     about = [
         f"{write_model_doc(sides[0].whole, program, False)[0]}",
         "",
@@ -136,29 +144,29 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
     return ModelingFile(format_source(text), bases)
 
 
-def whole_weights(sides: Sequence[LoweredModel]) -> dict[str, Param]:
+def collect_weights(sides: Sequence[LoweredModel]) -> dict[str, Param]:
     """Return the weights of the whole base model by key; a weight that both sides read occurs once, constant tables
     twice."""
-    tied = tied_weights(sides, head=False)
-    return {key: param for key, param, _ in _weights_by_key(sides) if key not in tied}
+    tied = map_tied_keys(sides, head=False)
+    return {key: param for key, param, _ in _list_weights(sides) if key not in tied}
 
 
-def keys_by_name(sides: Sequence[LoweredModel]) -> dict[str, str]:
+def map_keys(sides: Sequence[LoweredModel]) -> dict[str, str]:
     """Map the parameters of the graph to the keys of their weights in the model with its head."""
     head, keys = sides[0].head, dict[str, str]()
-    for key, _, name in _weights_by_key(sides):
+    for key, _, name in _list_weights(sides):
         keys.setdefault(name, f"model.{key}" if head is not None else key)
     for key, param in {} if head is None else head.weights.items():
         keys.setdefault(sides[0].names[param.name], key)
     return keys
 
 
-def tied_weights(sides: Sequence[LoweredModel], head: bool = True) -> dict[str, str]:
+def map_tied_keys(sides: Sequence[LoweredModel], head: bool = True) -> dict[str, str]:
     """Map keys of tied weights to the keys whose tensor they share, in the model with its `head` or in the base
     model."""
     above = sides[0].head
-    keys, prefix = keys_by_name(sides), "" if above is None else "model."
-    trained = [(f"{prefix}{key}", name) for key, param, name in _weights_by_key(sides) if not is_table(param)]
+    keys, prefix = map_keys(sides), "" if above is None else "model."
+    trained = [(f"{prefix}{key}", name) for key, param, name in _list_weights(sides) if not is_table(param)]
     tied = {key: keys[name] for key, name in trained if keys[name] != key}
     if not head:
         return {key.removeprefix(prefix): target.removeprefix(prefix) for key, target in tied.items()}
@@ -171,7 +179,7 @@ def is_table(param: Param) -> bool:
     return param.recipe.is_constant or not param.type.dtype.is_float
 
 
-def _weights_by_key(sides: Sequence[LoweredModel]) -> Iterator[tuple[str, Param, str]]:
+def _list_weights(sides: Sequence[LoweredModel]) -> Iterator[tuple[str, Param, str]]:
     """Yield (key, parameter, name in the graph) of each weight of the base models, the encoder first."""
     for side in reversed(sides):
         for key, param in side.base.weights.items():
@@ -185,12 +193,12 @@ def _is_indexed(base: BaseModel, method: Method) -> bool:
     return not base.lowered.emitter.shared and (base.writer.takes_index(method) or base.writer.is_layer(method.path))
 
 
-def _shares_embedding(sides: Sequence[LoweredModel]) -> bool:
+def _has_shared_embedding(sides: Sequence[LoweredModel]) -> bool:
     """Return whether the embeddings of decoder and encoder are tied."""
-    return f"decoder.{sides[0].emitter.embedding}.weight" in tied_weights(sides, head=False)
+    return f"decoder.{sides[0].emitter.embedding}.weight" in map_tied_keys(sides, head=False)
 
 
-def _generate_masks(base: BaseModel) -> str:
+def _choose_masks_function(base: BaseModel) -> str:
     """Return the name of the function that computes masks before a compiled forward; "" for that of transformers.
 
     Transformers' function computes a mask for each kind in a config, but a model with one mask computes it itself.
@@ -198,12 +206,12 @@ def _generate_masks(base: BaseModel) -> str:
     return base.lowered.emitter.masks_name if base.lowered.masks else "given_mask" if base.tells_kinds else ""
 
 
-def _forgets(base: BaseModel) -> bool:
+def _has_rolling_caches(base: BaseModel) -> bool:
     """Return whether a decoder with cross-attention has caches other than full KV caches."""
     return bool(base.lowered.emitter.cross_attentions) and set(base.kinds) != {FULL}
 
 
-def _head(lowered: LoweredModel, config: str, base: BaseModel) -> dict[str, Any] | None:
+def _write_head(lowered: LoweredModel, config: str, base: BaseModel) -> dict[str, Any] | None:
     """Return the template fields of a head; None without a head.
 
     init, lines: lines of its constructor and of its forward. classes: its inner classes.
@@ -212,7 +220,7 @@ def _head(lowered: LoweredModel, config: str, base: BaseModel) -> dict[str, Any]
     if lowered.head is None:
         return None
     method = group_statements(lowered.head)
-    writer = ShellWriter(lowered.head, lowered.emitter, "TopOfHead", config, "", None)
+    writer = HFClassWriter(lowered.head, lowered.emitter, "TopOfHead", config, "", None)
     writer.keeps_any, writer.known = False, base.writer.known | base.writer.written
     name = writer.write(method)
     head = writer.classes.pop(name)
@@ -238,7 +246,7 @@ TASKS = {  # task -> suffix of its class, class of its outputs, and the argument
 }
 
 
-def task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
+def get_task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
     """Return the entry of `task` in `TASKS`; None if `task` is None.
 
     Raises:
@@ -249,7 +257,7 @@ def task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
     return None if task is None else TASKS[task]
 
 
-def _library() -> dict[str, Snippet]:
+def _read_snippets() -> dict[str, Snippet]:
     """Return all snippets for transformers by name: those of the target torch, except imported names, and its own."""
     return {name: part for name, part in read_library().items() if name not in IMPORTS} | read_library(
         own_snippets.__name__
@@ -257,7 +265,7 @@ def _library() -> dict[str, Snippet]:
 
 
 @functools.cache
-def template(name: str) -> jinja2.Template:
+def load_template(name: str) -> jinja2.Template:
     """Return a template of the folder `templates` by file name."""
     folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ...codegen.structure import Loop, Method, ModuleCall
 from ...program.statements import CacheSlot, Program, Statement, Var
-from ..lower.model_emitter import CHUNKED, FULL, RECURRENT, SLIDING, AttentionFacts, ShellEmitter
+from ..lower.model_emitter import CHUNKED, FULL, RECURRENT, SLIDING, AttentionRecord, HFEmitter
 
 NO_CACHE = "moe"  # transformers' kind of a layer without a cache
 
@@ -26,7 +26,7 @@ class Stack:
         return len(self.calls)
 
 
-def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
+def find_stack(top: Method, e: HFEmitter) -> Stack | None:
     """Return the layers of the model `top`: its longest loop over a complete list of modules; None without such a
     loop."""
     loops = [item for item in top.items if isinstance(item, Loop)]
@@ -36,7 +36,7 @@ def stack_of(top: Method, e: ShellEmitter) -> Stack | None:
         stem = paths[0].rpartition(".")[0]
         listed = [p for p in top.modules if p.rpartition(".")[0] == stem]
         if stem and paths == [f"{stem}.{i}" for i in range(len(paths))] and len(listed) == len(paths):
-            fitting.append(Stack(stem, loop.calls, _caches_each(loop.calls, e)))
+            fitting.append(Stack(stem, loop.calls, _count_layer_caches(loop.calls, e)))
     return max(fitting, key=len, default=None)
 
 
@@ -55,8 +55,8 @@ def loop_single_layers(top: Method, program: Program) -> None:
             top.items[i] = Loop([item], alike)
 
 
-def _caches_each(calls: list[ModuleCall], e: ShellEmitter) -> int | None:
-    counts = {cache_numbers(c.callee, e).count for c in calls}
+def _count_layer_caches(calls: list[ModuleCall], e: HFEmitter) -> int | None:
+    counts = {number_caches(c.callee, e).count for c in calls}
     return 1 if counts <= {0, 1} else counts.pop() if len(counts) == 1 else None
 
 
@@ -86,7 +86,7 @@ class CacheNumbers:
         self.own, self.source = self.own + own, self.source + source
 
 
-def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -> CacheNumbers:
+def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> CacheNumbers:
     """Return the cache numbers of a method: one for each attention, one for all recurrences of a module until one
     repeats.
 
@@ -98,7 +98,7 @@ def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -
     for item in method.items:
         if isinstance(item, Statement):
             state = e.recurrent.get(item)
-            if not keeps(item):
+            if not has_cache_slot(item):
                 continue
             if state is not None and states and state not in states:
                 states.add(state)
@@ -108,54 +108,54 @@ def cache_numbers(method: Method, e: ShellEmitter, stack: Stack | None = None) -
                 states, shared = {state}, numbers.own
             numbers.add(item, int(item not in e.crossed), int(item in e.crossed))
         elif isinstance(item, ModuleCall):
-            inner = cache_numbers(item.callee, e)
+            inner = number_caches(item.callee, e)
             alike = inner.own and inner.source
             numbers.add(item, inner.count if alike else inner.own, inner.count if alike else inner.source)
         else:
             for call in item.calls:
-                count = cache_numbers(call.callee, e).count
+                count = number_caches(call.callee, e).count
                 count = max(1, count) if stack is not None and item.calls is stack.calls else count
                 numbers.add(call, count, count)
     return numbers
 
 
-def keeps(statement: Statement) -> bool:
+def has_cache_slot(statement: Statement) -> bool:
     """Return whether a statement with results has a cache or state."""
     return bool(statement.results) and any(isinstance(o, CacheSlot) for o in statement.operands)
 
 
-def attends(method: Method, e: ShellEmitter) -> list[tuple[Statement, AttentionFacts]]:
+def list_attentions(method: Method, e: HFEmitter) -> list[tuple[Statement, AttentionRecord]]:
     """Return the attention statements of a method, without inner methods, and the facts of each."""
     return [(i, e.attending[i]) for i in method.items if isinstance(i, Statement) and i in e.attending]
 
 
-def cache_kinds(method: Method, e: ShellEmitter, stack: Stack | None = None) -> list[str]:
+def list_cache_kinds(method: Method, e: HFEmitter, stack: Stack | None = None) -> list[str]:
     """Return the kind of each cache of a method, by cache number; a layer of the `stack` without a cache has
     `NO_CACHE`."""
-    numbers = cache_numbers(method, e, stack)
+    numbers = number_caches(method, e, stack)
     kinds = [NO_CACHE] * numbers.count
     for item, first in numbers.first.items():
         if isinstance(item, ModuleCall):
-            inner = {first + i: kind for i, kind in enumerate(cache_kinds(item.callee, e))}
+            inner = {first + i: kind for i, kind in enumerate(list_cache_kinds(item.callee, e))}
             kinds = [inner[i] if inner.get(i, NO_CACHE) != NO_CACHE else kind for i, kind in enumerate(kinds)]
         elif isinstance(item, Statement) and item not in e.crossed:
-            kinds[first] = RECURRENT if item in e.recurrent else _kind(item, e)
+            kinds[first] = RECURRENT if item in e.recurrent else _get_cache_kind(item, e)
     return kinds
 
 
-def around(top: Method, e: ShellEmitter, stack: Stack) -> tuple[list[str], list[str]]:
+def list_outer_kinds(top: Method, e: HFEmitter, stack: Stack) -> tuple[list[str], list[str]]:
     """Return the kinds of the caches before the stack, and of those after it."""
     place = next(i for i, item in enumerate(top.items) if isinstance(item, Loop) and item.calls is stack.calls)
     before, after = (replace(top, items=part) for part in (top.items[:place], top.items[place + 1 :]))
-    return cache_kinds(before, e), cache_kinds(after, e)
+    return list_cache_kinds(before, e), list_cache_kinds(after, e)
 
 
-def block_kinds(block: Method, e: ShellEmitter) -> list[str]:
+def list_block_kinds(block: Method, e: HFEmitter) -> list[str]:
     """Return the kinds of the caches of one block; [`NO_CACHE`] if it has none."""
-    return cache_kinds(block, e) or [NO_CACHE]
+    return list_cache_kinds(block, e) or [NO_CACHE]
 
 
-def _kind(statement: Statement, e: ShellEmitter) -> str:
+def _get_cache_kind(statement: Statement, e: HFEmitter) -> str:
     """Return the kind of the cache of an attention."""
     mask = next((m for m in e.masks.values() if statement.node is not None and statement.node in m.nodes), None)
     return mask.kind if mask is not None and mask.kind in (SLIDING, CHUNKED) else FULL

@@ -14,10 +14,10 @@ from weft.passes.analysis.costs import count_state_bytes, find_cache_sizes
 from ....weights import StoredTensor
 from ..engines.plans import Plans
 from ..modeling.base import BaseModel
-from .shards import PREFIX, shard_elements, with_vocabulary
-from .split import Split, check
+from .shards import PREFIX, add_vocabulary_plan, count_shard_elements
+from .split import Split, check_split
 from .stages import Stages
-from .traffic import Collective, collectives
+from .traffic import Collective, list_collectives
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ParallelCosts:
         return data
 
 
-def estimate(
+def estimate_costs(
     base: BaseModel, plans: Plans, tensors: dict[str, StoredTensor], split: Split, dtype: str, item: int, tokens: int
 ) -> ParallelCosts:
     """Return the costs of `split` for the stored `tensors` of a folder, and a sequence of `tokens` tokens.
@@ -70,14 +70,14 @@ def estimate(
     Raises:
         WeftError: naming a part that `split` cannot divide.
     """
-    check(split, base, plans)
+    check_split(split, base, plans)
     lowered = base.lowered
-    stages, tables = Stages(lowered, base, split.pp), with_vocabulary(plans.by_name, lowered)
+    stages, tables = Stages(lowered, base, split.pp), add_vocabulary_plan(plans.by_name, lowered)
     weights = [0] * split.pp
     for key, tensor in tensors.items():
         shape = tuple(tensor.shape)
         if key.startswith(PREFIX) or lowered.head is None:
-            elements = shard_elements(key.removeprefix(PREFIX), shape, split, tables)
+            elements = count_shard_elements(key.removeprefix(PREFIX), shape, split, tables)
         else:  # the head is divided as the logits are
             elements = math.prod(shape) * -(-shape[0] // split.tp) // shape[0]
         for stage in stages.of_key(key):
@@ -87,7 +87,7 @@ def estimate(
     costs = []
     for stage in range(split.pp):
         nodes = [node for node, place in places.items() if place == stage]
-        per_token, all_tokens = _caches(nodes, plans, split.tp, tokens)
+        per_token, all_tokens = _count_cached_elements(nodes, plans, split.tp, tokens)
         flops = sum(sizes.evaluate(node.op.node_cost(node).flops, binding) for node in nodes)
         layers = stages.layers(stage)
         costs.append(
@@ -100,13 +100,13 @@ def estimate(
                 flops,
             )
         )
-    sent = collectives(lowered, plans, split, stages, item)
+    sent = list_collectives(lowered, plans, split, stages, item)
     return ParallelCosts(
-        split, dtype, tokens, tuple(costs), tuple(sent), bubble([c.flops for c in costs], split.microbatches)
+        split, dtype, tokens, tuple(costs), tuple(sent), compute_bubble([c.flops for c in costs], split.microbatches)
     )
 
 
-def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[int, int]:
+def _count_cached_elements(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[int, int]:
     """Return the number of elements that a device caches of one token and of `tokens` tokens; attentions in `plans` are
     divided among `tp` devices."""
     per_token = total = 0
@@ -118,7 +118,7 @@ def _caches(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[
     return per_token, total
 
 
-def bubble(work: Sequence[int], microbatches: int) -> float:
+def compute_bubble(work: Sequence[int], microbatches: int) -> float:
     """Return the share of time in which a device waits for other stages, whose `work` is that of one microbatch.
 
     (p − 1) / (m + p − 1) for p equal stages and m `microbatches` (GPipe, Huang 2019, arXiv 1811.06965).

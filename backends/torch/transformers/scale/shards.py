@@ -14,15 +14,17 @@ COLUMNS, ROWS, TABLE, EXPERTS = ("colwise", "packed_colwise"), "rowwise", "embed
 PREFIX = "model."  # of keys of the base model in a model with a head
 
 
-def shard_elements(key: str, shape: Sequence[int], split: Split, plans: Mapping[str, Mapping[str, Any]]) -> int:
+def count_shard_elements(key: str, shape: Sequence[int], split: Split, plans: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the number of elements of the tensor `key` with `shape` on the device with the largest shard."""
-    degree, axis = divided_axis(key, len(shape), split, plans)
+    degree, axis = find_divided_axis(key, len(shape), split, plans)
     if axis is None:
         return math.prod(shape)
     return math.prod(-(-n // degree) if i == axis else n for i, n in enumerate(shape))
 
 
-def divided_axis(key: str, rank: int, split: Split, plans: Mapping[str, Mapping[str, Any]]) -> tuple[int, int | None]:
+def find_divided_axis(
+    key: str, rank: int, split: Split, plans: Mapping[str, Mapping[str, Any]]
+) -> tuple[int, int | None]:
     """Return the number of devices that share the tensor `key`, and its divided axis (None if it is replicated)."""
     path = LAYER.sub(".*", key)
     module, _, name = path.rpartition(".")
@@ -40,7 +42,7 @@ def divided_axis(key: str, rank: int, split: Split, plans: Mapping[str, Mapping[
     return split.tp, 0 if style == TABLE else None
 
 
-def with_vocabulary(plans: Mapping[str, Mapping[str, Any]], lowered: LoweredModel) -> dict[str, dict[str, Any]]:
+def add_vocabulary_plan(plans: Mapping[str, Mapping[str, Any]], lowered: LoweredModel) -> dict[str, dict[str, Any]]:
     """Return a copy of `plans` with the entry that transformers adds for an embedding called embed_tokens."""
     extended = {name: dict(plan) for name, plan in plans.items()}
     tensor = extended.get("base_model_tp_plan", {})

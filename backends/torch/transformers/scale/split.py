@@ -13,7 +13,7 @@ from weft.ir.types import sizes
 
 from ..engines.plans import LAYER, Plans
 from ..lower.lower_base_and_head import LoweredModel
-from ..lower.stacked_experts import home_of
+from ..lower.stacked_experts import get_experts_path
 from ..modeling.base import BaseModel
 
 EXAMPLE = "tp=8,ep=8,pp=2"
@@ -57,7 +57,7 @@ class Split:
         return cls(**degrees)
 
 
-def check(split: Split, base: BaseModel, plans: Plans) -> None:
+def check_split(split: Split, base: BaseModel, plans: Plans) -> None:
     """Check that a model can be divided by `split`.
 
     Raises:
@@ -65,12 +65,12 @@ def check(split: Split, base: BaseModel, plans: Plans) -> None:
     """
     lowered, name = base.lowered, base.lowered.graph.name
     if split.tp > 1:
-        _check_parts(split.tp, "tp", [*_tensor_parts(lowered, plans, experts=split.ep == 1)], name)
+        _check_parts(split.tp, "tp", [*_list_tensor_parts(lowered, plans, experts=split.ep == 1)], name)
         if not plans.units:
             reason = next(iter(plans.whole.values()))
             raise WeftError(f"tp={split.tp} divides nothing of {name}: {reason}")
     if split.ep > 1:
-        _check_parts(split.ep, "ep", [(n, "experts", where) for n, _, where in mixtures(lowered.graph)], name)
+        _check_parts(split.ep, "ep", [(n, "experts", where) for n, _, where in list_mixtures(lowered.graph)], name)
         if not lowered.emitter.experts:
             raise WeftError(f"ep={split.ep} divides experts, and {name} has none; leave ep out")
         if split.ep % split.tp:
@@ -96,7 +96,7 @@ def _check_parts(degree: int, option: str, parts: list[tuple[int, str, str]], na
             )
 
 
-def _tensor_parts(lowered: LoweredModel, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
+def _list_tensor_parts(lowered: LoweredModel, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
     """Yield (count, kind, path) of each part that tensor parallelism divides; experts only if `experts` is set."""
     weights = lowered.base.weights
     for node in lowered.graph.nodes:
@@ -111,13 +111,13 @@ def _tensor_parts(lowered: LoweredModel, plans: Plans, experts: bool) -> Iterato
             rows = next(path for path, style in unit.items() if style == "rowwise")
             yield weights[f"{rows}.weight"].type.concrete({})[-1], "hidden units", rows.rpartition(".")[0]
     if experts:
-        yield from ((n, "hidden units", where) for _, n, where in mixtures(lowered.graph) if where in plans.units)
+        yield from ((n, "hidden units", where) for _, n, where in list_mixtures(lowered.graph) if where in plans.units)
 
 
-def mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:
+def list_mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:
     """Yield the number of experts, their hidden width and the path of their module for each mixture of experts of
     `graph`."""
     for node in graph.nodes:
         if node.op is ops.moe:
             experts, hidden, _ = (sizes.evaluate(n, {}) for n in node.required_operand("up").shape)
-            yield experts, hidden, home_of(node)
+            yield experts, hidden, get_experts_path(node)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from weft.ir import ops
 from weft.ir.types import sizes
 
-from ..engines.plans import DIVIDED_EXPERTS, WHOLE, Plans
+from ..engines.plans import DIVIDED_EXPERTS, REPLICATED, Plans
 from ..lower.lower_base_and_head import LoweredModel
-from ..lower.stacked_experts import home_of
+from ..lower.stacked_experts import get_experts_path
 from .split import Split
 from .stages import Stages
 
@@ -42,20 +42,20 @@ class Collective:
         return self.size * {ALL_REDUCE: 2 * share, ALL_GATHER: share, ALL_TO_ALL: share}.get(self.kind, 1.0)
 
 
-def collectives(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
+def list_collectives(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
     """Return the collectives of a forward pass, ordered by stage; an element of an activation has `item` bytes."""
-    messages = [*_tensor(lowered, plans, split, stages, item), *_expert(lowered, split, stages, item)]
-    messages += _vocabulary(lowered, plans, split, stages, item)
+    messages = [*_list_tensor(lowered, plans, split, stages, item), *_list_expert(lowered, split, stages, item)]
+    messages += _list_vocabulary(lowered, plans, split, stages, item)
     if split.pp > 1:
-        width = item * _width(lowered)
+        width = item * _get_hidden_width(lowered)
         messages += [Collective(SEND, "pp", split.pp, s, "hidden states", width) for s in range(split.pp - 1)]
         if lowered.head is not None:
-            vocab = item * _vocab(lowered)
+            vocab = item * _get_vocab_size(lowered)
             messages.append(Collective(BROADCAST, "pp", split.pp, split.pp - 1, "logits", vocab))
     return sorted(messages, key=lambda c: c.stage)
 
 
-def _tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
     """Yield an all-reduce after each linear map by rows, and after experts with divided weights."""
     if split.tp == 1:
         return
@@ -69,7 +69,7 @@ def _tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, i
                 yield Collective(ALL_REDUCE, "tp", split.tp, stages.of_path(path), path, item * width)
 
 
-def _expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
     """Yield the collectives of expert parallelism.
 
     If all devices have the same tokens: one all-reduce. Else two all-to-alls (to the experts and back), in which
@@ -78,7 +78,7 @@ def _expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> I
     if split.ep == 1:
         return
     for node in (n for n in lowered.graph.nodes if n.op is ops.moe):
-        home, up = home_of(node), node.required_operand("up")
+        home, up = get_experts_path(node), node.required_operand("up")
         width = item * sizes.evaluate(up.shape[-1], {})
         chosen = node.attrs["active"] or sizes.evaluate(up.shape[0], {})
         stage = stages.of_path(home)
@@ -91,23 +91,25 @@ def _expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> I
             yield Collective(ALL_GATHER, "tp", split.tp, stage, home, width)
 
 
-def _vocabulary(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
+def _list_vocabulary(
+    lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int
+) -> Iterator[Collective]:
     """Yield the all-reduce of a divided embedding, and the all-gather of the logits."""
     if split.tp == 1:
         return
     table = lowered.emitter.embedding
-    if table == "embed_tokens" and plans.by_name.get("base_model_tp_plan", {}).get(table) != WHOLE:
+    if table == "embed_tokens" and plans.by_name.get("base_model_tp_plan", {}).get(table) != REPLICATED:
         width = lowered.base.weights[f"{table}.weight"].type.concrete({})[1]
         yield Collective(ALL_REDUCE, "tp", split.tp, 0, table, item * width)
     if lowered.head is not None:
-        yield Collective(ALL_GATHER, "tp", split.tp, stages.count - 1, "logits", item * _vocab(lowered))
+        yield Collective(ALL_GATHER, "tp", split.tp, stages.count - 1, "logits", item * _get_vocab_size(lowered))
 
 
-def _width(lowered: LoweredModel) -> int:
+def _get_hidden_width(lowered: LoweredModel) -> int:
     head = lowered.emitter.head
     hidden = next(v for _, v in lowered.graph.outputs.items()) if head is None else head.required_operand("x")
     return sizes.evaluate(hidden.shape[-1], {})
 
 
-def _vocab(lowered: LoweredModel) -> int:
+def _get_vocab_size(lowered: LoweredModel) -> int:
     return sizes.evaluate(lowered.graph.outputs["logits"].shape[-1], {})

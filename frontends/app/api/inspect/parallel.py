@@ -36,7 +36,7 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
     from weft.backends.runtime.torch.open_torch import import_torch
 
     import_torch()
-    from weft.backends.torch.transformers.scale.estimate import estimate
+    from weft.backends.torch.transformers.scale.estimate import estimate_costs
     from weft.backends.torch.transformers.scale.split import Split
     from weft.backends.torch.transformers.transformers_folder import TransformersFolder
 
@@ -48,7 +48,7 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
     forms = derive_graphs(graph, target.forms(graph, target.choose({})))
     folder = TransformersFolder(forms, dtype, int(graph.meta.get("context") or MAX_LENGTH), "", [])
     item = dtypes.parse(dtype).bits // 8
-    return estimate(folder.base, folder.plans, folder.tensors, degrees, dtype, item, tokens)
+    return estimate_costs(folder.base, folder.plans, folder.tensors, degrees, dtype, item, tokens)
 
 
 def list_device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:

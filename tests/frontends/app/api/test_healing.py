@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
 from weft.backends.torch.distillation import training as distillation
-from weft.backends.torch.distillation.sampled_sequences import continued
-from weft.backends.torch.distillation.student import dense, open_student
+from weft.backends.torch.distillation.sampled_sequences import sample_continuations
+from weft.backends.torch.distillation.student import copy_as_floats, open_student
 from weft.frontends.app.api.heal import HOLD_OUT, heal_and_measure
 from weft.frontends.app.api.modules import build_module_graphs, simplify_trainable
 from weft.frontends.app.api.rewrite import rewrite
@@ -187,7 +187,7 @@ def test_training_ends_in_time(text: Path) -> None:
 def test_samples_are_drawn_from_the_distributions_of_the_model() -> None:
     model = weft.torch(original("tied"))
     prompts = torch.from_numpy(np.random.default_rng(5).integers(0, VOCAB, (3, 4)))
-    text = continued(model, prompts, CONTEXT, seed=7)
+    text = sample_continuations(model, prompts, CONTEXT, seed=7)
     generator, expected = torch.Generator().manual_seed(7), prompts
     while expected.shape[1] < CONTEXT:  # without caches, each text from its beginning
         with torch.no_grad():
@@ -200,7 +200,7 @@ def test_the_gradient_of_the_divergence() -> None:
     generator = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(2, 300, 11, generator=generator) for _ in range(2))  # more rows than go together
     student.requires_grad_(True)
-    found = distillation.divergence(student, teacher)
+    found = distillation.sum_divergence(student, teacher)
     (gradient,) = torch.autograd.grad(found, student)
     exact = student.detach().double().requires_grad_(True)
     p, log_q = teacher.double().log_softmax(-1), exact.log_softmax(-1)
@@ -212,7 +212,7 @@ def test_the_gradient_of_the_divergence() -> None:
 
 def test_scales_stay_within_the_range_of_their_dtype() -> None:
     quantized = run_passes(original("tied"), QUANTIZE)
-    numbers = dense(quantized)
+    numbers = copy_as_floats(quantized)
     student = open_student(quantized, numbers, build_module_graphs(simplify_trainable(numbers.graph)), "cpu")
     for _, change in student.scales.values():
         change.data.fill_(1e7)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from weft import MLP, Attention, Block, Decoder, GatedMLP, LearnedPositions, Mamba, MoE, RMSNorm, RoPE
-from weft.backends.torch.transformers.scale.estimate import ParallelCosts, bubble
+from weft.backends.torch.transformers.scale.estimate import ParallelCosts, compute_bubble
 from weft.frontends import load_source
 from weft.frontends.app.api.inspect.parallel import estimate_parallel
 from weft.frontends.app.cli import cli
@@ -76,7 +76,7 @@ def test_experts_are_whole() -> None:
     ("work", "microbatches", "share"), [([5, 5], 1, 1 / 2), ([3, 3, 3, 3], 4, 3 / 7), ([1, 3], 2, 1 - 8 / 14)]
 )
 def test_bubbles(work: list[int], microbatches: int, share: float) -> None:
-    assert abs(bubble(work, microbatches) - share) < 1e-12
+    assert abs(compute_bubble(work, microbatches) - share) < 1e-12
 
 
 @pytest.mark.parametrize(
