@@ -113,23 +113,23 @@ class Student:
     vectors: Mapping[str, nn.Parameter]
 
     @property
-    def trained(self) -> list[nn.Parameter]:
+    def trainable(self) -> list[nn.Parameter]:
         """Return all trainable parameters: changes of scales (repeated for tied weights), then vectors."""
         return [change for _, change in self.scales.values()] + list(self.vectors.values())
 
-    def counts(self) -> tuple[int, int]:
+    def count_trained(self) -> tuple[int, int]:
         """Return the number of trainable scales, and of trainable elements of norms and biases."""
         scales = {change for _, change in self.scales.values()}
         return sum(c.numel() for c in scales), sum(v.numel() for v in self.vectors.values())
 
-    def state(self) -> list[Tensor]:
+    def copy_state(self) -> list[Tensor]:
         """Return copies of all trainable parameters, for `restore`."""
-        return [p.detach().clone() for p in self.trained]
+        return [p.detach().clone() for p in self.trainable]
 
     @torch.no_grad()
     def restore(self, state: Iterable[Tensor]) -> None:
-        """Copy `state`, a result of `state()`, into the trainable parameters."""
-        for parameter, value in zip(self.trained, state, strict=True):
+        """Copy `state`, a result of `copy_state`, into the trainable parameters."""
+        for parameter, value in zip(self.trainable, state, strict=True):
             parameter.copy_(value)
 
     @torch.no_grad()
@@ -139,7 +139,7 @@ class Student:
             weight.scales.copy_(torch.from_numpy(_cast_scales(self, name).astype(np.float32)))
             change.zero_()
 
-    def healed(self) -> Graph:
+    def build_graph(self) -> Graph:
         """Return a copy of the graph with the current scales, norms and biases; codes and zero points are unchanged."""
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name in self.scales:
@@ -207,12 +207,12 @@ def find_vector_params(graph: Graph) -> list[str]:
 class FloatCopy:
     """A copy of a graph that reads quantized weights, norms and biases as float tensors.
 
-    own: names of the parameters that read a tensor, by the tensor's key. scaled: parameters whose scales are trained.
+    names_by_key: names of the parameters that read a tensor, by the tensor's key. scaled: parameters whose scales are trained.
     vectors: parameters that are trained themselves.
     """
 
     graph: Graph
-    own: Mapping[str, list[str]]
+    names_by_key: Mapping[str, list[str]]
     scaled: set[str]
     vectors: set[str]
 
@@ -245,8 +245,8 @@ def copy_as_floats(
     return FloatCopy(floats, names, scales, trained)
 
 
-def open_student(graph: Graph, numbers: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the student of `graph` on `device`; `numbers` is the result of `copy_as_floats`, `forms` are those of its graph.
+def open_student(graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
+    """Return the student of `graph` on `device`; `floats` is the result of `copy_as_floats`, `forms` are those of its graph.
 
     A parameter that `forms` store in another layout than `graph` is not trained.
     """
@@ -254,13 +254,13 @@ def open_student(graph: Graph, numbers: FloatCopy, forms: Mapping[str, Graph], d
     scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = {}
     trained: dict[str, nn.Parameter] = {}
     for path, param in lower(forms[MODEL]).program.weights.items():
-        if not isinstance(param.recipe, Source) or param.recipe.key not in numbers.own:
+        if not isinstance(param.recipe, Source) or param.recipe.key not in floats.names_by_key:
             continue
-        names, (home, _, attribute) = numbers.own[param.recipe.key], path.rpartition(".")
+        names, (home, _, attribute) = floats.names_by_key[param.recipe.key], path.rpartition(".")
         place = module.get_submodule(home)
-        if names[0] in numbers.vectors:
+        if names[0] in floats.vectors:
             trained[names[0]] = getattr(place, attribute).requires_grad_(True)
-        elif names[0] in numbers.scaled:
+        elif names[0] in floats.scaled:
             pair = _parametrize(place, attribute, graph.params[names[0]])
             scales.update((name, pair) for name in names)
     return Student(graph, module, scales, trained)

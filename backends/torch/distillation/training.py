@@ -89,12 +89,12 @@ def distill(
     """
     loss = _Loss(student, teacher, held_back, bf16)
     before = loss.held_back_mean()
-    best, least = student.state(), before
+    best, least = student.copy_state(), before
     scales = [change for _, change in dict.fromkeys(student.scales.values())]
     groups = [{"params": [p], "lr": 0.0, "size": _compute_rms(p)} for p in student.vectors.values()]
     groups += [{"params": scales, "lr": 0.0, "size": 1.0}] if scales else []
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-    start, count, looks, done = time.monotonic(), 0, 0, 0.0
+    start, count, evaluations, done = time.monotonic(), 0, 0, 0.0
     batches = _draw_batches(windows, batch, seed)
     while done < 1:
         progress("healing", count, steps)
@@ -106,10 +106,10 @@ def distill(
         count += 1
         elapsed = 0.0 if seconds is None else (time.monotonic() - start) / seconds
         done = max(count / steps, elapsed)
-        if int(done * EVALUATIONS) > looks:
-            looks, current = int(done * EVALUATIONS), loss.held_back_mean()
+        if int(done * EVALUATIONS) > evaluations:
+            evaluations, current = int(done * EVALUATIONS), loss.held_back_mean()
             if current < least:
-                best, least = student.state(), current
+                best, least = student.copy_state(), current
     progress("healing", steps, steps)
     student.restore(best)
     student.round_scales()
@@ -138,16 +138,16 @@ def _draw_batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
 
 
 class _Loss:
-    """The divergence of a student from its teacher, computed on `together` windows at once, which limits the memory."""
+    """The divergence of a student from its teacher, computed on `at_once` windows at once, which limits the memory."""
 
     def __init__(self, student: Student, teacher: nn.Module, held_back: Tensor, bf16: bool) -> None:
         self.student, self.teacher, self.bf16 = student.module, teacher, bf16
         with torch.no_grad():
             vocab = teacher(held_back[:1, :1]).shape[-1]
-            self.together = max(1, MAX_LOGITS // (vocab * held_back.shape[1]))
-            self.held_back = held_back[: self.together]
+            self.at_once = max(1, MAX_LOGITS // (vocab * held_back.shape[1]))
+            self.held_back = held_back[: self.at_once]
             # Always in f32: rounding to bf16 would hide small differences.
-            self.wanted = teacher(self.held_back)
+            self.teacher_logits = teacher(self.held_back)
 
     def _forward(self, module: nn.Module, windows: Tensor) -> Tensor:
         with torch.autocast(windows.device.type, torch.bfloat16, enabled=self.bf16):
@@ -156,12 +156,12 @@ class _Loss:
 
     def backward(self, windows: Tensor) -> None:
         """Add the gradient of the mean divergence over the tokens of `windows` to the student's gradients."""
-        for part in torch.split(windows, self.together):
+        for part in torch.split(windows, self.at_once):
             with torch.no_grad():
-                wanted = self._forward(self.teacher, part)
+                teacher_logits = self._forward(self.teacher, part)
             # Cached, so that a weight with two readers, such as a tied table, is computed once.
             with parametrize.cached():
-                loss = sum_divergence(self._forward(self.student, part), wanted) / windows.numel()
+                loss = sum_divergence(self._forward(self.student, part), teacher_logits) / windows.numel()
                 torch.autograd.backward(loss)
 
     @torch.no_grad()
@@ -169,4 +169,4 @@ class _Loss:
         """Return the mean divergence over the tokens of the held-back windows, in nats."""
         with parametrize.cached():
             logits = self.student(self.held_back)
-        return float(sum_divergence(logits, self.wanted)) / self.held_back.numel()
+        return float(sum_divergence(logits, self.teacher_logits)) / self.held_back.numel()

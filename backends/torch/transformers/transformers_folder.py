@@ -93,7 +93,7 @@ class TransformersFolder:
         self.plans = make_plans(self.modeling.bases)
         divided = self.plans.by_name
         self._config: Configuration = write_configuration(
-            self.modeling, self._name, self._stem, divided, self._config_facts(length)
+            self.modeling, self._name, self._stem, divided, self._list_fields(length)
         )
         self.refusals = find_refusals(self.modeling.bases)
         self._explained = explain_engines(self.refusals, self.base.lowered, self.plans)
@@ -101,7 +101,7 @@ class TransformersFolder:
             notes.append(f"{engine} cannot run it: {'; '.join(self.refusals[engine])}")
         self.texts = {"modeling": self.modeling.text, "configuration": self._config.text}
         self._dtype = dtype
-        self._weights = self._tensors()
+        self._weights = self._make_tensors()
         self.trace: list[str] = []
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
         self.facts: dict[str, Any] = {"outputs": list(graph.outputs), "weights": summarize_weights(graph, self.tensors)}
@@ -115,7 +115,7 @@ class TransformersFolder:
         """Return the base model; for an encoder-decoder, that of the decoder."""
         return self.modeling.bases[0]
 
-    def _config_facts(self, length: int) -> dict[str, Any]:
+    def _list_fields(self, length: int) -> dict[str, Any]:
         """Return the config fields in addition to the sizes of the architecture; `length` is the longest sequence."""
         meta = self._graph.meta
         eos = meta.get("eos_token_ids") or [None]
@@ -136,7 +136,7 @@ class TransformersFolder:
             facts |= {"is_encoder_decoder": True, "decoder_start_token_id": meta.get("decoder_start_token_id")}
         return facts
 
-    def _params(self) -> dict[str, Param]:
+    def _collect_params(self) -> dict[str, Param]:
         """Return the parameters of all stored weights by key."""
         prefix, tied = "" if self._head is None else "model.", map_tied_keys(self._sides)
         params = {f"{prefix}{key}": param for key, param in collect_weights(self._sides).items()}
@@ -144,8 +144,8 @@ class TransformersFolder:
             params |= {key: param for key, param in self._head.weights.items() if key not in tied}
         return params
 
-    def _tensors(self) -> dict[str, Tensor]:
-        params, reader, kind = self._params(), self._graph.reader, dtypes.parse(self._dtype)
+    def _make_tensors(self) -> dict[str, Tensor]:
+        params, reader, kind = self._collect_params(), self._graph.reader, dtypes.parse(self._dtype)
         tensors = {
             key: Tensor(tuple(p.type.concrete({})), get_stored_dtype(p, kind), partial(stream_rows, p.recipe, reader))
             for key, p in params.items()
@@ -157,13 +157,13 @@ class TransformersFolder:
         """Write all files into `folder`; `step` is called with the number of bytes just written."""
         for kind, text in self.texts.items():
             (folder / f"{kind}_{self._stem}.py").write_text(text, encoding="utf-8")
-        (folder / GRAPH_FILE).write_text(self._graph_text(), encoding="utf-8")
-        write_json(folder / "config.json", self._config_json())
-        write_json(folder / "generation_config.json", self._generation())
+        (folder / GRAPH_FILE).write_text(self._write_graph(), encoding="utf-8")
+        write_json(folder / "config.json", self._make_config())
+        write_json(folder / "generation_config.json", self._make_generation_config())
         write_embedding(folder, self._graph, dtypes.parse(self._dtype), self._length)
         write_shards(folder, self._weights, step=step)
 
-    def _graph_text(self) -> str:
+    def _write_graph(self) -> str:
         """Return the graph in the text format, with the folder's tensors as weights, to load it after training."""
         recipes: dict[str, Recipe] = {name: Source(key) for name, key in map_keys(self._sides).items()}
         prefix = "" if self._head is None else "model."
@@ -180,7 +180,7 @@ class TransformersFolder:
         graph.meta.pop("source", None)
         return str(graph)
 
-    def _config_json(self) -> dict[str, Any]:
+    def _make_config(self) -> dict[str, Any]:
         name, stem, head = self._name, self._stem, self._head
         code = f"modeling_{stem}.{name}"
         classes = {"AutoConfig": f"configuration_{stem}.{name}Config", "AutoModel": f"{code}Model"}
@@ -201,10 +201,10 @@ class TransformersFolder:
             "model_type": stem,
             "dtype": TORCH_DTYPES[self._dtype],
             **{k: v for k, v in self._config.fields.items() if v is not None},
-            **self._task_facts(),
+            **self._list_task_fields(),
         }
 
-    def _task_facts(self) -> dict[str, Any]:
+    def _list_task_fields(self) -> dict[str, Any]:
         """Return the config fields for the labels and activation of a task head."""
         meta, facts = self._graph.meta, dict[str, Any]()
         if (names := meta.get("labels")) is not None:
@@ -215,7 +215,7 @@ class TransformersFolder:
             facts["sentence_transformers"] = {"activation_fn": ACTIVATION_MODULES[activation]}
         return facts
 
-    def _generation(self) -> dict[str, Any]:
+    def _make_generation_config(self) -> dict[str, Any]:
         meta = self._graph.meta
         eos = meta.get("eos_token_ids") or [None]
         fields = {

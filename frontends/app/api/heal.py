@@ -149,7 +149,7 @@ def heal_and_measure(
     student = open_student(
         quantized.graph, trainable, build_module_graphs(simplify_trainable(trainable.graph)), place.device
     )
-    if not student.trained:
+    if not student.trainable:
         raise WeftError(f"{quantized.description} has no scales, norms or biases that can be trained")
     texts = torch.from_numpy(windows).to(place.device)
     held_back = torch.arange(len(texts)) % HOLD_OUT == min(HOLD_OUT, len(texts)) // 2
@@ -178,8 +178,8 @@ def heal_and_measure(
     healed = quantized
     if outcome.improved:
         pipeline = "; ".join(text for text in (quantized.pipeline, "heal") if text)
-        healed = replace(quantized, graph=student.healed(), module=None, pipeline=pipeline, settings=None)
-    return Healing(healed, outcome.before, outcome.after, outcome.steps, *student.counts())
+        healed = replace(quantized, graph=student.build_graph(), module=None, pipeline=pipeline, settings=None)
+    return Healing(healed, outcome.before, outcome.after, outcome.steps, *student.count_trained())
 
 
 def _check_models(quantized: Model, original: Model) -> None:

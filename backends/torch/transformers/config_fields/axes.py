@@ -28,40 +28,40 @@ class AxisClasses:
 
     # -- classes
 
-    def same(self, a: Axis | None, b: Axis | None) -> None:
+    def merge(self, a: Axis | None, b: Axis | None) -> None:
         """Merge the classes of two axes if both sizes are known, above 1 and equal; None is ignored."""
-        if a is None or b is None or self.number(a) != self.number(b) or self.number(a) is None:
+        if a is None or b is None or self.get_size(a) != self.get_size(b) or self.get_size(a) is None:
             return
-        a, b = self._root(a), self._root(b)
+        a, b = self._find_root(a), self._find_root(b)
         if a != b:
             self._parents[a] = b
             if (name := self._names.pop(a, None)) is not None:
                 self._names.setdefault(b, name)
 
-    def number(self, axis: Axis) -> int | None:
+    def get_size(self, axis: Axis) -> int | None:
         """Return the size of an axis; None if it is symbolic or 1."""
         size = axis[0].shape[axis[1]]
         return size if isinstance(size, int) and size > 1 else None
 
-    def _root(self, axis: Axis) -> Axis:
+    def _find_root(self, axis: Axis) -> Axis:
         while axis in self._parents:
             axis = self._parents[axis]
         return axis
 
     # -- names
 
-    def name(self, axis: Axis | None, name: Size) -> bool:
+    def set_name(self, axis: Axis | None, name: Size) -> bool:
         """Name the class of `axis` and return True; do nothing and return False if it already has a name."""
-        if axis is None or self.number(axis) is None or (root := self._root(axis)) in self._names:
+        if axis is None or self.get_size(axis) is None or (root := self._find_root(axis)) in self._names:
             return False
         self._names[root] = name
         return True
 
-    def name_of(self, axis: Axis | None) -> Size | None:
+    def get_name(self, axis: Axis | None) -> Size | None:
         """Return the name of the class of `axis`, an expression over fields; None without one."""
-        return None if axis is None or self.number(axis) is None else self._names.get(self._root(axis))
+        return None if axis is None or self.get_size(axis) is None else self._names.get(self._find_root(axis))
 
-    def deduce(self, values: dict[str, int]) -> None:
+    def deduce_names(self, values: dict[str, int]) -> None:
         """Derive names of further classes from sums (split, concat) and products (reshape) of named classes, until no
         more can be derived; `values` has the value of each field."""
         changed = True
@@ -69,25 +69,25 @@ class AxisClasses:
             changed = False
             for node in self.graph.nodes:
                 if node.op in (ops.split, ops.concat):
-                    changed |= self._deduce_sum(node)
+                    changed |= self._name_sum(node)
                 elif node.op is ops.reshape:
-                    changed |= self._deduce_product(node, values)
+                    changed |= self._name_product(node, values)
 
-    def _deduce_sum(self, node: Node) -> bool:
+    def _name_sum(self, node: Node) -> bool:
         """Name the total as the sum of its parts, or a part as the total minus the other parts; return whether a name
         is new."""
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
         total_value = node.required_operand("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)
-        total, part_names = self.name_of((total_value, axis)), [self.name_of((p, axis)) for p in parts]
+        total, part_names = self.get_name((total_value, axis)), [self.get_name((p, axis)) for p in parts]
         if None not in part_names:
-            return self.name((total_value, axis), sizes.sum_sizes(s for s in part_names if s is not None))
+            return self.set_name((total_value, axis), sizes.sum_sizes(s for s in part_names if s is not None))
         if total is None or part_names.count(None) != 1:
             return False
         rest = sizes.sum_sizes(s for s in part_names if s is not None)
-        return self.name((parts[part_names.index(None)], axis), total + rest * -1)
+        return self.set_name((parts[part_names.index(None)], axis), total + rest * -1)
 
-    def _deduce_product(self, node: Node, values: dict[str, int]) -> bool:
+    def _name_product(self, node: Node, values: dict[str, int]) -> bool:
         """Name the merged axis of a reshape as a product of two axes, or one of those as a quotient; return whether a
         name is new."""
         x, y = node.required_operand("x"), node.output
@@ -95,20 +95,20 @@ class AxisClasses:
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
             return False
         outer, inner, merged = get_axis(split, -2), get_axis(split), get_axis(joined)
-        sizes_ = [self.number(axis) for axis in (outer, inner, merged)]
+        sizes_ = [self.get_size(axis) for axis in (outer, inner, merged)]
         if None in sizes_ or (sizes_[0] or 0) * (sizes_[1] or 0) != sizes_[2]:
             return False
-        a, b, product = self.name_of(outer), self.name_of(inner), self.name_of(merged)
+        a, b, product = self.get_name(outer), self.get_name(inner), self.get_name(merged)
         if a is not None and b is not None:
-            return self.name(merged, a * b)
+            return self.set_name(merged, a * b)
         if product is None:
             return False
         if b is not None:
-            return self.name(outer, sizes.floordiv(product, b))
+            return self.set_name(outer, sizes.floordiv(product, b))
         if a is not None:
-            return self.name(inner, sizes.floordiv(product, a))
-        factor = _find_factor(product, self.number(inner) or 0, values)
-        return factor is not None and self.name(inner, factor)
+            return self.set_name(inner, sizes.floordiv(product, a))
+        factor = _find_factor(product, self.get_size(inner) or 0, values)
+        return factor is not None and self.set_name(inner, factor)
 
 
 def get_axis(value: Value | None, axis: int = -1) -> Axis:
@@ -136,55 +136,55 @@ def _match_broadcast(axes: AxisClasses, node: Node) -> None:
         return
     for value in (v for v in node.inputs if v is not None):
         for i in range(1, 1 + min(len(value.shape), len(node.output.shape))):
-            axes.same(get_axis(value, -i), get_axis(node.output, -i))
+            axes.merge(get_axis(value, -i), get_axis(node.output, -i))
 
 
 def _match_linear(axes: AxisClasses, node: Node) -> None:
     x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
-    axes.same((weight, 1), get_axis(x))
-    axes.same((weight, 0), get_axis(node.output))
+    axes.merge((weight, 1), get_axis(x))
+    axes.merge((weight, 0), get_axis(node.output))
     if bias is not None:
-        axes.same((bias, 0), (weight, 0))
+        axes.merge((bias, 0), (weight, 0))
 
 
 def _match_embedding(axes: AxisClasses, node: Node) -> None:
-    axes.same((node.required_operand("table"), 1), get_axis(node.output))
+    axes.merge((node.required_operand("table"), 1), get_axis(node.output))
 
 
 def _match_conv(axes: AxisClasses, node: Node) -> None:
     x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
-    axes.same(get_axis(x), get_axis(node.output))
-    axes.same((weight, 0), get_axis(x))
+    axes.merge(get_axis(x), get_axis(node.output))
+    axes.merge((weight, 0), get_axis(x))
     if bias is not None:
-        axes.same((bias, 0), get_axis(x))
+        axes.merge((bias, 0), get_axis(x))
 
 
 def _match_scan(axes: AxisClasses, node: Node) -> None:
     x, delta, a, b, c, d = (node.operand(o.name) for o in node.op.operands[:6])
-    axes.same(get_axis(x), get_axis(node.output))
-    axes.same(get_axis(b), get_axis(c))
-    axes.same(get_axis(delta), (a, 0) if a is not None else None)
+    axes.merge(get_axis(x), get_axis(node.output))
+    axes.merge(get_axis(b), get_axis(c))
+    axes.merge(get_axis(delta), (a, 0) if a is not None else None)
     if d is not None:
-        axes.same((d, 0), get_axis(delta))
+        axes.merge((d, 0), get_axis(delta))
     if node.op is ops.selective_scan and a is not None:
-        axes.same(get_axis(x), get_axis(delta))
-        axes.same((a, 1), get_axis(b))
+        axes.merge(get_axis(x), get_axis(delta))
+        axes.merge((a, 1), get_axis(b))
 
 
 def _match_moe(axes: AxisClasses, node: Node) -> None:
     x, up = node.required_operand("x"), node.required_operand("up")
-    axes.same(get_axis(x), get_axis(node.output))
-    axes.same(get_axis(node.required_operand("combine")), (up, 0))
+    axes.merge(get_axis(x), get_axis(node.output))
+    axes.merge(get_axis(node.required_operand("combine")), (up, 0))
     roles: dict[str, tuple[int, ...]] = {"up": (0, 1, 2), "gate": (0, 1, 2), "down": (0, 2, 1)}  # experts, hidden, dim
     roles |= {"up_bias": (0, 1), "gate_bias": (0, 1)}
     for name, order in roles.items():
         if (stack := node.operand(name)) is not None:
             for mine, of_up in enumerate(order):
-                axes.same((stack, mine), (up, of_up))
+                axes.merge((stack, mine), (up, of_up))
     if (bias := node.operand("down_bias")) is not None:
-        axes.same((bias, 0), (up, 0))
-        axes.same((bias, 1), get_axis(x))
-    axes.same((up, 2), get_axis(x))
+        axes.merge((bias, 0), (up, 0))
+        axes.merge((bias, 1), get_axis(x))
+    axes.merge((up, 2), get_axis(x))
 
 
 def _match_reshape(axes: AxisClasses, node: Node) -> None:
@@ -193,7 +193,7 @@ def _match_reshape(axes: AxisClasses, node: Node) -> None:
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
         if a != b:
             break
-        axes.same((x, i), (y, i))
+        axes.merge((x, i), (y, i))
 
 
 def _make_axis_rule(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[AxisClasses, Node], None]:
@@ -201,7 +201,7 @@ def _make_axis_rule(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Calla
 
     def rule(axes: AxisClasses, node: Node) -> None:
         for old, new in order(node):
-            axes.same((node.required_operand("x"), old), (node.output, new))
+            axes.merge((node.required_operand("x"), old), (node.output, new))
 
     return rule
 
@@ -236,14 +236,14 @@ def _match_split(axes: AxisClasses, node: Node) -> None:
     for value in (*node.outputs, *(v for v in node.inputs if v is not None)):
         for axis in range(len(value.shape)):
             if axis != node.attrs["axis"] % len(value.shape):
-                axes.same((value, axis), (node.output, axis))
+                axes.merge((value, axis), (node.output, axis))
 
 
 def _match_reduced(axes: AxisClasses, node: Node) -> None:
     if node.attrs["keepdims"]:
         x = node.required_operand("x")
         for axis in range(len(x.shape)):
-            axes.same((x, axis), (node.output, axis))
+            axes.merge((x, axis), (node.output, axis))
 
 
 def _match_nothing(axes: AxisClasses, node: Node) -> None:

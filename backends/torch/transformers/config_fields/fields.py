@@ -17,7 +17,7 @@ class Fields:
     values: dict[str, Any] = field(default_factory=dict)
     side: str = ""
 
-    def name(self, role: str, value: Any, kind: str = "") -> str:
+    def choose_name(self, role: str, value: Any, kind: str = "") -> str:
         """Return the field for a `role`: an existing one with this value, or a new one.
 
         If the field called `role` has another value, the name gets the prefix encoder or `kind`, or a number at the
@@ -32,6 +32,6 @@ class Fields:
                 self.values.setdefault(name, value)
                 return name
 
-    def size(self, role: str, value: int, kind: str = "") -> Poly:
-        """Return the field for a `role` as a symbolic size; see `name`."""
-        return sizes.sym(self.name(role, value, kind))
+    def choose_size(self, role: str, value: int, kind: str = "") -> Poly:
+        """Return the field for a `role` as a symbolic size; see `choose_name`."""
+        return sizes.sym(self.choose_name(role, value, kind))

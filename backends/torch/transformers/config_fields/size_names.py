@@ -43,27 +43,27 @@ class SizeNames:
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
-        for name in (_name_tokens, _name_attentions, _name_feed_forwards, _name_mixtures, _name_recurrences):
-            name(self.axes, fields)
-        self.axes.deduce(fields.values)
+        for name_axes in (_name_tokens, _name_attentions, _name_feed_forwards, _name_mixtures, _name_recurrences):
+            name_axes(self.axes, fields)
+        self.axes.deduce_names(fields.values)
         _name_remaining_widths(self.axes, fields)
-        self.axes.deduce(fields.values)
+        self.axes.deduce_names(fields.values)
         for node in graph.nodes:
             _name_attributes(self, node)
         for node, role in map_logit_nodes(graph).items():
             if role != SOFTCAP_DIVISION:
-                self.name(node, "by", sizes.sym(fields.name(role, node.attrs["by"])))
+                self.name_attr(node, "by", sizes.sym(fields.choose_name(role, node.attrs["by"])))
 
-    def name(self, node: Node, attr: str, size: Size) -> None:
+    def name_attr(self, node: Node, attr: str, size: Size) -> None:
         """Name the attribute `attr` of `node` by the expression `size`."""
         self._attrs[node, attr] = size
 
-    def size(self, value: Value, axis: int) -> ConfigValue | Size:
+    def get_size(self, value: Value, axis: int) -> ConfigValue | Size:
         """Return the size of an axis: a `Name` if it is an expression over fields, else the size itself."""
-        size, named = value.shape[axis], self.axes.name_of((value, axis % len(value.shape)))
+        size, named = value.shape[axis], self.axes.get_name((value, axis % len(value.shape)))
         return ConfigValue(size, named) if isinstance(named, Poly) else size
 
-    def attr(self, node: Node, attr: str) -> Any:
+    def get_attr(self, node: Node, attr: str) -> Any:
         """Return an attribute of `node`: a `Name` if it is an expression over fields, else its value."""
         value, named = node.attrs[attr], self._attrs.get((node, attr))
         return ConfigValue(value, named) if isinstance(named, Poly) else value
@@ -80,14 +80,16 @@ def _name_tokens(axes: AxisClasses, fields: Fields) -> None:
             ids = node.required_operand("ids")
             role = next((r for name, r in roles.items() if ids.name.endswith(name)), "")
             if role and role != "max_position_embeddings":
-                axes.name((table, 0), fields.size(role, table.shape[0]))
+                axes.set_name((table, 0), fields.choose_size(role, table.shape[0]))
             if role == "vocab_size" and not table.recipe.is_constant:
-                axes.name((table, 1), fields.size("hidden_size", table.shape[1]))
+                axes.set_name((table, 1), fields.choose_size("hidden_size", table.shape[1]))
     if (memory := axes.graph.inputs.get("encoder_hidden_states")) is not None and isinstance(memory.width, int):
         same = fields.values.get("hidden_size", memory.width) == memory.width
-        axes.name(get_axis(memory), fields.size("hidden_size" if same else "encoder_hidden_size", memory.width))
+        axes.set_name(
+            get_axis(memory), fields.choose_size("hidden_size" if same else "encoder_hidden_size", memory.width)
+        )
     if (logits := axes.graph.outputs.get("logits")) is not None and isinstance(logits.shape[-1], int):
-        axes.name(get_axis(logits), fields.size("vocab_size", logits.shape[-1]))
+        axes.set_name(get_axis(logits), fields.choose_size("vocab_size", logits.shape[-1]))
 
 
 def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
@@ -96,27 +98,27 @@ def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
             continue
         kind, (heads, kv_heads) = get_attention_kind(node), name_head_counts(node, fields)
         q, k, v = node.required_operand("q"), node.required_operand("k"), node.operand("v")
-        width = fields.size("head_dim", q.width // node.attrs["heads"], kind)
-        axes.name(get_axis(q), heads * width)
-        axes.name(get_axis(k), kv_heads * width)
+        width = fields.choose_size("head_dim", q.width // node.attrs["heads"], kind)
+        axes.set_name(get_axis(q), heads * width)
+        axes.set_name(get_axis(k), kv_heads * width)
         if v is None:
-            value_width = fields.size("kv_lora_rank", node.attrs["value_dim"])
+            value_width = fields.choose_size("kv_lora_rank", node.attrs["value_dim"])
         elif v.width // node.attrs["kv_heads"] == q.width // node.attrs["heads"]:
             value_width = width
         else:
-            value_width = fields.size("v_head_dim", v.width // node.attrs["kv_heads"], kind)
+            value_width = fields.choose_size("v_head_dim", v.width // node.attrs["kv_heads"], kind)
         if v is not None:
-            axes.name(get_axis(v), kv_heads * value_width)
-        axes.name(get_axis(node.output), heads * value_width)
+            axes.set_name(get_axis(v), kv_heads * value_width)
+        axes.set_name(get_axis(node.output), heads * value_width)
         if (sinks := node.operand("sinks")) is not None:
-            axes.name((sinks, 0), heads)
+            axes.set_name((sinks, 0), heads)
 
 
 def name_head_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
     """Return the numbers of query heads and of key/value heads of an attention, as expressions over `fields`."""
     kind, heads, kv_heads = get_attention_kind(node), node.attrs["heads"], node.attrs["kv_heads"]
-    queries = fields.size("num_attention_heads", heads, kind)
-    return queries, fields.size("num_key_value_heads", kv_heads, kind)
+    queries = fields.choose_size("num_attention_heads", heads, kind)
+    return queries, fields.choose_size("num_key_value_heads", kv_heads, kind)
 
 
 def get_attention_kind(node: Node) -> str:
@@ -133,57 +135,58 @@ def _name_feed_forwards(axes: AxisClasses, fields: Fields) -> None:
             continue
         shared = "shared" in node.scope
         role = "shared_expert_intermediate_size" if shared else "intermediate_size"
-        axes.name(get_axis(node.required_operand("x")), fields.size(role, unit.hidden))
+        axes.set_name(get_axis(node.required_operand("x")), fields.choose_size(role, unit.hidden))
 
 
 def _name_mixtures(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         if node.op is ops.moe:
             experts, hidden, _ = node.required_operand("up").shape
-            axes.name((node.required_operand("up"), 0), fields.size("num_experts", experts))
-            axes.name((node.required_operand("up"), 1), fields.size("moe_intermediate_size", hidden))
+            axes.set_name((node.required_operand("up"), 0), fields.choose_size("num_experts", experts))
+            axes.set_name((node.required_operand("up"), 1), fields.choose_size("moe_intermediate_size", hidden))
 
 
 def _name_recurrences(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         match node.op:
             case ops.selective_scan:
-                axes.name(
+                axes.set_name(
                     get_axis(node.required_operand("x")),
-                    fields.size("mamba_intermediate_size", node.required_operand("x").width),
+                    fields.choose_size("mamba_intermediate_size", node.required_operand("x").width),
                 )
-                axes.name(
-                    get_axis(node.required_operand("b")), fields.size("state_size", node.required_operand("b").width)
+                axes.set_name(
+                    get_axis(node.required_operand("b")),
+                    fields.choose_size("state_size", node.required_operand("b").width),
                 )
             case ops.ssd:
                 heads, groups = _name_recurrent_counts(node, fields)
                 x, b = node.required_operand("x"), node.required_operand("b")
-                axes.name(get_axis(x), heads * fields.size("mamba_head_dim", x.width // node.attrs["heads"]))
-                axes.name(get_axis(b), groups * fields.size("state_size", b.width // node.attrs["groups"]))
-                axes.name(get_axis(node.required_operand("delta")), heads)
+                axes.set_name(get_axis(x), heads * fields.choose_size("mamba_head_dim", x.width // node.attrs["heads"]))
+                axes.set_name(get_axis(b), groups * fields.choose_size("state_size", b.width // node.attrs["groups"]))
+                axes.set_name(get_axis(node.required_operand("delta")), heads)
             case ops.causal_conv:
                 weight = node.required_operand("weight")
-                axes.name((weight, 1), fields.size("conv_kernel", weight.shape[1]))
+                axes.set_name((weight, 1), fields.choose_size("conv_kernel", weight.shape[1]))
             case ops.linear_attention | ops.gated_linear_attention | ops.gated_delta_rule:
                 heads, groups = _name_recurrent_counts(node, fields)
                 q, k, v = (node.required_operand(n) for n in "qkv")
                 shared = int(node.attrs.get("groups") or node.attrs["heads"])
-                key = fields.size("linear_key_head_dim", q.width // shared)
-                value = fields.size("linear_value_head_dim", v.width // node.attrs["heads"])
-                axes.name(get_axis(q), groups * key)
-                axes.name(get_axis(k), groups * key)
-                axes.name(get_axis(v), heads * value)
-                axes.name(get_axis(node.output), heads * value)
+                key = fields.choose_size("linear_key_head_dim", q.width // shared)
+                value = fields.choose_size("linear_value_head_dim", v.width // node.attrs["heads"])
+                axes.set_name(get_axis(q), groups * key)
+                axes.set_name(get_axis(k), groups * key)
+                axes.set_name(get_axis(v), heads * value)
+                axes.set_name(get_axis(node.output), heads * value)
 
 
 def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
     """Return the numbers of heads and of groups of a recurrence, as expressions over `fields`."""
     role = "mamba" if node.op is ops.ssd else "linear"
     heads, groups = node.attrs["heads"], int(node.attrs.get("groups") or node.attrs["heads"])
-    named = fields.size(f"{role}_num_heads", heads) if heads > 1 else 1
+    named = fields.choose_size(f"{role}_num_heads", heads) if heads > 1 else 1
     if groups == heads:
         return named, named
-    return named, fields.size(f"{role}_num_groups", groups) if groups > 1 else 1
+    return named, fields.choose_size(f"{role}_num_groups", groups) if groups > 1 else 1
 
 
 def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
@@ -191,15 +194,15 @@ def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
             weight = node.operand("weight") if node.op is ops.linear else None
-            if isinstance(weight, Param) and axes.name_of((weight, axis)) is None and axes.number((weight, axis)):
+            if isinstance(weight, Param) and axes.get_name((weight, axis)) is None and axes.get_size((weight, axis)):
                 local = weight.name.removesuffix(".weight").rpartition(".")[2]
-                axes.name((weight, axis), fields.size(f"{local}_{ending}", weight.shape[axis]))
-                axes.deduce(fields.values)
+                axes.set_name((weight, axis), fields.choose_size(f"{local}_{ending}", weight.shape[axis]))
+                axes.deduce_names(fields.values)
     for param in list_read_params(axes.graph):
         for axis, size in enumerate(param.shape):
-            if not param.recipe.is_constant and axes.name_of((param, axis)) is None and axes.number((param, axis)):
+            if not param.recipe.is_constant and axes.get_name((param, axis)) is None and axes.get_size((param, axis)):
                 stem = param.name.removesuffix(".weight").rpartition(".")[2]
-                axes.name((param, axis), fields.size(f"{stem}_size" if axis == 0 else f"{stem}_width", size))
+                axes.set_name((param, axis), fields.choose_size(f"{stem}_size" if axis == 0 else f"{stem}_width", size))
 
 
 # -- attributes
@@ -210,12 +213,12 @@ def _name_attributes(names: SizeNames, node: Node) -> None:
     for (op, attr), role in FLOAT_FIELDS.items():
         real = node.op is op and isinstance(node.attrs[attr], float)
         if real and (attr == "eps" or node.attrs[attr] != op.attrs[attr].default):
-            names.name(node, attr, sizes.sym(fields.name(role, node.attrs[attr], _get_field_prefix(node))))
+            names.name_attr(node, attr, sizes.sym(fields.choose_name(role, node.attrs[attr], _get_field_prefix(node))))
     for (op, attr), role in INT_FIELDS.items():
         if node.op is op and isinstance(value := node.attrs[attr], int) and (value > 1 or attr == "k"):
             if role == "attention_stride" and node.attrs["pattern"] == "chunked":
                 role = "attention_chunk_size"
-            names.name(node, attr, fields.size(role, value))
+            names.name_attr(node, attr, fields.choose_size(role, value))
     if (rule := ATTRIBUTES.get(node.op)) is not None:
         rule(names, node)
 
@@ -252,9 +255,9 @@ def _get_field_prefix(node: Node) -> str:
 
 def _name_heads(names: SizeNames, node: Node) -> None:
     for attr, count in zip(("heads", "kv_heads"), name_head_counts(node, names.fields), strict=True):
-        names.name(node, attr, count)
+        names.name_attr(node, attr, count)
     if node.attrs["value_dim"]:
-        names.name(node, "value_dim", names.fields.size("kv_lora_rank", node.attrs["value_dim"]))
+        names.name_attr(node, "value_dim", names.fields.choose_size("kv_lora_rank", node.attrs["value_dim"]))
 
 
 def _name_rope_heads(names: SizeNames, node: Node) -> None:
@@ -263,7 +266,7 @@ def _name_rope_heads(names: SizeNames, node: Node) -> None:
         attention, role = match
         heads, kv_heads = name_head_counts(attention, names.fields)
         if node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]:
-            names.name(node, "heads", heads if role == "q" else kv_heads)
+            names.name_attr(node, "heads", heads if role == "q" else kv_heads)
 
 
 def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
@@ -283,12 +286,12 @@ def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
 def _name_recurrent_heads(names: SizeNames, node: Node) -> None:
     for attr, count in zip(("heads", "groups"), _name_recurrent_counts(node, names.fields), strict=True):
         if attr in node.attrs:
-            names.name(node, attr, count)
+            names.name_attr(node, attr, count)
 
 
 def _name_active_experts(names: SizeNames, node: Node) -> None:
     if (active := node.attrs["active"]) is not None:
-        names.name(node, "active", names.fields.size("num_experts_per_tok", active))
+        names.name_attr(node, "active", names.fields.choose_size("num_experts_per_tok", active))
 
 
 ATTRIBUTES: dict[Op, Callable[[SizeNames, Node], None]] = {

@@ -28,13 +28,13 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 class Plans:
     """The plans of a config, by the name of their field.
 
-    units: modules that are divided together, with their styles by path. whole: reasons for parts that stay undivided.
+    units: modules that are divided together, with their styles by path. undivided: reasons for parts that stay undivided.
     one_stage: the reason why the model is a single pipeline stage, "" if it can have several.
     """
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
     units: dict[str, dict[str, str]] = field(default_factory=dict)
-    whole: dict[str, str] = field(default_factory=dict)
+    undivided: dict[str, str] = field(default_factory=dict)
     one_stage: str = ""
 
 
@@ -67,7 +67,7 @@ def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict
     """Return the tensor-parallel plan of linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), the styles
     of its units, and the reason for each part that is not divided."""
     divided = find_tensor_units(lowered.graph, lowered.base)
-    units, reasons = divided.styles, divided.whole
+    units, reasons = divided.styles, divided.undivided
     for home in lowered.emitter.experts:
         names = [k.rpartition(".")[2] for k in lowered.base.weights if k.startswith(f"{home}.")]
         units[home] = {}

@@ -25,7 +25,7 @@ def find_refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
     (base,) = bases
     lowered, common = base.lowered, [*_list_common_reasons(base)]
     engines = [*common, *_list_engine_reasons(lowered), *_list_expert_reasons(lowered)]
-    if not lowered.emitter.decodes:
+    if not lowered.emitter.is_decoder:
         return {BATCHES: ["it is an encoder"], VLLM: engines, SGLANG: engines}
     return {
         BATCHES: [*common, *_list_paging_reasons(lowered)],
@@ -47,7 +47,7 @@ def _list_common_reasons(base: BaseModel) -> Iterator[str]:
         yield "relative keys and values are in no attention function"
     if any(n.op is ops.block_sparse_attention for n in graph.nodes):
         yield "blocks of keys are in no attention function"
-    if e.shared:
+    if e.shares_weights:
         yield "layers share weights, so a module has several caches"
     if base.count_field != "num_hidden_layers":
         yield "some layers have more than one cache"
@@ -73,7 +73,7 @@ def _list_common_reasons(base: BaseModel) -> Iterator[str]:
 
 def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
     e = lowered.emitter
-    features = set().union(*(attending.features for attending in e.attending.values()))
+    features = set().union(*(attending.features for attending in e.attentions.values()))
     if "s_aux" in features:
         yield "attention has sinks"
     if not e.embedding:
@@ -121,14 +121,14 @@ def _list_vllm_reasons(lowered: LoweredModel) -> Iterator[str]:
 
 
 def _list_sglang_reasons(lowered: LoweredModel) -> Iterator[str]:
-    if any("softcap" in attending.features for attending in lowered.emitter.attending.values()):
+    if any("softcap" in attending.features for attending in lowered.emitter.attentions.values()):
         yield "scores are squashed, which its attention does not compute"
     if lowered.head is not None and any(key.endswith(".bias") for key in lowered.head.weights):
         yield "the head has a bias, which it does not load"
 
 
 def _list_paging_reasons(lowered: LoweredModel) -> Iterator[str]:
-    features = set().union(*(attending.features for attending in lowered.emitter.attending.values()))
+    features = set().union(*(attending.features for attending in lowered.emitter.attentions.values()))
     if features & {"softcap", "s_aux"}:
         yield "scores are squashed, or have sinks, which its attention does not compute"
 
@@ -154,7 +154,7 @@ def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: LoweredMod
     accepts = {engine: "takes it" + (without if engine != BATCHES else "") for engine in reasons_by_engine}
     lines = [f"{engine}: {'; '.join(reasons) or accepts[engine]}" for engine, reasons in reasons_by_engine.items()]
     parts: dict[str, str] = {}
-    for path, reason in plans.whole.items():  # once for equal layers
+    for path, reason in plans.undivided.items():  # once for equal layers
         parts.setdefault(LAYER.sub(".*", path) or "the model", LAYER.sub(".*", reason))
     lines += [f"tensor parallelism: {path} stays whole, {reason}" for path, reason in parts.items()]
     return [*lines, f"pipeline parallelism: one stage, {plans.one_stage}"] if plans.one_stage else lines

@@ -25,11 +25,11 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 class Units:
     """Groups of modules that tensor parallelism divides together or not at all.
 
-    styles: for the scope of each group, the style of each module by path. whole: reasons for undivided scopes.
+    styles: for the scope of each group, the style of each module by path. undivided: reasons for undivided scopes.
     """
 
     styles: dict[str, dict[str, str]] = field(default_factory=dict)
-    whole: dict[str, str] = field(default_factory=dict)
+    undivided: dict[str, str] = field(default_factory=dict)
 
 
 def find_tensor_units(graph: Graph, program: Program) -> Units:
@@ -44,7 +44,7 @@ def find_tensor_units(graph: Graph, program: Program) -> Units:
         else:
             continue
         if isinstance(styles, str):
-            units.whole[name] = styles
+            units.undivided[name] = styles
         elif styles:
             units.styles.setdefault(name, {}).update(styles)
     return units

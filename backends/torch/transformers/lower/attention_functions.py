@@ -37,7 +37,7 @@ def _lower_attention(e: HFEmitter, node: Node) -> Operand | None:
     attending = AttentionRecord(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
     keywords = _write_score_keywords(e, node, attending, operands)
-    if _is_only_attention(node) and not e.apart:
+    if _is_only_attention(node) and not e.separate:
         return _emit_inline(e, node, attending, operands, keywords)
     if node in e.cross_attentions:
         operands[1:3] = _emit_cross_cache(e, k, v)
@@ -49,15 +49,17 @@ def _lower_attention(e: HFEmitter, node: Node) -> Operand | None:
     path = place.output.name
     cached = node in e.cached
     order = [*_list_distinct(node, e.cached)].index(_find_key(node)) if cached else 0
-    index = (f"layer_idx + {order}" if order else "layer_idx") if cached and not e.shared else "None"
+    index = (f"layer_idx + {order}" if order else "layer_idx") if cached and not e.shares_weights else "None"
     causal = "" if attending.causal else ", is_causal=False"
     leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {attending.groups}, {attending.scaling}{causal})")
     arguments = "".join(f", {text}" for text in keywords)
     last = len(operands)
-    past = f", past_key_values={e.own(f'{{{last + 1}}}')}" if cached else ""
-    past += f", layer_idx={{{last + 2}}}" if cached and e.shared else ""
+    past = f", past_key_values={e.write_self_cache(f'{{{last + 1}}}')}" if cached else ""
+    past += f", layer_idx={{{last + 2}}}" if cached and e.shares_weights else ""
     text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{arguments}{past}, **kwargs)"
-    x = e.emit(text, *operands, leaf, *([CACHE, INDEX] if cached and e.shared else [CACHE] if cached else []), name="x")
+    x = e.emit(
+        text, *operands, leaf, *([CACHE, INDEX] if cached and e.shares_weights else [CACHE] if cached else []), name="x"
+    )
     _record_attention(e, attending)
     return x
 
@@ -154,14 +156,14 @@ def _emit_cross_cache(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> t
     text_v, operands_v = e.inline(v, 2 + len(operands_k))
     text = f"update_cross_cache({{0}}, {{1}}, lambda: ({text_k}, {text_v}))"
     outputs = e.emit_tuple(text, CACHE, INDEX, *operands_k, *operands_v, names=("k", "v"))
-    e.crossed.add(e.program.statements[-1])
+    e.cross_writes.add(e.program.statements[-1])
     return outputs
 
 
 def _record_attention(e: HFEmitter, attending: AttentionRecord) -> None:
     """Record the last statement as `attending`; its outer scope also returns the softmax, for transformers."""
     statement, node = e.program.statements[-1], attending.node
-    e.attending[statement] = attending
+    e.attentions[statement] = attending
     outer = node.scope.rpartition(".")[0]
     if len(statement.results) == 2 and outer:
         e.program.statements.append(Statement("", statement.results[1:], (), outer))

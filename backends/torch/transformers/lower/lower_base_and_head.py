@@ -37,12 +37,12 @@ REGISTERED = (attention, dense, experts, relative)  # modules whose import regis
 class LoweredModel:
     """A decoder or an encoder, lowered to the programs of its base model and of its head.
 
-    whole, graph: graph of the model, and of this side of it. side: decoder or encoder of an encoder-decoder, else "".
+    full_graph, graph: graph of the model, and of this side of it. side: decoder or encoder of an encoder-decoder, else "".
     hidden: the hidden states that the head reads. masks: source of the function that computes the masks of all layers,
     "" if a function of transformers does.
     """
 
-    whole: Graph
+    full_graph: Graph
     graph: Graph
     side: str
     base: Program
@@ -54,9 +54,9 @@ class LoweredModel:
 
     @property
     def names(self) -> dict[str, str]:
-        """Map the parameters of `graph` to their names in `whole`."""
+        """Map the parameters of `graph` to their names in `full_graph`."""
         within = {name: f"{self.side}.{name}" for name in self.graph.params}
-        return {name: path if path in self.whole.params else name for name, path in within.items()}
+        return {name: path if path in self.full_graph.params else name for name, path in within.items()}
 
     @property
     def tied(self) -> dict[str, str]:
@@ -78,11 +78,11 @@ def lower_sides(forms: Mapping[str, Graph]) -> list[LoweredModel]:
 
 
 def _lower_side(
-    forms: Mapping[str, Graph], side: str, fields: Fields, functions: Mapping[str, str], apart: bool = False
+    forms: Mapping[str, Graph], side: str, fields: Fields, functions: Mapping[str, str], separate: bool = False
 ) -> LoweredModel:
     model, graph = forms[MODEL], forms[side or MODEL]
     hidden, head = _find_head(graph)
-    e = HFEmitter(graph, SizeNames(graph, fields), fields, head, side, apart)
+    e = HFEmitter(graph, SizeNames(graph, fields), fields, head, side, separate)
     e.program.functions |= functions
     emit_nodes(e, graph, OVERRIDES)
     outputs = {name: e[value] for name, value in graph.outputs.items()}
@@ -121,7 +121,7 @@ def _split_task_head(
     functions: dict[str, str],
 ) -> LoweredModel:
     """Split the program of a graph with a task head: statements after the base model's outputs belong to the head."""
-    cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.given["input_ids"]: "input_ids"}
+    cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.arguments["input_ids"]: "input_ids"}
     pooled = outputs.get("pooler_output")
     if isinstance(pooled, Var):
         cut[pooled] = "pooler_output"
@@ -146,8 +146,11 @@ def _has_unlike_attentions(lowered: LoweredModel) -> bool:
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in group_statements(lowered.base).walk():
         for item in method.items:
-            facts = lowered.emitter.attending.get(item) if isinstance(item, Statement) else None
-            if facts is not None and attributes.setdefault(method.key, facts.module_facts) != facts.module_facts:
+            facts = lowered.emitter.attentions.get(item) if isinstance(item, Statement) else None
+            if (
+                facts is not None
+                and attributes.setdefault(method.key, facts.module_attributes) != facts.module_attributes
+            ):
                 return True
     return False
 

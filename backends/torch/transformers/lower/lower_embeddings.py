@@ -36,7 +36,7 @@ def _lower_embedding(e: HFEmitter, node: Node) -> Operand | None:
     leaf = e.make_submodule(init, weight=table)
     e.scaling = scaling if leaf else None
     e.embedding = table.name.removesuffix(".weight")
-    e.embed("{2}({1})" if leaf else "F.embedding({1}, {2})", leaf or e[table])
+    e.emit_embedding("{2}({1})" if leaf else "F.embedding({1}, {2})", leaf or e[table])
     return e.emit("{0}", e.embeds, name="hidden_states", shape=node.output.shape)
 
 
@@ -124,8 +124,8 @@ def _lower_relative_position_bias(e: HFEmitter, node: Node) -> Operand | None:
 
 def emit_distances(e: HFEmitter) -> Var:
     """Emit the distances of all keys from the new tokens, once for all layers."""
-    operands = (e.embeds, e.own_past) if e.decodes else (e.embeds,)
-    return e.hoist("distance", f"key_distances({'{0}, {1}' if e.decodes else '{0}'})", *operands, name="distance")
+    operands = (e.embeds, e.self_past) if e.is_decoder else (e.embeds,)
+    return e.hoist("distance", f"key_distances({'{0}, {1}' if e.is_decoder else '{0}'})", *operands, name="distance")
 
 
 @hf_lowering(ops.iota)
@@ -144,7 +144,7 @@ def _lower_unsqueeze(e: HFEmitter, node: Node) -> Operand | None:
 def is_position_iota(e: HFEmitter, node: Node) -> bool:
     """Return whether a node computes the positions of all tokens of an encoder."""
     return (
-        not e.decodes
+        not e.is_decoder
         and node.op is ops.iota
         and node.required_operand("x") is e.graph.inputs.get("input_ids")
         and node.attrs["axis"] == 1
@@ -156,6 +156,6 @@ def _lower_affine(e: HFEmitter, node: Node) -> Operand | None:
     """Emit the division of logits by the named soft cap; skip the scaling of `ScaledEmbedding`."""
     if node is e.scaling:
         return e[node.required_operand("x")]
-    if node not in e.divided:
+    if node not in e.softcap_divisions:
         return None
     return e.emit("{0} / config.final_logit_softcapping", node.required_operand("x"), replaces=0)

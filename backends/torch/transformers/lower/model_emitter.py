@@ -69,7 +69,7 @@ class AttentionRecord:
         return bool(self.node.attrs["causal"])
 
     @property
-    def module_facts(self) -> tuple[str, str, bool]:
+    def module_attributes(self) -> tuple[str, str, bool]:
         """Return the facts that are attributes of the module: scale, groups, causality."""
         return self.scaling, self.groups, self.causal
 
@@ -78,36 +78,36 @@ class HFEmitter(Emitter):
     """Collects the statements of a decoder or an encoder for transformers.
 
     fields: config fields. head: the linear map of the logits. side: encoder or decoder, "" for other models.
-    apart: each attention is a module of its own.
+    separate: each attention is a module of its own.
     """
 
     calls_kernels: ClassVar[bool] = False
     has_comments: ClassVar[bool] = False  # sizes have names
 
     def __init__(
-        self, graph: Graph, names: SizeNames, fields: Fields, head: Node | None, side: str = "", apart: bool = False
+        self, graph: Graph, names: SizeNames, fields: Fields, head: Node | None, side: str = "", separate: bool = False
     ) -> None:
         super().__init__(graph, find_cached_nodes(graph), set(), find_cross_attentions(graph))
-        self.names, self.fields, self.head, self.side, self.apart = names, fields, head, side, apart
-        self.divided = {node for node, role in map_logit_nodes(graph).items() if role == SOFTCAP_DIVISION}
-        self.shared = has_shared_weights(
+        self.names, self.fields, self.head, self.side, self.separate = names, fields, head, side, separate
+        self.softcap_divisions = {node for node, role in map_logit_nodes(graph).items() if role == SOFTCAP_DIVISION}
+        self.shares_weights = has_shared_weights(
             graph, self.cached | self.cross_attentions
         )  # then calls pass the number of their cache
-        self.decodes = graph.meta.get("kind", "decoder") == "decoder"
+        self.is_decoder = graph.meta.get("kind", "decoder") == "decoder"
         without = {"token_type_ids", HIDDEN, MASK} - graph.inputs.keys() | (
-            set() if self.decodes else {"past_key_values", "use_cache"}
+            set() if self.is_decoder else {"past_key_values", "use_cache"}
         )
         arguments = {name: kind for name, kind in ARGUMENTS.items() if name not in without}
-        self.given = {name: Var(name, type=kind, default="None") for name, kind in arguments.items()}
+        self.arguments = {name: Var(name, type=kind, default="None") for name, kind in arguments.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
         self.past = Var("past_key_values", type="Cache | None")
-        self.own_past = Var("own_past", type="Cache | None") if self.cross_attentions else self.past
-        self.attention_mask = self.given["attention_mask"]
+        self.self_past = Var("own_past", type="Cache | None") if self.cross_attentions else self.past
+        self.attention_mask = self.arguments["attention_mask"]
         self.embedding = ""  # the path of the module that embeds tokens
         self.scaling: Node | None = None  # the node that this module computes also
         self.masks: dict[object, SharedMask] = {}
-        self.attending: dict[Statement, AttentionRecord] = {}
-        self.crossed: set[Statement] = set()  # statements that cache keys and values of the encoder
+        self.attentions: dict[Statement, AttentionRecord] = {}
+        self.cross_writes: set[Statement] = set()  # statements that cache keys and values of the encoder
         self.recurrent: dict[Statement, int] = {}  # the number of its first state
         self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
         # For each recurrence of a scope: the number of its first state, and its number of states; kept for repeated
@@ -115,57 +115,57 @@ class HFEmitter(Emitter):
         self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():
             if name == "input_ids":
-                self._operands[value] = self.embeds if is_only_embedded(graph, value) else self.given["input_ids"]
+                self._operands[value] = self.embeds if is_only_embedded(graph, value) else self.arguments["input_ids"]
             elif name == "position_ids":
                 self._operands[value] = self.positions
             elif name in (HIDDEN, MASK):
-                self._operands[value] = self.given[name]
+                self._operands[value] = self.arguments[name]
             elif name == "token_type_ids":
                 self._operands[value] = made = Var(name, value.shape)
-                self._first(f"{ZEROS} if {{0}} is None else {{0}}", (self.given[name], self.embeds), made, 0)
+                self._emit_early(f"{ZEROS} if {{0}} is None else {{0}}", (self.arguments[name], self.embeds), made, 0)
             elif name == "attention_mask":
-                self._operands[value] = self._whole_mask(value)
-        self.program.inputs = [*self.given.values()]
-        self._begin()
+                self._operands[value] = self._complete_mask(value)
+        self.program.inputs = [*self.arguments.values()]
+        self._emit_defaults()
 
     def size_of(self, value: Value, axis: int = -1) -> Any:
-        return self.names.size(value, axis)
+        return self.names.get_size(value, axis)
 
     def attr(self, node: Node, name: str) -> Any:
-        return self.names.attr(node, name)
+        return self.names.get_attr(node, name)
 
-    def _begin(self) -> None:
-        """Emit defaults for omitted arguments of the forward, except embeddings (see `embed`)."""
-        arguments = self.given
-        if not self.decodes:
+    def _emit_defaults(self) -> None:
+        """Emit defaults for omitted arguments of the forward, except embeddings (see `emit_embedding`)."""
+        arguments = self.arguments
+        if not self.is_decoder:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
-            self._first(text, (arguments["position_ids"], self.embeds), self.positions, 0)
+            self._emit_early(text, (arguments["position_ids"], self.embeds), self.positions, 0)
             return
         cache = "DynamicCache(config=self.config)"
         cache = f"EncoderDecoderCache({cache}, DynamicCache())" if self.cross_attentions else cache
         text = f"{cache} if {{0}} and {{1}} is None else {{1}}"
-        self._first(text, (arguments["use_cache"], arguments["past_key_values"]), self.past, 1)
+        self._emit_early(text, (arguments["use_cache"], arguments["past_key_values"]), self.past, 1)
         if self.cross_attentions:
-            self._first("self_attention_cache({0})", (self.past,), self.own_past)
+            self._emit_early("self_attention_cache({0})", (self.past,), self.self_past)
         past = Var("past", type="int")
         counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # paged caches do not count tokens
-        self._first(counted, (self.past, arguments["position_ids"]), past)
+        self._emit_early(counted, (self.past, arguments["position_ids"]), past)
         arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
-        self._first(
+        self._emit_early(
             f"{arange} if {{0}} is None else {{0}}", (arguments["position_ids"], self.embeds, past), self.positions, 0
         )
-        if self.cached and not self.counts:
+        if self.cached and not self.has_counting_cache:
             # After the positions, which need the previous count.
             text = "if {0} is not None: count_tokens({0}, {1})"
-            self.program.statements.append(Statement(text, (self.own_past, self.embeds, self.positions), (), TOP))
+            self.program.statements.append(Statement(text, (self.self_past, self.embeds, self.positions), (), TOP))
 
-    def _whole_mask(self, value: Value) -> Var:
+    def _complete_mask(self, value: Value) -> Var:
         """Return the padding mask of an encoder; if ops other than attention read it, it is all ones by default."""
         if all(node.op is ops.attention for node, _ in value.uses):
             return self.attention_mask
         full = Var("attention_mask", value.shape)
         text = f"{ZEROS.replace('zeros', 'ones')} if {{0}} is None else {{0}}"
-        self._first(text, (self.attention_mask, self.embeds), full, 0)
+        self._emit_early(text, (self.attention_mask, self.embeds), full, 0)
         self.attention_mask = full
         return full
 
@@ -175,16 +175,16 @@ class HFEmitter(Emitter):
         return "encoder_masks" if self.side == ENCODER else "attention_masks"
 
     @property
-    def counts(self) -> bool:
+    def has_counting_cache(self) -> bool:
         """Return whether a KV cache counts the tokens; states of recurrences do not count them."""
         return any(find_caches(node) for node in self.cached)
 
-    def embed(self, text: str, module: Operand) -> None:
+    def emit_embedding(self, text: str, module: Operand) -> None:
         """Emit embeddings of the token ids, for a forward without `inputs_embeds`; `text` is the call of `module`."""
-        operands = self.given["inputs_embeds"], self.given["input_ids"], module
-        self._first(f"{text} if {{0}} is None else {{0}}", operands, self.embeds, 0)
+        operands = self.arguments["inputs_embeds"], self.arguments["input_ids"], module
+        self._emit_early(f"{text} if {{0}} is None else {{0}}", operands, self.embeds, 0)
 
-    def _first(self, text: str, operands: tuple[Operand, ...], made: Var, replaces: int | None = None) -> None:
+    def _emit_early(self, text: str, operands: tuple[Operand, ...], made: Var, replaces: int | None = None) -> None:
         self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
 
     def zero_padding(self, value: Value | Operand) -> Operand:
@@ -196,7 +196,7 @@ class HFEmitter(Emitter):
         """Return the padding mask [batch, seq] of all recurrences; the first use emits it."""
         key = RECURRENT, ""
         if key not in self.masks:
-            operands = (self.embeds, self.attention_mask, *([self.own_past] if self.decodes else []))
+            operands = (self.embeds, self.attention_mask, *([self.self_past] if self.is_decoder else []))
             mask = self.hoist(("mask", key), "...", *operands, name="padding")
             mask.type = "Tensor | None"
             statement = next(s for s in self.program.statements if mask in s.results)
@@ -210,7 +210,7 @@ class HFEmitter(Emitter):
         states = self.states.setdefault(self.scope, {})
         key = node.op, find_param(get_first_operand(node))
         first, _ = states.setdefault(key, (sum(n for _, n in states.values()), parts))
-        cache, index = self.own(f"{{{len(operands)}}}"), f"{{{len(operands) + 1}}}"
+        cache, index = self.write_self_cache(f"{{{len(operands)}}}"), f"{{{len(operands) + 1}}}"
         place = f"{cache}, {index}" + (f", {first}" if first or parts > 1 else "")
         past = f"past_states({place}{f', {parts}' if parts > 1 else ''})"
         update = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
@@ -222,7 +222,7 @@ class HFEmitter(Emitter):
             return shown
         return result
 
-    def own(self, cache: str) -> str:
+    def write_self_cache(self, cache: str) -> str:
         """Return the source of the self-attention part of `cache`, which is `cache` itself without cross-attention."""
         return f"self_attention_cache({cache})" if self.cross_attentions else cache
 
@@ -231,16 +231,16 @@ class HFEmitter(Emitter):
         recipe = param.recipe
         if not isinstance(recipe, RopeFrequencies) or write_formula(recipe) is None:
             return super().resolve_param(param)
-        return self.hoist(recipe, self._frequencies(recipe), self.embeds, name="frequencies")
+        return self.hoist(recipe, self._write_frequencies(recipe), self.embeds, name="frequencies")
 
-    def _frequencies(self, recipe: RopeFrequencies) -> str:
+    def _write_frequencies(self, recipe: RopeFrequencies) -> str:
         """Return the expression of `write_formula`, with config fields for theta and the rotated width."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
-        width = width or self.fields.name("rotary_dim", recipe.dim)
+        width = width or self.fields.choose_name("rotary_dim", recipe.dim)
         rotated = None if self.node is None else find_attention(self.node.output)
         kind = "" if rotated is None else get_attention_kind(rotated[0])
-        theta = self.fields.name("rope_theta", _write_number(recipe.theta), kind)
+        theta = self.fields.choose_name("rope_theta", _write_number(recipe.theta), kind)
         text = write_formula(recipe) or ""
         start = f"rope_frequencies({recipe.dim}, {_write_number(recipe.theta)}, "
         named = f"rope_frequencies(config.{width}, config.{theta}, "

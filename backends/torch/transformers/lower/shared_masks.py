@@ -24,8 +24,8 @@ def get_mask(e: HFEmitter, node: Node) -> Var:
     if key not in e.masks:
         name = "mask" if kind in (FULL, BIDIRECTIONAL) else kind.split("_")[0] + "_mask"
         operands: tuple[Operand, ...] = (e.embeds, e.attention_mask)
-        if e.decodes:
-            operands = (*operands, e.own_past, e.positions)
+        if e.is_decoder:
+            operands = (*operands, e.self_past, e.positions)
         mask = e.hoist(("mask", key), "...", *operands, name=name)
         mask.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
         statement = next(s for s in e.program.statements if mask in s.results)
@@ -39,7 +39,7 @@ def _emit_source_mask(e: HFEmitter, node: Node) -> Var:
     if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
         raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
     text = f"{STANDARD_MASKS[BIDIRECTIONAL]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
-    mask = e.hoist("source mask", text, e.embeds, e.given[MASK], e.given[HIDDEN], name="source_mask")
+    mask = e.hoist("source mask", text, e.embeds, e.arguments[MASK], e.arguments[HIDDEN], name="source_mask")
     mask.type = "Any"
     return mask
 
@@ -75,7 +75,7 @@ def finish_masks(e: HFEmitter) -> str:
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
     if len(kinds) <= 1 and all(kind in STANDARD_MASKS and kind != RECURRENT for kind in kinds):
         for kind, mask in kinds.items():
-            cache = ", None" if mask.causal and not e.decodes else ""
+            cache = ", None" if mask.causal and not e.is_decoder else ""
             mask.statement.text = f"{STANDARD_MASKS[kind]}({arguments}{cache})"
         return ""
     masks = Var("masks", type="dict[str, Any]")
@@ -84,7 +84,7 @@ def finish_masks(e: HFEmitter) -> str:
     e.program.statements.insert(e.program.statements.index(first), call)
     for kind, mask in kinds.items():
         mask.statement.text, mask.statement.operands = f'{{0}}["{kind}"]', (masks,)
-    return _write_masks_function(e.masks_name, [*kinds.values()], e.decodes)
+    return _write_masks_function(e.masks_name, [*kinds.values()], e.is_decoder)
 
 
 def _write_masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:

@@ -66,7 +66,7 @@ class BaseModel:
         return list_cache_kinds(self.method, self.lowered.emitter, self.stack)
 
     @property
-    def tells_kinds(self) -> bool:
+    def needs_kinds(self) -> bool:
         """Return whether the config must list the kinds of caches: by default, transformers assumes that all layers
         have the config's window, and SGLang that none has."""
         kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
@@ -74,21 +74,21 @@ class BaseModel:
         return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))
 
     @property
-    def inner(self) -> dict[str, Method]:
+    def inner_methods(self) -> dict[str, Method]:
         """Return the methods of inner classes by class name, without classes that another base model already has."""
         return {k: m for k, m in self.writer.methods.items() if m is not self.method and k not in self.writer.reused}
 
     @property
     def classes(self) -> list[ClassSource]:
-        return [c for k, c in self.writer.classes.items() if k in self.inner]
+        return [c for k, c in self.writer.classes.items() if k in self.inner_methods]
 
     @property
-    def own_outputs(self) -> dict[str, str]:
+    def extra_outputs(self) -> dict[str, str]:
         """Return the outputs for which no class of transformers has a field, with their meanings."""
         return {name: EXTRA_OUTPUTS[name] for name in self.lowered.base.outputs if name in EXTRA_OUTPUTS}
 
     @property
-    def own(self) -> ClassSource:
+    def main_class(self) -> ClassSource:
         """Return the class of the base model itself."""
         return self.writer.classes[self.name]
 
@@ -103,16 +103,16 @@ def write_base_model(
     """
     e, program = lowered.emitter, lowered.base
     top, title = group_statements(program), f"{name}{SIDE_TITLES[lowered.side]}"
-    if not e.shared:
+    if not e.shares_weights:
         loop_single_layers(top, program)
-    stack = None if e.shared else find_stack(top, e)  # the number of layers that share weights is fixed
+    stack = None if e.shares_weights else find_stack(top, e)  # the number of layers that share weights is fixed
     part = SIDE_TITLES[lowered.side] if lowered.side else ""
     returned = f"{name}{part}Output" if EXTRA_OUTPUTS.keys() & program.outputs.keys() else get_output_class(lowered)
     writer = HFClassWriter(program, e, title, config, returned, stack)
     writer.table = f"{'ENCODER_' * (lowered.side == 'encoder')}BLOCKS"
-    writer.usual = usual
+    writer.usual_std = usual
     for base in others:
-        writer.known |= base.writer.known | base.writer.written
+        writer.other_classes |= base.writer.other_classes | base.writer.own_classes
     caching = [] if stack is None else [c for c in stack.calls if number_caches(c.callee, e).count]
     only_layers = stack is None or number_caches(top, e).count in (0, len(caching), len(stack))
     writer.count_field = "num_hidden_layers" if only_layers and (stack is None or stack.caches == 1) else "num_blocks"
@@ -139,12 +139,12 @@ def finish_classes(base: BaseModel) -> None:
             line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")
         }
         read_config(c.lines, c.init, members)
-    read_config(base.own.lines, base.own.init, None)
+    read_config(base.main_class.lines, base.main_class.init, None)
 
 
 def write_init_weights(base: BaseModel, usual: float) -> list[str]:
     """Return the lines of ``_init_weights`` for the classes of a base model, experts included."""
-    methods, weights = {**base.inner, base.name: base.method}, base.lowered.base.weights
+    methods, weights = {**base.inner_methods, base.name: base.method}, base.lowered.base.weights
     return [
         *write_init_lines(methods, weights, usual),
         *write_expert_lines(base.lowered.emitter.experts, weights, usual),
@@ -178,7 +178,7 @@ def write_capabilities(bases: Iterable[BaseModel]) -> list[str]:
     """Return the attributes, common to all classes of a model, that declare its capabilities to transformers."""
     bases = [*bases]
     emitters = [base.lowered.emitter for base in bases]
-    features = set().union(*(facts.features for e in emitters for facts in e.attending.values()))
+    features = set().union(*(facts.features for e in emitters for facts in e.attentions.values()))
     blocks = sorted({name for base in bases for name in base.blocks})
     plain = not features & {"softcap", "s_aux"}
     lines = ["supports_gradient_checkpointing = True"] if blocks else []
@@ -186,7 +186,7 @@ def write_capabilities(bases: Iterable[BaseModel]) -> list[str]:
         lines.append(f"_no_split_modules = {blocks!r}".replace("'", '"'))
     if any(e.cached for e in emitters):
         lines.append('_skip_keys_device_placement = ["past_key_values", "cache"]')
-    if any(e.attending for e in emitters):
+    if any(e.attentions for e in emitters):
         able = {
             "_supports_flash_attn": not features & {"s_aux", "position_bias"},
             "_supports_sdpa": plain,
@@ -198,7 +198,7 @@ def write_capabilities(bases: Iterable[BaseModel]) -> list[str]:
             lines += [f"{' = '.join(names)} = {value}"] if names else []
     if any(e.cached for e in emitters):
         lines.append("_can_compile_fullgraph = True")
-    if any(e.recurrent for e in emitters if e.decodes):
+    if any(e.recurrent for e in emitters if e.is_decoder):
         lines.append("_is_stateful = True")
     if len(bases) == 1 and emitters[0].embedding and emitters[0].embedding != "embed_tokens":
         lines.append(f'_input_embed_layer = "{emitters[0].embedding}"')

@@ -56,7 +56,7 @@ def write_configuration(
     }
     defaults |= {k: ("list[str] | None", "None") for k, v in values.items() if isinstance(v, list)}
     text = load_template("configuration.py.j2").render(
-        title=lowered.whole.name,
+        title=lowered.full_graph.name,
         config=f"{name}Config",
         doc=f"The numbers of {name}Model; a smaller one has other numbers.",
         model_type=stem,
@@ -99,7 +99,7 @@ def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[P
         lines.append(f"return [kinds[i % len(kinds)] for i in range(self.{count})]")
         doc = f"The class of each layer: `{base.block_types}`, or {pattern}, again and again."
         properties.append(Property(base.writer.kinds, "list[str]", doc, lines))
-    if base.tells_kinds:
+    if base.needs_kinds:
         each, table_lines = _write_layer_kinds(base, stack)
         tables += table_lines
         properties.append(Property("layer_types", "list[str]", CACHES_DOC, _write_layer_types(base, stack, each)))
@@ -113,13 +113,13 @@ def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[P
 def _find_counting_cache(base: BaseModel) -> int | None:
     """Return the number of the recurrent cache that must count tokens; None if a KV cache counts them."""
     e = base.lowered.emitter
-    return base.kinds.index(RECURRENT) if e.cached and not e.counts else None
+    return base.kinds.index(RECURRENT) if e.cached and not e.has_counting_cache else None
 
 
 def _write_fixed_kinds(base: BaseModel) -> Property | None:
     """Return the property with the kinds of the caches of a model without a list of layers; None if none is needed."""
     kinds = [HYBRID if i == _find_counting_cache(base) else kind for i, kind in enumerate(base.kinds)]
-    if not base.tells_kinds:
+    if not base.needs_kinds:
         return None
     return Property("layer_types", "list[str]", CACHES_DOC, [f"return {_write_list(kinds)}"])
 

@@ -38,7 +38,7 @@ class HFMethodWriter(MethodWriter):
         if LOSS in outputs_by_name and self.writer.emitter.side == ENCODER:  # `generate` repeats it like batch rows
             outputs_by_name[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
         texts = [f"{name}={text}" for name, text in outputs_by_name.items()]
-        if self.writer.keeps_any:  # positional: past_key_values is called cache from transformers 5.24 on
+        if self.writer.has_caches:  # positional: past_key_values is called cache from transformers 5.24 on
             texts[:1] = [next(iter(outputs_by_name.values())), past]
         return f"{self.writer.returned}({', '.join(texts)})"
 
@@ -46,33 +46,33 @@ class HFMethodWriter(MethodWriter):
         """Name no states, because all layers share one cache."""
 
     def slot(self, item: Statement, slot: CacheSlot) -> str:
-        return self._index(item) if slot == INDEX else PAST
+        return self._write_index(item) if slot == INDEX else PAST
 
-    def _index(self, item: Statement) -> str:
-        offset = self.writer.offsets(self.method)[item]
-        return self._cache_number(offset, "layer_idx" if self.writer.emitter.shared else "self.layer_idx")
+    def _write_index(self, item: Statement) -> str:
+        offset = self.writer.get_offsets(self.method)[item]
+        return self._write_cache_number(offset, "layer_idx" if self.writer.emitter.shares_weights else "self.layer_idx")
 
-    def _cache_number(self, offset: int, first: str = "layer_idx") -> str:
+    def _write_cache_number(self, offset: int, first: str = "layer_idx") -> str:
         """Return the source of the cache number `first` + `offset`; in the top method only the offset."""
         if self.top:
             return str(offset)
         return f"{first} + {offset}" if offset else first
 
     def list_state_arguments(self, item: ModuleCall) -> list[str]:
-        if not self.writer.takes(item.callee):
+        if not self.writer.takes_cache(item.callee):
             return []
         past = self.token(self.writer.emitter.past) if self.top else PAST
         keeps = item.slots or (self.writer.emitter.cached and self.writer.is_layer(item.path))
         arguments = [f"{PAST}={past}"] if keeps else []
         if (
             self.top
-            and self.writer.emitter.attending
-            and self.writer.emitter.decodes
+            and self.writer.emitter.attentions
+            and self.writer.emitter.is_decoder
             and self.writer.emitter.positions not in item.inputs
         ):
             arguments.append(f"position_ids={self.token(self.writer.emitter.positions)}")
         if self.writer.takes_number(item.callee):
-            arguments.append(f"layer_idx={self._cache_number(self.writer.offsets(self.method)[item])}")
+            arguments.append(f"layer_idx={self._write_cache_number(self.writer.get_offsets(self.method)[item])}")
         return [*arguments, "**kwargs"]
 
     def list_loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
@@ -81,13 +81,13 @@ class HFMethodWriter(MethodWriter):
             arguments = [a for a in arguments if not a.startswith("position_ids=")]
         if not self.writer.takes_number(first.callee):
             return arguments
-        starts = [self.writer.offsets(self.method)[c] for c in loop.calls]
+        starts = [self.writer.get_offsets(self.method)[c] for c in loop.calls]
         steps = {b - a for a, b in itertools.pairwise(starts)}
         if len(steps) == 1 and (step := steps.pop()) > 0:
-            bounds = self._cache_number(starts[0]), self._cache_number(starts[-1] + step)
+            bounds = self._write_cache_number(starts[0]), self._write_cache_number(starts[-1] + step)
             sources.append(("layer_idx", f"range({', '.join(bounds)}{f', {step}' if step > 1 else ''})"))
         else:
-            sources.append(("layer_idx", f"({', '.join(map(self._cache_number, starts))})"))
+            sources.append(("layer_idx", f"({', '.join(map(self._write_cache_number, starts))})"))
         return ["layer_idx=layer_idx" if a.startswith("layer_idx=") else a for a in arguments]
 
     def list_varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
@@ -109,14 +109,14 @@ class HFMethodWriter(MethodWriter):
 class WrittenClass:
     """A class with the facts that decide whether another base model can use the same class.
 
-    indexed: the constructor takes a cache number. takes: the forward takes a cache and keyword arguments.
-    drawn: lines that initialize its weights.
+    indexed: the constructor takes a cache number. takes_cache: the forward takes a cache and keyword arguments.
+    initial_lines: lines that initialize its weights.
     """
 
-    written: ClassSource
+    source: ClassSource
     indexed: bool
-    takes: bool
-    drawn: list[str]
+    takes_cache: bool
+    initial_lines: list[str]
 
 
 class HFClassWriter(ClassWriter):
@@ -132,12 +132,12 @@ class HFClassWriter(ClassWriter):
         self.weights = program.weights
         self.emitter, self.top, self.config, self.returned, self.stack = e, top, config, returned, stack
         self.outputs = program.outputs
-        self.keeps_any = bool(e.cached)
+        self.has_caches = bool(e.cached)
         self.count_field = "num_hidden_layers"  # the field of a config with the number of layers
         self.table = "BLOCKS"  # the table of the classes of layers
-        self.usual = DEFAULT_STD  # the most common standard deviation of initial weights
-        self.known: dict[str, WrittenClass] = {}  # classes of other base models
-        self.written: dict[str, WrittenClass] = {}
+        self.usual_std = DEFAULT_STD  # the most common standard deviation of initial weights
+        self.other_classes: dict[str, WrittenClass] = {}  # classes of other base models
+        self.own_classes: dict[str, WrittenClass] = {}
         self.reused: set[str] = set()  # known ones that are used here
         self.methods: dict[str, Method] = {}  # by name of their class
         self._numbers: dict[Method, CacheNumbers] = {}
@@ -151,23 +151,23 @@ class HFClassWriter(ClassWriter):
 
     # -- caches
 
-    def numbers(self, method: Method) -> CacheNumbers:
+    def get_numbers(self, method: Method) -> CacheNumbers:
         """Return the cache numbers of a method, computed once."""
         if method not in self._numbers:
             self._numbers[method] = number_caches(method, self.emitter, self.stack if method.path == TOP else None)
         return self._numbers[method]
 
-    def offsets(self, method: Method) -> dict[object, int]:
+    def get_offsets(self, method: Method) -> dict[object, int]:
         """Map each statement and call of a method to the number of its first cache, relative to the method."""
-        return self.numbers(method).first
+        return self.get_numbers(method).first
 
     def takes_number(self, method: Method) -> bool:
         """Return whether callers pass the number of the first cache to a method, because layers share its weights."""
-        return self.emitter.shared and self.numbers(method).count > 0
+        return self.emitter.shares_weights and self.get_numbers(method).count > 0
 
     def takes_index(self, method: Method) -> bool:
         """Return whether the constructor of a method's class takes the number of its first cache."""
-        return not self.emitter.shared and method.path != TOP and self.numbers(method).count > 0
+        return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
     def is_layer(self, path: str) -> bool:
         """Return whether the module at `path` is a layer of the stack."""
@@ -176,16 +176,16 @@ class HFClassWriter(ClassWriter):
     def is_stack(self, loop: Loop) -> bool:
         return self.stack is not None and loop.calls is self.stack.calls
 
-    def takes(self, method: Method) -> bool:
+    def takes_cache(self, method: Method) -> bool:
         """Return whether a method takes a cache and keyword arguments; all layers of a stack do if one does."""
         if self.is_layer(method.path) and self.stack is not None:
-            return any(self._asks(c.callee) for c in self.stack.calls)
-        return self._asks(method)
+            return any(self._uses_cache(c.callee) for c in self.stack.calls)
+        return self._uses_cache(method)
 
-    def _asks(self, method: Method) -> bool:
+    def _uses_cache(self, method: Method) -> bool:
         """Return whether a method or an inner one computes attention or has states."""
-        attending = any(isinstance(i, Statement) and i in self.emitter.attending for i in method.items)
-        return attending or bool(method.slots) or any(map(self._asks, method.modules.values()))
+        attending = any(isinstance(i, Statement) and i in self.emitter.attentions for i in method.items)
+        return attending or bool(method.slots) or any(map(self._uses_cache, method.modules.values()))
 
     # -- classes
 
@@ -195,29 +195,29 @@ class HFClassWriter(ClassWriter):
                 *_, output = (result for result in item.results if result.name != "weights")  # after shared keys
                 output.name = item.path.rpartition(".")[2]
         name = super().write(method)
-        if name in self.written or name in self.reused:
+        if name in self.own_classes or name in self.reused:
             return name
         self.methods[name] = method
         new = WrittenClass(
-            self.classes[name], self.takes_index(method), self.takes(method), self._initial_lines(name, method)
+            self.classes[name], self.takes_index(method), self.takes_cache(method), self._initial_lines(name, method)
         )
-        if self.known.get(name) == new:
+        if self.other_classes.get(name) == new:
             self.reused.add(name)
-        elif name in self.known:
+        elif name in self.other_classes:
             name = self._rename(name, method)
-        self.written[name] = replace(new, written=self.classes[name])
+        self.own_classes[name] = replace(new, source=self.classes[name])
         return name
 
     def _initial_lines(self, name: str, method: Method) -> list[str]:
         """Return the lines of ``_init_weights`` for a class."""
-        return write_init_lines({name: method}, self.weights, self.usual)
+        return write_init_lines({name: method}, self.weights, self.usual_std)
 
     def _rename(self, name: str, method: Method) -> str:
         """Rename a class to a fresh name, because another base model has a different class called `name`; return the
         new name."""
         new = fresh = f"{self.emitter.side.capitalize()}{name}"
-        while fresh in self.known or fresh in self.names.values():
-            fresh = f"{new}{sum(n.startswith(new) for n in (*self.known, *self.names.values())) + 1}"
+        while fresh in self.other_classes or fresh in self.names.values():
+            fresh = f"{new}{sum(n.startswith(new) for n in (*self.other_classes, *self.names.values())) + 1}"
         self.classes[fresh] = replace(self.classes.pop(name), name=fresh)
         self.methods[fresh] = self.methods.pop(name)
         self.names[method.key] = fresh
@@ -239,7 +239,7 @@ class HFClassWriter(ClassWriter):
                 f"self.scaling = {facts.scaling}",
             ]
             return [*first, *lines]
-        if self.takes_index(method) and any(isinstance(i, Statement) for i in self.offsets(method)):
+        if self.takes_index(method) and any(isinstance(i, Statement) for i in self.get_offsets(method)):
             lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
         return lines
 
@@ -261,7 +261,7 @@ class _HFConstructor(Constructor):
         super().__init__()
         self.writer, self.method = writer, method
         self.offsets: dict[str, int] = {}
-        for item, offset in writer.offsets(method).items():
+        for item, offset in writer.get_offsets(method).items():
             if isinstance(item, ModuleCall):
                 self.offsets.setdefault(relative_to(item.path, method.path), offset)
 
@@ -269,7 +269,7 @@ class _HFConstructor(Constructor):
         method = self.writer.methods.get(name)
         if method is None:  # a module without a forward
             return f"{name}()"
-        if self.writer.emitter.shared or (
+        if self.writer.emitter.shares_weights or (
             not self.writer.takes_index(method) and not self.writer.is_layer(method.path)
         ):
             return f"{name}(config)"
@@ -289,7 +289,7 @@ class _HFConstructor(Constructor):
         index = "layer_idx" if stack.caches == 1 else f"{stack.caches} * layer_idx"
         index = f"{start} + {index}" if start else index
         count = f"range(config.{self.writer.count_field})"
-        if self.writer.emitter.shared:
+        if self.writer.emitter.shares_weights:
             modules = [f"{name}(config)" for name in names]
             if len({*modules}) == 1:
                 return f"nn.ModuleList({modules[0]} for _ in range({len(modules)}))"

@@ -106,7 +106,7 @@ def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> C
                 continue
             if state is not None:
                 states, shared = {state}, numbers.own
-            numbers.add(item, int(item not in e.crossed), int(item in e.crossed))
+            numbers.add(item, int(item not in e.cross_writes), int(item in e.cross_writes))
         elif isinstance(item, ModuleCall):
             inner = number_caches(item.callee, e)
             alike = inner.own and inner.source
@@ -126,7 +126,7 @@ def has_cache_slot(statement: Statement) -> bool:
 
 def list_attentions(method: Method, e: HFEmitter) -> list[tuple[Statement, AttentionRecord]]:
     """Return the attention statements of a method, without inner methods, and the facts of each."""
-    return [(i, e.attending[i]) for i in method.items if isinstance(i, Statement) and i in e.attending]
+    return [(i, e.attentions[i]) for i in method.items if isinstance(i, Statement) and i in e.attentions]
 
 
 def list_cache_kinds(method: Method, e: HFEmitter, stack: Stack | None = None) -> list[str]:
@@ -138,7 +138,7 @@ def list_cache_kinds(method: Method, e: HFEmitter, stack: Stack | None = None) -
         if isinstance(item, ModuleCall):
             inner = {first + i: kind for i, kind in enumerate(list_cache_kinds(item.callee, e))}
             kinds = [inner[i] if inner.get(i, NO_CACHE) != NO_CACHE else kind for i, kind in enumerate(kinds)]
-        elif isinstance(item, Statement) and item not in e.crossed:
+        elif isinstance(item, Statement) and item not in e.cross_writes:
             kinds[first] = RECURRENT if item in e.recurrent else _get_cache_kind(item, e)
     return kinds
 

@@ -80,16 +80,16 @@ def estimate_costs(
             elements = count_shard_elements(key.removeprefix(PREFIX), shape, split, tables)
         else:  # the head is divided as the logits are
             elements = math.prod(shape) * -(-shape[0] // split.tp) // shape[0]
-        for stage in stages.of_key(key):
+        for stage in stages.list_stages(key):
             weights[stage] += -(-elements * tensor.dtype.bits // 8)
-    places = stages.of_nodes()
+    places = stages.map_nodes()
     binding = {"batch": 1, "seq": tokens, "past": 0, "total": tokens, "capacity": tokens, "source": tokens}
     costs = []
     for stage in range(split.pp):
         nodes = [node for node, place in places.items() if place == stage]
         per_token, all_tokens = _count_cached_elements(nodes, plans, split.tp, tokens)
         flops = sum(sizes.evaluate(node.op.node_cost(node).flops, binding) for node in nodes)
-        layers = stages.layers(stage)
+        layers = stages.get_layers(stage)
         costs.append(
             StageCost(
                 (layers.start, layers.stop),

@@ -67,7 +67,7 @@ def check_split(split: Split, base: BaseModel, plans: Plans) -> None:
     if split.tp > 1:
         _check_parts(split.tp, "tp", [*_list_tensor_parts(lowered, plans, experts=split.ep == 1)], name)
         if not plans.units:
-            reason = next(iter(plans.whole.values()))
+            reason = next(iter(plans.undivided.values()))
             raise WeftError(f"tp={split.tp} divides nothing of {name}: {reason}")
     if split.ep > 1:
         _check_parts(split.ep, "ep", [(n, "experts", where) for n, _, where in list_mixtures(lowered.graph)], name)

@@ -20,45 +20,45 @@ class Stages:
     base: BaseModel
     count: int
 
-    def layers(self, stage: int) -> range:
+    def get_layers(self, stage: int) -> range:
         """Return the indices of the layers of stage number `stage`, from 0."""
         number = len(self.base.stack or ())
         each, rest = divmod(number, self.count)
         start = stage * each + min(stage, rest)
         return range(start, start + each + (stage < rest))
 
-    def of_path(self, path: str) -> int:
+    def find_stage(self, path: str) -> int:
         """Return the stage of the module at `path` in the base model: the first for the embedding, the last for other
         modules outside of the layers."""
-        layer = self._layer(path)
+        layer = self._find_layer(path)
         if layer is not None:
-            return next(s for s in range(self.count) if layer in self.layers(s))
+            return next(s for s in range(self.count) if layer in self.get_layers(s))
         embedding = self.lowered.emitter.embedding
         return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
 
-    def of_key(self, key: str) -> list[int]:
+    def list_stages(self, key: str) -> list[int]:
         """Return the stages that store the tensor `key`; an embedding table tied to the head is on the first and the
         last."""
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
-        stages = {self.of_path(path)}
+        stages = {self.find_stage(path)}
         return sorted(stages | ({self.count - 1} if path in self.lowered.tied.values() else set()))
 
-    def of_nodes(self) -> dict[Node, int]:
+    def map_nodes(self) -> dict[Node, int]:
         """Return the stage of each node; a node between layers belongs to the first stage, a node of the head to the
         last."""
         stages, current = {}, 0
         for node in self.lowered.graph.nodes:
-            layer = self._layer(node.scope)
-            current = current if layer is None else self.of_path(node.scope)
+            layer = self._find_layer(node.scope)
+            current = current if layer is None else self.find_stage(node.scope)
             stages[node] = self.count - 1 if layer is None and self._is_head(node) else current
         return stages
 
     def _is_head(self, node: Node) -> bool:
         return self.lowered.head is not None and node in self.lowered.head.nodes
 
-    def _layer(self, path: str) -> int | None:
+    def _find_layer(self, path: str) -> int | None:
         stack = self.base.stack
         if stack is None or not path.startswith(f"{stack.path}."):
             return None

@@ -63,10 +63,10 @@ def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stag
         for path, style in unit.items():
             if style == DIVIDED_EXPERTS and split.ep == 1:
                 width = lowered.base.weights[f"{path}.down_proj"].type.concrete({})[1]
-                yield Collective(ALL_REDUCE, "tp", split.tp, stages.of_path(path), path, item * width)
+                yield Collective(ALL_REDUCE, "tp", split.tp, stages.find_stage(path), path, item * width)
             elif style == "rowwise" and DIVIDED_EXPERTS not in unit.values():
                 width = lowered.base.weights[f"{path}.weight"].type.concrete({})[0]
-                yield Collective(ALL_REDUCE, "tp", split.tp, stages.of_path(path), path, item * width)
+                yield Collective(ALL_REDUCE, "tp", split.tp, stages.find_stage(path), path, item * width)
 
 
 def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
@@ -81,7 +81,7 @@ def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int)
         home, up = get_experts_path(node), node.required_operand("up")
         width = item * sizes.evaluate(up.shape[-1], {})
         chosen = node.attrs["active"] or sizes.evaluate(up.shape[0], {})
-        stage = stages.of_path(home)
+        stage = stages.find_stage(home)
         if split.ep == split.tp:
             yield Collective(ALL_REDUCE, "ep", split.ep, stage, home, width)
             continue
