@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from weft.ir import Graph, parse
-from weft.passes import Report, Trace, run_passes
-from weft.passes.core.trace import Miss
+from weft.passes import Report, run_passes
 from weft.passes.report import GraphCost
 
 from .zoo import ZOO
@@ -58,21 +57,6 @@ def test_a_pass_that_did_nothing_says_how_near_it_came() -> None:
     assert missed.idle == "pack-qkv rewrote nothing: no attention has q, k or v from several linears of the same value"
     assert unlike.idle == "fuse-residual-norm rewrote nothing: no match found"
     assert did.idle == ""
-
-
-def test_the_nearest_is_a_refusal_else_the_deepest_miss_else_the_last_line() -> None:
-    trace = Trace()
-    assert trace.nearest == ""
-    trace.note("a note")
-    assert trace.nearest == "a note"
-    trace.record_miss("rule", None)
-    trace.record_miss("rule", Miss(2, "add (%far)", "reason"))
-    trace.record_miss("other", Miss(1, "add (%near)", "why"))
-    assert trace.nearest == "nearest miss at add (%far): reason"
-    trace.refuse("rule", "site", "because")
-    trace.refuse("rule", "later", "because")
-    assert trace.nearest == "left %site alone: because"
-    assert trace.lines[-1] == "rule: left %later alone: because"
 
 
 def test_warnings_are_found_among_the_lines() -> None:
