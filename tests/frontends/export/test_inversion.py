@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.frontends.export import inversion
-from weft.frontends.export.inversion import undo_recipe
-from weft.ir import Graph, MemoryReader, TensorType, WeftError
+from weft.frontends.export.inversion import ShapedRecipe, invert_recipes, undo_recipe
+from weft.ir import Graph, MemoryReader, Recipe, TensorType, WeftError
+from weft.ir.recipes import Add, Cast, Concat, Full, Map, MeanPool, Permute, Reshape, Scale, Slice, Source, Take
 from weft.ir.recipes import combinators as r
 from weft.ir.types import dtypes
 
@@ -59,7 +61,7 @@ EXACT: dict[str, dict[str, r.Recipe]] = {
 
 
 @pytest.mark.parametrize("params", EXACT.values(), ids=EXACT)
-def test_restored_bit_for_bit(params: dict[str, r.Recipe]) -> None:
+def test_moved_elements_are_restored_bit_for_bit(params: dict[str, r.Recipe]) -> None:
     graph = graph_of(params)
     found = dict(inversion.restore_tensors(graph))
     assert list(found) == [key for group in inversion.group_params(graph) for key in group.keys]
@@ -69,7 +71,7 @@ def test_restored_bit_for_bit(params: dict[str, r.Recipe]) -> None:
         np.testing.assert_array_equal(values, TENSORS[key])
 
 
-def test_integers_come_back_as_they_are() -> None:
+def test_integers_are_restored_exactly() -> None:
     """Also those that float32 has not: codes of weights are packed into words."""
     words = RNG.integers(-(2**31), 2**31, (12, 5)).astype(np.int32)
     reader = MemoryReader({"a": words, "b": words[:8]})
@@ -93,7 +95,7 @@ ELEMENTWISE = [
 
 
 @pytest.mark.parametrize("recipe", ELEMENTWISE)
-def test_elementwise_steps_read_back_as_they_were(recipe: r.Recipe) -> None:
+def test_elementwise_steps_are_restored_up_to_rounding(recipe: r.Recipe) -> None:
     """Tensors come back to rounding, and what is made of them is what was there."""
     ((_, values),) = inversion.restore_tensors(graph_of({"w": recipe}))
     np.testing.assert_allclose(values, TENSORS["a"], rtol=3e-7, atol=3e-7)
@@ -101,7 +103,7 @@ def test_elementwise_steps_read_back_as_they_were(recipe: r.Recipe) -> None:
     np.testing.assert_allclose(again, recipe.evaluate(ARCHIVE), rtol=3e-7, atol=3e-7)
 
 
-def test_what_was_one_and_a_number_stays_so() -> None:
+def test_one_plus_weight_gives_the_same_sum() -> None:
     """1 + w, as RMSNorm of some families has it: the restored w gives the same sum, bit for bit."""
     recipe = r.Add((v,), 1.0)
     ((_, values),) = inversion.restore_tensors(graph_of({"w": recipe}))
@@ -117,7 +119,7 @@ def test_what_was_one_and_a_number_stays_so() -> None:
         (r.Scale(a, r.Slice(v, 0, 2, 7), 1), "v"),
     ],
 )
-def test_the_first_of_a_sum_or_product_takes_a_change(recipe: r.Recipe, kept: str) -> None:
+def test_first_term_or_factor_takes_a_change(recipe: r.Recipe, kept: str) -> None:
     """Terms and factors stay as they are stored, rows too that are not read."""
     graph = graph_of({"w": recipe})
     other = RNG.standard_normal((12, 5)).astype(np.float32)
@@ -153,7 +155,7 @@ def test_random_movements_are_undone(data: st.DataObject) -> None:
     np.testing.assert_array_equal(values, TENSORS[key])
 
 
-def test_given_values_take_the_place_of_the_recipes() -> None:
+def test_given_values_replace_the_recipes() -> None:
     graph = graph_of({"q": r.Slice(a, 0, 0, 6), "k": r.Slice(a, 0, 6, 12), "other": b})
     k = RNG.standard_normal((6, 5))
     found = dict(inversion.restore_tensors(graph, params={"k": k}))
@@ -161,7 +163,7 @@ def test_given_values_take_the_place_of_the_recipes() -> None:
     np.testing.assert_array_equal(found["b"], TENSORS["b"])
 
 
-def test_groups_hold_what_hangs_together() -> None:
+def test_groups_contain_parameters_that_share_tensors() -> None:
     graph = graph_of({"x": b, "y": r.Concat((a, b)), "free": r.Full(1.0, (3,)), "z": t, "u": r.Slice(t, 0, 0, 2)})
     assert inversion.group_params(graph) == [(("x", "y"), ("b", "a")), (("z", "u"), ("t",))]
 
@@ -182,8 +184,115 @@ REFUSED: dict[str, tuple[dict[str, r.Recipe], dict[str, np.ndarray]]] = {
 
 
 @pytest.mark.parametrize(("message", "case"), REFUSED.items(), ids=REFUSED)
-def test_what_cannot_be_restored_is_told(message: str, case: tuple[dict[str, r.Recipe], dict[str, np.ndarray]]) -> None:
+def test_tensors_that_cannot_be_restored_are_refused(
+    message: str, case: tuple[dict[str, r.Recipe], dict[str, np.ndarray]]
+) -> None:
     graph = graph_of(case[0])
     with pytest.raises(WeftError) as e:
         list(inversion.restore_tensors(graph, params=case[1]))
     assert str(e.value).startswith(message)
+
+
+# -- recipes over parameters
+
+S = Source("stored")
+
+
+READ: dict[str, tuple[tuple[int, ...], list[Recipe]]] = {
+    "as it is": ((6, 4), [S]),
+    "turned": ((6, 4), [Permute(S, (1, 0))]),
+    "rows of three": ((6, 4), [Slice(S, 0, 0, 2), Slice(S, 0, 2, 3), Slice(S, 0, 3, 6)]),
+    "columns of one that is turned": ((6, 4), [Slice(Permute(S, (1, 0)), 0, 0, 3), Slice(Permute(S, (1, 0)), 0, 3, 4)]),
+    "grouped": (
+        (6, 4),
+        [
+            Reshape(Slice(Reshape(S, (2, 3, -1)), 1, 0, 1), (2, -1)),
+            Reshape(Slice(Reshape(S, (2, 3, -1)), 1, 1, 3), (4, -1)),
+        ],
+    ),
+    "pairs apart": ((8, 3), [Reshape(Permute(Reshape(S, (2, 2, 2, -1)), (0, 2, 1, 3)), (8, -1))]),
+    "every other": ((6, 4), [Slice(S, 0, 0, 6, 2), Slice(S, 0, 1, 6, 2)]),
+    "every other column": ((3, 6), [Slice(S, 1, 0, 6, 2), Slice(S, 1, 1, 6, 2)]),
+    "shuffled": ((4, 2), [Take(S, (2, 0, 3, 1))]),
+    "shifted": ((4,), [Add((S,), 1.0)]),
+    "scaled": ((4,), [Scale(S, -0.5)]),
+    "of a logarithm": ((4,), [Map(Map(S, "exp"), "neg")]),
+    "rounded before": ((4,), [Cast(S, "f32")]),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_inverted_recipes_restore_the_stored_tensor(name: str, rng: np.random.Generator) -> None:
+    """A recipe reads from the restored tensor what it read from the original, whatever the tensor."""
+    shape, recipes = READ[name]
+    stored = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+    reader = MemoryReader({"stored": stored})
+    values = {f"v{i}": recipe.evaluate(reader) for i, recipe in enumerate(recipes)}
+    wanted = [(r, ShapedRecipe(Source(n), v.shape)) for r, (n, v) in zip(recipes, values.items(), strict=True)]
+    found = invert_recipes(wanted)["stored"]
+    got = found.recipe.evaluate(MemoryReader(values))
+    assert (found.shape, got.shape) == (shape, shape)
+    np.testing.assert_allclose(got, stored, rtol=1e-6)
+    if not any(recipe.has(Add, Scale, Map) for recipe in recipes):
+        assert np.array_equal(got, stored)
+
+
+def test_inverted_recipes_split_concatenated_tensors(rng: np.random.Generator) -> None:
+    heads = [rng.standard_normal(3) for _ in range(2)]
+    recipes = Concat((Source("head.0"), Source("head.1"))), Reshape(Source("flat"), (-1,))
+    values = {"a": np.concatenate(heads), "b": rng.standard_normal(6)}
+    wanted = [(r, ShapedRecipe(Source(n), (6,))) for r, n in zip(recipes, values, strict=True)]
+    found = invert_recipes(wanted, lambda key, count: (2, 3) if key == "flat" else None)
+    reader = MemoryReader(values)
+    assert [found[f"head.{i}"].recipe.evaluate(reader).tolist() for i in range(2)] == [h.tolist() for h in heads]
+    assert np.array_equal(found["flat"].recipe.evaluate(reader), values["b"].reshape(2, 3))
+
+
+STORED = {"a": (5, 3), "b": (2, 3), "taps": (7, 1, 4), "by": (7,)}
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Concat((Source("a"), Source("b"))),
+        Reshape(Source("taps"), (7, -1)),
+        Add((Concat((Source("a"), Source("b"))), Reshape(Slice(Source("taps"), 2, 0, 3), (7, 3)))),
+        Scale(Concat((Source("a"), Source("b"))), Source("by")),
+    ],
+    ids=["of several lengths", "of a known rank", "with other terms", "with factors"],
+)
+def test_inverted_recipes_keep_known_shapes_and_other_terms(recipe: Recipe, rng: np.random.Generator) -> None:
+    """Parts have the lengths they have; terms and factors beside what takes the change stay as they are stored."""
+    tensors = {key: rng.uniform(0.5, 1.5, shape) for key, shape in STORED.items() if key in recipe.sources()}
+    value = rng.standard_normal(recipe.shape(MemoryReader(tensors)))
+    found = invert_recipes([(recipe, ShapedRecipe(Source("value"), value.shape))], shapes=STORED)
+    reader = MemoryReader(tensors | {"value": value})
+    made = {key: tensor.recipe.evaluate(reader) for key, tensor in found.items()}
+    assert {key: array.shape for key, array in made.items()} == {key: array.shape for key, array in tensors.items()}
+    np.testing.assert_allclose(recipe.evaluate(MemoryReader(made)), value, rtol=1e-6, atol=1e-6)
+
+
+def test_concatenated_tensors_of_unknown_sizes_are_refused() -> None:
+    with pytest.raises(WeftError, match="the sizes of a, b, which the model concatenates, are unknown"):
+        invert_recipes([(Concat((Source("a"), Source("b"))), ShapedRecipe(Source("value"), (7, 3)))])
+
+
+def test_equal_offsets_cancel_without_rounding() -> None:
+    """1 + (w − 1) is not w in f32: from a family that adds 1 to one that does, the tensor stays what it is."""
+    (found,) = invert_recipes([(Add((S,), 1.0), ShapedRecipe(Add((Source("theirs"),), 1.0), (4,)))]).values()
+    assert found.recipe == Source("theirs")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ([(MeanPool(S, 4, 2), (4, 2))], "the recipe mean_pool, which reads stored, has no inverse"),
+        ([(Slice(S, 0, 1, 3), (2, 2))], "the slices of stored do not cover it"),
+        ([(Slice(S, 0, 0, 4, 2), (2, 2))], "the slices of stored do not cover it"),
+        ([(S, (2, 2)), (S, (2, 2))], "parameters that read tensor 'stored' have different values"),
+    ],
+)
+def test_recipes_without_inverse_are_refused(wanted: list[Any], told: str) -> None:
+    pairs = [(recipe, ShapedRecipe(Full(float(i), shape), shape)) for i, (recipe, shape) in enumerate(wanted)]
+    with pytest.raises(WeftError, match=told):
+        invert_recipes(pairs)

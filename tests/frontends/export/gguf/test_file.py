@@ -13,39 +13,48 @@ from weft.frontends import load_source
 from weft.frontends.app.api.export import export
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.export.gguf.keys import list_architectures
-from weft.frontends.formats.gguf import GGUFTensors
 from weft.ir import Graph, WeftError, interpret
 from weft.passes import Trace
 from weft.passes.library.target.rope_length import RopeLength
 
-from ...sampling import each
-from ..conftest import Save
-from ..formats.gguf.gguf_models import LONG, MODELS, SHORT, write_gguf
+from ....sampling import each
+from ...conftest import Save
+from ...formats.gguf.gguf_models import LONG, MODELS, SHORT, write_gguf
 
 IDS = np.random.default_rng(2).integers(0, 97, (2, 24))
+
+
 FEEDS = {"input_ids": IDS, "position_ids": np.tile(np.arange(24), (2, 1))}
+
+
 SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
 CASES = [
     (arch, i) for arch, models in MODELS.items() if arch in list_architectures(None)[1] for i in range(len(models))
 ]
+
+
 # Said of gpt2, which has no rotations; follows from Gemma's architecture; of no meaning among experts; ours is how far
 # LongRoPE's short factors reach.
 UNSAID = ("freq_base", "sliding_window_pattern", "feed_forward_length", "context_length")
+
+
 # llama.cpp reads a window in the first, and does not apply it; those of Gemma 3 and OLMo 3 have a pattern of their own
 WINDOWED = {("phi3", 0), ("gemma3", 0), ("olmo2", 1)}
 
 
-def meaning(graph: Graph) -> np.ndarray:
+def compute_logits(graph: Graph) -> np.ndarray:
     RopeLength(24).run(graph, Trace())
     return interpret(graph, {name: FEEDS[name] for name in graph.inputs})["logits"]
 
 
-def fields(reader: gguf.GGUFReader) -> dict[str, Any]:
+def read_fields(reader: gguf.GGUFReader) -> dict[str, Any]:
     return {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
 
 
 @pytest.mark.parametrize(("arch", "index"), each(2, [case for case in CASES if case not in WINDOWED]))
-def test_files_are_what_the_converter_writes(arch: str, index: int, save: Save, tmp_path: Path) -> None:
+def test_files_equal_those_of_the_converter(arch: str, index: int, save: Save, tmp_path: Path) -> None:
     """Names, order of rows, numbers and the keys of the converter's file, read by the gguf package."""
     model_type, config, metadata = MODELS[arch][index]
     _, folder = save(model_type, pad_token_id=0, **config)
@@ -59,14 +68,14 @@ def test_files_are_what_the_converter_writes(arch: str, index: int, save: Save, 
     assert found.keys() == wanted.keys()
     for name, data in wanted.items():
         np.testing.assert_allclose(found[name], data, rtol=2e-7, err_msg=name)
-    said = fields(ours)
-    for key, value in fields(theirs).items():
+    said = read_fields(ours)
+    for key, value in read_fields(theirs).items():
         if not key.endswith(UNSAID):
             assert said[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
 
 
 @pytest.mark.parametrize(("arch", "index"), each(2, CASES, first=1))
-def test_files_come_in_again(arch: str, index: int, save: Save, tmp_path: Path) -> None:
+def test_files_load_as_the_same_model(arch: str, index: int, save: Save, tmp_path: Path) -> None:
     model_type, config, _ = MODELS[arch][index]
     _, folder = save(model_type, pad_token_id=0, **config)
     model = load_source(folder)
@@ -78,8 +87,8 @@ def test_files_come_in_again(arch: str, index: int, save: Save, tmp_path: Path) 
     export(model, tmp_path / "out.gguf", format="gguf")
     again = load_source(tmp_path / "out.gguf")
     assert (again.unread, again.ignored) == ([], [])
-    want = meaning(model.graph)
-    assert np.abs(meaning(again.graph) - want).max() <= 1e-5 * np.abs(want).max()
+    want = compute_logits(model.graph)
+    assert np.abs(compute_logits(again.graph) - want).max() <= 1e-5 * np.abs(want).max()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +100,7 @@ def test_files_come_in_again(arch: str, index: int, save: Save, tmp_path: Path) 
         ("stablelm", {"num_key_value_heads": 2, "use_qkv_bias": True, "layer_norm_eps": 1e-5}),
     ],
 )
-def test_transformers_reads_them(model_type: str, config: dict[str, Any], save: Save, tmp_path: Path) -> None:
+def test_transformers_loads_the_files(model_type: str, config: dict[str, Any], save: Save, tmp_path: Path) -> None:
     """Through a reader of its own; it needs a package to load whole models, but not to read the tensors."""
     import torch
     import transformers
@@ -110,12 +119,12 @@ def test_transformers_reads_them(model_type: str, config: dict[str, Any], save: 
     hf.tie_weights()
     with torch.inference_mode():
         got = hf.eval()(torch.from_numpy(IDS)).logits.numpy()
-    want = meaning(model.graph)
+    want = compute_logits(model.graph)
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("scaling", ["linear", "yarn", "llama3"])
-def test_scalings_of_positions(scaling: str, save: Save, tmp_path: Path) -> None:
+def test_rope_scalings_are_stored(scaling: str, save: Save, tmp_path: Path) -> None:
     rope: dict[str, Any] = {"rope_type": scaling, "rope_theta": 500.0, "factor": 4.0}
     if scaling != "linear":
         rope["original_max_position_embeddings"] = 16
@@ -124,22 +133,22 @@ def test_scalings_of_positions(scaling: str, save: Save, tmp_path: Path) -> None
     _, folder = save("llama", num_key_value_heads=2, rope_parameters=rope)
     export(folder, tmp_path / "out.gguf", format="gguf")
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
-    assert fields(reader).get("llama.rope.scaling.type") == (None if scaling == "llama3" else scaling)
+    assert read_fields(reader).get("llama.rope.scaling.type") == (None if scaling == "llama3" else scaling)
     assert ("rope_freqs.weight" in {t.name for t in reader.tensors}) == (scaling == "llama3")
-    again, want = load_source(tmp_path / "out.gguf"), meaning(load_source(folder).graph)
+    again, want = load_source(tmp_path / "out.gguf"), compute_logits(load_source(folder).graph)
     assert (again.unread, again.ignored) == ([], [])
-    assert np.abs(meaning(again.graph) - want).max() <= 1e-5 * np.abs(want).max()
+    assert np.abs(compute_logits(again.graph) - want).max() <= 1e-5 * np.abs(want).max()
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("f16", 2**-10), ("bf16", 2**-7), ("q8_0", 2**-6)])
-def test_matrices_in_fewer_bits(dtype: str, bound: float, save: Save, tmp_path: Path) -> None:
+def test_matrices_are_stored_in_the_dtype(dtype: str, bound: float, save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", num_key_value_heads=2, intermediate_size=72)  # rows of 72: no whole blocks
     export(folder, tmp_path / "out.gguf", format="gguf", dtype=dtype)
     reader = gguf.GGUFReader(tmp_path / "out.gguf")
     kinds = {t.name: t.tensor_type.name.lower() for t in reader.tensors}
     assert kinds["output_norm.weight"] == "f32" and kinds["blk.0.attn_q.weight"] == dtype
     assert kinds["blk.0.ffn_down.weight"] == ("f16" if dtype == "q8_0" else dtype)
-    assert fields(reader)["general.file_type"] == {"f16": 1, "q8_0": 7, "bf16": 32}[dtype]
+    assert read_fields(reader)["general.file_type"] == {"f16": 1, "q8_0": 7, "bf16": 32}[dtype]
     ours, theirs = load_source(folder).graph, load_source(tmp_path / "out.gguf").graph
     for name in ("layers.1.attn.q.weight", "layers.2.ffn.down.weight", "embed.weight"):
         want, got = (g.params[name].recipe.evaluate(g.reader) for g in (ours, theirs))
@@ -148,77 +157,6 @@ def test_matrices_in_fewer_bits(dtype: str, bound: float, save: Save, tmp_path: 
         data = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if tensor.name == "token_embd.weight":
             assert np.array_equal(data, theirs.params["embed.weight"].recipe.evaluate(theirs.reader))
-
-
-# -- tokenizers
-
-
-def test_smollm2_keeps_its_tokenizer(smollm2_gguf: Path, tmp_path: Path) -> None:
-    """From GGUF by way of a model folder, whose tokenizer.json is turned into metadata again."""
-    from weft.frontends.formats.weft.model_folder import write_model
-
-    model = rewrite(load_source(smollm2_gguf), "prune-layers{layers=[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19]}")
-    write_model(model, tmp_path / "folder", dtype="bf16")
-    export(tmp_path / "folder", tmp_path / "a.gguf", format="gguf", dtype="q8_0")
-    export(model, tmp_path / "b.gguf", format="gguf", dtype="q8_0")
-    files = smollm2_gguf, tmp_path / "b.gguf", tmp_path / "a.gguf"
-    before, direct, made = (GGUFTensors(file).metadata for file in files)
-    tokens = {key: value for key, value in before.items() if key.startswith("tokenizer.")}
-    assert {key: value for key, value in direct.items() if key.startswith("tokenizer.")} == tokens
-    assert {key: made.get(key) for key in tokens} == tokens
-    for name in ("a", "b"):
-        load_source(tmp_path / f"{name}.gguf").tokenizer(tmp_path / name)
-    assert (tmp_path / "a/tokenizer.json").read_text() == (tmp_path / "b/tokenizer.json").read_text()
-
-
-def test_sentencepiece_vocabularies(tmp_path: Path, save: Save) -> None:
-    """Texts are cut as before, by scores instead of ranked merges."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-    from tokenizers.processors import TemplateProcessing
-
-    _, folder = save("llama", vocab_size=280, num_key_value_heads=2)
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *"▁abcde", "ab", "abc", "▁a", "de", "▁abc"]
-    merges = [("a", "b"), ("▁", "a"), ("ab", "c"), ("d", "e"), ("▁", "abc")]
-    vocab = {word: i for i, word in enumerate(words)}
-    model = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence(steps)
-    tokenizer.post_processor = TemplateProcessing(single=["<s>", "$A"], pair=None, special_tokens=[("<s>", 1)])
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    export(folder, tmp_path / "out.gguf", format="gguf")
-    load_source(tmp_path / "out.gguf").tokenizer(tmp_path / "again")
-    again = Tokenizer.from_file(str(tmp_path / "again/tokenizer.json"))
-    for text in ("abc abc", "a de abab", "éa  x", ""):
-        assert again.encode(text).ids == tokenizer.encode(text).ids, text
-        assert again.decode(again.encode(text).ids) == tokenizer.decode(tokenizer.encode(text).ids)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("{", r"model/tokenizer\.json: not valid JSON: Expecting property name"),
-        ("{}", "its tokenizer.json is not a readable tokenizer: Model missing"),
-        (
-            '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
-            "its tokenizer is WordLevel, but weft writes only BPE",
-        ),
-        (
-            '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "Whitespace"}}',
-            "llama.cpp has no name for how the tokenizer splits text",
-        ),
-    ],
-)
-def test_tokenizers_without_a_name(text: str, told: str, save: Save, tmp_path: Path) -> None:
-    _, folder = save("llama", num_key_value_heads=2)
-    (folder / "tokenizer.json").write_text(text)
-    with pytest.raises(WeftError, match=told):
-        export(folder, tmp_path / "out.gguf", format="gguf")
-
-
-# -- what llama.cpp would not read
 
 
 @pytest.mark.parametrize(
@@ -232,7 +170,7 @@ def test_tokenizers_without_a_name(text: str, told: str, save: Save, tmp_path: P
         ("phi", {"tie_word_embeddings": True}, "no architecture of llama"),
     ],
 )
-def test_what_its_loaders_do_not_take_is_not_written(
+def test_graphs_that_llama_cpp_cannot_load_are_refused(
     model_type: str, config: dict[str, Any], told: str, save: Save, tmp_path: Path
 ) -> None:
     """Our importer would read more than llama.cpp does: norms of queries in any architecture, windows, odd heads,
@@ -242,10 +180,7 @@ def test_what_its_loaders_do_not_take_is_not_written(
         export(folder, tmp_path / "out.gguf", format="gguf")
 
 
-# -- bad input
-
-
-def test_bad_input_is_one_sentence(save: Save, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", num_key_value_heads=2)
     (tmp_path / "old.gguf").write_text("old")
     for options, told in (
