@@ -25,11 +25,11 @@ _MASKED_SCORE = -1e3  # the score of a hidden key, which softmax maps to 0
 
 @module(leaf=True)
 class BlockSparse:
-    """Block-sparse attention with blocks of `block` tokens: the `mask` of an `Attention` in an encoder.
+    """Block-sparse attention with blocks of `block` tokens (BigBird, Zaheer 2020): a `mask` of `Attention` in encoders.
 
-    Visible to a block are itself, `sides` blocks on each side, and the `first` first and `last` last blocks, whose own
-    queries see all keys (Child 2019; Zaheer 2020, BigBird). Keys of the first blocks count `first_weight` times, and
-    sequences of at most `dense` tokens use dense attention, as in the op `block_sparse_attention`.
+    The queries of a block see the keys of that block, of `sides` blocks before and after it, and of the `first` first
+    and `last` last blocks. Queries of these first and last blocks see all keys. For other queries, each key of the
+    first blocks counts `first_weight` times. In sequences of at most `dense` tokens, every query sees every key, once.
     """
 
     block: int
@@ -57,12 +57,12 @@ class BlockSparse:
 
 @module
 class LightningIndex:
-    """A selection of keys for each query: a field `index` of `MLA` (DeepSeek-V3.2, 2025: DeepSeek sparse attention).
+    """A selection of keys for each query: the `index` of an `MLA` (DeepSeek sparse attention, DeepSeek-V3.2, 2025).
 
-    The `top_k` keys with the largest scores Σ_h w_h · max(q_h·k, 0) are selected, as in the op `lightning_index`. The
-    scores have no scale, because it would not change the selection. `rope` rotates queries and keys. Parameters:
-    ``q.weight`` [heads·head_dim, q_rank or dim], applied to the input of the attention's query projection, ``k.weight``
-    [head_dim, dim], ``k_norm``, and ``weights.weight`` [heads, dim] for w.
+    The `top_k` visible keys with the largest scores Σ_h w_h · max(q_h·k, 0) are selected, as in the op
+    `lightning_index`. The scores have no scale, because it would not change the selection. `rope` rotates q and k,
+    `norm` normalizes k. Parameters: ``q.weight`` [heads·head_dim, q_rank], applied to the latent of queries (or
+    [heads·head_dim, dim], without one), ``k.weight`` [head_dim, dim], ``k_norm``, ``weights.weight`` [heads, dim] (w).
     """
 
     heads: int
@@ -80,10 +80,8 @@ class LightningIndex:
             self.rope.recipe(self.head_dim)
 
     def __call__(self, x: Value, source: Value) -> Value:
-        """Map x [batch, seq, dim] and the queries' `source` [batch, seq, width] to a bias [batch, 1, seq, seq].
-
-        It is −∞ for keys that are not selected.
-        """
+        """Map x [batch, seq, dim], and the input `source` [batch, seq, width] of the query projection, to a bias of
+        the scores [batch, 1, seq, seq]: 0 for selected keys, −∞ for all others."""
         q, weights = linear(source, self.heads * self.head_dim, "q"), linear(x, self.heads, "weights")
         k = named(self.norm, "k_norm")(linear(x, self.head_dim, "k"))
         if self.rope is not None:
@@ -93,10 +91,10 @@ class LightningIndex:
 
 @dataclass(frozen=True, repr=False)
 class QKNorm:
-    """The norm of queries and keys.
+    """The norm of queries and keys in an `Attention`: before RoPE, or after RoPE with `after_rope`.
 
-    `norm` normalizes every head with the same weights (`over` "head") or with weights of its own ("each"), or all heads
-    of a token together ("full"); before RoPE, or after it with `after_rope`.
+    `over` "head" normalizes each head, with one set of weights for all heads; "each" normalizes each head with separate
+    weights; "full" normalizes all heads of a token as one vector.
     """
 
     norm: Norm
@@ -111,9 +109,9 @@ class QKNorm:
 
 @dataclass(frozen=True, repr=False)
 class Gate:
-    """A gate of attention: its output is multiplied by act(x W) before the output projection, with act `activation`.
+    """A gate of `Attention`, which multiplies the heads' outputs by act(x W), before `sub_norm` and projection ``o``.
 
-    The gate has a value per feature, or one per head with `by_head`.
+    act is `activation` (sigmoid or softplus); W is ``gate.weight`` with a row per feature, or with `by_head` per head.
     """
 
     activation: str = "sigmoid"
@@ -126,7 +124,12 @@ class Gate:
 
 @dataclass(frozen=True, repr=False)
 class Mask:
-    """The keys that an attention sees besides its window, as the attributes of the op `attention`."""
+    """A pattern that masks keys of an `Attention`, in addition to causality and `window` (i: query, j: key position).
+
+    pattern: dense (no mask); dilated: i − j is divisible by `stride`; strided: |i − j| < stride, or divisible by it;
+    fixed: i and j are in the same block of `stride` positions, or j is one of the last `summary` of its block; chunked:
+    i and j are in the same block. Neither pattern nor window masks the first `keep_first` keys (Xiao 2023).
+    """
 
     keep_first: int = 0
     pattern: str = "dense"
@@ -167,22 +170,25 @@ RENAMED: Renamed = {
 class Attention:
     """Multi-head, multi-query or grouped-query attention (Vaswani 2017; Shazeer 2019; Ainslie 2023).
 
-    - heads, kv_heads, head_dim: `kv_heads` defaults to `heads`, `head_dim` to width / heads; `v_head_dim` is the width
-      of a head's values, by default `head_dim`, and `out_dim` the width of the output, by default that of x.
-    - rope, temperature, bias: rotary positions; a factor of the queries that grows with their position; a term of the
-      scores (ALiBi, T5Bias, or a module of x, heads and causal), by default the model's `position_bias`.
-    - window, causal, mask: at most `window` keys are visible; `causal` None follows the model (a decoder is causal, an
-      encoder is not); `mask` is a further pattern, or a `BlockSparse` in encoders.
-    - qkv_bias, out_bias: biases of the projections. `clip` limits projected queries, keys and values to ±clip (OLMo).
-    - scale, softcap, sinks: `scale` of the scores, by default 1/√head_dim, their cap, and a learned logit per head.
-    - qk_norm, v_norm, sub_norm: norms of queries and keys, by a norm per head or a `QKNorm`; of values per head
-      (Gemma 4); of the input of the output projection (Wang 2022, Magneto).
-    - gate: a `Gate`, or True for its defaults.
-    - keep_kv, share_kv: `keep_kv` stores keys and values under a name, `share_kv` attends to those of an earlier layer
-      (Brandon 2024, cross-layer attention; YOCO): without a window, both share one cache.
+    - heads, kv_heads, head_dim: `kv_heads` defaults to `heads`, `head_dim` to dim / heads.
+    - v_head_dim, out_dim: widths of a head's values (default `head_dim`) and of the output (default: that of x).
+    - rope: rotary positions. temperature: a factor of the queries that grows with their position.
+    - bias: a term of the scores (`ALiBi`, `T5Bias`, or a module called with x, heads and causal); the default is the
+      model's `position_bias`.
+    - window: only keys at a distance below `window` are visible. mask: a `Mask` in addition, or a `BlockSparse`.
+    - causal: None follows the model (a decoder is causal, an encoder is not).
+    - qkv_bias, out_bias: biases of the projections. clip: limit of projected q, k and v to ±clip (OLMo).
+    - scale, softcap: factor of the scores (default 1/√head_dim), and their limit softcap · tanh(score / softcap).
+    - sinks: a learned extra logit per head in the softmax, without a value (``sinks`` [heads]; gpt-oss).
+    - qk_norm: a norm of each head of queries and keys, or a `QKNorm`. v_norm: a norm of each head of values (Gemma 4).
+    - sub_norm: a norm before the output projection (Wang 2022, Magneto). gate: a `Gate`, or True for its defaults.
+    - keep_kv, share_kv: `keep_kv` stores keys and values under a name; `share_kv` attends to those stored by an earlier
+      layer (Brandon 2024, cross-layer attention; YOCO). Without a window, both layers share one cache.
     - keys_as_values: the projected keys, before norm and rotation, are the values (Gemma 4).
-    - value_conv: in encoders, adds a convolution of the values over time with that number of taps and one kernel per
-      head (Xiong 2021, Nyströmformer).
+    - value_conv: an odd number of taps; adds a convolution of the values over time, one kernel per head, in encoders
+      (Xiong 2021, Nyströmformer).
+
+    Parameters: ``q``, ``k``, ``v``, ``o`` (``.weight``, ``.bias``), and those of norms, gate, sinks and convolution.
     """
 
     heads: int
@@ -227,8 +233,8 @@ class Attention:
         need_modules(self, "sub_norm", "v_norm", "bias")
         need_int(self, "value_conv")
         odd = self.value_conv is None or self.value_conv % 2 == 1
-        need(self, odd, f"value_conv={self.value_conv} must be odd: it sees as much on both sides")
-        need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs values of every head")
+        need(self, odd, f"value_conv={self.value_conv} must be odd, for a token to be in its middle")
+        need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs kv_heads equal to heads")
         conflicts = [name for name in ("window", "softcap", "bias", "causal", "sinks") if getattr(self, name)]
         sparse = isinstance(self.mask, BlockSparse)
         need(self, not sparse or not conflicts, f"mask=BlockSparse and {''.join(conflicts[:1])} exclude each other")
@@ -241,8 +247,8 @@ class Attention:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
-        """Map x [batch, seq, dim] to [batch, seq, out_dim]; keys and values come from `memory` [batch, keys, width], if
-        given, else from x."""
+        """Map x [batch, seq, dim] to [batch, seq, out_dim]; keys and values are projected from `memory` [batch, keys,
+        width] if given (cross-attention), else from x."""
         source = x if memory is None else memory
         self_only = (self.bias, self.rope, self.window, self.mask, self.value_conv)
         if memory is not None and any(option is not None for option in self_only):
@@ -263,7 +269,7 @@ class Attention:
         return linear(y, self.out_dim or x.width, "o", self.out_bias)
 
     def _attend(self, x: Value, memory: Value | None, q: Value, k: Value, v: Value) -> Value:
-        """Emit the attention op: map q, k and v [batch, seq or keys, heads·d] to [batch, seq, heads·d]."""
+        """Return attention of q [batch, seq, heads·d] to k and v [batch, keys, kv_heads·d], [batch, seq, width]."""
         if isinstance(self.mask, BlockSparse):
             if provided("position_bias") is not None or provided("chosen") is not None:
                 raise WeftError("block-sparse attention has no position bias and sees all tokens of its blocks")
@@ -290,7 +296,7 @@ class Attention:
         return ops.conv1d(v, weight, padding=(taps // 2, taps // 2), groups=v.width, name="convolved")
 
     def _apply_gate(self, y: Value, x: Value, kind: Gate) -> Value:
-        """Multiply y [batch, seq, heads·d] by the gates computed from x."""
+        """Return y [batch, seq, heads·d] times the gate of `kind`, computed from x [batch, seq, dim]."""
         gate = GATES[kind.activation](linear(x, self.heads if kind.by_head else y.width, "gate"))
         if not kind.by_head:
             return ops.mul(y, gate, name="gated")
@@ -301,8 +307,8 @@ class Attention:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
 
     def _project_qkv(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
-        """Return queries, keys and values [batch, seq or keys, heads·d], normalized and rotated; keys are made from
-        `source`."""
+        """Return q [batch, seq, heads·d] of x, and k and v [batch, keys, kv_heads·d] of `source`, or the stored k and v
+        with `share_kv`; q and k normalized and rotated, v normalized."""
         kv, has_own_kv = self.groups, self.share_kv is None
         projected = {"q": self._project(x, self.heads * d, "q")}
         if has_own_kv:
@@ -340,10 +346,10 @@ class Attention:
 
 
 def _append_mask_feature(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
-    """Return q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one more feature per head.
+    """Return q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one more feature per head, a mask of keys.
 
-    It is 1 in queries; in keys it is `mark` for tokens that are not in the provided ``chosen`` [batch, seq], else 0. So
-    the key cache records the chosen tokens.
+    The feature is 1 in queries. In keys it is 0 for tokens in the provided ``chosen`` [batch, seq], else `mark`, so
+    that the key cache also records the chosen tokens.
     """
     chosen = provided("chosen")
     assert chosen is not None

@@ -33,11 +33,11 @@ ARRANGEMENTS = ("pre", "pre_ffn", "post", "sandwich", "post_sublayer", "parallel
 
 @module
 class Block:
-    """A residual block of a mixer `attn`, attention `cross` to an encoder, and a feed-forward `ffn`.
+    """A residual block of a mixer `attn`, attention `cross` to an encoder, and a feed-forward `ffn`, in this order.
 
-    Each is any module [..., dim] → [..., dim], or None.
+    Each sublayer is any module [..., dim] → [..., dim], or None: it is left out.
 
-    `arrangement`, where f is each sublayer and N each norm (every norm has its own weights):
+    `arrangement`, where f is each sublayer and N each norm (every norm has separate weights):
 
     - pre: x + f(N(x)) (GPT-2, Llama)
     - pre_ffn: as pre, except x + attn(x): x is already normalized (the first block of ModernBERT)
@@ -91,7 +91,7 @@ class Block:
 
     def _add_branch(self, x: Value, y: Value, name: str) -> Value:
         if y.type != x.type:
-            raise WeftError(f"{name} makes {y.type} where the residual is {x.type}; its last linear must be as wide")
+            raise WeftError(f"{name} returns {y.type}, but the residual is {x.type}: make its output {x.width} wide")
         if self.residual_scale != 1:
             y = ops.affine(y, by=self.residual_scale, name=f"{name}_scaled")
         if self.dropout:
@@ -144,7 +144,7 @@ class Initialized:
 class AdaptedBlock:
     """A `block` followed by a bottleneck `adapter` for a language or task (Houlsby 2019; X-MOD, Pfeiffer 2022).
 
-    x = block(x), then N(x + adapter(x)); with `normed_residual` n + adapter(n), n = N(x), instead.
+    With y = block(x), the result is N(y + adapter(y)); with `normed_residual` it is n + adapter(n), where n = N(y).
     """
 
     block: Layer
@@ -167,8 +167,8 @@ class AdaptedBlock:
 class ShortcutBlock:
     """Two pre-norm blocks of `attn` and `ffn`, with `moe` in parallel to all sublayers after the first attention.
 
-    It computes moe(n) + the output of the rest of both blocks, with n = N(x + attn₁(N(x))) (Cai 2024, ScMoE, arXiv
-    2404.05019; LongCat-Flash).
+    The result is block₂(block₁(x)) + moe(n), where n = N(x + attn₁(N(x))) is the input of the first feed-forward
+    (Cai 2024, ScMoE, arXiv 2404.05019; LongCat-Flash). Every sublayer and norm has separate weights.
 
     Norms and sublayers are called ``first.attn_norm``, ``first.attn``, ``first.ffn_norm``, ``first.ffn``, ``second.…``,
     and ``moe``.
@@ -202,15 +202,16 @@ class MixtureOfDepths:
 
     Selected tokens become x + σ(r)·(block(x) − x), all other tokens stay x, with r = x · ``router.weight`` [1, dim].
 
-    With `capacity`, the router selects that number of tokens with the largest r in
-    each sequence, and `block` runs on them only: [batch, capacity, dim], in order, at their original positions. A
-    sequence must have at least `capacity` tokens. This form is for training and cannot generate, since the selection
-    depends on later tokens. Without `capacity`, a token is selected if r > 0, and `block` runs on all tokens, but its
-    attention sees only selected tokens; no other op in it may mix tokens. The parameters are the same. Windows and
-    biases by distance count selected tokens with `capacity`, all tokens without.
+    With `capacity`, the `capacity` tokens of each sequence with the largest r are selected, and `block` runs on these
+    only: [batch, capacity, dim], in order, at their original positions. A sequence must have at least `capacity`
+    tokens. This form is for training and cannot generate, since the selection depends on later tokens.
 
-    `aux_loss` λ, which needs a capacity, adds λ · the mean binary cross-entropy of σ(r) as a prediction of the
-    selection to the graph output ``aux_loss``, so that σ(r) predicts it (section 3.5 of the paper).
+    Without `capacity`, a token is selected if r > 0. `block` runs on all tokens, but its attention sees only selected
+    tokens, and no other op in it may mix tokens. The parameters of both forms are the same. Windows and biases by
+    distance count selected tokens with `capacity`, all tokens without.
+
+    `aux_loss` λ, which needs a capacity, adds λ times the mean binary cross-entropy between σ(r) and the selection to
+    the graph output ``aux_loss`` (section 3.5 of the paper); 0 adds no output.
     """
 
     block: Layer
@@ -226,7 +227,7 @@ class MixtureOfDepths:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if provided("key_mask") is not None:
-            raise WeftError("a mask already hides tokens: mixture of depths is for decoders, and cannot be nested")
+            raise WeftError("mixture of depths belongs in a Decoder and cannot be nested: a mask of keys is provided")
         r = ops.squeeze(linear(x, 1, "router"), axes=(2,), name="scores")
         return self._select_by_sign(x, r) if self.capacity is None else self._select_by_rank(x, r, self.capacity)
 
@@ -241,7 +242,7 @@ class MixtureOfDepths:
         for node in (n for n in nodes if n not in nodes_before):
             states = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
             if any(spec.growth is Growth.CONSTANT for spec in states):
-                raise WeftError(f"{node.op.name} sees all tokens before it, chosen or not: give a capacity")
+                raise WeftError(f"{node.op.name} reads all earlier tokens, also unselected ones: give a capacity")
         return ops.add(x, mask_fill(ops.unsqueeze(chosen, axes=(2,)), _weigh(x, y, r)), name="mixed")
 
     def _select_by_rank(self, x: Value, r: Value, capacity: int) -> Value:
@@ -258,12 +259,16 @@ class MixtureOfDepths:
 
 
 def _weigh(x: Value, y: Value, r: Value) -> Value:
-    """Return σ(r)·(y − x), with x and y [batch, seq, dim] and r [batch, seq]."""
+    """Return σ(r)·(y − x), [batch, seq, dim], for x and y [batch, seq, dim] and r [batch, seq]."""
     return ops.mul(ops.sub(y, x), ops.unsqueeze(ops.sigmoid(r), axes=(2,)), name="weighed")
 
 
 def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
-    """Return `block` of `rows`, the tokens of x at the indices `chosen`, with their original positions provided."""
+    """Return `block` of `rows` [batch, n, dim], the tokens of x [batch, seq, dim] at the indices `chosen` [batch, n].
+
+    The block is provided with the tokens' original positions. If it reads no positions, the nodes for them, and an
+    input position_ids created for them, are removed from the graph.
+    """
     graph = get_builder().graph
     had_positions = "position_ids" in graph.inputs or provided("positions") is not None
     all_positions = positions(x)

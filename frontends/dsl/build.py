@@ -42,7 +42,11 @@ STD = 0.02  # default of `normal`
 
 @dataclass
 class _Frame:
-    """A running call of a module, with the names of modules in its fields and of modules created in it, by id."""
+    """A running call of `module`, whose scope is `name`.
+
+    `children` has the path of each module in its fields ("layers.3"), `inline` each module created during the call and
+    that module's name; both by id.
+    """
 
     module: Any
     name: str
@@ -52,6 +56,8 @@ class _Frame:
 
 @dataclass
 class _Builder:
+    """The state of a graph under construction; `override` is the name of the next module call, set by `named`."""
+
     graph: Graph
     seed: int
     frames: list[_Frame]
@@ -81,9 +87,9 @@ def get_builder() -> _Builder:
 
 @contextlib.contextmanager
 def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
-    """Emit module calls inside the block into `graph`; `seed` selects the random initialization of its parameters.
+    """Yield `graph`, into which module calls inside the block emit; `seed` is that of random initial parameters.
 
-    At the end of the block, contributed values become further outputs (see `contribute`).
+    At the end of the block, the sums of contributed values become further outputs (see `contribute`).
     """
     builder = _Builder(graph, seed, [_Frame(None, "", {})], {})
     token = _CURRENT.set(builder)
@@ -96,12 +102,15 @@ def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
 
 
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
-    """Return the graph of `model`, called on `inputs` (types by name); `model` returns a value or a dict of outputs."""
+    """Return a graph called `name` of `model`, called with inputs of the types `inputs` (by name, in argument order).
+
+    `model` returns a dict of outputs by name, or one value, which becomes the output ``output``. `seed`: as `building`.
+    """
     return trace_as(model, inputs, seed, name, "output")
 
 
 def trace_as(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int, name: str, output: str) -> Graph:
-    """Return the graph of `model` as `trace` does; if it returns a single value, that output is called `output`."""
+    """Return the graph of `model` as `trace` does; `output` is the name of a single value that `model` returns."""
     with building(Graph(name), seed) as graph:
         outputs = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
         for called, value in (outputs if isinstance(outputs, dict) else {output: outputs}).items():
@@ -113,6 +122,7 @@ def trace_as(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: 
 
 
 def is_module(value: object) -> bool:
+    """Return whether the class of `value` is declared with `@module`."""
     return hasattr(type(value), "__weft_leaf__")
 
 
@@ -126,12 +136,15 @@ def module(
 ) -> type[T] | Callable[[type[T]], type[T]]:
     """Convert a class to a module: a frozen dataclass whose ``__call__`` emits ops in its own scope.
 
-    `renamed` maps a field to the arguments of earlier versions that it replaces, and to a function that returns its
-    value, given the value of the field itself (or None) and those arguments by name.
-
     A module in two fields (or repeated in a list) is copied into each, so every place has its own parameters; calling
-    the same field twice shares them. A `leaf`, such as `linear`, emits in the scope of its caller and uses its own name
-    (`get_leaf_name`) for its value and parameters.
+    the same field twice shares them. A `leaf`, such as `RMSNorm`, emits in the scope of its caller and names its value
+    and parameters after itself (`get_leaf_name`).
+
+    `renamed` keeps arguments of earlier versions valid. It maps a field to the names of such arguments, and to a
+    function of the field's value (None if not given) and a dict of the old arguments, which returns the new value.
+
+    Raises:
+        TypeError: if the class has no ``__call__``.
     """
 
     def declare(c: type[T]) -> type[T]:
@@ -158,7 +171,7 @@ def module(
 
 
 def _rename_arguments(owner: str, arguments: dict[str, Any], renamed: Renamed) -> dict[str, Any]:
-    """Return the arguments of a module with those of earlier versions replaced; log a note about the replacements."""
+    """Replace arguments of earlier versions in `arguments` of the class `owner`, log a warning, and return the dict."""
     for target, (names, convert) in renamed.items():
         old = {name: arguments.pop(name) for name in names if name in arguments}
         if old:
@@ -169,7 +182,7 @@ def _rename_arguments(owner: str, arguments: dict[str, Any], renamed: Renamed) -
 
 
 def _find_creation_site(frame: FrameType | None) -> tuple[str, int] | None:
-    """Return the file and line that create a module; None for code of weft itself, except presets."""
+    """Return the file and line of `frame`, which creates a module; None inside weft.frontends, except in presets."""
     while frame is not None and Path(frame.f_code.co_filename).name == "dataclasses.py":
         frame = frame.f_back  # dataclasses.replace
     if frame is None:
@@ -212,7 +225,10 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
 
 
 def _record_origin(module: Any, graph: Graph, name: str) -> None:
-    """Record in `graph.origins` that `module` created the nodes of the current scope, or only node `name`."""
+    """Record `module` and its creation site in `graph.origins`, under the current scope or the leaf `name` in it.
+
+    A scope that is already recorded, and a leaf without a creation site, stay unrecorded.
+    """
     place = getattr(module, "__weft_site__", None)
     if place or not name:
         scope = f"{graph.insertion_scope}.{name}".strip(".")
@@ -227,7 +243,7 @@ def _describe_location(builder: _Builder) -> str:
 
 
 def format_module(module: Any) -> str:
-    """Return the Python call that creates `module`, without default fields; repeated list entries are folded."""
+    """Return the Python call that creates `module`, without fields at their defaults, and lists as [Block(…)] * 6."""
     fields = [(f.name, getattr(module, f.name)) for f in order_fields(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_format_field(value)}' for name, value in fields)})"
 
@@ -271,7 +287,10 @@ def _choose_name(module: Any, builder: _Builder) -> str:
 
 
 def named(module: Callable[P, R], name: str) -> Callable[P, R]:
-    """Return `module` as a function that runs under `name`, not its field's name: ``named(self.norm, "n")(x)``."""
+    """Return `module` as a function that runs under `name`, not its field's name: ``named(self.norm, "n")(x)``.
+
+    With the name "" it runs in the scope of its caller; a leaf is then called after its class.
+    """
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
@@ -305,7 +324,7 @@ def select_attrs(module: Any, op: Op) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Init:
-    """An `Init` (`make`) whose repr is the call that creates it (`text`)."""
+    """The initialization `make` with the repr `text`, the call that creates it."""
 
     text: str
     make: Init = field(compare=False)
@@ -346,11 +365,11 @@ def initializing(init: Init) -> Iterator[None]:
 def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     """Return the f32 parameter `name` of the current scope, created on first use; the same name is the same parameter.
 
-    `init` declares its values if no checkpoint supplies them: `normal`, `uniform` or `fill`; by default the `init` of
-    an enclosing `Initialized`, or ``normal(0.02)``.
+    `init` (`normal`, `uniform` or `fill`) declares initial values; the default is the `init` of an enclosing
+    `Initialized`, else ``normal(0.02)``.
 
     Raises:
-        WeftError: if it exists with another shape.
+        WeftError: if the parameter exists with another shape.
     """
     builder = get_builder()
     graph = builder.graph
@@ -360,7 +379,7 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     if existing is not None:
         if existing.shape != shape:
             raise WeftError(
-                f"parameter {full_name} was made with shape {list(existing.shape)} and is asked for as {list(shape)}"
+                f"parameter {full_name} has shape {list(existing.shape)}: use another name for shape {list(shape)}"
             )
         return existing
     recipe = (init or builder.init or normal())(shape, full_name, builder.seed)
@@ -368,7 +387,7 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
 
 
 def constant_param(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
-    """Return the parameter with the values of `recipe`, which reads no weights; equal recipes share one parameter."""
+    """Return an f32 parameter with the values of `recipe`: one with an equal recipe, else a new `name` in no scope."""
     graph = get_builder().graph
     for existing in graph.params.values():
         if existing.recipe == recipe:
@@ -392,12 +411,12 @@ def providing(**facts: Value) -> Iterator[None]:
 
 
 def provided(name: str) -> Value | None:
-    """Return the value that an enclosing module provides under `name` (such as ``positions``); None without one."""
+    """Return the value that an enclosing module provides under `name` (such as ``positions``); None if none does."""
     return get_builder().provided.get(name)
 
 
 def contribute(output: str, value: Value) -> None:
-    """Add `value` to the graph output called `output`, the sum of the contributions of all modules (losses)."""
+    """Add `value` to the graph output `output`, the sum of all contributions under this name (such as ``aux_loss``)."""
     contributed = get_builder().contributed
     previous = contributed.get(output)
     contributed[output] = value if previous is None else ops.add(previous, value, name=f"{output}_sum")
@@ -412,9 +431,10 @@ def kept(name: str) -> tuple[Value, ...]:
     """Return the values that an earlier module stored under `name` with `keep`.
 
     Raises:
-        WeftError: if there are none.
+        WeftError: if no module has stored values under `name`.
     """
     values = get_builder().stored.get(name)
     if values is None:
-        raise WeftError(f"no earlier layer keeps {name!r}; kept are {', '.join(get_builder().stored) or 'none'}")
+        names = ", ".join(get_builder().stored) or "none"
+        raise WeftError(f"no earlier layer stores values under {name!r}; names with values: {names}")
     return values

@@ -24,10 +24,10 @@ def need_int(module: object, *names: str, least: int = 1) -> None:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
     _need_each(module, names, fits, f"a whole number of at least {least}")
-    _need_each(module, names, lambda value: value < 1 << 63, "a number that 64 bits hold")
+    _need_each(module, names, lambda value: value < 1 << 63, "below 2^63")
 
 
-MAX_PARTS = 1 << 12  # layers, states and the like; published models have hundreds
+MAX_PARTS = 1 << 12  # the graph has nodes for every layer, head or state; published models have hundreds
 
 
 def need_max(module: object, *names: str) -> None:
@@ -35,7 +35,7 @@ def need_max(module: object, *names: str) -> None:
     for name in names:
         value = getattr(module, name)
         fits = value is None or value <= MAX_PARTS
-        need(module, fits, f"{name}={quote_value(value)} exceeds {MAX_PARTS}, the most there can be")
+        need(module, fits, f"{name}={quote_value(value)} exceeds the maximum of {MAX_PARTS}")
 
 
 def need_positive(module: object, *names: str) -> None:
@@ -73,7 +73,7 @@ def need_modules(module: object, *names: str) -> None:
 
 
 def need_type(module: object, name: str, *kinds: type, otherwise: str = "") -> None:
-    """Raise WeftError unless the field `name` of `module` is None or one of `kinds`; `otherwise` is the remedy."""
+    """Raise WeftError, with the remedy `otherwise`, unless the field `name` of `module` is None or one of `kinds`."""
     value = getattr(module, name)
     expected = " or ".join(kind.__name__ for kind in kinds)
     fits = value is None or isinstance(value, kinds)
@@ -87,7 +87,7 @@ def need_choice(module: object, name: str, known: Iterable[str]) -> None:
 
 
 def need_activation(module: object, activation: str) -> None:
-    """Raise WeftError unless `activation`, a setting of `module`, is supported by `activate`."""
+    """Raise WeftError unless `activate` supports the function `activation`, a setting of `module`."""
     try:
         check_activation(activation)
     except WeftError as e:

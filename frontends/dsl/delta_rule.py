@@ -17,19 +17,19 @@ _TINY = 1e-6  # added to the squared norm of a key
 
 @module
 class GatedDeltaNet:
-    """The gated delta rule with `heads` value heads, where the heads of each of `groups` share keys (Yang 2024).
+    """The gated delta rule with `heads` value heads in `groups` groups that share q and k (Yang 2024, Gated DeltaNet).
 
-    ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim] projects to q, k and v, in this order, which pass a
-    causal convolution ``conv.weight`` over `conv` tokens and SiLU; q and k are then divided by their lengths, q also by
-    √head_dim. β is the sigmoid of x W with ``beta.weight`` [heads, dim] (doubled with `negative`, which allows negative
-    eigenvalues, Grazzi 2024); the gates are −e^a_log · softplus(x W + dt.bias) with ``dt.weight`` [heads, dim]. The
-    output of `gated_delta_rule` passes `norm` on each head, is multiplied by the activation `gate` of x W with
-    ``gate.weight`` [heads·v_head_dim, dim], and passes ``out.weight`` [dim, heads·v_head_dim].
+    - q, k, v: projected by ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim], in this order; then a causal
+      convolution over `conv` tokens, ``conv.weight``, and SiLU. q and k are divided by their norms per head, q also by
+      √head_dim.
+    - β = σ(x W), ``beta.weight`` [heads, dim]; doubled with `negative`, for negative eigenvalues (Grazzi 2024).
+    - log decay of the state: −e^a_log · softplus(x W + dt.bias), ``dt.weight`` [heads, dim], ``dt.bias``, ``a_log``
+      [heads]. With `per_key` every key feature has a decay (Kimi Linear, 2025): ``dt.weight`` [heads·head_dim, dim].
+    - The output of the op `gated_delta_rule` is normalized per head by `norm`, multiplied by the activation `gate` of
+      x W with ``gate.weight`` [heads·v_head_dim, dim], and projected by ``out.weight``.
 
-    With `per_key` every key feature has a gate, ``dt.weight`` [heads·head_dim, dim] (Kimi Linear, 2025); ``a_log``
-    stays [heads]. With `rank`, the projections of the gates of state and output are factorized: ``dt_down.weight``
-    [rank, dim], ``dt.weight`` [..., rank], ``gate_down.weight`` and ``gate.weight``. `groups` defaults to `heads`,
-    `v_head_dim` to `head_dim`.
+    With `rank`, decay and gate have factorized projections: ``dt_down.weight`` and ``gate_down.weight`` [rank, dim],
+    ``dt.weight`` and ``gate.weight`` [..., rank]. `groups` defaults to `heads`, `v_head_dim` to `head_dim`.
     """
 
     heads: int
@@ -54,7 +54,7 @@ class GatedDeltaNet:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Return the width of all key heads together, and that of all value heads."""
+        """Return the widths of k (groups · head_dim) and of v (heads · v_head_dim)."""
         return (self.groups or self.heads) * self.head_dim, self.heads * (self.v_head_dim or self.head_dim)
 
     def __call__(self, x: Value) -> Value:
@@ -74,7 +74,7 @@ class GatedDeltaNet:
         return linear(ops.mul(normed, activate(gate, self.gate), name="gated"), x.width, "out")
 
     def _normalize(self, x: Value, factor: float, name: str) -> Value:
-        """Normalize each head of x [batch, seq, n·head_dim] by an RMSNorm without weight, and multiply by `factor`."""
+        """Return x [batch, seq, n·head_dim] with each head normalized by RMSNorm (no weight), times `factor`."""
         by_head = ops.reshape(x, shape=(*x.shape[:2], x.width // self.head_dim, self.head_dim))
         normed = ops.rms_norm(by_head, eps=_TINY / self.head_dim)
         return ops.reshape(ops.affine(normed, by=factor), shape=x.shape, name=name)

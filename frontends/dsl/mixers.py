@@ -17,20 +17,20 @@ from .rotary import RoPE, Temperature
 
 @module
 class MLA:
-    """Multi-head latent attention (DeepSeek-V2, 2024), computed on the latent itself if `absorbed`, else on all heads.
+    """Multi-head latent attention in a decoder (DeepSeek-V2, 2024).
 
     Keys and values of all `heads` are projected from one latent of `rank` features per token; in addition, all heads
-    share a rotary key of `rope_dim` features. With `absorbed`, only the latent and the rotary key are cached.
-    Parameters:
-    ``q.weight`` [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim], ``q_norm.weight``
-    and ``q_up.weight``; the last rope_dim features of every head are rotated. ``kv_down.weight`` [rank + rope_dim,
-    dim], ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight`` [heads·v_head_dim, rank],
-    ``o.weight`` [dim, heads·v_head_dim]. With `rope` None nothing is rotated (Kimi Linear). `scale` defaults to
-    1/√(head_dim + rope_dim); `temperature` as in `Attention`.
+    share a rotary key of `rope_dim` features. With `absorbed`, attention runs on the latent, and only latent and rotary
+    key are cached; without, it runs on the keys and values of all heads. Both compute the same function.
 
-    `index` selects the keys that a query attends to; it reads the latent of queries if `q_rank` is set, else x.
-    `keep_index` stores the selection under a name, and `share_index` reads the selection of an earlier layer (GLM-5,
-    2026).
+    Parameters: ``q.weight`` [heads·(head_dim + rope_dim), dim], or with `q_rank` ``q_down.weight`` [q_rank, dim],
+    ``q_norm.weight`` and ``q_up.weight``; the last rope_dim features of every head are rotated. ``kv_down.weight``
+    [rank + rope_dim, dim], ``kv_norm.weight`` [rank], ``k_up.weight`` [heads·head_dim, rank], ``v_up.weight``
+    [heads·v_head_dim, rank], ``o.weight`` [dim, heads·v_head_dim]. With `rope` None nothing is rotated (Kimi Linear).
+    `scale` defaults to 1/√(head_dim + rope_dim). `temperature` is a factor of the queries, as in `Attention`.
+
+    `index` selects the keys that a query attends to, from the latent of queries if `q_rank` is set, else from x.
+    `keep_index` stores the selection under a name; `share_index` uses the selection stored by an earlier layer (GLM-5).
     """
 
     heads: int
@@ -64,7 +64,7 @@ class MLA:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if not is_causal():
-            raise WeftError("latent attention is causal: it belongs in a Decoder")
+            raise WeftError("MLA is causal: it belongs in a Decoder")
         source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
         q, rotary = self._project_queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
@@ -83,7 +83,7 @@ class MLA:
         return linear(y, x.width, "o")
 
     def _compute_index_bias(self, x: Value, source: Value) -> Value | None:
-        """Return the bias [batch, 1, seq, seq] that masks keys outside a query's selection; None without an index."""
+        """Return the bias [batch, 1, seq, seq] that masks unselected keys, own or shared; None without an index."""
         if self.share_index is not None:
             return kept(self.share_index)[0]
         bias = None if self.index is None else self.index(x, source)
@@ -92,8 +92,9 @@ class MLA:
         return bias
 
     def _project_queries(self, x: Value) -> tuple[Value, Value]:
-        """Return the two parts of queries: unrotated [batch, seq, heads·head_dim] and rotary [batch, seq,
-        heads·rope_dim]."""
+        """Return both parts of queries, [batch, seq, heads·head_dim] and, to be rotated, [batch, seq, heads·rope_dim].
+
+        x is the latent of queries if `q_rank` is set, else the input of the layer."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
@@ -107,10 +108,9 @@ class MLA:
 class RelativeAttention:
     """Attention with relative keys and values (Shaw 2018).
 
-    The scores are q_i·(k_j + w_K[r])/√d, the output is Σ_j α_ij (v_j + w_V[r]), with r = clip(j − i, ±`clip`).
-    Parameters:
-    ``q``, ``k``, ``v`` and ``o.weight`` (with biases if `bias`), ``keys`` and, if `values`, ``values`` [2·clip + 1, d],
-    which the heads share. `causal` as in `Attention`.
+    The scores are q_i·(k_j + w_K[r])/√d, the output is Σ_j α_ij (v_j + w_V[r]), with r = clip(j − i, ±`clip`) + clip.
+    Parameters: ``q``, ``k``, ``v`` and ``o.weight`` [dim, dim] (with biases if `bias`), w_K = ``keys`` and, with
+    `values`, w_V = ``values`` [2·clip + 1, dim/heads], which all heads share. `causal` None follows the model.
     """
 
     heads: int
@@ -138,8 +138,8 @@ class RelativeAttention:
 class LinearAttention:
     """Linear attention (Katharopoulos 2020): y_n = Σ_m φ(q_n)·φ(k_m) v_m / Σ_m φ(q_n)·φ(k_m), with φ = elu + 1.
 
-    Its state has constant size. `rope` rotates φ in the numerator only (Su 2021). Parameters: ``q``, ``k``, ``v`` and
-    ``o.weight``, with biases if `bias`. `causal` as in `Attention`.
+    Its decode state has a constant size. `rope` rotates φ(q) and φ(k) in the numerator only (Su 2021). Parameters:
+    ``q``, ``k``, ``v`` and ``o.weight`` [dim, dim], with biases if `bias`. `causal` None follows the model.
     """
 
     heads: int
@@ -152,7 +152,7 @@ class LinearAttention:
         need_max(self, "heads")
         need_type(self, "rope", RoPE)
         if self.rope is not None:
-            need(self, self.rope.amplitude == 1, f"amplitude={self.rope.amplitude} of its rope must be 1")
+            need(self, self.rope.amplitude == 1, f"rope has amplitude={self.rope.amplitude}, which must be 1")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
@@ -178,7 +178,7 @@ class FourierMixing:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
-            raise WeftError("the Fourier transform mixes all tokens: it belongs in an Encoder")
+            raise WeftError("FourierMixing mixes all tokens: it belongs in an Encoder")
         return ops.fourier(x, name="fourier")
 
 
@@ -187,11 +187,10 @@ class DisentangledAttention:
     """Attention with scores of content to content, content to position and position to content (He 2020, DeBERTa).
 
     score_ij = (q_i·k_j + q_i·K_r + k_j·Q_r) / √(d · terms), where r is the row for i − j in the encoder's
-    `RelativeTable`, and K and Q are projections of its vectors. `to_position` enables the term with K, `from_position`
-    the term with Q.
-    Parameters: ``q``, ``k``, ``v``, ``o``, and for K and Q ``pos_k`` and ``pos_q``, or ``k`` and ``q`` again if
-    `shared`.
-    ``k`` and ``pos_k`` have biases only with `key_bias`, all other projections always. Not causal.
+    `RelativeTable`, K and Q are projections of that table, and terms is the number of enabled terms, 1 to 3.
+    `to_position` enables the term with K, `from_position` the term with Q. Parameters, [dim, dim] each: ``q``, ``k``,
+    ``v``, ``o``, and for K and Q ``pos_k`` and ``pos_q``, or ``k`` and ``q`` again if `shared`. ``k`` and ``pos_k``
+    have biases only with `key_bias`, all other projections always. Not causal.
     """
 
     heads: int
@@ -207,7 +206,7 @@ class DisentangledAttention:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
-            raise WeftError("disentangled attention is not causal: it belongs in an Encoder")
+            raise WeftError("DisentangledAttention is not causal: it belongs in an Encoder")
         d = divide_width(x, self.heads, "heads")
         q, v = linear(x, x.width, "q", True), linear(x, x.width, "v", True)
         k = linear(x, x.width, "k", self.key_bias)
@@ -227,7 +226,7 @@ class DisentangledAttention:
         table, index = provided("relative_table"), provided("relative_rows")
         if table is None or index is None:
             raise WeftError(
-                "there are no relative positions to attend to: give the Encoder relative=RelativeTable(...)"
+                "the term of relative positions needs a table: give the Encoder relative=RelativeTable(...)"
             )
         width, terms = q.width, []
         if self.to_position:
@@ -243,13 +242,12 @@ class DisentangledAttention:
 
 @module
 class TransformerXLAttention:
-    """Attention with scores of contents, distances and segments, each with its own bias of the queries
-    (Dai 2019, Transformer-XL; Yang 2019, XLNet).
+    """Attention with scores of contents, distances and segments (Dai 2019, Transformer-XL; Yang 2019, XLNet).
 
-    score_ij = ((q_i + u)·k_j + (q_i + v)·r_{i−j} + (q_i + s)·e_{ij}) / √d, r the vectors of the encoder's
-    `SinusoidalDistances` through ``r``, e one vector for tokens of the same segment and one for different segments.
-    Parameters: ``q``, ``k``, ``v``, ``o`` and ``r`` [dim, dim], no biases; u ``content_bias``, v ``distance_bias`` and
-    s ``segment_bias`` [dim], e ``segments`` [2, dim]. Not causal.
+    score_ij = ((q_i + u)·k_j + (q_i + w)·r_{i−j} + (q_i + s)·e_{ij}) / √d. r are the vectors of the encoder's
+    `SinusoidalDistances`, projected by ``r``; e_{ij} is ``segments`` [2, dim] at 0 if i and j are in the same segment,
+    else at 1, and is left out if the encoder has no segments. Further parameters: ``q``, ``k``, ``v``, ``o`` and ``r``
+    [dim, dim], no biases; u ``content_bias``, w ``distance_bias`` and s ``segment_bias`` [dim]. Not causal.
     """
 
     heads: int
@@ -262,7 +260,7 @@ class TransformerXLAttention:
         """Map x [batch, seq, dim] to a value of the same shape."""
         table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
         if is_causal() or table is None or index is None:
-            raise WeftError("this attention belongs in an Encoder with relative=SinusoidalDistances(...)")
+            raise WeftError("TransformerXLAttention belongs in an Encoder with relative=SinusoidalDistances(...)")
         d, width = divide_width(x, self.heads, "heads"), x.width
         q, k, v = (linear(x, width, name) for name in "qkv")
         distances = multiply_heads(_add_bias(q, "distance_bias"), linear(table, width, "r"), self.heads)
@@ -287,7 +285,7 @@ def _add_bias(q: Value, name: str) -> Value:
 
 
 def multiply_heads(x: Value, vectors: Value, heads: int) -> Value:
-    """Return x vectorsᵀ per head, [batch, heads, seq, n], for x [batch, seq, width] and vectors [n, width]."""
+    """Return x · vectorsᵀ of each head, [batch, heads, seq, n], for x [batch, seq, width] and vectors [n, width]."""
     (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // heads
     heads_first = ops.transpose(ops.reshape(x, shape=(batch, seq, heads, d)), axes=(0, 2, 1, 3))
     return ops.matmul(heads_first, ops.transpose(ops.reshape(vectors, shape=(rows, heads, d)), axes=(1, 2, 0)))
@@ -297,10 +295,10 @@ def multiply_heads(x: Value, vectors: Value, heads: int) -> Value:
 class TransientGlobalAttention:
     """Attention to nearby tokens and to global tokens (Guo 2021, LongT5, arXiv 2112.07916).
 
-    A global token is the normalized sum of the tokens of a block; every layer computes its own.
-
-    The encoder's `TransientGlobals` defines window and blocks. Parameters: ``q``, ``k``, ``v`` [heads·head_dim,
-    dim], ``o`` [dim, heads·head_dim], no biases, and ``global_norm``. `scale` defaults to 1/√head_dim. Not causal.
+    A global token is the sum of the tokens of a block, normalized by `norm`; every layer computes new global tokens.
+    The encoder's `TransientGlobals` defines window and blocks. Parameters: ``q``, ``k``, ``v`` [heads·head_dim, dim],
+    ``o`` [dim, heads·head_dim], no biases, and ``global_norm``. `head_dim` defaults to dim / heads, `scale` to
+    1/√head_dim. Not causal.
     """
 
     heads: int
@@ -319,7 +317,7 @@ class TransientGlobalAttention:
         facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
         members, queries, keys, mask, bias = map(provided, facts)
         if members is None or queries is None or keys is None or mask is None or bias is None:
-            raise WeftError("this attention belongs in an Encoder with relative=TransientGlobals(...)")
+            raise WeftError("TransientGlobalAttention belongs in an Encoder with relative=TransientGlobals(...)")
         batch, (runs, count), window = x.shape[0], keys.shape, bias.shape[2]
         width = self.heads * (self.head_dim or divide_width(x, self.heads, "heads"))
         sums = ops.matmul(members, x, name="global_sums")
@@ -342,10 +340,11 @@ class TransientGlobalAttention:
 class SpanConvAttention:
     """Attention in parallel to a convolution whose kernel depends on the span around a token (Jiang 2020, ConvBERT).
 
-    Both have `heads` heads, each half as wide as the width divided by `heads`. The kernel of `conv` taps per head is
-    softmax((q ⊙ s) W), s a linear map of a depthwise convolution of x. Parameters: ``q``, ``k``, ``v``, ``span`` and
-    ``conv`` [width / 2, dim], ``depthwise.weight`` [dim, conv], ``kernel`` [heads·conv, width / 2], and ``o``
-    [dim, width]; all except depthwise have biases.
+    Attention and convolution have `heads` heads of dim / (2·heads) features each. The convolution is of a projection
+    ``conv`` of x; its kernel of `conv` taps (odd) per token and head is softmax((q ⊙ s) W), where s is a projection
+    ``span`` of a depthwise convolution of x. Parameters: ``q``, ``k``, ``v``, ``span`` and ``conv`` [dim/2, dim],
+    ``depthwise.weight`` [dim, conv], ``kernel`` (W) [heads·conv, dim/2], ``o`` [dim, dim]; all except depthwise have
+    biases. Not causal.
     """
 
     heads: int
@@ -354,12 +353,12 @@ class SpanConvAttention:
     def __post_init__(self) -> None:
         need_int(self, "heads", "conv", least=1)
         need_max(self, "heads")
-        need(self, self.conv % 2 == 1 and self.conv > 1, f"conv={self.conv} must be odd: it sees as much on both sides")
+        need(self, self.conv % 2 == 1 and self.conv > 1, f"conv={self.conv} must be odd and above 1")
 
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
-            raise WeftError("a convolution that sees what follows belongs in an Encoder")
+            raise WeftError("SpanConvAttention reads later tokens: it belongs in an Encoder")
         heads, d = self.heads, divide_width(x, 2 * self.heads, "2 · heads")
         q, k, v = (linear(x, heads * d, name, bias=True) for name in "qkv")
         kernel = linear(ops.mul(q, self._map_span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)
@@ -372,20 +371,22 @@ class SpanConvAttention:
         return linear(ops.concat(y, mixed, axis=2), x.width, "o", bias=True)
 
     def _map_span(self, x: Value, width: int) -> Value:
-        """Return a linear map, [batch, seq, width], of the depthwise convolution of x [batch, seq, dim]."""
+        """Return the projection ``span`` [batch, seq, width] of the depthwise convolution of x [batch, seq, dim]."""
         weight = param("depthwise.weight", (x.width, self.conv), uniform(self.conv**-0.5))
         near = self._gather_neighbours(x, ops.iota(weight, axis=1))
         y = ops.sum(ops.mul(near, ops.transpose(weight, axes=(1, 0))), axes=(2,), name="depthwise")
         return linear(y, width, "span", bias=True)
 
     def _gather_neighbours(self, x: Value, taps: Value) -> Value:
-        """Return the `conv` nearest tokens of each token of x, [batch, seq, conv, width], with zeros past the ends."""
+        """Return the `conv` nearest tokens of each token of x, [batch, seq, conv, width], with zeros past the ends.
+
+        `taps` [conv] are the indices 0, 1, …, conv − 1."""
         zeros = _emit_zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
         return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)
 
 
 def _emit_zeros(x: Value, rows: int) -> Value:
-    """Return zeros [batch, rows, width] in the dtype of x [batch, seq, width]; `rows` is a number of tokens."""
+    """Return zeros [batch, rows, width] in the dtype of x [batch, seq, width]."""
     zero_row = ops.affine(ops.slice(x, axis=1, start=0, stop=1), by=0.0)
     return ops.expand(zero_row, shape=(x.shape[0], rows, x.shape[2]))

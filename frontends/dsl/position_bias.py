@@ -1,5 +1,4 @@
-"""Relative positions: biases of attention scores, tables of distance vectors, and keys of local and global
-attention."""
+"""Relative positions: biases of scores, tables of distance vectors, and keys of local and global attention."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ _NUDGE = 1e-5  # rounding may make the logarithm of the last distance slightly t
 
 
 def _find_positions(x: Value) -> Value:
-    """Return the positions of the tokens of x: [1, seq] if all batch rows have the same positions, else [batch,
-    seq]."""
+    """Return the positions of the tokens of x: [1, seq] in encoders, whose sequences share them, else [batch, seq]."""
     row = provided("position_row")
     return positions(x) if row is None else row
 
@@ -33,7 +31,8 @@ def _find_positions(x: Value) -> Value:
 class ALiBi:
     """The bias −slope·(i − j) of query position i and key position j (Press 2022), −slope·|i − j| if not causal.
 
-    The slopes are geometric from 2^(−max_bias/heads), times `scale`.
+    The slope of head h = 1, 2, … is scale · 2^(−max_bias · h/heads) if `heads` is a power of 2, else as in the paper's
+    code. `causal` None follows the model.
     """
 
     max_bias: float = 8.0
@@ -73,7 +72,7 @@ class T5Bias:
         """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]."""
         heads = self.heads or heads
         if heads is None:
-            raise WeftError("a bias that all layers share needs heads=")
+            raise WeftError("T5Bias needs heads=... as the position_bias of a model, which all layers share")
         table, at = param("weight", (self.buckets, heads)), _find_positions(x)
         bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
@@ -83,9 +82,9 @@ class T5Bias:
 class RelativeTable:
     """Learned vectors of relative positions, which all layers share: ``weight`` [2·span, dim], normalized by `norm`.
 
-    Table row span + r is for a key r tokens before its query, −span ≤ r < span. With `max_distance`, distances above
-    span/2 share table rows on a logarithmic scale up to `max_distance` (He 2021, arXiv 2006.03654). A field `relative`
-    of `Encoder`.
+    Table row span + r, −span ≤ r < span, is for a key r tokens before its query; larger distances use the first or
+    last row. With `max_distance`, distances above span/2 share rows on a logarithmic scale up to `max_distance` (He
+    2021, arXiv 2006.03654). The `relative` of an `Encoder`, for `DisentangledAttention`.
     """
 
     span: int
@@ -106,7 +105,7 @@ class RelativeTable:
         """
         row = provided("position_row")
         if row is None:
-            raise WeftError("a table of relative positions belongs in an Encoder")
+            raise WeftError("RelativeTable belongs in an Encoder, as relative=RelativeTable(...)")
         table = param("weight", (2 * self.span, x.width))
         distances = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
         if self.max_distance is not None:
@@ -131,8 +130,8 @@ class SinusoidalDistances:
     """Vectors of relative positions that are sines and cosines of the distance (Dai 2019, Transformer-XL).
 
     The first half of a vector is sin(distance/10000^(2i/d)), the second half the cosines; distances are clipped to
-    ±`clamp`. With `segments` an encoder has the input token_type_ids, and `TransformerXLAttention` distinguishes keys
-    of the same and of other segments (Yang 2019, XLNet). A field `relative` of `Encoder`.
+    ±`clamp`, if given. With `segments` the encoder has the input token_type_ids, and `TransformerXLAttention`
+    distinguishes keys of the same and of other segments (Yang 2019, XLNet). The `relative` of an `Encoder`.
     """
 
     clamp: int | None = None
@@ -144,12 +143,12 @@ class SinusoidalDistances:
     def __call__(self, x: Value) -> dict[str, Value]:
         """Return the table and its row index per query and key, for x [batch, seq, dim].
 
-        ``relative_table`` is [2·seq, dim], for the distances 0, 1, … and then 0, −1, …; ``relative_rows`` is [1, seq,
-        seq].
+        ``relative_table`` is [2·seq, dim], with rows for the distances 0, 1, …, then 0, −1, …; ``relative_rows`` is
+        [1, seq, seq]. A distance is the query's position minus the key's.
         """
         row = provided("position_row")
         if row is None or x.width % 2:
-            raise WeftError("sinusoidal distances belong in an Encoder of even width")
+            raise WeftError(f"SinusoidalDistances belongs in an Encoder of even width; the width is {x.width}")
         half = ops.slice(ops.slice(x, axis=0, start=0, stop=1), axis=2, start=0, stop=x.width // 2)
         ones = ops.concat(fill_like(half, 0.0), fill_like(half, 1.0), axis=2, name="unturned")
         with providing(positions=row):
@@ -170,12 +169,12 @@ class SinusoidalDistances:
 
 @module
 class TransientGlobals:
-    """The keys that the layers' `TransientGlobalAttention` sees, and their biases (Guo 2021, LongT5, arXiv 2112.07916).
+    """The visible keys of `TransientGlobalAttention` and their biases (Guo 2021, LongT5, arXiv 2112.07916).
 
-    A token sees tokens less than `window` away, and one global token for every `block` tokens of the sequence; the
-    tokens after the last complete block belong to that block. Both kinds have biases by distance as in `T5Bias`, in
-    tokens and in blocks, shared by all layers: ``local.weight`` and ``blocks.weight`` [buckets, heads]. A field
-    `relative` of `Encoder`.
+    A token sees the tokens less than `window` away, and a global token for every complete block of `block` tokens in
+    the sequence; tokens after the last complete block belong to that block. Tokens have a bias by distance in tokens,
+    global tokens by distance in blocks, as in `T5Bias`. All layers share ``local.weight`` and ``blocks.weight``
+    [buckets, heads]. The `relative` of an `Encoder`.
     """
 
     heads: int
@@ -195,13 +194,13 @@ class TransientGlobals:
 
         Queries are in runs of `window` tokens; the keys of a run are 3 · window tokens and all global tokens.
 
-        - ``global_members`` [batch, globals, seq]: 1 if a token belongs to a block
-        - ``run_queries`` [runs · window], ``run_keys`` [runs, keys]: indices of tokens; global tokens are numbered
-        after them - ``run_mask`` [batch · runs, keys], ``run_bias`` [batch · runs, heads, window, keys]
+        - ``global_members`` [batch, globals, seq]: 1 if a token belongs to a block, else 0
+        - ``run_queries`` [runs · window], ``run_keys`` [runs, keys]: indices of tokens, then of global tokens (+ seq)
+        - ``run_mask`` [batch · runs, keys], false for masked keys; ``run_bias`` [batch · runs, heads, window, keys]
         """
         row, mask = provided("position_row"), provided("key_mask")
         if row is None or mask is None:
-            raise WeftError("global tokens are sums over a complete sequence: give TransientGlobals to an Encoder")
+            raise WeftError("TransientGlobals belongs in an Encoder: global tokens are sums over complete sequences")
         (batch, seq, _), window = x.shape, self.window
         runs, blocks = sizes.floordiv(seq + window - 1, window), sizes.maximum(1, sizes.floordiv(seq, self.block))
         shown, last = ops.cast(mask, to=dtypes.bool_, name="shown"), ops.max(row, axes=(1,), name="last_position")
@@ -233,9 +232,9 @@ class TransientGlobals:
         }
 
     def _index_blocks(self, row: Value, shown: Value) -> Value:
-        """Return the block index [batch, seq] of each position in `row` [1, seq].
+        """Return the block index [batch, seq] of each position in `row` [1, seq], as defined in the class.
 
-        It is −1 for padding (`shown` [batch, seq] is false), and everywhere if there is no complete block.
+        It is −1 for padding (`shown` [batch, seq] is false), and for all tokens of a sequence without a complete block.
         """
         width = fill_like(row, self.block)
         ends_block = ops.logical_and(ops.equal(ops.mod(row, width), fill_like(row, self.block - 1)), shown)
@@ -244,10 +243,10 @@ class TransientGlobals:
         return ops.minimum(block_index, ops.affine(complete_blocks, plus=-1), name="token_blocks")
 
     def _compute_bias(self, x: Value, near: Value, query_blocks: Value, blocks: Value) -> Value:
-        """Return the bias [batch · runs, heads, window, keys] of the keys of each run.
+        """Return the bias [batch · runs, heads, window, keys] of the scores in each run; −∞ outside the window.
 
-        Keys are tokens at offsets `near` [3 · window] from the start of a run, then all `blocks` [globals];
-        `query_blocks` [batch · runs, window] are the block indices of the queries.
+        Keys are tokens at offsets `near` [3 · window] from the start of a run, then the global tokens of `blocks`
+        [globals]; `query_blocks` [batch · runs, window] are the block indices of the queries.
         """
         rows, window = query_blocks.shape
         queries, keys = ops.unsqueeze(emit_indices(x, window), axes=(0,)), ops.unsqueeze(near, axes=(0,))

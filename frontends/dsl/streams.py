@@ -18,10 +18,10 @@ from .layers import Norm, RMSNorm, embedding, linear
 
 @module
 class PerLayerEmbedding:
-    """An embedding of `width` for every layer: (embedding of the token · √width + N(x W / √dim)) / √2 (Gemma 3n).
+    """An embedding of `width` features for every layer, (E[id] · √width + N(x W / √dim)) / √2 (Gemma 3n).
 
-    Parameters: ``table.weight`` [vocab, layers · width], ``projection.weight`` [layers · width, dim], ``norm.weight``.
-    Token ids of at least `vocab` use the embedding of token 0.
+    E is ``table.weight`` [vocab, layers · width], W ``projection.weight`` [layers · width, dim], N `norm` with
+    ``norm.weight`` [width]. Token ids ≥ `vocab` use the embedding of token 0.
     """
 
     vocab: int
@@ -33,7 +33,7 @@ class PerLayerEmbedding:
         need_modules(self, "norm")
 
     def __call__(self, x: Value, ids: Value, layers: int) -> list[Value]:
-        """Return `layers` embeddings [batch, seq, width], from x [batch, seq, dim] and its token `ids` [batch, seq]."""
+        """Return an embedding [batch, seq, width] per layer, from embeddings x [batch, seq, dim] of the token `ids`."""
         shape = (*x.shape[:2], layers, self.width)
         is_known = ops.cast(ops.less(ids, ops.affine(ids, by=0, plus=self.vocab)), to=ids.type.dtype)
         rows = embedding(ops.mul(ids, is_known), self.vocab, layers * self.width, "table")
@@ -47,7 +47,11 @@ class PerLayerEmbedding:
 
 @module
 class PerLayerInput:
-    """A gated input N(W (act(x W_gate) ⊙ e)) of the layer's embedding e [batch, seq, `width`] (Gemma 3n)."""
+    """A gated input N((act(x W_gate) ⊙ e) W) of the layer's embedding e [batch, seq, `width`] (Gemma 3n).
+
+    e is the layer's part of the model's `PerLayerEmbedding`. Parameters: ``gate.weight`` [width, dim],
+    ``projection.weight`` [dim, width], ``norm.weight``.
+    """
 
     width: int
     activation: str = "gelu_tanh"
@@ -61,7 +65,7 @@ class PerLayerInput:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         layer_embedding = provided("per_layer")
-        need(self, layer_embedding is not None, "the model has no per_layer embedding")
+        need(self, layer_embedding is not None, "the model needs per_layer=PerLayerEmbedding(...)")
         assert layer_embedding is not None
         gated = ops.mul(activate(linear(x, self.width, "gate"), self.activation), layer_embedding, name="gated")
         return named(self.norm, "norm")(linear(gated, x.width, "projection"))
@@ -96,8 +100,10 @@ class SplitFeedForward:
 
 @module
 class LayerWithInput:
-    """A `block`, then `ffn` with its own residual, then x + per_layer(x); with `scalar`, times the parameter ``scalar``
-    [1]."""
+    """A `block`, then `ffn` (which must add its own residual), then x + per_layer(x); each step is left out if None.
+
+    With `scalar`, the result is multiplied by the parameter ``scalar`` [1] (Gemma 4).
+    """
 
     block: Block
     ffn: Layer | None = None
@@ -109,7 +115,7 @@ class LayerWithInput:
 
     @property
     def norm(self) -> Norm:
-        """Return the norm of the block, which a model uses as its final norm."""
+        """Return the norm of the block, which is the default of `final_norm` in a `Decoder`."""
         return self.block.norm
 
     def __call__(self, x: Value) -> Value:
@@ -125,7 +131,7 @@ class LayerWithInput:
 
 
 def _compute_rms(x: Value, least: float = 0.0) -> Value:
-    """Return √mean(x²) [..., 1] over the last axis; `least` is the lower bound of the mean."""
+    """Return √max(mean(x²), least) [..., 1], with the mean over the last axis."""
     mean = ops.mean(ops.square(x), axes=(len(x.shape) - 1,), keepdims=True)
     return ops.sqrt(mean if least == 0 else ops.clip(mean, low=least))
 
@@ -141,9 +147,10 @@ def _stack_streams(streams: list[Value]) -> Value:
 
 @module
 class SpreadStreams:
-    """A map from x [batch, seq, dim] to streams [batch, seq, streams, dim]: x and x W, scaled to the norm of x.
+    """A map from x [batch, seq, dim] to streams [batch, seq, streams, dim] (Gemma 3n).
 
-    Parameters: ``projections.{i}.weight`` [dim, dim] for every stream except the first.
+    Stream 0 is x. Stream i + 1 is x W_i, scaled to the root mean square of x, with W_i = ``projections.{i}.weight``
+    [dim, dim].
     """
 
     streams: int
@@ -162,9 +169,9 @@ class SpreadStreams:
 
 @module
 class GatherStreams:
-    """The inverse of `SpreadStreams`: the mean of the first stream and of W times each other stream.
+    """A map from streams s [batch, seq, streams, dim] to [batch, seq, dim]: the mean of s_0 and all s_{i+1} W_i.
 
-    The other streams are scaled to the norm of the first. The parameters have the same names as in `SpreadStreams`.
+    Each s_{i+1} W_i is scaled to the root mean square of s_0; W_i is ``projections.{i}.weight`` [dim, dim] (Gemma 3n).
     """
 
     def __call__(self, x: Value) -> Value:
@@ -179,10 +186,13 @@ class GatherStreams:
 
 @module
 class AltUpLayer:
-    """A layer over streams [batch, seq, streams, dim]: it predicts all, computes stream `active`, and corrects all.
+    """A layer over streams [batch, seq, streams, dim] (AltUp, Baykal 2023, as in Gemma 3n).
 
-    Stream `active` passes a sandwich block of `attn` and `ffn` with a low-rank map of `laurel_rank` in parallel to the
-    attention (LAuReL); `per_layer` is added to all streams except the first.
+    It predicts all streams as mixtures of them, computes the layer for stream `active` of the predictions, and corrects
+    each prediction by a learned factor times the layer's change to stream `active`. The layer is a sandwich block of
+    `attn` and `ffn`, with a low-rank map of `laurel_rank` in parallel to the attention (LAuReL). `per_layer`, given
+    stream `active` of the corrected streams (times ``output_scale`` with `scale_output`), is added to all streams
+    except stream 0.
 
     Parameters: ``router_norm``, ``router.weight`` [streams, dim], ``prediction.weight`` [streams², streams],
     ``correction.weight`` [streams, streams], ``laurel_left.weight``, ``laurel_right.weight``, ``laurel_norm``, the
@@ -207,7 +217,7 @@ class AltUpLayer:
         """Map x [batch, seq, streams, dim] to a value of the same shape."""
         batch, seq, count, _ = x.shape
         assert isinstance(count, int)
-        need(self, self.active < count, f"active={self.active} is not one of {count} streams")
+        need(self, self.active < count, f"active={self.active} must be below the number of streams, {count}")
         raw = linear(self._route(_slice_stream(x, self.active), count), count * count, "prediction")
         mixed = ops.matmul(ops.reshape(raw, shape=(batch, seq, count, count)), x)
         predicted = ops.add(mixed, x, name="predicted")
