@@ -17,10 +17,11 @@ from .rotary import RoPE
 class DifferentialAttention:
     """The difference of two softmax attentions, which cancels common noise (Ye 2024, Differential Transformer).
 
-    Head h of the first half and head h of the second attend to the same pair of values, with
-    y_h = (1 − λ₀) · norm(a_h − λ a_{h + heads/2}), λ = e^(λq₁·λk₁) − e^(λq₂·λk₂) + λ₀. The norm is over a pair of
-    values, without weights. `lambda_init` is λ₀; the paper uses `lambda_of` the layer. Parameters: ``q``, ``k``, ``v``
-    and ``o.weight`` as in `Attention`, ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2`` [head_dim].
+    With a_h the output of head h, y_h = (1 − λ₀) · norm(a_h − λ a_{h + heads/2}) for h < heads/2, and
+    λ = e^(λq₁·λk₁) − e^(λq₂·λk₂) + λ₀. Key/value heads j and j + kv_heads/2 share values: those of both, concatenated
+    [2·head_dim]. norm is an RMSNorm over these features with `eps`, without weight. λ₀ is `lambda_init`; the paper uses
+    ``lambda_of(layer)``. Parameters: ``q``, ``k``, ``v`` and ``o.weight`` as in `Attention`, with biases if `bias`, and
+    ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2`` [head_dim]. `causal` None follows the model.
     """
 
     heads: int
@@ -37,7 +38,7 @@ class DifferentialAttention:
         need_max(self, "heads", "kv_heads")
         need_positive(self, "eps")
         need_type(self, "rope", RoPE)
-        need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even: they are pairs")
+        need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even, for pairs of heads")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
         need(self, 0 <= self.lambda_init < 1, f"lambda_init={self.lambda_init} must be from 0 to below 1")
 
@@ -86,11 +87,11 @@ class DifferentialAttention:
 class ScoredKeysAttention:
     """Attention with an extra score per key, computed from its value (Shi 2025, Doge, arXiv 2508.02124).
 
-    The score of key j is that of softmax attention plus e^(a · softplus(v_j W)), one extra score per key/value head,
-    with ``a`` [kv_heads] and ``step.weight`` [kv_heads, kv_heads·head_dim]. The extra score is cached as one more
-    feature of its key. Parameters: ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` runs on each query and key
-    (``q_norm``, ``k_norm``), `bias` applies to all linear maps. Only causality and `window` mask keys: it equals the
-    paper's dynamic mask attention for sequences whose keys are not more than its top-k.
+    The score of key j is q·k_j/√head_dim + e^(a · softplus(v_j W)), with one extra term per key/value head: ``a``
+    [kv_heads], W = ``step.weight`` [kv_heads, kv_heads·head_dim]. The extra term is cached as one more feature of the
+    key. Parameters: ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` normalizes each head of queries and keys
+    (``q_norm``, ``k_norm``), `bias` applies to all linear maps. Only causality and `window` mask keys. This equals the
+    paper's dynamic mask attention as long as a sequence has no more keys than the paper's top-k.
     """
 
     heads: int
@@ -133,7 +134,7 @@ class ScoredKeysAttention:
         return linear(y, x.width, "o", self.bias)
 
     def _project_heads(self, x: Value, heads: int, d: int, name: str) -> Value:
-        """Return queries or keys [batch, seq, heads, d], projected, normalized and rotated."""
+        """Return queries or keys (`name` "q" or "k") [batch, seq, heads, d], projected, normalized and rotated."""
         shape = (*x.shape[:2], heads, d)
         y = named(self.norm, f"{name}_norm")(ops.reshape(linear(x, heads * d, name, self.bias), shape=shape))
         if self.rope is None:
@@ -146,11 +147,11 @@ class ScoredKeysAttention:
 class MixtureOfAttention:
     """Attention whose query and output projections are experts (Zhang 2022, Mixture of Attention Heads; JetMoE).
 
-    Each of `experts` projects to queries of `kv_heads` heads, which attend to keys and values that all experts share;
-    the outputs of the best `k` experts of a token are summed, weighted by a softmax over their logits. All experts are
-    computed, with weight 0 for experts that are not selected. Parameters: ``q.weight`` and ``o.weight``, whose rows
-    (columns of ``o.weight``) are those of key/value head 0 of every expert, then of head 1, …; ``k``, ``v``,
-    ``router.weight`` [experts, dim] and ``bias`` [dim].
+    Each of `experts` experts has queries of `kv_heads` heads; all experts share keys and values. The outputs of the `k`
+    experts with the largest router logits of a token are summed, weighted by the softmax of these k logits. All experts
+    are computed; unselected ones have weight 0. Parameters: ``q.weight`` [kv_heads·experts·head_dim, dim], with the
+    rows of key/value head 0 of every expert, then of head 1, …; ``o.weight``, with columns in the same order; ``k``,
+    ``v`` [kv_heads·head_dim, dim], ``router.weight`` [experts, dim], and ``bias`` [dim], added to the output.
     """
 
     experts: int

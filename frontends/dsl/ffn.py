@@ -35,7 +35,8 @@ class MLP:
     """The feed-forward act(x W_up) W_down with an inner width of `hidden`.
 
     `activation` is a name (relu, gelu, gelu_tanh, silu, …) or a module such as `XIELU`. `sub_norm` normalizes the input
-    of W_down (Wang 2022, Magneto).
+    of W_down (Wang 2022, Magneto). Parameters: ``up.weight`` [hidden, dim], ``down.weight`` [dim, hidden], with `bias`
+    ``up.bias`` and ``down.bias``.
     """
 
     hidden: int
@@ -62,9 +63,10 @@ class MLP:
 class GatedMLP:
     """The gated feed-forward (act(x W_gate) ⊙ x W_up) W_down: SwiGLU for silu, GEGLU for gelu, ReGLU for relu.
 
-    With sigmoid it is GLU, with identity bilinear. `limit` clamps gate and up as in the op `glu`; `sub_norm` as in
-    `MLP`. With `sparsity` p, each gate becomes its excess over the p-quantile of a normal distribution with the mean
-    and deviation of the token's gates, at least 0 (Gemma 3n's Gaussian top-k).
+    It is GLU for sigmoid, bilinear for identity. `limit` clamps x W_gate to at most limit and x W_up to ±limit;
+    `sub_norm` normalizes the input of W_down. With `sparsity` p, each element g of x W_gate becomes max(g − c, 0), with
+    c the p-quantile of a normal distribution with the mean and deviation of the token's elements (Gaussian top-k,
+    Gemma 3n). Parameters: ``gate.weight``, ``up.weight`` [hidden, dim], ``down.weight`` [dim, hidden]; `bias`: biases.
     """
 
     hidden: int
@@ -99,8 +101,8 @@ class GatedMLP:
 
 
 def _subtract_quantile(x: Value, share: float) -> Value:
-    """Return max(x − c, 0) for x [..., width], where c is the `share`-quantile of a normal distribution with the mean
-    and deviation of x over the last axis."""
+    """Return max(x − c, 0), with c the `share`-quantile of a normal distribution with the mean and deviation of
+    x [..., width] over the last axis."""
     last = (len(x.shape) - 1,)
     mean = ops.mean(x, axes=last, keepdims=True)
     deviation = ops.sqrt(ops.mean(ops.square(ops.sub(x, mean)), axes=last, keepdims=True))
@@ -112,8 +114,8 @@ def _subtract_quantile(x: Value, share: float) -> Value:
 class XIELU:
     """The activation αp x² + βx for x > 0, else αn (e^min(x, ε) − 1 − x) + βx (Huang 2024, arXiv 2411.13010).
 
-    Parameters, [1] each: ``alpha_p`` and ``alpha_n``, αp = softplus(alpha_p), αn = β + softplus(alpha_n); ``beta`` and
-    ``eps``, initialized with the fields.
+    Parameters, [1] each: ``alpha_p`` and ``alpha_n``, with αp = softplus(alpha_p) and αn = β + softplus(alpha_n);
+    ``beta`` (β) and ``eps`` (ε), whose initial values are the fields of these names.
     """
 
     beta: float = 0.5
@@ -140,20 +142,23 @@ class Router:
 
     `choice` is the routing scheme:
 
-    - token: each token selects its best `k` experts, by `scoring` softmax or sigmoid; `renormalize`, `scale`, `groups`,
-      `top_groups` and `group_score` as in the op `route`. `bias` adds ``router.bias`` to the logits, `correction` adds
-      ``router.correction`` to the scores for the selection only (DeepSeek-V3); both [experts]. `noisy` adds
-      noise · softplus(x W) to the logits, with ``noise.weight`` [experts, dim] and, for the i-th noisy router, the
-      graph input ``router_noise.{i}`` [batch, seq, experts] of standard normal noise. An expert accepts the first
-      tokens of a row up to `capacity`: an integer count, or a float for ⌈capacity · seq / experts⌉ (Fedus 2021).
-    - expert: each expert selects its best `capacity` tokens of a row, by default k per token on average (Zhou 2022).
+    - token: each token selects the `k` experts with the best scores (`scoring` of the logits: softmax or sigmoid).
+      `renormalize` divides the k weights by their sum, `scale` multiplies them. With `groups` of experts, only the
+      `top_groups` best groups can be selected, by the `group_score` max or sum of the best two (top2), as in the op
+      `route`. `correction` adds ``router.correction`` [experts] to the scores for the selection only (DeepSeek-V3).
+    - expert: each expert selects its best `capacity` tokens of a sequence; default: k per token on average (Zhou 2022).
     - hierarchical: each token selects `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its
       best `k` experts of each by ``router.weight`` (Shazeer 2017, appendix B).
     - sparsemixer: each token selects two experts, weighted by `emit_sparse_mixer` with `jitter` (Liu 2024: Phi-3.5).
 
-    If `batched`, the tokens of all rows compete for the experts together, instead of within each row. `zero_experts`
-    additional experts, the last ones of the router, return tokens unchanged (Meituan 2025, LongCat-Flash). `aux_loss` λ
-    adds λ · experts · Σ_j f_j p_j of every such layer to the graph output ``aux_loss`` (Fedus 2021).
+    `bias` adds ``router.bias`` [experts] to the logits. `noisy` adds noise · softplus(x W) to the logits, with
+    ``noise.weight`` [experts, dim] and standard normal noise, the graph input ``router_noise.{i}`` [batch, seq,
+    experts] of the i-th noisy router. Unless experts choose, `capacity` is the number of tokens that an expert accepts,
+    first tokens first: an integer, or a float for ⌈capacity · seq / experts⌉ (Fedus 2021); None means all. Tokens
+    compete for experts within each sequence, or if `batched` in the whole batch. `zero_experts` additional experts, the
+    last of the router, return tokens unchanged (Meituan 2025, LongCat-Flash). `aux_loss` λ adds λ · experts ·
+    Σ_j f_j p_j of every such layer to the graph output ``aux_loss``, with f_j the share of tokens of expert j and p_j
+    its mean probability (Fedus 2021).
     """
 
     choice: str = "token"
@@ -201,10 +206,10 @@ RENAMED_FIELDS = ("router_bias", *(f.name for f in fields(Router) if f.name != "
 
 @module(renamed={"router": (RENAMED_FIELDS, _merge_router)})
 class MoE:
-    """A mixture of experts Σ_e g_e(x) E_e(x): a few of `experts` feed-forwards process each token (Shazeer 2017).
+    """A mixture of experts Σ_e g_e(x) E_e(x): `k` of `experts` feed-forwards process each token (Shazeer 2017).
 
-    The experts are gated feed-forwards of width `hidden` (`activation`, `bias`, `limit` and `shift` as in the op
-    `glu`), or plain ones if not `gated`. Each token uses `k` of them, by the rules of `router`. Parameters:
+    The experts are gated feed-forwards of width `hidden` (`activation`, `limit` and `shift` as in the op `glu`), or
+    plain ones if not `gated`, with biases if `bias`. `router` selects experts and computes g. Parameters:
     ``router.weight`` [experts, dim], ``experts.gate`` and ``experts.up`` [experts, hidden, dim], ``experts.down``
     [experts, dim, hidden], with `bias` ``experts.gate_bias``, ``experts.up_bias`` [experts, hidden] and
     ``experts.down_bias`` [experts, dim].
@@ -212,9 +217,9 @@ class MoE:
     With `latent` the experts have that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
     [dim, latent]; the router and `shared` read the full width (LatentMoE, Nemotron 3).
 
-    `shared` is a module for all tokens, times σ(x W) of ``shared_gate.weight`` [1, dim] with `shared_gate`.
-    `weigh_input` multiplies the input of the single expert, not its output, by its weight (Llama 4). `out_bias` adds
-    ``out_bias`` [dim] to the mixture.
+    `shared` is a module whose output for every token is added, with `shared_gate` times σ(x W), ``shared_gate.weight``
+    [1, dim]. `weigh_input`, for k = 1, multiplies the input of the expert, not its output, by g (Llama 4). `out_bias`
+    adds ``out_bias`` [dim] to the mixture.
     """
 
     experts: int
@@ -270,10 +275,8 @@ class MoE:
         return ops.add(y, shared, name="with_shared")
 
     def _mix_experts(self, x: Value, combine: Value) -> Value:
-        """Return the mixture [batch, seq, dim] of experts with the weights `combine` [batch, seq, experts].
-
-        The output of zero experts is x itself.
-        """
+        """Return the mixture [batch, seq, dim] of experts and zero experts (whose output is x itself), with the weights
+        `combine` [batch, seq, experts + zero_experts]."""
         if self.weigh_input:
             weight = ops.sum(combine, axes=(2,), keepdims=True, name="weight")
             return self._mix(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))
@@ -286,7 +289,7 @@ class MoE:
         return ops.add(self._mix(x, routed), identity, name="with_zero_experts")
 
     def _compute_weights(self, x: Value) -> Value:
-        """Return the weight of every expert per token, [batch, seq, experts + zero_experts], zero experts last."""
+        """Return the weight of every expert for each token of x, [batch, seq, experts + zero_experts]."""
         router = self.router
         logits = linear(x, self.experts + router.zero_experts, "router", router.bias)
         if router.noisy:

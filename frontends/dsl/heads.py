@@ -1,4 +1,4 @@
-"""Heads: modules that compute scores of labels, spans or tokens from hidden states."""
+"""Task heads: modules that compute scores of labels, spans or tokens from hidden states."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BY_TOKEN = ("token-classification", "question-answering", "fill-mask", "replaced
 class HeadTransform:
     """The transform norm(act(x W + b)) before an output head, as in BERT's language models.
 
-    ``dense.bias`` exists only with `bias`; `norm` or `activation` None leaves that step out; `width` is the output
-    width, by default that of x.
+    W is ``dense.weight`` [width, dim], b ``dense.bias`` (only with `bias`). `norm` or `activation` None omits a step.
+    `width` is the output width, by default that of x.
     """
 
     norm: Norm | None = None
@@ -52,16 +52,17 @@ class HeadTransform:
 
 @module
 class TaskHead:
-    """A head that computes scores for a `task` (`TASKS`) from the last hidden states of a model.
+    """A head that computes scores for a `task` (one of `TASKS`) from the last hidden states of a model.
 
-    labels: the label names, or their number; None means the fixed number of the task, or the vocabulary.
-    pool: vector of a sequence that is scored: the first token, the last, the mean, the `pooler` output, the last token
-    with the id `token`, the first concatenated with the mean from `skip` on (first+mean), or the mean of the scores of
-    all tokens (late); None scores each token.
-    transform: module before the output linear, which has a bias with `bias` and the embedding's weight with `tied`.
-    problem_type: one of `PROBLEMS`, as in configs of transformers.
-    output: name of the scores. also: a second head (BERT's pretraining has two).
-    start: token before the sequence for a decoder that reads the same sequence as its encoder (BART).
+    - labels: the label names, or their number; None means the fixed number of the task, or the vocabulary.
+    - pool: the vector of a sequence that is scored: first (token), last (token), mean, pooler (the model's output),
+      token (the last token with the id `token`), first+mean (the first token, concatenated with the mean of the tokens
+      from index `skip` on), or late (each token is scored, and the scores are averaged); None scores each token.
+    - transform: a module before the output linear ``out``.
+    - bias, tied: ``out`` has a bias, and the embedding table as its weight.
+    - problem_type: one of `PROBLEMS`, as in configs of transformers.
+    - output: the name of the scores in the outputs. also: a second head, called with the same arguments.
+    - start: the token before the sequence, for a decoder that reads the same sequence as its encoder (BART).
     """
 
     task: str
@@ -112,10 +113,11 @@ class TaskHead:
         pooled: Value | None = None,
         table: Value | None = None,
     ) -> dict[str, Value]:
-        """Map hidden states x [batch, seq, dim] to outputs by name.
+        """Map hidden states x [batch, seq, dim] to outputs by name: `output`, or start_logits and end_logits for
+        question-answering, and those of `also`.
 
         `ids` and `mask` are [batch, seq], `pooled` is the pooler's output [batch, dim], `table` the embedding
-        [vocab, dim].
+        [vocab, dim]; each is needed only by some pools and tasks.
         """
         y = x if self.pool in (None, "late") else self._pool(x, ids, mask, pooled)
         y = y if self.transform is None else self.transform(y)
@@ -136,7 +138,7 @@ class TaskHead:
     def _pool(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None) -> Value:
         if self.pool == "pooler":
             if pooled is None:
-                raise WeftError("pool='pooler' needs a model with a pooler")
+                raise WeftError("pool='pooler' needs a model with a pooler: set pooler in the encoder")
             return pooled
         first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
         if self.pool == "first":
@@ -157,7 +159,7 @@ class TaskHead:
         return ops.squeeze(ops.gather_rows(x, last_index), axes=(1,), name="last_token")
 
     def describe(self, graph: Graph) -> Graph:
-        """Store the task, labels and problem type, which a runtime needs, in graph.meta; return `graph`."""
+        """Store the task, the labels and the problem type (if any) in graph.meta, for runtimes; return `graph`."""
         names = self.labels if isinstance(self.labels, tuple) else tuple(f"LABEL_{i}" for i in range(self.count or 0))
         graph.meta["task"] = self.task
         if names and self.task not in (*FIXED, "ctc"):
@@ -168,8 +170,7 @@ class TaskHead:
 
 
 def _pool_mean(x: Value, mask: Value | None) -> Value:
-    """Return the mean of x [batch, seq, width] over tokens with nonzero `mask` [batch, seq], or over all; [batch,
-    width]."""
+    """Return the mean [batch, width] of x [batch, seq, width] over tokens with nonzero `mask`, or all if it is None."""
     if mask is None:
         return ops.mean(x, axes=(1,))
     weights = ops.cast(ops.cast(ops.unsqueeze(mask, axes=(2,)), to=dtypes.bool_), to=x.type.dtype)

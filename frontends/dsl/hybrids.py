@@ -15,10 +15,10 @@ from .layers import Norm, RMSNorm, divide_width, linear
 
 @module
 class ShortConv:
-    """A causal convolution over `conv` tokens between two gates: (C ⊙ conv(B ⊙ x)) W_out (LFM2, Liquid AI 2025).
+    """A causal convolution over `conv` tokens between two gates: (C ⊙ conv(B ⊙ u)) W_out (LFM2, Liquid AI 2025).
 
-    B, C and x come from ``in.weight`` [3·dim, dim], in this order. Further parameters: ``conv.weight`` [dim, conv],
-    ``out.weight`` [dim, dim]; `bias` adds ``in.bias``, ``conv.bias`` and ``out.bias``.
+    B, C and u are projected from x by ``in.weight`` [3·dim, dim], in this order. Further parameters: ``conv.weight``
+    [dim, conv], ``out.weight`` [dim, dim]; `bias` adds ``in.bias``, ``conv.bias`` and ``out.bias``.
     """
 
     conv: int = 3
@@ -50,18 +50,17 @@ class ParallelHybrid:
         """Map x [batch, seq, dim] to a value of the same shape."""
         ssm, attention = self.ssm(x), self.attention(x)
         if ssm.type != attention.type:
-            raise WeftError(f"ssm makes {ssm.type} where attention makes {attention.type}; both must be as wide as x")
+            raise WeftError(f"ssm returns {ssm.type}, attention {attention.type}; both must have the type of x")
         return ops.add(ssm, attention, name="mixed")
 
 
 @module
 class MemoryBlock:
-    """A recurrent layer that also reads the output of a transformer block over x and the embeddings (Zamba2, Glorioso
-    2024).
+    """A recurrent layer that also reads the output of a transformer block over x and the embeddings (Zamba2, 2024).
 
-    It computes x + mamba(N(x + W ffn(N(attn(N([x, e])))))), with the embeddings e of the model, or x + mamba(N(x))
-    without `attn`, which reads twice the width and must return dim features (``Attention(..., out_dim=dim)``). Norms
-    are called ``norm``, ``attn_norm`` and ``ffn_norm``, W is ``link.weight`` [dim, dim].
+    The result is x + mamba(N(x + W ffn(N(attn(N([x, e])))))), with e the input of the model's first layer; without
+    `attn` and `ffn` it is x + mamba(N(x)). `attn` maps 2·dim to dim features (``Attention(..., out_dim=dim)``). The
+    norms are ``norm`` (before mamba), ``attn_norm`` and ``ffn_norm``; W is ``link.weight`` [dim, dim].
     """
 
     mamba: Layer
@@ -79,7 +78,7 @@ class MemoryBlock:
         if self.attn is not None and self.ffn is not None:
             embedded = provided("embedded")
             if embedded is None:
-                raise WeftError("its attention reads the embeddings of a model: it belongs in a Decoder")
+                raise WeftError("MemoryBlock with attn reads the embeddings of a model: it belongs in a Decoder")
             y = self.attn(named(self.norm, "attn_norm")(ops.concat(x, embedded, axis=2, name="beside")))
             y = self.ffn(named(self.norm, "ffn_norm")(y))
             mixer_input = ops.add(x, linear(y, x.width, "link"), name="fed")
@@ -90,9 +89,10 @@ class MemoryBlock:
 class LightningAttention:
     """Linear attention with a fixed decay per head (TransNormerLLM, Qin 2023; Lightning Attention, 2024; MiniMax-01).
 
-    q, k and v pass `activation`: ``q.weight``, ``k.weight``, ``v.weight`` [heads·head_dim, dim]. The log decay of head
-    h per token is −2^(−8(h + 1)/heads) · `decay`. The output passes `norm` over all heads, is multiplied by σ(x W) with
-    ``gate.weight`` [heads·head_dim, dim], and passes ``out.weight``. `head_dim` defaults to dim / heads.
+    q, k and v are projected by ``q.weight``, ``k.weight``, ``v.weight`` [heads·head_dim, dim], then `activation` is
+    applied. The log decay per token of head h = 0, 1, … is −2^(−8(h + 1)/heads) · `decay`, in the parameter ``slopes``.
+    The output is normalized by `norm` over all heads together, multiplied by σ(x W) with ``gate.weight``
+    [heads·head_dim, dim], and projected by ``out.weight``. `head_dim` defaults to dim / heads.
     """
 
     heads: int
@@ -122,8 +122,7 @@ class LightningAttention:
 
 @module
 class NormedResidual:
-    """A block whose residual is the normalized input (MiniMax-01): α n + β f(n) with n = N(x), for f = `attn`, then
-    `ffn`.
+    """A block whose residual is the normalized input: x ← α n + β f(n), n = N(x), for `attn`, then `ffn` (MiniMax-01).
 
     Norms are called ``attn_norm`` and ``ffn_norm``; `attn_scales` and `ffn_scales` are (α, β).
     """
@@ -152,9 +151,9 @@ class NormedResidual:
 
 
 def causal_conv(u: Value, width: int, with_bias: bool, activation: str = "identity") -> Value:
-    """Return `activation` of the causal convolution of u [batch, seq, channels] with ``conv.weight`` [channels, width].
+    """Return `activation` of the causal depthwise convolution of u [batch, seq, channels], [batch, seq, channels].
 
-    `with_bias` adds ``conv.bias`` [channels].
+    Parameters: ``conv.weight`` [channels, width] and, `with_bias`, ``conv.bias`` [channels].
     """
     bias = param("conv.bias", (u.width,), fill(0.0)) if with_bias else None
     weight = param("conv.weight", (u.width, width), uniform(width**-0.5))

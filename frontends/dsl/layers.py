@@ -15,16 +15,16 @@ from .checks import need_int, need_positive
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
     """Map x [..., in] to x Wᵀ (+ b) [..., out], with parameters ``name.weight`` [out, in] and ``name.bias`` [out].
 
-    `out` may be a weight value instead of a width (tied weights).
+    `out` may be a weight value [out, in] instead of a width, for tied weights; then no weight parameter is created.
     """
     weight = out if isinstance(out, Value) else param(f"{name}.weight", (out, x.width), init)
     return ops.linear(x, weight, param(f"{name}.bias", weight.shape[:1], fill(0.0)) if bias else None, name=name)
 
 
 def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", init: Init | None = None) -> Value:
-    """Return the rows of the table ``name.weight`` [rows, dim] at `ids` [...], as [..., dim].
+    """Return the rows of the parameter ``name.weight`` [rows, dim] at `ids` [...], as [..., dim].
 
-    ``embedding(ids, table)`` with a table value creates no parameter.
+    ``embedding(ids, table)`` with a value [rows, dim] as `rows` reads that table and creates no parameter.
     """
     if not isinstance(rows, Value):
         if not isinstance(dim, int) or dim < 1:
@@ -36,7 +36,7 @@ def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", 
 def positions(x: Value) -> Value:
     """Return the positions [batch, seq] of the tokens of x [batch, seq, ...].
 
-    They are the value provided as ``positions``, else the graph input position_ids.
+    They are the value provided as ``positions``, else the graph input position_ids, which is added if missing.
     """
     positions = provided("positions")
     if positions is not None:
@@ -47,14 +47,13 @@ def positions(x: Value) -> Value:
 
 
 def is_causal(causal: bool | None = None) -> bool:
-    """Return `causal`; if it is None, return whether the enclosing model is causal (a decoder is, an encoder is
-    not)."""
+    """Return `causal`, or for None whether the enclosing model is causal (a decoder is, an encoder is not)."""
     return provided("bidirectional") is None if causal is None else causal
 
 
 @module(leaf=True)
 class RMSNorm:
-    """The norm x / √(mean(x²) + eps) ⊙ weight (Zhang & Sennrich 2019); with `weight` False there is no weight."""
+    """The norm x / √(mean(x²) + eps) ⊙ weight over the last axis (Zhang & Sennrich 2019); `weight` False omits it."""
 
     eps: float = 1e-6
     weight: bool = True
@@ -74,7 +73,7 @@ class RMSNorm:
 
 @module(leaf=True)
 class LayerNorm:
-    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias (Ba 2016); `weight` and `bias` False omit that parameter."""
+    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias over the last axis (Ba 2016); weight or bias False omits it."""
 
     eps: float = 1e-5
     weight: bool = True
@@ -99,9 +98,9 @@ Norm = RMSNorm | LayerNorm
 
 @module(leaf=True)
 class LearnedPositions:
-    """Learned absolute positions, x + Embedding(position + offset), with a table [length + offset, dim] (GPT, BERT).
+    """Learned absolute positions: x + table[position + offset], for positions below `length` (GPT, BERT).
 
-    BART and RoBERTa have an offset of 2.
+    The table is the parameter ``weight`` [length + offset, dim]. BART and RoBERTa have an offset of 2.
     """
 
     length: int
@@ -117,7 +116,7 @@ class LearnedPositions:
 
 
 def _add_positions(x: Value, table: Value, offset: int, name: str) -> Value:
-    """Return x [batch, seq, dim] plus the rows of `table` at its positions; position 0 is table row `offset`."""
+    """Return x [batch, seq, dim] plus row position + `offset` of `table` [rows, dim] for each of its tokens."""
     rows = positions(x)
     rows = ops.affine(rows, plus=offset, name=f"{name}_rows") if offset else rows
     return ops.add(x, ops.embedding(rows, table, name=name), name=f"{name}_added")
@@ -127,9 +126,9 @@ def _add_positions(x: Value, table: Value, offset: int, name: str) -> Value:
 class Sinusoidal:
     """Sinusoidal positions: x + p, with p[pos, 2i] = sin(pos/10000^(2i/d)) and p[pos, 2i+1] the cosine (Vaswani 2017).
 
-    The table covers `length` positions. If not `interleaved`, all sines come before all cosines. The first position is
-    `offset` (2 in M2M-100 and XGLM). `inclusive` divides 2i by d − 2, so that the last frequency is 1/10000
-    (tensor2tensor, fairseq).
+    A constant table covers `length` positions. If not `interleaved`, all sines come before all cosines. The first token
+    has position `offset` (2 in M2M-100 and XGLM). `inclusive` divides 2i by d − 2 instead of d, so that the last
+    frequency is 1/10000 (tensor2tensor, fairseq).
     """
 
     length: int
@@ -143,7 +142,7 @@ class Sinusoidal:
 
     def __call__(self, x: Value) -> Value:
         if x.width % 2:
-            raise WeftError(f"sine and cosine are pairs: the width {x.width} must be even")
+            raise WeftError(f"the width {x.width} must be even, for pairs of sine and cosine")
         if self.inclusive and x.width < 4:
             raise WeftError(f"inclusive frequencies need a width of at least 4, not {x.width}")
         name, shape = get_leaf_name(), (self.length + self.offset, x.width)
@@ -153,7 +152,7 @@ class Sinusoidal:
 
 
 def divide_width(x: Value, pieces: int, setting: str) -> int:
-    """Return the width of x divided by `pieces`; `setting` is its name in the error.
+    """Return the width of x divided by `pieces`; `setting` is the name of `pieces` in the error.
 
     Raises:
         WeftError: if `pieces` does not divide the width.

@@ -17,12 +17,11 @@ from .layers import LayerNorm, divide_width, linear, positions
 from .recurrence import State, scan
 
 _MAX_RATE = 8.0  # −log a per token is at most this times softplus of the parameter
-_LOWEST = -1e30  # an exponent below all that occur
+_LOWEST = -1e30  # the initial maximum of exponents; −∞ would give NaN in differences
 
 
 def _init_rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """Return initial values of ``rate``, so that the decay a is between 0.9 and 0.999 at gate 1 (De 2024, section
-    2.4)."""
+    """Return initial values of ``rate`` with decays a in [0.9, 0.999] if the gate r is 1 (De 2024, section 2.4)."""
     low, high = (-math.log(a) / _MAX_RATE for a in (0.999, 0.9))
     return Map(Uniform(shape, low, high, name, seed), "inverse_softplus")
 
@@ -31,12 +30,14 @@ def _init_rates(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
 class RGLRU:
     """The recurrent block of Griffin (De 2024): a convolution and a real-gated linear recurrent unit, times a gate.
 
-    x passes ``in.weight`` [width, dim] and a causal convolution ``conv.weight`` over `conv` tokens with ``conv.bias``,
-    which gives u. Then h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t with a = e^(−8 r softplus(rate)); at position 0 the
-    factor of the input is 1. The gates i and r are σ(u W + b), W block-diagonal in `heads` blocks: ``input.weight`` and
-    ``recur.weight`` [width, width/heads], ``input.bias``, ``recur.bias`` and ``rate`` [width]. h times `activation` of
-    x W with ``gate.weight`` [width, dim] passes ``out.weight`` [dim, width]. in, gate and out have biases if `bias`.
-    `width` defaults to dim.
+    - u: x projected by ``in.weight`` [width, dim], then a causal convolution over `conv` tokens (``conv.weight``,
+      ``conv.bias``). `width` defaults to dim.
+    - h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t, with a = e^(−8 r softplus(rate)); at position 0, i_t u_t has factor 1.
+    - The gates i and r are σ(u W + b), with W block-diagonal in `heads` blocks: ``input.weight`` and ``recur.weight``
+      [width, width/heads], ``input.bias``, ``recur.bias``; ``rate`` is [width].
+    - Output: h times `activation` of x W, W = ``gate.weight`` [width, dim], projected by ``out.weight`` [dim, width].
+
+    in, gate and out have biases if `bias`.
     """
 
     heads: int
@@ -81,12 +82,12 @@ class RGLRU:
 
 @module
 class RWKVTimeMix:
-    """The attention-free mixer of RWKV-4 (Peng 2023): a weighted mean of values that decays with distance.
+    """The attention-free mixer of RWKV-4 (Peng 2023): a mean of values with weights that decay with distance.
 
-    x and the previous token are mixed by ``k.mix``, ``v.mix`` and ``r.mix`` [dim], and projected to k, v and r by
-    ``k.weight``, ``v.weight`` and ``r.weight`` [width, dim]. The sum Σ e^(k_s − (t − 1 − s) e^decay) v_s + e^(k_t +
-    first) v_t, divided by the sum of its weights and multiplied by σ(r), passes ``out.weight`` [dim, width]; ``decay``
-    and ``first`` are [width]. `width` defaults to dim.
+    k, v and r are linear maps ``k.weight``, ``v.weight`` and ``r.weight`` [width, dim] of p + (x − p) ⊙ ``k.mix`` (or
+    ``v.mix``, ``r.mix`` [dim]), with p the previous token. The weighted sum Σ_{s<t} e^(k_s − (t − 1 − s) e^decay) v_s
+    + e^(k_t + first) v_t, divided by the sum of its weights and multiplied by σ(r), is projected by ``out.weight``
+    [dim, width]; ``decay`` and ``first`` are [width]. `width` defaults to dim.
     """
 
     width: int | None = None
@@ -118,10 +119,10 @@ class RWKVTimeMix:
 
 @module
 class RWKVChannelMix:
-    """The feed-forward of RWKV-4 (Peng 2023): σ(r) times relu(x W_k)² W_v.
+    """The feed-forward of RWKV-4 (Peng 2023): σ(r) ⊙ relu(k)² W_v, with ``v.weight`` [dim, hidden].
 
-    x and the previous token are mixed by ``k.mix`` and ``r.mix`` [dim]. Further parameters: ``k.weight`` [hidden, dim],
-    ``v.weight`` [dim, hidden], ``r.weight`` [dim, dim].
+    k and r are linear maps ``k.weight`` [hidden, dim] and ``r.weight`` [dim, dim] of p + (x − p) ⊙ ``k.mix`` (or
+    ``r.mix`` [dim]), with p the previous token.
     """
 
     hidden: int
@@ -140,12 +141,12 @@ class RWKVChannelMix:
 class MLSTM:
     """The matrix LSTM of xLSTM (Beck 2024) as in xLSTM 7B: linear attention with an exponential input gate.
 
-    q and k [heads·d] are projected by ``q.weight`` and ``k.weight`` [qk_dim, dim], v by ``v.weight`` [v_dim, dim], the
-    input and forget gates by ``i.weight`` and ``f.weight`` [heads, dim] with biases, limited to ±`cap` by tanh. States
-    C and n decay by σ(f) and add e^i k vᵀ and e^i k. The output is Cᵀq / (max(|nᵀq|, 1) + eps e^m), with q divided by
-    √d and m the largest log weight of a token. It passes a norm on each head with ``norm.weight`` [v_dim], is
-    multiplied by σ(x W) with ``gate.weight`` [v_dim, dim], and passes ``out.weight`` [dim, v_dim]. `qk_dim` defaults to
-    dim/2, `v_dim` to dim.
+    q and k are projected by ``q.weight`` and ``k.weight`` [qk_dim, dim], v by ``v.weight`` [v_dim, dim], the input and
+    forget gates i and f by ``i.weight`` and ``f.weight`` [heads, dim] with biases, limited to ±`cap` by tanh. In each
+    head, states decay and grow: C_t = σ(f) C_{t−1} + e^i k vᵀ, n_t = σ(f) n_{t−1} + e^i k. The output is
+    Cᵀq / (max(|nᵀq|, 1) + eps e^m), with q divided by √(qk_dim/heads), and m_t = max(log σ(f) + m_{t−1}, i). It is
+    normalized per head by `norm` (``norm.weight`` [v_dim]), multiplied by σ(x W) with ``gate.weight`` [v_dim, dim], and
+    projected by ``out.weight`` [dim, v_dim]. `qk_dim` defaults to dim/2, `v_dim` to dim.
     """
 
     heads: int
@@ -200,16 +201,16 @@ class MLSTM:
 
 @module
 class RWKV6TimeMix:
-    """The mixer of RWKV-6 (Peng 2024, Eagle and Finch, arXiv 2404.05892): linear attention with a decay per key feature
-    that depends on the token; with `static`, the mixer of RWKV-5.
+    """The mixer of RWKV-6 (Peng 2024, Eagle and Finch, arXiv 2404.05892): linear attention whose decay depends on the
+    token, per key feature; with `static`, the mixer of RWKV-5, whose decay is constant.
 
-    r, k, v and g are linear maps ``r``, ``k``, ``v`` and ``g`` [dim, dim] of mixtures of x and the previous token b:
-    x + (b − x) ⊙ (``r.mix`` + tanh(y A) B), y = x + (b − x) ⊙ ``mix``, with A and B ``r.mix_down`` [mix_rank, dim] and
-    ``r.mix_up`` [dim, mix_rank]. The decay is w = exp(−exp(``decay`` + tanh(u A) B)), u another mixture (``w.mix`` …)
-    and A and B ``decay_down`` [decay_rank, dim] and ``decay_up``. S_t = diag(w_t) S_{t−1} + k_t v_tᵀ; the output
-    (S_{t−1} + diag(``bonus``) k_t v_tᵀ)ᵀ r_t is normalized on each head (``norm.weight``, ``norm.bias``), multiplied by
-    silu(g) and passes ``out.weight``. With `static`, mixtures use only ``r.mix``, … and the decay is
-    exp(−exp(``decay``)).
+    - r, k, v and g are linear maps ``r``, ``k``, ``v`` and ``g`` [dim, dim] of four mixtures of x and p, the token
+      before: for r, x + (p − x) ⊙ (``r.mix`` + tanh(y A) B), with y = x + (p − x) ⊙ ``mix``, A = ``r.mix_down``
+      [mix_rank, dim] and B = ``r.mix_up`` [dim, mix_rank]; for k, v and g likewise. With `static`, tanh(y A) B is 0.
+    - The decay is w = exp(−exp(``decay`` + tanh(u A) B)), with u a fifth mixture (``w.mix``, …), A = ``decay_down``
+      [decay_rank, dim] and B = ``decay_up`` [dim, decay_rank]. With `static`, w = exp(−exp(``decay``)).
+    - Each head has the state S_t = diag(w_t) S_{t−1} + k_t v_tᵀ and the output (S_{t−1} + diag(``bonus``) k_t v_tᵀ)ᵀ
+      r_t, which is normalized (``norm.weight``, ``norm.bias``), multiplied by silu(g), and projected by ``out.weight``.
     """
 
     heads: int
@@ -255,14 +256,19 @@ class RWKV6TimeMix:
 class RWKV7TimeMix:
     """The mixer of RWKV-7 (Peng 2025, Goose, arXiv 2503.14456): a state with a decay per key feature.
 
-    Each token removes the value at one key from the state, and adds a value at another key. x and the previous token b
-    are mixed: x + (b − x) ⊙ ``r.mix``, likewise for k, v and the gates. r, k and v are linear maps of the mixtures;
-    the decay w = exp(−σ(d)/√e), d = tanh(x A) B + bias with ``decay_down`` and ``decay_up``; the rate
-    a = σ(x A B + bias) with ``rate_down`` and ``rate_up``; the gate g = σ(x A) B with ``gate_down`` and ``gate_up``.
-    With c = k ⊙ ``removal`` divided by its length on each head and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``),
-    S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'. S_t r is normalized on each head, (r · (``bonus`` ⊙ k')) v is added,
-    and the sum times g passes ``out.weight``. `keep_values` stores v under a name; `mix_values` interpolates v gap
-    the values that an earlier layer stored, by σ(x A B + bias) with ``value_down`` and ``value_up``.
+    Each token removes the value at one key from the state, and adds a value at another key.
+
+    - Six mixtures of x and the previous token p, x + (p − x) ⊙ ``r.mix`` and likewise for w, k, v, a and g, are the
+      inputs m of these maps (``*_down`` [rank, dim] and ``*_up`` [dim, rank] with the rank of the same name):
+      r, k, v = m W with ``r``, ``k``, ``v`` [dim, dim]; the decay w = exp(−σ(tanh(m A) B + bias)/√e) with
+      ``decay_down`` and ``decay_up``; the rate a = σ(m A B + bias) with ``rate_down`` and ``rate_up``; the gate
+      g = σ(m A) B with ``gate_down`` and ``gate_up``.
+    - With c = k ⊙ ``removal``, divided by its norm on each head, and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``), the state is
+      S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'.
+    - S_t r is normalized on each head; (r · (``bonus`` ⊙ k')) v is added; the sum times g is projected by ``out``.
+
+    `keep_values` stores v under a name. `mix_values` interpolates v towards the values stored by an earlier layer, with
+    the share σ(m A B + bias), ``value_down`` and ``value_up``.
     """
 
     heads: int
@@ -317,7 +323,7 @@ class RWKV7TimeMix:
         return ops.sigmoid(linear(linear(x, rank, f"{name}_down"), x.width, f"{name}_up", bias=True), name=name)
 
     def _normalize_keys(self, x: Value) -> Value:
-        """Divide each head of x [batch, seq, heads·d] by its Euclidean norm, at least 1e-12."""
+        """Return x [batch, seq, heads·d] with each head divided by its Euclidean norm (at least 1e-12)."""
         by_head = ops.reshape(x, shape=(*x.shape[:2], self.heads, x.width // self.heads))
         length = ops.clip(ops.sqrt(ops.sum(ops.square(by_head), axes=(3,), keepdims=True)), low=1e-12)
         return ops.reshape(ops.div(by_head, length), shape=x.shape, name="unit")
@@ -327,10 +333,11 @@ class RWKV7TimeMix:
 class SLSTM:
     """The scalar LSTM of xLSTM (Beck 2024, arXiv 2405.04517), whose gates read the output for the previous token.
 
-    z, i, f and o are W x + R h + b, ``z.weight`` … [dim, dim] with biases, R block-diagonal in `heads` blocks:
-    ``z.recur`` … [dim, dim/heads]. With `conv` i and f read x after a causal convolution and silu instead.
-    c_t = f c_{t−1} + i tanh(z), n_t = f n_{t−1} + i, h_t = σ(o) c_t / n_t, where the gates e^i and σ(f) are divided by
-    e^m, m the largest log weight. h is normalized on each head (``norm.weight``).
+    z, i, f and o are W x_t + R h_{t−1} + b, with W = ``z.weight`` … [dim, dim], biases, and R = ``z.recur`` …
+    [dim, dim/heads], block-diagonal in `heads` blocks. With `conv`, i and f read x after a causal convolution over
+    `conv` tokens and silu. c_t = σ(f) c_{t−1} + e^i tanh(z), n_t = σ(f) n_{t−1} + e^i, h_t = σ(o) c_t / n_t. c, n are
+    stored divided by e^m, m_t = max(log σ(f) + m_{t−1}, i), to prevent overflow. The output is h, normalized on each
+    head (``norm.weight``).
     """
 
     heads: int
@@ -366,12 +373,12 @@ class SLSTM:
         return _norm_heads(scan(step, *gate_inputs, state=states), self.heads, self.eps, bias=False)
 
     def _apply_blocks(self, h: Value, weight: Value) -> Value:
-        """Multiply h [batch, dim] by the block-diagonal matrix `weight` [dim, dim/heads]."""
+        """Return h [batch, dim] times the block-diagonal matrix `weight` [dim, dim/heads]."""
         return ops.reshape(ops.head_linear(ops.unsqueeze(h, axes=(1,)), weight, heads=self.heads), shape=h.shape)
 
 
 def _delay_tokens(x: Value) -> Value:
-    """Return x [batch, seq, dim] delayed by one token; the first token becomes 0."""
+    """Return x [batch, seq, dim] shifted to the right by one token; the first token is 0."""
     taps = Interpolate(Literal((1.0, 0.0), (1, 2)), x.width, 1.0)
     return ops.causal_conv(x, constant_param("shift.weight", (x.width, 2), taps), name="before")
 
@@ -389,7 +396,7 @@ def _weigh(scores: Value, v: Value, heads: int) -> Value:
 
 
 def _norm_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
-    """Normalize each head of x [batch, seq, heads·d] by LayerNorm, times ``norm.weight`` (plus ``norm.bias``)."""
+    """Return x [batch, seq, heads·d] with LayerNorm on each head, times ``norm.weight``, plus ``norm.bias`` if `bias`."""
     split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
     joined = ops.reshape(ops.layer_norm(split, eps=eps, name="norm"), shape=x.shape)
     scaled = ops.mul(joined, param("norm.weight", (x.width,), fill(1.0)), name="normed")

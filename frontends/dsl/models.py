@@ -48,7 +48,7 @@ def _check_settings(model: Decoder | Encoder) -> None:
         need(model, fits, f"context={model.context} exceeds the {model.positions.length} positions of its table")
     need_type(model, "position_bias", T5Bias, otherwise="any other bias belongs in Attention(bias=...)")
     bias = model.position_bias
-    need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, must say its heads")
+    need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, needs heads=...")
 
 
 def _list_layers(model: Decoder | Encoder) -> list[Any]:
@@ -57,7 +57,8 @@ def _list_layers(model: Decoder | Encoder) -> list[Any]:
 
 
 def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
-    """Return the embeddings [batch, seq, dim] of `ids` in `table`, plus token types and positions, normalized."""
+    """Return the input of the layers of `model`, [batch, seq, dim]: rows `ids` [batch, seq] of `table`, scaled, plus
+    token `types` [batch, seq] and positions, normalized."""
     x = embedding(ids, table)
     if isinstance(model, Encoder) and model.mask_scaling is not None:
         x = model.mask_scaling(x, ids)
@@ -86,10 +87,10 @@ def provide_positions(x: Value) -> Iterator[None]:
 
 
 def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
-    """Apply the layers to x [batch, seq, dim] and return the result; keep x and each layer's output as
-    ``hidden_states``.
+    """Apply the layers to x [batch, seq, dim] and return the result; store x and all outputs as ``hidden_states``.
 
-    Layers are provided with the model's `position_bias`, x as ``embedded``, and layer i with ``per_layer[i]``.
+    All layers are provided with the model's ``position_bias`` and with x as ``embedded``, layer i with
+    ``per_layer[i]`` as ``per_layer``.
     """
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
@@ -98,28 +99,29 @@ def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] =
             with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
                 y = named(layer, f"layers.{i}")(x)
             if y.type != x.type:
-                raise WeftError(f"layers.{i} makes {y.type} of {x.type}; the layers of a model are equally wide")
+                raise WeftError(f"layers.{i} maps {x.type} to {y.type}; all layers of a model must have its width")
             states.append(x := y)
     keep("hidden_states", *states)
     return x
 
 
 def _find_embedding_table(model: Decoder | Encoder) -> Value:
-    """Return the embedding table [vocab, dim]: the one that an enclosing model shares, or the model's own."""
+    """Return the embedding table [vocab, embed_dim or dim]: that of an enclosing model which shares it, else a
+    parameter of `model`."""
     shared, narrow = provided("embedding"), getattr(model, "embed_dim", None)
     if shared is not None and narrow not in (None, shared.width):
-        raise WeftError(f"embed_dim={narrow} differs from the width {shared.width} of the embedding that it shares")
+        raise WeftError(f"embed_dim={narrow} differs from the width {shared.width} of the shared embedding")
     return param("embed.weight", (model.vocab, narrow or model.dim)) if shared is None else shared
 
 
 def get_max_length(model: Decoder | Encoder) -> int | None:
-    """Return the length of the longest sequence: the context, else the length of the position table; None without
-    limit."""
+    """Return the maximum sequence length: `context`, else the length of the position table; None without a limit."""
     return model.context or (None if model.positions is None else model.positions.length)
 
 
 def describe_model(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
-    """Store the settings of `model` in graph.meta; max_positions is the length of its position table, if it has one."""
+    """Store `kind`, model_type (the graph's name), vocab, context, and max_positions (the length of the position table,
+    if there is one) in graph.meta, and the entries of the head of `model`."""
     graph.meta.update(kind=kind, model_type=graph.name, vocab=model.vocab, context=get_max_length(model))
     if model.positions is not None:
         graph.meta["max_positions"] = model.positions.length
@@ -131,15 +133,18 @@ def describe_model(model: Decoder | Encoder, graph: Graph, kind: str) -> None:
 class Decoder(Displayable):
     """A decoder-only language model: embedding, layers, final norm, output head.
 
-    `layers` is the number of copies of `block`, or a list of modules. `final_norm` True means the norm of the last
-    block (none after a post-norm block). `tie_embeddings` uses the embedding as the head's weight. The embedding is
-    multiplied by `embed_scale`, then `positions` are added, then `embed_norm` is applied (before positions with
-    `embed_norm_first`, as in BlenderbotSmall). Logits are multiplied by `logit_scale` and limited by `logit_softcap`.
-    `context` is the length of the longest sequence. `position_bias` is added to the scores of every self-attention
-    without its own `bias`. `per_layer` computes a further embedding for every layer, which its `PerLayerInput` reads.
-    `spread` maps x to the streams between layers, `gather` maps them back to x (`SpreadStreams`, `GatherStreams`).
-    `head_transform` is applied between the final norm and the head. With a `head`, the model scores sequences or tokens
-    in one pass without caches, and does not predict a next token.
+    - vocab, dim: size and width of the embedding. context: the maximum sequence length.
+    - layers: the number of copies of `block`, or a list of modules.
+    - embed_scale, positions, embed_norm: applied to the embeddings in this order; with `embed_norm_first` the norm
+      comes before the positions (BlenderbotSmall).
+    - position_bias: a term of the scores in every self-attention without a `bias` of its own.
+    - per_layer: a further embedding for every layer, which the layer's `PerLayerInput` reads.
+    - spread, gather: maps from x to the streams between layers, and back (`SpreadStreams`, `GatherStreams`).
+    - final_norm: True means the norm of the last block, or none after a post-norm block.
+    - head_transform: a module between the final norm and the output head ``lm_head``, which has a bias with `head_bias`
+      and the embedding as its weight with `tie_embeddings`.
+    - logit_scale, logit_softcap: the logits are multiplied by the scale, then limited to softcap · tanh(l / softcap).
+    - head: a head that scores sequences or tokens in one pass, in place of next-token logits and without caches.
     """
 
     vocab: int
@@ -176,7 +181,8 @@ class Decoder(Displayable):
     def __call__(self, input_ids: Value, attention_mask: Value | None = None) -> Any:
         """Map input_ids [batch, seq] to logits [batch, seq, vocab].
 
-        With a `head`, map input_ids and attention_mask [batch, seq] (0 for padding, on the right) to outputs by name.
+        With a `head`, map input_ids and attention_mask [batch, seq] (0: padding, on the right) to outputs by name:
+        last_hidden_state and those of the head.
         """
         if self.head is None:
             return self._compute_logits(self._compute_states(input_ids, table := _find_embedding_table(self)), table)
@@ -212,11 +218,10 @@ class Decoder(Displayable):
         return norm if isinstance(norm, (RMSNorm, LayerNorm)) else RMSNorm()
 
     def graph(self, seed: int = 0, name: str = "decoder") -> Graph:
-        """Return the IR graph: inputs input_ids (and position_ids if a module reads positions), output logits
-        [batch, seq, vocab]; with a `head`, inputs input_ids and attention_mask, outputs last_hidden_state and the
-        outputs of the head.
+        """Return the IR graph: inputs input_ids i64[batch, seq] (and position_ids if a module reads positions), output
+        logits [batch, seq, vocab]; with a `head`, inputs input_ids and attention_mask, outputs as in `__call__`.
 
-        Parameters get their declared random initialization with `seed`; nothing is evaluated.
+        Parameters have recipes for random initial values with `seed`; nothing is evaluated.
 
         Raises:
             WeftError: if settings do not fit; the message names the module and the setting.
@@ -229,10 +234,10 @@ class Decoder(Displayable):
 
 @module
 class MaskScaling:
-    """A scaling of embeddings by (1 − `trained`)/(1 − share of mask tokens); the mask token `token` itself becomes 0.
+    """A scaling of embeddings by (1 − `trained`)/(1 − share of mask tokens in the sequence); mask tokens become 0.
 
-    It compensates for a share of mask tokens that differs from training, where 80 % of 15 % were masked (Rives 2021,
-    ESM).
+    It compensates for a share of mask tokens (of the id `token`) that differs from the share `trained` in training, by
+    default 80 % of 15 % (Rives 2021, ESM). The `mask_scaling` of an `Encoder`.
     """
 
     token: int
@@ -246,7 +251,7 @@ class MaskScaling:
         """Map x [batch, seq, dim] and the ids [batch, seq] of its tokens to a value of the shape of x."""
         mask = provided("key_mask")
         if mask is None:
-            raise WeftError("the share of masked tokens needs a complete sequence: give mask_scaling to an Encoder")
+            raise WeftError("MaskScaling needs complete sequences: give it to an Encoder as mask_scaling")
         masks = ops.equal(ids, ops.affine(ids, by=0, plus=self.token))
         masks, mask = (ops.unsqueeze(ops.cast(v, to=dtypes.bool_), axes=(2,)) for v in (masks, mask))
         ones = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x
@@ -259,13 +264,16 @@ class MaskScaling:
 class Encoder(Displayable):
     """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
 
-    `token_types` is the number of segment types (0: no such input). `pooler` adds tanh(W x₀ + b) of the first token.
-    `embed_scale`, `position_bias` and `final_norm` as in `Decoder`, but the norm is off by default. `embed_dim` is a
-    narrower width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT). `relative` computes the
-    vectors of relative positions that the layers' `DisentangledAttention` or `TransformerXLAttention` reads, or the
-    keys that `TransientGlobalAttention` reads. `sentence` adds an embedding of the sequence. `mask_scaling` compensates
-    masked tokens. With `causal`, tokens see only earlier ones: the layers of a decoder, used for their states. `head`
-    adds scores for a task.
+    - vocab, dim, layers, block, context, position_bias: as in `Decoder`.
+    - embed_dim: another width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT).
+    - embed_scale, token_types, positions, embed_norm: applied to the embeddings in this order; `token_types` is the
+      number of segment types (0: no input token_type_ids), `mask_scaling` comes first.
+    - relative: computes what the layers' `DisentangledAttention` (`RelativeTable`), `TransformerXLAttention`
+      (`SinusoidalDistances`) or `TransientGlobalAttention` (`TransientGlobals`) need.
+    - causal: True masks later keys, as for hidden states of a decoder's layers.
+    - final_norm: a norm after the layers; None by default.
+    - pooler: adds the output tanh(W x₀ + b) of the first token. sentence: adds an embedding of the sequence. head: adds
+      scores for a task.
     """
 
     vocab: int
@@ -301,7 +309,6 @@ class Encoder(Displayable):
         self, input_ids: Value, attention_mask: Value, token_type_ids: Value | None = None
     ) -> dict[str, Value]:
         """Map inputs [batch, seq] to outputs by name (see `graph`); attention_mask is 0 for masked tokens."""
-
         facts = {"key_mask": attention_mask} | ({} if self.causal else {"bidirectional": attention_mask})
         with provide_positions(input_ids), providing(**facts):
             table = _find_embedding_table(self)
@@ -327,11 +334,11 @@ class Encoder(Displayable):
         return outputs
 
     def graph(self, seed: int = 0, name: str = "encoder") -> Graph:
-        """Return the IR graph, with i64[batch, seq] inputs input_ids, attention_mask, and token_type_ids if a module
-        reads it.
+        """Return the IR graph, with parameters initialized by `seed` and i64[batch, seq] inputs input_ids,
+        attention_mask, and token_type_ids with `token_types` or segments in `relative`.
 
         Outputs: last_hidden_state [batch, seq, dim], pooler_output [batch, dim] with a `pooler`, sentence_embedding
-        [batch, dim] with `sentence`, and the outputs of the head.
+        [batch, width] with `sentence`, and the outputs of the head.
 
         Raises:
             WeftError: if settings do not fit; the message names the module and the setting.

@@ -30,14 +30,14 @@ def scan(
 ) -> Any:
     """Run ``step(state, *inputs)`` on one token after the other, and return its outputs for all tokens.
 
-    `inputs` are [batch, seq, ...]; the step receives each as [batch, ...], with the state [batch, ...] after the
-    previous token. It returns the new state and an output [batch, ...], or a tuple of outputs, computed with any ops
-    and modules; its parameters are created once, in the scope of the caller. `state` is the shape without the batch
-    axis, such as ``(heads, d)``, for a state that starts as zeros, or a `State`; with a dict of states by name, the
-    step takes and returns a tuple of states. States are f32.
+    `inputs` are [batch, seq, ...]; the step receives each as [batch, ...], and the state [batch, ...] after the
+    previous token. The step returns a pair: the new state, and an output [batch, ...] or a tuple of outputs. It may use
+    any ops and modules; its parameters are created once, in the scope of the caller. `state` is the shape of the state
+    without the batch axis, such as ``(heads, d)``, which then starts as zeros, or a `State`. With a dict of states by
+    name, the step receives and returns a tuple of states. States are f32. `name` is the name of the scan node.
 
-    The result is an output [batch, seq, ...], or a tuple of outputs. A model that generates stores the state between
-    decode steps. ::
+    The result is an output [batch, seq, ...], or a tuple of outputs. Generation stores the state between decode
+    steps. ::
 
         def step(h, a, b):
             h = a * h + b
@@ -46,12 +46,12 @@ def scan(
         y = scan(step, gate, x, state=(x.width,))
 
     Raises:
-        WeftError: if the new state differs from the old in shape or type, or the step reads a value of all tokens that
-            is not one of `inputs`.
+        WeftError: if inputs or states have invalid shapes, the step does not return such a pair, the new state differs
+            from the old in shape or type, or the step reads a value of all tokens that is not one of `inputs`.
     """
     states = _parse_states(state)
     if not inputs or not all(isinstance(x, Value) for x in inputs):
-        raise WeftError("scan: inputs are values [batch, seq, ...], at least one")
+        raise WeftError("scan: needs at least one input, and all inputs must be values [batch, seq, ...]")
     if short := next((x for x in inputs if len(x.shape) < 2 or x.shape[:2] != inputs[0].shape[:2]), None):
         raise WeftError(f"scan: the input {short!r} must be [batch, seq, ...] like the first, {inputs[0]!r}")
     names = _name_operands(step, [*states], len(inputs), isinstance(state, Mapping))
@@ -94,13 +94,14 @@ def _parse_state(declared: Declared) -> State:
     shape, initial = (declared.shape, declared.initial) if isinstance(declared, State) else (declared, 0.0)
     if not isinstance(shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in shape):
         raise WeftError(
-            f"scan: the state {declared!r} must be the shape of a row, such as (heads, d), or a State of it"
+            f"scan: the state {declared!r} must be a shape without the batch axis, such as (heads, d), or a State"
         )
     return State(tuple(shape), float(initial))
 
 
 def _name_operands(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:
-    """Return the names of the states, then of `count` inputs; with a parameter of `step` for each, its name."""
+    """Return the names of the states, then of the `count` inputs: the names of the parameters of `step` if it has one
+    for the state(s) and one per input, else state, x0, x1, …; with `several` states, their names are `states`."""
     try:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [p.name for p in inspect.signature(step).parameters.values() if p.kind in kinds]

@@ -20,15 +20,14 @@ BLOCKS = 512  # of a `Temperature`
 
 @dataclass(frozen=True, repr=False)
 class RoPE(RopeScaling):
-    """Rotary positions (Su 2021): pair k of each head is rotated by position · theta^(−2k/dim).
+    """Rotary positions (Su 2021): pair k of each head is rotated by the angle position · theta^(−2k/dim).
 
-    `dim` (or `fraction` of the head) limits the rotation to the first part of each head. `interleaved` pairs adjacent
-    features (GPT-J) instead of halves (NeoX, Llama). `scaling` extends the context: none, linear, ntk, dynamic, yarn,
-    llama3, longrope, proportional, with `factor`, `original` (context before extension) and the constants of
-    `RopeScaling`.
-    Scalings that depend on the sequence length (dynamic, longrope) are fixed for the `length` a model is compiled for.
-    `amplitude` multiplies the rotated features (YaRN's attention temperature). All layers with equal settings share one
-    table of frequencies.
+    `dim` (by default `fraction` · head_dim) is the number of features of a head that are rotated, the first ones.
+    `interleaved` pairs adjacent features (GPT-J) instead of features dim/2 apart (NeoX, Llama). `scaling` extends the
+    context: none, linear, ntk, dynamic, yarn, llama3, longrope or proportional, with `factor`, `original` (the context
+    before) and the constants of `RopeScaling`. Scalings that depend on the sequence length (dynamic, longrope) use the
+    fixed `length`. `amplitude` multiplies the rotated features (YaRN's attention temperature). All layers with equal
+    settings share one table of frequencies.
     """
 
     theta: float = 10_000.0
@@ -45,7 +44,7 @@ class RoPE(RopeScaling):
         need(self, 0 < self.fraction <= 1, f"fraction={self.fraction} must be above 0 and at most 1")
         need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: pairs are rotated")
         fits = "original" not in self.used_settings or self.original > 0
-        need(self, fits, f"scaling={self.scaling!r} needs original, the context before it")
+        need(self, fits, f"scaling={self.scaling!r} needs original=..., the context before scaling")
         need(self, "factors" not in self.used_settings or bool(self.factors), f"scaling={self.scaling!r} needs factors")
         if self.dim is not None:
             self.recipe(self.dim)
@@ -53,7 +52,11 @@ class RoPE(RopeScaling):
     __repr__ = format_module
 
     def recipe(self, head_dim: int) -> RopeFrequencies:
-        """Return the recipe of the frequencies for heads of `head_dim` features."""
+        """Return the recipe of the frequencies [dim/2] for heads of `head_dim` features.
+
+        Raises:
+            WeftError: if the rotated features do not fit the head, or `factors` do not fit them.
+        """
         dim = int(head_dim * self.fraction) if self.dim is None else self.dim
         fits = dim % 2 == 0 and 0 < dim <= head_dim
         need(self, fits, f"dim={dim} must be even and at most head_dim={head_dim}")
@@ -69,17 +72,17 @@ class RoPE(RopeScaling):
         return ops.rope(x, *self.angles(x, x.width // heads), **options, name=name)
 
     def angles(self, x: Value, head_dim: int) -> tuple[Value, Value]:
-        """Return the positions [batch, seq] of the tokens of x and the frequencies [pairs] for heads of `head_dim`."""
+        """Return the positions [batch, seq] of the tokens of x, and the frequencies [dim/2] for heads of `head_dim`."""
         recipe = self.recipe(head_dim)
         return positions(x), constant_param("rope.frequencies", (recipe.dim // 2,), recipe)
 
 
 @module
 class Temperature:
-    """A scale of queries by position p: x · (1 + `strength` · ln(1 + ⌊(p + `offset`)/`length`⌋)) (Llama 4).
+    """A scale of queries x at position p: x · (1 + `strength` · ln(1 + ⌊(p + `offset`)/`length`⌋)) (Llama 4).
 
-    Softmax flattens as the number of keys grows; larger queries compensate. The factor is constant from position
-    512 · `length` on.
+    Softmax flattens as the number of keys grows; larger queries compensate. The factor stays constant once
+    p + offset ≥ 511 · `length`.
     """
 
     strength: float

@@ -19,13 +19,17 @@ from .signals import AudioEncoder, get_max_frames
 
 @module
 class CrossAttention(Attention):
-    """Attention of a decoder's tokens to the encoder's output; keys and values are computed once per source."""
+    """Attention of a decoder's tokens to the encoder's output, with the fields of `Attention`, as `cross` of a `Block`.
+
+    Generation computes keys and values once per source sequence.
+    """
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
+        """Map x [batch, seq, dim] to [batch, seq, out_dim]; `memory` [batch, source, width] defaults to the encoder's
+        output."""
         memory = provided("memory") if memory is None else memory
         if memory is None:
-            raise WeftError("there is no encoder to attend to: put the decoder into an EncoderDecoder")
+            raise WeftError("CrossAttention needs an encoder: put the decoder into an EncoderDecoder")
         return super().__call__(x, memory)
 
 
@@ -39,8 +43,8 @@ class EncoderDecoder(Displayable):
             Decoder(37_000, 512, 6, Block(attn, ffn, norm, "post", cross=CrossAttention(8)), positions=Sinusoidal(512)),
         )
 
-    Encoder and decoder share one embedding unless `share_embeddings` is False; with the decoder's `tie_embeddings` it
-    is also the weight of the output head. The encoder may be an `AudioEncoder` (Whisper), which shares no embedding.
+    Encoder and decoder share one embedding table unless `share_embeddings` is False; with the decoder's
+    `tie_embeddings` this table is also the weight of the output head. An `AudioEncoder` (Whisper) shares no embedding.
     """
 
     encoder: Encoder | AudioEncoder
@@ -57,14 +61,14 @@ class EncoderDecoder(Displayable):
                 f"{writes}; make them equal, or share_embeddings=False"
             )
         if self.encoder.token_types:
-            raise WeftError(f"EncoderDecoder: token_types={self.encoder.token_types} of the encoder have no input")
+            raise WeftError(f"EncoderDecoder: the encoder has token_types={self.encoder.token_types}, but must have 0")
 
     def __call__(self, *inputs: Value) -> Any:
-        """Map the inputs of the encoder, then input_ids [batch, seq], to logits [batch, seq, vocab].
+        """Map the inputs of the encoder, then input_ids [batch, seq] of the decoder, to logits [batch, seq, vocab].
 
-        A text encoder reads encoder_input_ids and encoder_attention_mask [batch, source] (0 masks a token), an audio
-        encoder the inputs of its stem. If the decoder has a head, encoder and decoder read the same sequence: the
-        inputs are its ids and mask [batch, seq], the result is a dict of outputs by name.
+        An `Encoder` reads ids and mask [batch, source] (0 masks a token), an `AudioEncoder` the inputs of its stem. If
+        the decoder has a head, both read one sequence, the decoder shifted right by a token: the inputs are ids and
+        mask [batch, seq], the result is a dict of outputs by name.
         """
         head, source = self.decoder.head, inputs if self.decoder.head is not None else inputs[:-1]
         shared = {}
@@ -81,12 +85,13 @@ class EncoderDecoder(Displayable):
                     with providing(text_ids=inputs[0]):
                         logits = self.decoder(_shift_right(inputs[0], head.start), mask)
         if not memory.uses:
-            raise WeftError("no block of the decoder attends to the encoder: give it cross=CrossAttention(heads)")
+            raise WeftError("no block of the decoder attends to the encoder: give a Block cross=CrossAttention(heads)")
         return logits
 
     def graph(self, seed: int = 0, name: str = "encoder_decoder") -> Graph:
-        """Return the IR graph: inputs encoder_input_ids and encoder_attention_mask (or the audio), input_ids (and
-        position_ids if the decoder reads positions), output logits [batch, seq, vocab].
+        """Return the IR graph, with parameters initialized by `seed`. Inputs: encoder_input_ids (or the audio) and
+        encoder_attention_mask, input_ids, and position_ids if the decoder reads positions. Output: logits [batch, seq,
+        vocab]. If the decoder has a head, the inputs are input_ids and attention_mask, the outputs those of the head.
 
         Raises:
             WeftError: if settings do not fit; the message names the module and the setting.
@@ -110,7 +115,7 @@ class EncoderDecoder(Displayable):
 
 
 def _shift_right(ids: Value, start: int) -> Value:
-    """Return `ids` [batch, seq] shifted right by one: the token `start`, then all but the last token."""
+    """Return `ids` [batch, seq] shifted right by one: the token `start`, then all tokens except the last."""
     index = ops.iota(ids, axis=1)
     is_later = ops.cast(ops.cast(index, to=dtypes.bool_), to=ids.type.dtype)  # 0 for the first, else 1
     previous = ops.gather(ids, ops.sub(index, is_later), axis=1)

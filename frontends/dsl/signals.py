@@ -28,15 +28,16 @@ class ImageEncoder(Displayable):
     """An encoder of images [batch, channels, `image`, `image`]: patches, positions, layers (Dosovitskiy 2020, ViT).
 
     The tokens are `prefix_tokens` learned tokens with positions (the class token; DeiT's distillation token), then
-    `registers` without positions (Darcet 2023), then the patches of `patch` × `patch`. `layers` and `block` as in
-    `Encoder`. `embed_norm` normalizes the input of the layers (CLIP), `final_norm` their output.
+    `registers` learned tokens without positions (Darcet 2023), then the patches of `patch` × `patch` pixels. `layers`
+    is the number of copies of `block`, or a list of modules. `embed_norm` normalizes the input of the layers (CLIP),
+    `final_norm` their output. `head` adds scores for a task.
 
-    `pooler` adds a second output. dense: tanh(W x₀ + b) of the first token. first: that token, through `pool_norm` if
-    given (CLIP). attention: a learned query attends to all tokens by the attention of `pooler_block`, then its norm and
-    feed-forward (SigLIP).
-    `projection` adds image_embeds, that output mapped to this width; 0 adds it unchanged. Parameters:
-    ``patches.weight`` [dim, channels, patch, patch], with `patch_bias` ``patches.bias``, ``prefix`` [prefix_tokens,
-    dim], ``registers`` [registers, dim], ``positions.weight`` [prefix_tokens + patches, dim].
+    `pooler` adds the output pooler_output: dense: tanh(W x₀ + b) of the first token; first: the first token, normalized
+    by `pool_norm` if given (CLIP); attention: a learned query attends to all tokens with the attention of
+    `pooler_block`, followed by that block's norm and feed-forward (SigLIP). `projection` adds the output image_embeds:
+    pooler_output mapped to this width, or unchanged if 0. Parameters: ``patches.weight`` [dim, channels, patch, patch],
+    with `patch_bias` ``patches.bias``, ``prefix`` [prefix_tokens, dim], ``registers`` [registers, dim],
+    ``positions.weight`` [prefix_tokens + patches, dim].
     """
 
     image: int
@@ -67,8 +68,8 @@ class ImageEncoder(Displayable):
         need_choice(self, "pooler", POOLERS)
         needs = {"attention": self.pooler_block is not None, "none": self.projection is None}
         needs |= dict.fromkeys(("dense", "first"), self.prefix_tokens > 0)
-        reason = "needs a prefix token or a pooler_block, and a projection needs one of the two"
-        need(self, needs[self.pooler], f"pooler={self.pooler!r} {reason}")
+        reasons = {"attention": "needs a pooler_block", "none": "excludes a projection"}
+        need(self, needs[self.pooler], f"pooler={self.pooler!r} {reasons.get(self.pooler, 'needs a prefix token')}")
 
     @property
     def patches(self) -> int:
@@ -76,8 +77,8 @@ class ImageEncoder(Displayable):
         return (self.image // self.patch) ** 2
 
     def __call__(self, pixel_values: Value) -> dict[str, Value]:
-        """Map pixel_values [batch, channels, image, image] to outputs by name: last_hidden_state [batch, tokens, dim],
-        with a pooler also pooler_output [batch, dim], with `projection` also image_embeds."""
+        """Map pixel_values [batch, channels, image, image] to outputs by name: last_hidden_state [batch, tokens, dim];
+        with a pooler pooler_output [batch, dim]; with `projection` image_embeds [batch, width]; those of the head."""
         batch, width = pixel_values.shape[0], self.dim
         kernel = param("patches.weight", (width, self.channels, self.patch, self.patch))
         bias = param("patches.bias", (width,), fill(0.0)) if self.patch_bias else None
@@ -122,7 +123,7 @@ class ImageEncoder(Displayable):
         return first if self.pool_norm is None else self.pool_norm(first)
 
     def graph(self, seed: int = 0, name: str = "image-encoder") -> Graph:
-        """Return the IR graph: input pixel_values f32[batch, channels, image, image], outputs as in `__call__`.
+        """Return the IR graph, with parameters initialized by `seed`: input pixel_values, outputs as in `__call__`.
 
         Raises:
             WeftError: if settings do not fit; the message names the module and the setting.
@@ -149,7 +150,11 @@ def conv1d(
     groups: int = 1,
     bias: bool = True,
 ) -> Value:
-    """Convolve x [batch, length, in] to [batch, frames, channels], by ``name.weight`` and ``name.bias``."""
+    """Convolve x [batch, length, in] over time to [batch, frames, channels].
+
+    Parameters: ``name.weight`` [channels, in/groups, kernel] and with `bias` ``name.bias``. `padding` is the number of
+    zeros before and after the sequence.
+    """
     weight = param(f"{name}.weight", (channels, x.width // groups, kernel))
     offset = param(f"{name}.bias", (channels,), fill(0.0)) if bias else None
     return ops.conv1d(x, weight, offset, stride=stride, padding=padding, groups=groups, name=name)
@@ -157,8 +162,8 @@ def conv1d(
 
 @module(leaf=True)
 class GroupNorm:
-    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias with μ and σ over all frames and each of `groups` groups of channels
-    (Wu & He 2018); None means one group per channel."""
+    """The norm (x − μ)/√(σ² + eps) ⊙ weight + bias, with μ and σ of each group of channels over all frames (Wu & He
+    2018). `groups` is the number of groups; None means a group per channel."""
 
     groups: int | None = None
     eps: float = 1e-5
@@ -181,7 +186,10 @@ class GroupNorm:
 
 @module
 class Convolution:
-    """A convolution over time to `channels`, then a `norm` and an activation; with `norm_last` the norm comes last."""
+    """A convolution over time to `channels`, then `norm` (if given) and `activation`, or with `norm_last` the reverse.
+
+    `padding` is the number of zeros at both ends. Parameters: ``conv.weight`` [channels, in, kernel], ``conv.bias``.
+    """
 
     channels: int
     kernel: int
@@ -209,7 +217,10 @@ class Convolution:
 
 @module(leaf=True)
 class PositionalConvolution:
-    """Positions relative to adjacent frames: x + act(convolution of x, 0 at padding) (Baevski 2020, wav2vec 2.0)."""
+    """Positions by a convolution over adjacent frames: x + act(conv(x)) (Baevski 2020, wav2vec 2.0).
+
+    Padding of x is set to 0 before. Parameters: ``weight`` [dim, dim/groups, kernel], ``bias`` [dim].
+    """
 
     kernel: int
     groups: int = 1
@@ -230,18 +241,17 @@ class PositionalConvolution:
 
 
 def _mask_padding(x: Value) -> Value:
-    """Return x [batch, seq, dim] with 0 at padding, or x itself if no mask is provided."""
+    """Return x [batch, seq, dim] with zeros at padded tokens; x itself if no ``key_mask`` is provided."""
     mask = provided("key_mask")
     return x if mask is None else mask_fill(ops.unsqueeze(ops.cast(mask, to=dtypes.bool_), axes=(2,)), x)
 
 
 @module
 class ConvolvedBlock:
-    """A `block` in parallel to a convolution of its input, N(block(x) + act(conv(x))), in an encoder of tokens
-    (He 2020, the first layer of DeBERTa-v2). Padding is set to 0 before the convolution.
+    """A `block` in parallel to a convolution of its input, N(block(x) + act(conv(x))) (He 2020, DeBERTa-v2).
 
-    Parameters: those of `block` under their own names, ``conv.weight`` [dim, dim / groups, kernel], ``conv.bias``,
-    ``conv_norm``.
+    It is the first layer of an `Encoder`. Padding is set to 0 before the convolution; `kernel` is odd. Parameters:
+    those of `block`, without a scope, ``conv.weight`` [dim, dim/groups, kernel], ``conv.bias``, ``conv_norm``.
     """
 
     block: Layer
@@ -267,12 +277,12 @@ class ConvolvedBlock:
 
 @module
 class SoundStem:
-    """The map from audio to frames: `convolutions`, a `norm`, a linear map if `projects`, positions.
+    """The map from audio to frames: `convolutions`, a `norm`, and a linear map to the model's width if `projects`.
 
-    The input is a waveform [batch, samples], or with `bins` a spectrogram [batch, bins, frames], of exactly `length`
-    frames if given. `positions` are learned, or a `PositionalConvolution`. `seen` selects the frames that attention
-    reads, given a mask of the input's padding: all, frames whose first sample is not padding (start; Moonshine), or
-    frames without any padding (whole; wav2vec 2.0).
+    The input is a waveform [batch, samples], or with `bins` a spectrogram [batch, bins, frames]; `length` fixes the
+    number of samples or frames. The encoder adds `positions`: learned, or a `PositionalConvolution`. `seen` selects the
+    frames that are visible to attention, given a mask of the input's padding: all (no mask is read), start: frames
+    whose first sample is not padding (Moonshine), whole: frames without any padding (wav2vec 2.0).
     """
 
     convolutions: Sequence[Convolution]
@@ -287,15 +297,15 @@ class SoundStem:
         need_int(self, "bins", "length")
         need(self, len(self.convolutions) > 0, "convolutions is empty")
         for layer in self.convolutions:
-            need(self, isinstance(layer, Convolution), f"{layer!r} among convolutions is not a Convolution")
+            need(self, isinstance(layer, Convolution), f"convolutions has {layer!r}, which is not a Convolution")
         need_type(self, "positions", LearnedPositions, PositionalConvolution)
         need_choice(self, "seen", FRAMES_SEEN)
         padded = any(layer.padding for layer in self.convolutions)
-        need(self, self.seen != "whole" or not padded, "no frame is whole where convolutions pad the input")
+        need(self, self.seen != "whole" or not padded, "seen='whole' needs convolutions without padding")
 
     @property
     def stride(self) -> int:
-        """Return the distance between the starts of adjacent frames, in samples."""
+        """Return the distance between adjacent frames, in samples."""
         return math.prod(layer.stride for layer in self.convolutions)
 
     @property
@@ -318,7 +328,7 @@ class SoundStem:
         return types if self.seen == "all" else {**types, mask: TensorType(dtypes.i64, (batch, length))}
 
     def __call__(self, sound: Value, dim: int) -> Value:
-        """Map sound [batch, samples] or [batch, bins, frames] to [batch, frames, dim], without positions."""
+        """Map sound [batch, samples] or [batch, bins, frames] to frames [batch, frames, dim]; add no positions."""
         x = ops.unsqueeze(sound, axes=(2,)) if self.bins is None else ops.transpose(sound, axes=(0, 2, 1))
         for layer in self.convolutions:
             x = layer(x)
@@ -326,7 +336,7 @@ class SoundStem:
         return linear(x, dim, "project", bias=True) if self.projects else x
 
     def frame_mask(self, mask: Value, x: Value) -> Value:
-        """Return the mask i64[batch, frames] (0: masked) of the frames x, given `mask` [batch, samples]."""
+        """Return the mask i64[batch, frames] (0: masked) of the frames x, given the input's mask [batch, samples]."""
         last = self.receptive_field - 1 if self.seen == "whole" else 0
         return ops.gather(mask, ops.affine(ops.iota(x, axis=1), by=self.stride, plus=last), axis=1, name="frame_mask")
 
@@ -335,8 +345,9 @@ class SoundStem:
 class AudioEncoder(Displayable):
     """An encoder of audio: a `stem` that maps a waveform or spectrogram to frames, then layers (wav2vec 2.0, Whisper).
 
-    `layers`, `block`, `embed_norm` and `final_norm` as in `Encoder`. `context` is the number of frames that tables of
-    rotary positions cover.
+    `layers` is the number of copies of `block`, or a list of modules. `embed_norm` normalizes their input, after the
+    stem's positions, `final_norm` their output. `context` is the largest number of frames, by default the length of
+    the stem's learned positions. `head` adds scores for a task.
     """
 
     stem: SoundStem
@@ -357,16 +368,17 @@ class AudioEncoder(Displayable):
         need_modules(self, "embed_norm", "final_norm")
         last = self.stem.convolutions[-1].channels
         fits = self.stem.projects or last == self.dim
-        need(self, fits, f"the last convolution has {last} channels, the layers dim={self.dim}: let the stem project")
+        need(self, fits, f"the last convolution has {last} channels, the layers dim={self.dim}: set projects in stem")
 
     @property
     def positions(self) -> LearnedPositions | None:
-        """Return the table of learned positions, which limits the length; None if there is none."""
+        """Return the stem's learned positions, whose table limits the number of frames; None if it has none."""
         return self.stem.positions if isinstance(self.stem.positions, LearnedPositions) else None
 
     def __call__(self, sound: Value, mask: Value | None = None) -> dict[str, Value]:
-        """Map sound [batch, samples] or [batch, bins, frames], and the mask [batch, samples] (0 for padding, on the
-        right) if the stem needs one, to last_hidden_state [batch, frames, dim], with a mask also frame_mask."""
+        """Map sound [batch, samples] or [batch, bins, frames], and a mask [batch, samples] (0: right padding) if the
+        stem reads one, to outputs by name: last_hidden_state [batch, frames, dim]; with a mask frame_mask [batch,
+        frames]; those of the head."""
         x = self.stem(sound, self.dim)
         seen = None if mask is None else self.stem.frame_mask(mask, x)
         facts = {} if seen is None else {"key_mask": seen}
@@ -383,8 +395,8 @@ class AudioEncoder(Displayable):
         return {"last_hidden_state": x, **({} if seen is None else {"frame_mask": seen}), **scores}
 
     def graph(self, seed: int = 0, name: str = "audio-encoder") -> Graph:
-        """Return the IR graph: inputs input_values f32[batch, samples] or input_features f32[batch, bins, frames], with
-        a mask attention_mask i64[batch, samples]; outputs as in `__call__`.
+        """Return the IR graph, with parameters initialized by `seed`. Inputs: input_values f32[batch, samples], or
+        input_features f32[batch, bins, frames]; attention_mask if the stem reads it. Outputs: as in `__call__`.
 
         Raises:
             WeftError: if settings do not fit; the message names the module and the setting.
@@ -395,5 +407,5 @@ class AudioEncoder(Displayable):
 
 
 def get_max_frames(encoder: AudioEncoder) -> int | None:
-    """Return the largest number of frames: the context, else the length of the position table; None without a limit."""
+    """Return the largest number of frames: `context`, else the length of the position table; None without a limit."""
     return encoder.context or (None if encoder.positions is None else encoder.positions.length)

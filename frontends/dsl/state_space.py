@@ -23,8 +23,7 @@ def init_step_bias(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
 
 
 def _init_arange_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
-    """Return initial log(−A) of S4D-Real, with A = −1, −2, … over the states of a channel (Gu 2022, arXiv
-    2206.11893)."""
+    """Return initial values log(−A) with A = −1, −2, … over a channel's states (S4D-Real, arXiv 2206.11893)."""
     channels, states = shape
     return Map(Concat(tuple(Full(1.0 + n, (channels, 1)) for n in range(states)), 1), "log")
 
@@ -38,14 +37,16 @@ def init_random_decays(shape: tuple[int, ...], name: str, seed: int) -> Recipe:
 class Mamba:
     """A selective state space of `inner` channels with `state` states each (Gu & Dao 2023).
 
-    x and a gate come from ``in.weight`` [2·inner, dim]; x passes a causal convolution over `conv` tokens and SiLU;
-    step, B and C are projected from it by ``x.weight`` [dt_rank + 2·state, inner], and the step passes ``dt.weight``
-    [inner, dt_rank], ``dt.bias`` and softplus. The output of `selective_scan`, times SiLU(gate), passes ``out.weight``
-    [dim, inner]. Further parameters: ``conv.weight`` [inner, conv], ``conv.bias``, ``a_log`` [inner, state]
-    (A = −e^a_log is negative for any value), ``d`` [inner]. `dt_rank` defaults to ⌈dim/16⌉. `bias` applies to in and
-    out. `norms` run on step, B and C: ``dt_norm``, ``b_norm``, ``c_norm`` (Jamba). With several `heads`, each has its
-    run of channels and its own parameters from ``x`` to ``d``, called ``head0.x.weight`` and so on (Zamba). Initial
-    values are those of the authors' code.
+    - u and a gate are projected from x by ``in.weight`` [2·inner, dim]; then u ← SiLU(causal convolution of u over
+      `conv` tokens), with ``conv.weight`` [inner, conv] and, with `conv_bias`, ``conv.bias``.
+    - Step, B and C are projected from u by ``x.weight`` [dt_rank + 2·state, inner], each normalized if `norms` is given
+      (``dt_norm``, ``b_norm``, ``c_norm``; Jamba); Δ = softplus(step W + b), with ``dt.weight`` [inner, dt_rank],
+      ``dt.bias``. `dt_rank` defaults to ⌈dim/16⌉.
+    - The op `selective_scan` of u, Δ, A, B, C and d, times SiLU(gate), is projected by ``out.weight`` [dim, inner].
+      A = −e^a_log is negative for any ``a_log`` [inner, state]; ``d`` is [inner].
+
+    `bias` adds biases to in and out. Several `heads` divide the channels; each has separate parameters from ``x`` to
+    ``d``, called ``head0.x.weight`` and so on (Zamba). Initial values are those of the authors' code.
     """
 
     inner: int
@@ -82,7 +83,8 @@ class Mamba:
         return ops.concat(*outputs, axis=2, name="heads_joined")
 
     def _scan(self, u: Value, rank: int) -> Value:
-        """Return `selective_scan` of u [batch, seq, channels], with step (of `rank`), B and C projected from u."""
+        """Return `selective_scan` of u [batch, seq, channels], with step (of `rank` features), B and C projected from
+        u."""
         inner, state = u.width, self.state
         parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
         if self.norms is not None:
@@ -99,12 +101,15 @@ class Mamba:
 class Mamba2:
     """A state space of `heads` heads with one decay each (Dao & Gu 2024): `inner` channels, B and C per group.
 
-    ``in.weight`` [2·inner + 2·groups·state + heads, dim] projects to gate, x, B, C and step, in this order; x, B and C
-    pass a causal convolution over `conv` tokens and SiLU. The output of `ssd`, times SiLU(gate), is normalized by
-    `norm`, if there is one — over each of `norm_groups` runs of channels, before the gate if `norm_first` — and passes
-    ``out.weight`` [dim, inner]. Further parameters: ``conv.weight`` [inner + 2·groups·state, conv], ``conv.bias``,
-    ``dt.bias``, ``a_log`` (A = −e^a_log) and ``d`` [heads], ``norm.weight`` [inner]. `bias` applies to in and out,
-    `out_bias` to out alone. Steps are at least `least_step`. Initial values are those of the authors' code.
+    - x is projected to gate, u, B, C and step, in this order, by ``in.weight`` [2·inner + 2·groups·state + heads, dim].
+      u, B and C pass a causal convolution over `conv` tokens and SiLU: ``conv.weight`` [inner + 2·groups·state, conv],
+      with `conv_bias` ``conv.bias``.
+    - Δ = softplus(step + ``dt.bias``), at least `least_step`; A = −e^``a_log``; ``dt.bias``, ``a_log``, ``d`` [heads].
+    - The op `ssd`, times SiLU(gate), is projected by ``out.weight`` [dim, inner]. `norm` (None: no norm), with
+      ``norm.weight`` [inner], comes after the gate, or before it if `norm_first`, over `norm_groups` equal runs of
+      channels each.
+
+    `bias` adds biases to in and out; `out_bias` overrides it for out. Initial values are those of the authors' code.
     """
 
     inner: int
@@ -159,5 +164,5 @@ class Mamba2:
 
 
 def negate_exp(a_log: Value) -> Value:
-    """Return A = −e^a_log."""
+    """Return A = −e^a_log, elementwise."""
     return ops.neg(ops.exp(a_log, name="rates"), name="a")

@@ -1,6 +1,6 @@
-"""Modules that compute one vector per sequence from the states of a model's layers.
+"""Modules that compute one vector per sequence from the hidden states of a model's layers.
 
-Modules here read the outputs of layers. Never here: layers, embeddings, heads that predict tokens.
+Never here: layers, embeddings, heads that predict tokens.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ..layers import linear
 
 @module(leaf=True)
 class UnitLength:
-    """Normalization x / ‖x‖ over the last axis; the norm is at least 1e-12, as in torch's F.normalize."""
+    """Normalization x / max(‖x‖, 1e-12) over the last axis, as in torch's F.normalize."""
 
     def __call__(self, x: Value) -> Value:
         length = ops.clip(ops.sqrt(ops.sum(ops.square(x), axes=(-1,), keepdims=True)), low=1e-12)
@@ -28,7 +28,7 @@ class UnitLength:
 
 @module(leaf=True)
 class Unchanged:
-    """The identity, used as the only layer of a model that is just an embedding table."""
+    """The identity, used as the only layer of a model that consists of an embedding table."""
 
     def __call__(self, x: Value) -> Value:
         return x
@@ -36,7 +36,10 @@ class Unchanged:
 
 @module
 class Dense:
-    """A dense layer act(x Wᵀ + b) to `width`; `residual` adds x, through another linear map if the widths differ."""
+    """A dense layer act(x Wᵀ + b) to `width` features: ``linear.weight`` [width, dim], with `bias` ``linear.bias``.
+
+    `residual` adds x to the result; if the widths differ, it adds x mapped by ``residual.weight`` [width, dim].
+    """
 
     width: int
     activation: str = "tanh"
@@ -57,10 +60,10 @@ class Dense:
 
 @module
 class WeightedLayerPooling:
-    """The weighted mean Σ wᵢ hᵢ / Σ wᵢ over the states hᵢ of an `Encoder`'s layers, from index `start` on.
+    """The weighted mean Σ wᵢ hᵢ / Σ wᵢ over the hidden states hᵢ of a model's layers, from index `start` on.
 
-    State 0 is the embedding, the last state is the model's output. The weights are a parameter, ``layer_weights``
-    [layers + 1 − start].
+    h₀ is the embedding, the last state the model's output (after its final norm). w is the parameter
+    ``layer_weights`` [layers + 1 − start]. Used in `SentencePooling.before`.
     """
 
     start: int = 4
@@ -71,7 +74,7 @@ class WeightedLayerPooling:
     def __call__(self, x: Value) -> Value:
         """Map x [..., dim], the last state, to a value of the same shape."""
         states = [*kept("hidden_states")[:-1], x][self.start :]
-        need(self, len(states) > 0, f"start={self.start} is after the last layer")
+        need(self, len(states) > 0, f"start={self.start} must be at most {len(kept('hidden_states')) - 1}")
         weights = param("layer_weights", (len(states),), fill(1.0))
         shares = (ops.slice(weights, axis=0, start=i, stop=i + 1) for i in range(len(states)))
         total, *summands = (ops.mul(*pair) for pair in zip(states, shares, strict=True))
@@ -82,13 +85,13 @@ class WeightedLayerPooling:
 
 @module
 class WordWeights:
-    """A scaling of each token by its weight; `weights` is indexed by token id. Mean pooling then divides by their
-    sum."""
+    """A scaling of each token by ``weights[token id]``, in `SentencePooling.before`. Means divide by the sum of the
+    weights."""
 
     weights: tuple[float, ...]
 
     def __call__(self, x: Value) -> Value:
-        """Scale x [batch, seq, dim]; `SentencePooling` stores the token ids and the mask under ``text`` for it."""
+        """Return x [batch, seq, dim] scaled, with the ids and mask that `SentencePooling` stores under ``text``."""
         ids, unpadded = kept("text")
         table = constant_param("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
         weights = ops.mul(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), _emit_ones(x)), ops.embedding(ids, table))
@@ -98,18 +101,19 @@ class WordWeights:
 
 @module
 class SentencePooling:
-    """Pooling of token vectors to one vector per sequence, of unit length with `normalize`.
+    """Pooling of token vectors to one vector per sequence, of unit length with `normalize`; `sentence` of `Encoder`.
 
-    `mode` is one of these, or a tuple of the first six, whose vectors are concatenated:
+    `mode` is one of these, or a tuple of modes except token and end, whose vectors are concatenated:
 
     - mean, cls (the first token), max (per feature), last (the last token)
-    - weighted: the mean weighted by position, 1 for the first token (Muennighoff 2022, SGPT)
+    - weighted: the mean with weights 1, 2, 3, … by position (Muennighoff 2022, SGPT)
     - mean_sqrt_len: the sum divided by the square root of the number of tokens
-    - token: the first token with the id `token`, or with the largest id of the sequence if that is None (CLIP)
+    - token: the first token with the id `token`, or if `token` is None with the largest id of the sequence (CLIP)
     - end: the last position, even if it is padding (SigLIP)
 
-    The modules `before` change token vectors, the modules `after` change the pooled vector before it is normalized.
-    Without `include_prompt`, tokens with mask 2 are attended to, but not pooled. A field `sentence` of `Encoder`.
+    Padding is pooled only by mode end. The modules `before` map token vectors, the modules `after` map the pooled
+    vector before it is normalized. Without `include_prompt`, tokens with mask 2 (the prompt) are visible to attention,
+    but not pooled.
     """
 
     mode: str | tuple[str, ...] = "mean"
@@ -129,17 +133,14 @@ class SentencePooling:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return entries for graph.meta.
-
-        pooling, normalize: `mode` and `normalize`, unless other modules are involved. padding: "max_length" for the
-        mode end.
-        """
+        """Return the entries for graph.meta: "pooling" and "normalize" (only for a mode in `PLAIN` without modules
+        `before` or `after`), and "padding": "max_length" for mode end."""
         plain = self.mode in PLAIN and not (self.before or self.after)
         facts: dict[str, Any] = {"pooling": self.mode, "normalize": self.normalize} if plain else {}
         return facts | ({"padding": "max_length"} if self.mode == "end" else {})
 
     def __call__(self, x: Value, mask: Value, ids: Value) -> Value:
-        """Map x [batch, seq, dim] to [batch, width]; mask (0 for padding on either side) and ids are [batch, seq]."""
+        """Map x [batch, seq, dim] to [batch, width]; mask (0: padding, on either side) and ids are [batch, seq]."""
         unpadded = pooled = ops.cast(mask, to=dtypes.bool_)
         keep("text", ids, unpadded)
         for i, layer in enumerate(self.before):
@@ -168,10 +169,10 @@ ALONE = (*MODES, "token", "end")
 
 
 def _pool_tokens(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
-    """Return x [batch, seq, dim] pooled over the tokens where `pooled` [batch, seq] is true, [batch, dim].
+    """Return x [batch, seq, dim] pooled by `mode` over the tokens where `pooled` [batch, seq] is true, [batch, dim].
 
-    `unpadded` [batch, seq] is true for all tokens except padding. `weights` [batch, seq, 1] replace the number of
-    tokens in the divisor of means.
+    `unpadded` [batch, seq] is true except for padding; mode weighted counts positions by it. The sum of `weights`
+    [batch, seq, 1], if given, is the divisor of means instead of the number of tokens.
     """
     if mode == "max":
         return ops.max(mask_fill(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
@@ -189,7 +190,7 @@ def _pool_tokens(mode: str, x: Value, unpadded: Value, pooled: Value, weights: V
 
 
 def _emit_ones(x: Value) -> Value:
-    """Return ones [batch, seq, 1] for x [batch, seq, dim], in the dtype of x."""
+    """Return ones [batch, seq, 1] in the dtype of x [batch, seq, dim]."""
     return ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)
 
 

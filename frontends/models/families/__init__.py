@@ -1,8 +1,7 @@
 """Model families as tables of differences: config keys to settings, checkpoint names to parameters.
 
-One vocabulary of settings (`tables`) describes every family and is converted into a model in one place. A `Family` only
-states the sources of settings and weights, in Hugging Face folders and in GGUF files, and the class that loads an
-export.
+All tables use one vocabulary of settings (`tables`), which one function converts into a model. A rule (`Rule`) returns
+the value of a setting, given a config; a template (`Template`) returns the recipe of a parameter, given a checkpoint.
 Never here: file formats.
 """
 
@@ -21,7 +20,7 @@ for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # register the ta
 
 
 def index_tables() -> dict[str, GGUFArchitecture]:
-    """Return the GGUF architectures of all families, by their names in files."""
+    """Return the tables of all GGUF architectures, by their names in files."""
     tables = [family.gguf for family in FAMILIES.values() if family.gguf is not None]
     return {name: table for table in tables for name in table.model_types}
 

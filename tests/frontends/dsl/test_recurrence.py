@@ -120,12 +120,12 @@ def _misfits() -> dict[str, tuple[Callable[[Value], Any], str]]:
             "returns 1 new states, not 2",
         ),
         "no state": (lambda x: scan(lambda s, x: ((), x), x, state={}), "needs a state"),
-        "no shape": (lambda x: scan(lambda h, x: (h, x), x, state="wide"), "must be the shape of a row"),
+        "no shape": (lambda x: scan(lambda h, x: (h, x), x, state="wide"), "must be a shape without"),
         "an infinite start": (
             lambda x: scan(lambda h, x: (h, x), x, state=State((4,), float("-inf"))),
             "begin with a finite number",
         ),
-        "no inputs": (lambda x: scan(lambda h: (h, h), state=(4,)), "inputs are values"),
+        "no inputs": (lambda x: scan(lambda h: (h, h), state=(4,)), "needs at least one input"),
         "an input of other tokens": (
             lambda x: scan(lambda h, x, y: (h, x), x, ops.transpose(x, axes=(1, 0, 2)), state=(4,)),
             r"must be \[batch, seq, ...\] like the first",

@@ -15,7 +15,7 @@ from ..seq2seq.bart import BART
 
 
 def _number_from_one(name: str) -> Template:
-    """Return a template for convolution {i}; the checkpoint counts convolutions from 1."""
+    """Return a template for the tensor `name` of convolution {i}, whose number in checkpoints is i + 1."""
     return lambda fetch, part, settings: fetch(f"{name}{int(fetch.layer) + 1}.{part}")
 
 
@@ -30,7 +30,7 @@ def _build_spectrogram_stem(config: Config) -> SoundStem:
 
 
 def _read_decoder_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of the decoder."""
+    """Return Whisper's decoder settings where they differ from those of the encoder."""
     return {
         **BART.settings["decoder"](config),
         "stem": None,
@@ -40,7 +40,7 @@ def _read_decoder_settings(config: Config) -> dict[str, Any]:
 
 
 def _fill_zero_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return zeros as the bias of keys, which the checkpoint lacks: it would shift all scores of a query."""
+    """Return zeros [dim] as the bias of keys, which Whisper lacks: any bias shifts all scores of a query equally."""
     return Full(0.0, (settings.dim,))
 
 
@@ -82,7 +82,7 @@ def _build_waveform_stem(config: Config) -> SoundStem:
 
 
 def _map_layer_names(part: str, norms: dict[str, str]) -> Names:
-    """Return names of the layers of `part` (encoder or decoder); `norms` are the names of their norms."""
+    """Return the names of the layers of `part` (encoder or decoder); `norms` maps sublayers to names of norms."""
     names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
     for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
         names |= {f"{part}.layers.{{i}}.{ours}.{x}": f"{part}.layers.{{i}}.{theirs}.{x}_proj" for x in "qkvo"}
@@ -94,7 +94,7 @@ def _map_layer_names(part: str, norms: dict[str, str]) -> Names:
 
 
 def _list_size_keys(part: str) -> dict[str, Any]:
-    """Return the settings of `part` (encoder or decoder) that the config states."""
+    """Return the rules for the settings of `part` (encoder or decoder) that have separate config keys."""
     return {
         "layers": key(f"{part}_num_hidden_layers", default=6),
         "heads": key(f"{part}_num_attention_heads", default=8),

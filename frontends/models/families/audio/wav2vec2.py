@@ -14,7 +14,7 @@ _CONV = "encoder.pos_conv_embed.conv"
 
 
 def _normalize_kernel(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the positional convolution's kernel: per tap g · v/‖v‖ (Salimans & Kingma 2016, weight normalization)."""
+    """Return the positional convolution's kernel, g · v/‖v‖ per tap (weight normalization, Salimans & Kingma 2016)."""
     stem = f"{_CONV}.parametrizations.weight"
     is_new = fetch.has(f"{stem}.original1")
     names = (f"{stem}.original0", f"{stem}.original1") if is_new else (f"{_CONV}.weight_g", f"{_CONV}.weight_v")

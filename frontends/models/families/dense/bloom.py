@@ -62,13 +62,13 @@ def _read_arrangement(config: Config) -> str:
 
 
 def _read_kv_heads(config: Config) -> Any:
-    """Return Falcon's number of KV heads: 1 with multi_query; in the newer architecture, the number that it states."""
+    """Return Falcon's number of KV heads: num_kv_heads in the newer architecture or without multi_query, else 1."""
     stated = config.get("num_kv_heads")
     return stated if config.get("new_decoder_architecture") or not config.get("multi_query", True) else 1
 
 
 def _build_alibi(config: Config) -> ALiBi | None:
-    """Return Falcon's ALiBi bias, multiplied by the scale of its scores; None without ALiBi."""
+    """Return Falcon's ALiBi bias times 1/√head_dim, as Falcon scales scores after the bias; None without ALiBi."""
     head = key("hidden_size")(config) // key("num_attention_heads")(config)
     return ALiBi(scale=head**-0.5) if config.get("alibi") else None
 
@@ -118,7 +118,7 @@ _MPT_ATTENTION: dict[str, tuple[Any, ...]] = {
 
 
 def _read_attention_entry(name: str) -> Any:
-    """Return the rule for the entry `name` of attn_config in MPT's config."""
+    """Return the rule for the entry `name` of attn_config in MPT's config; None if it is missing."""
     return lambda config: (config.get("attn_config") or {}).get(name)
 
 

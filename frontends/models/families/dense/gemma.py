@@ -21,7 +21,7 @@ _GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternate_windows(2, period=_PERIOD), alterna
 
 
 def _choose_gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
-    """Return the rule for the scale of scores: 1/√head_dim, or in the 27 B model (by its layers) 1/√(dim / heads)."""
+    """Return the rule for the scale of scores: 1/√head_dim, or 1/√(dim / heads) if the layers are `layers_of_27b`."""
 
     def rule(config: Config) -> float:
         share = key("embedding_length")(config) // key("attention.head_count")(config)
@@ -32,7 +32,7 @@ def _choose_gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
 
 
 def _build_gguf_ropes(config: Config) -> Any:
-    """Return the RoPE of each layer: local layers have a separate base and no scaling."""
+    """Return the RoPE of each layer, or one for all if no layer is local; local layers have rope.freq_base_swa."""
     wide = read_gguf_rope(config)
     local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
     windows = gguf.build_windows(6)(config)
@@ -40,7 +40,7 @@ def _build_gguf_ropes(config: Config) -> Any:
 
 
 def _read_activation(config: Config) -> Any:
-    """Return the activation of a config; the oldest configs state gelu for gelu_tanh."""
+    """Return the activation of a config, where gelu (in the oldest configs) means gelu_tanh."""
     name = key("hidden_act", default="gelu_pytorch_tanh")(config)
     return "gelu_pytorch_tanh" if name == "gelu" else name
 

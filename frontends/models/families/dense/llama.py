@@ -58,14 +58,15 @@ LLAMA = Family(
 
 
 def pick_windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
-    """Return `window` for each layer that layer_types (default: `types`) calls sliding, None for all others."""
+    """Return per layer `window` if its type is sliding_attention, else None; types: layer_types, else `types`."""
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
 
 
 def alternate_windows(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
-    """Return the rule for `window`: all layers are local except the last (`first_global`: first) of each `every`.
+    """Return the rule for `window`: of each `every` layers, all except the last (`first_global`: first) are local.
 
-    layer_types has priority; the config key `period` may override `every`.
+    Local layers have the window sliding_window, by default `window`; global layers have None. layer_types of the config
+    has priority; the value of the config key `period` overrides `every`.
     """
 
     def rule(config: Config) -> tuple[int | None, ...]:
@@ -79,7 +80,7 @@ def alternate_windows(every: int, first_global: bool = False, window: int | None
 
 
 def read_qwen_windows(config: Config) -> Any:
-    """Return the windows of Qwen models, None without use_sliding_window; by layer_types, else by max_window_layers."""
+    """Return Qwen's window per layer, by layer_types or max_window_layers; None without use_sliding_window."""
     window, layers = config.get("sliding_window", 4096), config["num_hidden_layers"]
     if not config.get("use_sliding_window") or window is None:
         return None
@@ -120,7 +121,7 @@ QWEN3 = LLAMA.derive(
 
 
 def _build_olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
-    """Return the RoPE of OLMo 3, per layer if there are windows: local layers have no YaRN."""
+    """Return the RoPE of a file: one for all layers, or with windows one per layer, where local layers have no YaRN."""
     wide, local = read_gguf_rope(config), gguf.build_windows(4)(config)
     near = RoPE(config.get("rope.freq_base_swa", wide.theta), wide.dim)
     return wide if local is None else tuple(wide if window is None else near for window in local)
@@ -179,7 +180,7 @@ GRANITE = LLAMA.derive(
 
 
 def _build_smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer: by no_rope_layers (1: rotates), else in all but each no_rope_layer_interval-th."""
+    """Return the RoPE of each layer, None where no_rope_layers is 0; by default in each no_rope_layer_interval-th."""
     every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
     rope = rope_with(rope_theta=2e6)(config)

@@ -19,7 +19,7 @@ from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGU
 
 
 def rotate_local(rope: Rule, local: Rule) -> Rule:
-    """Return the rule for `rope` in the layers for which `local` returns a window; global layers have no positions."""
+    """Return the rule for RoPE per layer: that of `rope` if `local` returns a window for the layer, else None."""
 
     def rule(config: Config) -> tuple[RoPE | None, ...]:
         rotation = rope(config)
@@ -39,24 +39,24 @@ ARCEE = LLAMA.derive(
 
 
 def _reshape_scalar(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
-    """Return a template for a scalar, whose stored tensor may have any rank."""
+    """Return a template for the scalar `name`, stored with any rank, as [1]."""
     return lambda fetch, part, settings: Reshape(fetch(name), (1,))
 
 
 def _build_llama3_defaults(theta: float, factor: float) -> dict[str, Any]:
-    """Return Llama 3.1's rotary settings with this base and factor, which its relatives have by default."""
+    """Return default rope_parameters: those of Llama 3.1 with another `theta` and `factor`."""
     numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **numbers}
 
 
 def _repeat_per_layer(config: Config, name: str) -> list[float]:
-    """Return the value of the key `name` for each layer; the config may state one number for all."""
+    """Return the values of the key `name`, one per layer; a single number in the config counts for all layers."""
     (values,) = read_required(config, name)
     return values if isinstance(values, list) else [values] * config["block_count"]
 
 
 def _fill_from_metadata(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
-    """Return a template for the layer's value of the key `name` in a GGUF file's metadata."""
+    """Return a template for a parameter [1] with the layer's value of the key `name` in a GGUF file's metadata."""
     return lambda fetch, part, settings: Full(settings.multipliers[name][int(fetch.layer)], (1,))
 
 
@@ -164,13 +164,13 @@ MINISTRAL = MISTRAL.derive(
 
 
 def build_llama4_temperature(config: Config) -> Temperature:
-    """Return the scale of queries that grows by `llama_4_scaling_beta` with each original context length."""
+    """Return the temperature of queries with strength llama_4_scaling_beta and the original context as its length."""
     beta, length = read_required(find_rope(config), "llama_4_scaling_beta", "original_max_position_embeddings")
     return Temperature(beta, length)
 
 
 def _build_mistral3_rope(config: Config) -> RoPE:
-    """Return RoPE with amplitude 1 if YaRN's factors of rotations and of scores are equal."""
+    """Return the RoPE of a file, with YaRN's amplitude for mscale 1 and mscale_all_dim yarn_log_multiplier, if stated."""
     rope, strength = read_gguf_rope(config), config.get("rope.scaling.yarn_log_multiplier")
     return replace(rope, amplitude=rope.attention_factor(1.0, strength)) if strength else rope
 
@@ -196,7 +196,7 @@ _WINDOW = "attention.sliding_window"
 
 
 def _add_exaone4_window(config: Config) -> Config:
-    """Return the keys of a GGUF file, with the window of the 32 B model if the file lacks it."""
+    """Return the keys of a file; a file of the 32 B model (64 layers) without a window gets the window 4,096."""
     return {_WINDOW: 4096, **config} if config["block_count"] == 64 else config
 
 
@@ -226,7 +226,7 @@ OLMO3 = OLMO2.derive(
 
 
 def _build_hunyuan_rope(config: Config) -> RoPE:
-    """Return RoPE whose base is multiplied by a power of the fixed `alpha`, although checkpoints call it dynamic."""
+    """Return the RoPE; for the type dynamic with `alpha`, the base is multiplied by alpha^(d/(d − 2)), and fixed."""
     settings = find_rope(config)
     if settings.get("rope_type") != "dynamic" or not settings.get("alpha"):
         return read_rope(config)
@@ -309,7 +309,7 @@ IQUESTCODER = LLAMA.derive(
 
 
 def build_layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer, with its base in layer_rope_theta; base 0 or null means no positions."""
+    """Return the RoPE of each layer, with its base from layer_rope_theta (0 or null: None); without it, one for all."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return read_rope(config)

@@ -38,7 +38,7 @@ PERSIMMON = LLAMA.derive(
 
 
 def _merge_device_parts(which: int) -> Template:
-    """Return a template for queries (0), values (1) or keys (2) of a layer fused for each of four devices."""
+    """Return a template for CodeGen's q (`which` 0), v (1) or k (2), stored as q, v and k of each of four devices."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         by_device = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))

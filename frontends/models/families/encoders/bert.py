@@ -65,7 +65,7 @@ BERT = Family(
 
 
 def _count_positions(config: Config) -> int:
-    """Return the offset of RoBERTa's positions, pad_token_id + 1."""
+    """Return the number of RoBERTa's positions: table rows minus pad_token_id + 1, the unused first rows."""
     return int(key("max_position_embeddings")(config)) - int(key("pad_token_id", default=1)(config)) - 1
 
 

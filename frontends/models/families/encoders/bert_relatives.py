@@ -52,7 +52,7 @@ DISTILBERT = BERT.derive(
 
 
 def read_embedding_width(name: str, default: int | None) -> Rule:
-    """Return the rule for the width of embeddings that are projected to `dim`, in config key `name`; None if equal."""
+    """Return the rule for the width of embeddings, in the config key `name`; None if it equals hidden_size."""
 
     def rule(config: Config) -> Any:
         width = key(name, default=default)(config)
@@ -112,7 +112,7 @@ BERT_GENERATION = BERT.derive("bert-generation", from_keys={"pooler": None}, unu
 
 
 def _add_task_row(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the rows of token types plus the row of task 0, transformers' default for models with tasks."""
+    """Return the table of token types, each row plus the row of task 0 (transformers' default) if there are tasks."""
     types, tasks = (f"embeddings.{kind}_type_embeddings.{part}" for kind in ("token", "task"))
     if not fetch.has(tasks):
         return fetch(types)
@@ -181,7 +181,7 @@ MPNET = BERT.derive(
 
 
 def _check_language(config: Config) -> int:
-    """Return 0 token types; raise WeftError for embeddings of languages, which would be an additional input."""
+    """Return 0, the number of token types; raise WeftError if the model has language embeddings, another input."""
     if config.get("n_langs", 1) > 1 and config.get("use_lang_emb", True):
         raise WeftError(f"n_langs={config['n_langs']}: languages of tokens (use_lang_emb) are not supported")
     return 0
@@ -271,13 +271,13 @@ def _fetch_adapter(which: str) -> Template:
 
 
 def _fetch_adapter_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the norm before the adapter: a separate norm, or again that of the feed-forward."""
+    """Return the norm before the adapter: adapter_layer_norm if stored, else the feed-forward's norm."""
     adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
     return fetch(adapter_norm if fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
 
 
 def _choose_norm(which: str) -> Template:
-    """Return a template for the norm `which`; in post-norm blocks the adapter's norm replaces BERT's."""
+    """Return a template for the norm `which` (ffn or adapter): BERT's LayerNorm, or the norm before the adapter."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         before = (which == "adapter") == (settings.arrangement == "pre")
@@ -312,7 +312,7 @@ def _is_absolute(config: Config) -> bool:
 
 
 def _fetch_frequencies(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the rotary frequencies: those of the checkpoint if it has them, as in transformers."""
+    """Return the rotary frequencies that the checkpoint stores, as in transformers, else those of the config."""
     rope = settings.rope
     assert isinstance(rope, RoPE)
     # The first layer's represent those of all; transformers 5 writes a star instead of its number.

@@ -15,7 +15,10 @@ from .bert_relatives import ELECTRA, read_embedding_width
 
 
 def _expand_grouped_conv(name: str, groups: str) -> Template:
-    """Return a template for a grouped linear layer as a block-diagonal matrix; it is stored [out, in / groups, 1]."""
+    """Return a template for a grouped convolution, stored [out, in / groups, 1], as a block-diagonal matrix [out, in].
+
+    `groups` is the config key with the number of groups; biases are unchanged.
+    """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
@@ -67,7 +70,7 @@ def _build_span_attention(config: Config) -> SpanConvAttention:
 
 
 def _squeeze_conv(name: str, taps: bool = False) -> Template:
-    """Return a template for the stored convolution [channels, 1, taps] without its axis of size 1."""
+    """Return a template for a stored convolution without axes of size 1: [channels, taps] if `taps`, else [out, in]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)
@@ -77,7 +80,10 @@ def _squeeze_conv(name: str, taps: bool = False) -> Template:
 
 
 def _expand_grouped_linear(name: str, down: bool) -> Template:
-    """Return a template for a grouped linear layer, stored [groups, in, out]; with one group, [out, in]."""
+    """Return a template for a grouped linear layer, stored [groups, in, out], as a block-diagonal matrix [out, in].
+
+    `down` distinguishes the second from the first layer of a feed-forward. With one group it is stored [out, in].
+    """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]
@@ -126,7 +132,7 @@ CONVBERT = BERT.derive(
 
 
 def _reshape_kernels(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return one convolution kernel per head, stored [heads, 1, taps, 1]."""
+    """Return the convolution kernels [heads, taps], stored [heads, 1, taps, 1]."""
     return Reshape(fetch(f"{LAYER}.attention.self.conv.{part}"), (settings.head_count, -1))
 
 

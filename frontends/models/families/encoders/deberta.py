@@ -18,7 +18,7 @@ SELF = f"{LAYER}.attention.self"
 
 
 def _read_score_terms(config: Config) -> list[str]:
-    """Return the kinds of scores in addition to content-to-content: c2p, p2c."""
+    """Return the kinds of scores in addition to content-to-content: c2p, p2c, both or none."""
     stated = config.get("pos_att_type") or []
     terms = [term.strip() for term in stated.lower().split("|")] if isinstance(stated, str) else list(stated)
     is_valid = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)
@@ -35,7 +35,7 @@ def _build_attention(config: Config, key_bias: bool = True) -> DisentangledAtten
 
 
 def _read_span(config: Config) -> int:
-    """Return the largest relative position."""
+    """Return the largest distance: max_relative_positions if positive, else max_position_embeddings."""
     reach = int(config.get("max_relative_positions", -1))
     return reach if reach > 0 else int(key("max_position_embeddings")(config))
 
@@ -51,7 +51,7 @@ def _build_relative_table(config: Config) -> RelativeTable | None:
 
 
 def _build_convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...] | None:
-    """Return the blocks, the first with a parallel convolution, if the config has one; else None."""
+    """Return the blocks per layer: the first with a convolution, None (the default block) after; None without one."""
     kernel = config.get("conv_kernel_size") or 0
     if kernel <= 0:
         return None
@@ -111,7 +111,7 @@ DEBERTA_V2 = BERT.derive(
 
 
 def _unpack_qkv(which: str) -> Template:
-    """Return a template for `which` (q, k or v) of a layer fused head by head; q and v have separate biases."""
+    """Return a template for `which` (q, k or v) of in_proj, fused head by head; q and v have separate biases."""
     weight = slice_qkv(f"{SELF}.in_proj", which, grouped=True)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:

@@ -21,7 +21,7 @@ from .bert import BERT, LAYER, ROBERTA
 
 
 def _halve_windows(layers: str) -> Rule:
-    """Return the rule for `window`: half of attention_window on each side; it is one number, or one per layer.
+    """Return the rule for `window`: half of attention_window (one number, or one per layer) on each side.
 
     `layers` is the config key with the number of layers.
     """
@@ -73,7 +73,7 @@ GLOBAL = "transient-global"
 
 
 def _fetch_encoder_attention(name: str, layer: str = "{i}") -> Template:
-    """Return a template for tensor `name` of the encoder's attention, which global tokens rename."""
+    """Return a template for tensor `name` of the attention in encoder layer `layer`, under its class's name."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"
@@ -83,12 +83,12 @@ def _fetch_encoder_attention(name: str, layer: str = "{i}") -> Template:
 
 
 def _restrict_to_global(make: Rule) -> Rule:
-    """Return the rule `make` for encoders with global tokens; None for all others."""
+    """Return the rule `make` for configs of encoders with global tokens, None for all other configs."""
     return lambda config: make(config) if config.get("encoder_attention_type") == GLOBAL else None
 
 
 def _read_window(config: Config) -> int:
-    """Return the distance of the nearest masked token."""
+    """Return LongT5's window, local_radius + 1: the distance of the nearest masked token."""
     return int(config.get("local_radius", 127)) + 1
 
 
@@ -103,7 +103,7 @@ def _build_global_attention(config: Config) -> TransientGlobalAttention:
 
 
 def _build_local_bias(config: Config) -> T5Bias | None:
-    """Return the bias that all layers share; None with global tokens, whose keys have their own bias."""
+    """Return the bias that all encoder layers share; None with global tokens, which have `TransientGlobals`."""
     return None if config.get("encoder_attention_type") == GLOBAL else build_t5_bias(config)
 
 
@@ -131,10 +131,10 @@ LONGT5 = T5.derive(
 
 
 def _build_block_mask(config: Config) -> BlockSparse | None:
-    """Return the visible blocks of keys in transformers' inference.
+    """Return the visible blocks of keys as in transformers' inference; None for full attention.
 
-    All its random blocks are then the first block, which counts that many times more. Sequences of no more blocks than
-    a block can see, with twice the random blocks, have full attention.
+    There, all random blocks are the first block, which counts once more for each of them. Sequences of at most
+    5 + 2 · num_random_blocks blocks have full attention.
     """
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):

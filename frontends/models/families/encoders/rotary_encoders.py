@@ -40,7 +40,7 @@ EUROBERT = LLAMA.derive(
 
 
 def _read_windows(config: Config) -> tuple[int | None, ...]:
-    """Return ModernBERT's window per layer: half of local_attention on each side, None in each third layer."""
+    """Return ModernBERT's window per layer: half of local_attention on each side, None in global layers."""
     near = {**config, "sliding_window": config.get("local_attention", 128) // 2 + 1}
     return tuple(alternate_windows(3, first_global=True, period="global_attn_every_n_layers")(near))
 
@@ -57,13 +57,13 @@ def _choose_ropes_by_type(local: Rule) -> Rule:
 
 
 def _find_gguf_local_layers(config: Config) -> list[bool]:
-    """Return for each layer whether it is local: by the file's list, else all except the first of a period."""
+    """Return for each layer whether it is local: by the file's list, else all except the first of each period."""
     every, layers = config.get("attention.sliding_window_pattern", 3), range(config["block_count"])
     return every if isinstance(every, list) else [i % every != 0 for i in layers]
 
 
 def _read_gguf_windows(config: Config) -> tuple[int | None, ...] | None:
-    """Return half of the file's window (on each side) for local layers, None for global layers."""
+    """Return per layer half of the file's window (on each side) if it is local, else None; None without a window."""
     window = config.get("attention.sliding_window")
     return tuple(window // 2 + 1 if local else None for local in _find_gguf_local_layers(config)) if window else None
 
@@ -261,7 +261,7 @@ GTE_LAYER = "encoder.layer.{i}"
 
 
 def _fill_zero_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return zeros: only the last linear layer of the feed-forward has a bias."""
+    """Return zeros [ffn] as a bias: only the last linear layer of the feed-forward stores one."""
     assert isinstance(settings.ffn, int)
     return Full(0.0, (settings.ffn,))
 

@@ -14,7 +14,7 @@ from .bert import BERT
 
 
 def _stack_tokens(*names: str) -> Template:
-    """Return a template for learned tokens [n, dim]; each of `names` is stored as [1, 1, dim]."""
+    """Return a template for learned tokens [n, dim]; each of the n `names` is stored as [1, 1, dim]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         tokens = tuple(Reshape(fetch(name), (1, settings.dim)) for name in names)
@@ -102,7 +102,7 @@ IJEPA = VIT.derive(
 
 
 def _apply_layer_scale(name: str, scale: str) -> Template:
-    """Return a template for the last layer `name` of a sublayer, times the checkpoint's `scale` (Touvron 2021)."""
+    """Return a template for layer `name`, the last of a sublayer, times the layer `scale` (Touvron 2021)."""
     factor = f"{_LAYER}.{scale}.lambda1"
     return lambda fetch, part, settings: Scale(fetch(f"{name}.{part}"), fetch(factor))
 
@@ -113,7 +113,7 @@ def _read_dinov2_ffn(config: Config) -> int:
 
 
 def _slice_dinov2_up(index: int) -> Template:
-    """Return a template for gate (`index` 0) or up (1) of a fused SwiGLU; for up of a plain feed-forward."""
+    """Return a template for gate (`index` 0) or up (1) of a fused SwiGLU; without a gate, for fc1."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not s.gated:
@@ -173,15 +173,14 @@ _CLIP: Names = {
 
 
 def _has_projection(config: Config) -> bool:
-    """Return whether `architectures` names a class WithProjection, which projects into the shared embedding space."""
+    """Return whether `architectures` names a class …WithProjection, which projects into the shared embedding space."""
     return "WithProjection" in str(config.get("architectures"))
 
 
 def _build_clip_pooling(config: Config) -> SentencePooling | None:
-    """Return the pooling of CLIP with its projection; None for a class without projection.
+    """Return the pooling of CLIP's text encoder with its projection; None for a class without projection.
 
-    It selects the first end-of-text token, or the token with the largest id if eos_token_id is 2 (an error of the first
-    configs).
+    It pools the first eos_token_id, or if that is 2 (an error of the first configs) the token with the largest id.
     """
     if not _has_projection(config):
         return None
@@ -223,7 +222,7 @@ CLIP_VISION = VIT.derive(
 
 
 def _slice_qkv(which: int) -> Template:
-    """Return a template for queries (0), keys (1) or values (2) of a fused projection."""
+    """Return a template for q (`which` 0), k (1) or v (2) of the fused projection in SigLIP's pooler."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.dim

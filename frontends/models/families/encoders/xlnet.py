@@ -20,8 +20,7 @@ _ATTENTION = f"{_LAYER}.rel_attn"
 
 
 def _merge_heads(name: str, transpose: bool = True) -> Template:
-    """Return a template for a linear layer stored [in, heads, d] (q, k, v), or without `transpose` [out, heads, d]
-    (o)."""
+    """Return a template for a linear layer stored [in, heads, d], or without `transpose` (``o``) [out, heads, d]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         matrix = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))

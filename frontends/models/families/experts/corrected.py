@@ -177,7 +177,7 @@ HUNYUAN_MOE = HUNYUAN.derive(
 
 
 def _build_partial_rope(config: Config) -> RoPE:
-    """Return RoPE for heads of which only `rotary_dim` features are rotated."""
+    """Return the RoPE, which rotates the first `rotary_dim` features of each head; all if the config lacks it."""
     dim, head = config.get("rotary_dim"), key("head_dim", default=128)(config)
     partial = dim / head if dim else 1.0
     return rope_with(partial_rotary_factor=partial, rope_theta=5e6)(config)
@@ -207,7 +207,7 @@ MINIMAX_M2 = MIXTRAL.derive(
 
 
 def flatten(name: str) -> Template:
-    """Return a template for a vector stored as a matrix with one row."""
+    """Return a template for the vector `name`, stored as a matrix with one row."""
     return lambda fetch, part, settings: Reshape(fetch(name), (-1,))
 
 
@@ -254,7 +254,7 @@ def _build_granite_moe(config: Config) -> Any:
 
 
 def _slice_shared_expert(index: int) -> Template:
-    """Return a template for gate (`index` 0) or up (1) of the shared expert, stored in one tensor."""
+    """Return a template for gate (`index` 0) or up (1) of the shared expert, which are stored in one tensor."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         shared = find_experts(settings).shared

@@ -23,13 +23,13 @@ _NORM = RMSNorm(1e-6)  # of the latents, whatever the config states for other no
 
 
 def find_latent_attention(settings: Settings) -> MLA:
-    """Return the latent attention of the first layer; all layers have the same."""
+    """Return the latent attention of the first layer that has one; the sizes are equal in all layers."""
     mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
     return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
 
 
 def slice_head_rows(name: str, which: str) -> Template:
-    """Return a template for keys or values (`which`) of tensor `name`, by head: keys, then values."""
+    """Return a template for the rows of k or v (`which`) in tensor `name`, which has for each head k, then v."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mla = find_latent_attention(settings)
@@ -44,8 +44,8 @@ def slice_head_rows(name: str, which: str) -> Template:
 def _build_rope(config: Config) -> RoPE:
     """Return the RoPE of the rotary part of each head, all of whose features are rotated.
 
-    partial_rotary_factor may state the size of the part, relative to either head size; `read_rope` refuses one that
-    omits frequencies of a scaled type.
+    partial_rotary_factor may state the size of that part, relative to either head size; then it is ignored. `read_rope`
+    refuses any other factor for a scaled type, since it would omit frequencies.
     """
     settings, (plain, rotary) = dict(find_rope(config)), read_required(config, "qk_nope_head_dim", "qk_rope_head_dim")
     fraction = settings.get("partial_rotary_factor") or 1.0
@@ -59,7 +59,7 @@ def _build_rope(config: Config) -> RoPE:
 
 
 def _compute_scale(config: Config) -> float | None:
-    """Return 1/√d, times the square of YaRN's factor for the scores if the config enables it (mscale_all_dim)."""
+    """Return 1/√d times the square of YaRN's factor if the config sets mscale_all_dim; None for 1/√d."""
     rope, mscale = _build_rope(config), find_rope(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
@@ -75,9 +75,10 @@ def build_mla(config: Config) -> MLA:
 
 
 def find_sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
-    """Return the rule for which layers have experts: by mlp_layer_types, else all after the number of dense layers.
+    """Return the function that yields for each layer of a config whether it has experts.
 
-    The default number is `first_dense`; None means that all layers have experts.
+    mlp_layer_types decides, else all layers after the dense ones have experts. `first_dense` is the default number of
+    dense layers; None means that without mlp_layer_types all layers have experts.
     """
 
     def sparse(config: Config) -> Iterator[bool]:
@@ -92,9 +93,10 @@ def find_sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[b
 
 
 def make_moe_rule(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
-    """Return the rule for `moe` in the layers of `find_sparse_layers`; `routing` returns the `Router`.
+    """Return the rule for `moe` of each layer: experts in the layers of `find_sparse_layers`, None in all others.
 
-    `shared` is the default number of shared experts; 0 means none. mlp_bias also applies to the experts if `biased`.
+    `routing` is the rule for the `Router`, `shared` the default number of shared experts (0: none, whatever the config
+    states). With `biased`, mlp_bias also applies to the shared experts.
     """
 
     def make(config: Config) -> MoE:
@@ -123,7 +125,10 @@ def make_v3_router(
     top_groups: int = 4,
     factor: str = "routed_scaling_factor",
 ) -> Rule:
-    """Return the rule for a sigmoid router with a bias for the selection (DeepSeek-V3); `factor`: key of its scale."""
+    """Return the rule for DeepSeek-V3's sigmoid router with a selection bias; the arguments are defaults.
+
+    `factor` is the config key of the scale.
+    """
 
     def rule(config: Config) -> Router:
         return Router(
@@ -139,7 +144,7 @@ def make_v3_router(
 
 
 def _merge_heads(name: str, transpose: bool = False) -> Template:
-    """Return a template for a linear layer stored as a matrix per head, [rank, rows] if `transpose`."""
+    """Return a template for a linear layer stored per head as [rows, rank], or if `transpose` as [rank, rows]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mla = find_latent_attention(settings)
@@ -150,7 +155,7 @@ def _merge_heads(name: str, transpose: bool = False) -> Template:
 
 
 def build_gguf_mla(config: Config) -> MLA:
-    """Return the latent attention of a file; key_length_mla is the width of a head's keys, not key_length."""
+    """Return the latent attention of a file, where key_length_mla, not key_length, is the width of a head's keys."""
     rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
     factor = config.get("rope.scaling.factor", 1.0)
     strength = 1 + config.get("rope.scaling.yarn_log_multiplier", 0.0) * math.log(factor)  # of YaRN on the scores

@@ -20,7 +20,7 @@ _EXPERTS = "layers.{i}.mlp.experts"
 
 
 def _slice_interleaved(name: str, offset: int) -> Template:
-    """Return a template for gate (`offset` 0) or up (1), interleaved in [experts, dim, 2 · hidden]; biases lack dim."""
+    """Return a template for gate (`offset` 0) or up (1), interleaved in [experts, dim, 2 · hidden] (biases: no dim)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         weight, last = fetch(name), 1 if part.endswith("bias") else 2
@@ -31,7 +31,7 @@ def _slice_interleaved(name: str, offset: int) -> Template:
 
 
 def _transpose_experts(name: str) -> Template:
-    """Return a template for the experts' weights, stored [experts, in, out]."""
+    """Return a template for the experts' weights [experts, out, in], stored [experts, in, out]."""
     return lambda fetch, part, settings: Permute(fetch(name), (0, 2, 1))
 
 

@@ -16,9 +16,10 @@ FULL, SHARED = "full", "shared"  # the types of indexes: a separate one, or that
 
 
 def read_index_types(config: Config) -> list[str]:
-    """Return the type of each layer's index: by indexer_types, else by index_topk_pattern (a letter per layer).
+    """Return the type of each layer's index (full or shared): indexer_types, else the letters of index_topk_pattern.
 
-    The default is full for every index_topk_freq-th layer from index_skip_topk_offset − 1 on, and all before it.
+    The default is full for every index_topk_freq-th layer from index_skip_topk_offset − 1 on, and for all before it.
+    Raises WeftError for other types, too few types, or if the first is not full.
     """
     layers, source = key("num_hidden_layers")(config), "indexer_types"
     types = config.get(source)
@@ -33,7 +34,7 @@ def read_index_types(config: Config) -> list[str]:
 
 
 def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
-    """Return `plain` for each layer, with `index` where `has_index`, else with the last selection."""
+    """Return `plain` for each layer, with `index` if its `has_index` is true, else with the selection before it."""
     keeping = replace(plain, index=index, keep_index="index")
     return tuple(
         replace(plain, share_index="index") if not has else keeping if not following else replace(plain, index=index)
@@ -42,7 +43,7 @@ def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -
 
 
 def make_index_rule(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
-    """Return the rule for latent attention and its index with `heads` heads; `interleaved`: its RoPE."""
+    """Return the rule for latent attention and its index; `heads`: default number, `interleaved`: of its RoPE."""
 
     def rule(config: Config) -> tuple[MLA, LightningIndex]:
         plain = build_mla({**config, "rope_interleave": True})
@@ -63,7 +64,7 @@ _V32, _GLM = make_index_rule(64, interleaved=False), make_index_rule(32, interle
 
 
 def _build_indexed_mla(config: Config) -> MLA:
-    """Return latent attention with an index in all layers; layers of other types are refused."""
+    """Return latent attention with an index, for all layers; raise WeftError if a layer has another type."""
     unsupported = next((kind for kind in config.get("layer_types") or () if kind != "indexed_attention"), None)
     if unsupported is not None:
         raise WeftError(f"layer_types has {unsupported!r}; only indexed_attention is supported")
@@ -72,7 +73,7 @@ def _build_indexed_mla(config: Config) -> MLA:
 
 
 def _build_gguf_mlas(config: Config) -> tuple[MLA, ...]:
-    """Return the latent attention of files; without a list of layers with an index, the tensors determine them."""
+    """Return the latent attention of each layer of a file; the key of index types, else the tensors, tell indexes."""
     plain, layers = build_gguf_mla(config), range(key("block_count")(config))
     assert plain.rope is not None
     index = LightningIndex(

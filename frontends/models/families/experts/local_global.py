@@ -29,7 +29,7 @@ def _read_cohere_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _build_cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer: local layers rotate, and dense ones that would all be global."""
+    """Return the RoPE of each layer: in local layers, and in dense layers if the config makes all of them global."""
     rope = rope_with(rope_theta=1e4, interleaved=True)(config)
     forced = config.get("prefix_dense_sliding_window_pattern", 1) == 1
     layers = zip(_read_cohere_windows(config), find_sparse_layers(0)(config), strict=True)
@@ -37,7 +37,7 @@ def _build_cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
 
 
 def _read_cohere_factor(config: Config) -> float:
-    """Return the factor of the routed experts and of the shared expert in their sum."""
+    """Return the factor of routed and shared experts in their sum: 0.5 if they are averaged, else 1."""
     averaged = config.get("shared_expert_combination_strategy", "average") == "average"
     return 0.5 if averaged and config.get("num_shared_experts") else 1.0
 
@@ -98,7 +98,7 @@ def _read_mimo_groups(config: Config) -> tuple[int, ...]:
 
 
 def _build_mimo_router(config: Config) -> Router:
-    """Return DeepSeek-V3's router; published configs have null for a scale of 1."""
+    """Return DeepSeek-V3's router; a scale of null in published configs means 1."""
     scale = config.get("routed_scaling_factor")
     routing: Router = make_v3_router(groups=1, top_groups=1)(
         {**config, "routed_scaling_factor": 1.0 if scale is None else scale}

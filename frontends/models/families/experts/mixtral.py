@@ -19,7 +19,7 @@ from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWE
 
 
 def stack_experts(name: str) -> Template:
-    """Return a template for a weight [experts, out, in] stored as a tensor per expert ({e} in `name`)."""
+    """Return a template for a weight [experts, out, in], stored as the tensor `name` per expert, {e} in `name`."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = find_experts(settings)
@@ -31,9 +31,9 @@ def stack_experts(name: str) -> Template:
 
 
 def map_expert_names(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
-    """Return the names of experts under `prefix`: a tensor per expert, or in transformers' layout two for all experts.
+    """Return the names of the experts' weights under `at`, the path of the mixture in the model.
 
-    `at` is the path of the mixture in the model.
+    Below `prefix`, checkpoints have tensors `gate`, `up` and `down` per expert, or in transformers' layout two for all.
     """
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
@@ -61,7 +61,7 @@ def read_activation(config: Config) -> str:
 
 
 def _make_moe_rule(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
-    """Return the rule for `moe` of a config with the experts' inner width under the first present key of `hidden`."""
+    """Return the rule for `moe` whose width is the first present config key of `hidden`; `options` as in `MoE`."""
 
     def rule(config: Config) -> MoE:
         count, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
@@ -72,7 +72,7 @@ def _make_moe_rule(*hidden: str, renormalize: bool | None = None, **options: Any
 
 
 def _find_sparse_layers(config: Config) -> Iterator[bool]:
-    """Yield for each layer of Qwen models if it has experts: each decoder_sparse_step-th, except mlp_only_layers."""
+    """Yield per layer of Qwen models whether it has experts: each decoder_sparse_step-th, except mlp_only_layers."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     return (i not in dense and (i + 1) % step == 0 for i in range(key("num_hidden_layers")(config)))
 
@@ -176,7 +176,7 @@ GRANITE_MOE = GRANITE.derive(
 
 
 def build_granite_experts(config: Config) -> MoE | None:
-    """Return the experts next to the shared feed-forward; None for dense models, which only have the feed-forward."""
+    """Return the experts with the shared feed-forward; None for dense models, which have only that feed-forward."""
     if not config.get("num_local_experts", 8):
         return None
     moe: MoE = GRANITE_MOE.settings["moe"](config)

@@ -24,7 +24,7 @@ from .mixtral import MIXTRAL, map_expert_names, read_activation
 
 
 def _find_rotary_layers(config: Config) -> list[Any]:
-    """Return a 1 for each layer with positions, in spite of the key's name (no_rope_layers), and a 0 for all others."""
+    """Return a list with a nonzero number for each layer with RoPE: no_rope_layers, despite the key's name."""
     every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
     return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
 
@@ -71,8 +71,7 @@ def _build_llama4_moe(config: Config) -> MoE:
 
 
 def _transpose_half(name: str, index: int | None) -> Template:
-    """Return a template for half `index` (None: all) of tensor `name` [experts, in, gate and up], as [experts, out,
-    in]."""
+    """Return a template for half `index` of axis 2 (None: all) of tensor `name` [experts, in, out], transposed."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         hidden, stored = find_experts(settings).hidden, fetch(name)
@@ -90,7 +89,7 @@ _GGUF_CHUNKED = Mask(pattern="chunked", stride=8192)
 
 
 def _find_gguf_chunks(config: Config) -> list[bool]:
-    """Return for each layer whether it has positions and chunks; True for all with window 0, which disables chunks."""
+    """Return for each layer whether it has RoPE and chunks; True for all with window 0, which disables chunks."""
     return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.find_local_layers(config, 4)
 
 
@@ -141,7 +140,7 @@ LLAMA4 = LLAMA.derive(
 
 
 def _read_nested(outer: str, name: str, default: Any = None) -> Rule:
-    """Return the rule for the entry `name` of the mapping `outer` in a config."""
+    """Return the rule for the entry `name` of the mapping `outer` in a config, or `default` if missing or null."""
 
     def rule(config: Config) -> Any:
         inner = config.get(outer) or {}
@@ -165,7 +164,7 @@ def _build_dbrx_moe(config: Config) -> MoE:
 
 
 def _split_experts(name: str, transpose: bool = False) -> Template:
-    """Return a template for the rows of all experts as [experts, hidden, dim]; the last axes swapped if `transpose`."""
+    """Return a template for all experts' rows as [experts, hidden, dim], or if `transpose` [experts, dim, hidden]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         moe = find_experts(settings)
@@ -220,7 +219,7 @@ DBRX = LLAMA.derive(
 
 
 def _build_phimoe_rope(config: Config) -> RoPE:
-    """Return RoPE with the scaled frequencies; the amplitude is the config's for up to the original context."""
+    """Return the RoPE, with the amplitude short_mscale at all lengths if the frequencies are scaled."""
     config = {"rope_theta": 1e6, **config}
     settings = find_rope(config)
     if settings.get("rope_type", settings.get("type", "default")) == "default":
@@ -267,7 +266,7 @@ def _build_jet_moe(config: Config) -> MoE:
 
 
 def _order_by_head(name: str, rows: bool) -> Template:
-    """Return a template that orders the rows (or columns) of all experts by KV head: head 0 of every expert first."""
+    """Return a template that orders the `rows` (or columns) of all experts by KV head: head 0 of every expert first."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mixer: MixtureOfAttention = settings.mixer
@@ -282,7 +281,7 @@ def _order_by_head(name: str, rows: bool) -> Template:
 
 
 def _slice_kv(index: int) -> Template:
-    """Return a template for keys (`index` 0) or values (1) of a fused linear layer."""
+    """Return a template for keys (`index` 0) or values (1) of JetMoE's fused linear layer."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         rows = settings.mixer.kv_heads * settings.mixer.head_dim
@@ -331,7 +330,7 @@ JETMOE = LLAMA.derive(
 
 
 def _scale_latent(name: str, rank: str) -> Template:
-    """Return a template for a weight times √(dim / rank) (LongCat's scale correction of latents)."""
+    """Return a template for weight `name` times √(dim / r), r the field `rank` of latent attention (LongCat)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(find_latent_attention(settings), rank)))

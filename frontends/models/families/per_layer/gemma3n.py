@@ -73,7 +73,7 @@ def _build_embedding(config: Config) -> PerLayerEmbedding:
 
 
 def _build_gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
-    """Return the layers of a GGUF file; as in llama.cpp, 20 layers have keys and values of their own."""
+    """Return the layers of a file; as in llama.cpp, by default the first 20 have separate keys and values."""
     shared = {"attention.shared_kv_layers": max(config["block_count"] - 20, 0)}
     scales = config.get("activation_sparsity_scale")  # in standard deviations
     return _build_layers(
@@ -86,7 +86,7 @@ def _build_gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
 
 
 def _unstack_matrix(name: str) -> Template:
-    """Return a template for the matrix of one stream, which the checkpoint stores in a stack of all streams."""
+    """Return a template for the matrix of stream {i}, which tensor `name` stores in a stack of all streams."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         i = int(fetch.layer)

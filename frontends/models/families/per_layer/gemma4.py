@@ -35,7 +35,7 @@ _ROPES = {
 
 
 def read_types(config: Config, every: int) -> list[str]:
-    """Return the kind of attention of each layer; by default each `every`-th is global."""
+    """Return each layer's attention type: layer_types, by default each `every`-th full_attention, all others sliding."""
     layers = range(key("num_hidden_layers")(config))
     return list(
         config.get("layer_types") or ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in layers]
@@ -43,7 +43,10 @@ def read_types(config: Config, every: int) -> list[str]:
 
 
 def name_kv(config: Config, types: list[str], i: int) -> dict[str, Any]:
-    """Return `Attention` arguments of layer `i`: the last layers share keys and values by kind."""
+    """Return the arguments keep_kv or share_kv of layer `i`, or none, given the attention `types` of all layers.
+
+    The last num_kv_shared_layers layers use the keys and values of the last layer of the same type before them.
+    """
     first = len(types) - (config.get("num_kv_shared_layers") or 0)
     if first == len(types):
         return {}
@@ -54,7 +57,7 @@ def name_kv(config: Config, types: list[str], i: int) -> dict[str, Any]:
 
 
 def build_rope(config: Config, kind: str, head: int, defaults: dict[str, Any]) -> RoPE:
-    """Return the RoPE of layers of a `kind`, for heads of `head` features; `defaults` are used for missing settings."""
+    """Return the RoPE of layers of type `kind` for heads of `head` features; `defaults` are rope_parameters by type."""
     base = {"rope_theta": defaults[kind]["rope_theta"]}
     settings = base | ((config.get("rope_parameters") or defaults).get(kind) or {})
     if settings.get("rope_type") != "proportional":
@@ -65,7 +68,7 @@ def build_rope(config: Config, kind: str, head: int, defaults: dict[str, Any]) -
 
 
 def _read_head_sizes(config: Config, i: int, kind: str) -> tuple[int, int]:
-    """Return the head size and the number of KV heads of layer `i`; global layers may have others than local layers."""
+    """Return the head size and the number of KV heads of layer `i`, which may depend on its type `kind`."""
     by_layer = config.get("per_layer_config") or {}
     layer_config = by_layer.get(str(i), by_layer.get(i)) or {}
     size, groups = key("head_dim", default=256)(config), key("num_key_value_heads", default=4)(config)
@@ -122,17 +125,17 @@ def _build_embedding(config: Config) -> PerLayerEmbedding | None:
 
 
 def nest_names(names: Names, at: str = "block") -> Names:
-    """Return `names` with the parameters of blocks under the field `at` of their layers."""
+    """Return `names`, with parameters of layers moved into the field `at` of the layers ("layers.{i}.block.attn.q")."""
     return {name.replace("layers.{i}.", f"layers.{{i}}.{at}.", 1): template for name, template in names.items()}
 
 
 def _scale_router_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the router's scale divided by √dim."""
+    """Return the weight of the norm before the router: the stored scale divided by √dim."""
     return Scale(fetch("layers.{i}.router.scale"), settings.dim**-0.5)
 
 
 def _scale_experts_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the output weights of experts, each times its per_expert_scale."""
+    """Return the experts' down weights, each times its per_expert_scale."""
     down = _EXPERTS["layers.{i}.ffn.moe.experts.down"]
     assert callable(down)
     return Scale(down(fetch, part, settings), fetch("layers.{i}.router.per_expert_scale"))
@@ -159,7 +162,7 @@ PER_LAYER: Names = {
 
 
 def convert_keys(config: Config) -> dict[str, Any]:
-    """Return the keys of a GGUF file, renamed to those of Hugging Face's configs of Gemma 3n and 4."""
+    """Return the keys of a GGUF file as a Hugging Face config of Gemma 3n or 4."""
     layers, local = range(config["block_count"]), gguf.find_local_layers(config, 5)
     types = ["sliding_attention" if is_local else "full_attention" for is_local in local]
     wide = int(key("attention.key_length")(config))
@@ -188,9 +191,9 @@ def convert_keys(config: Config) -> dict[str, Any]:
 
 
 def _read_fraction(config: Config, head: int) -> dict[str, Any]:
-    """Return the setting for the fraction of rotated features of global heads, from the file's frequency divisors.
+    """Return rope_parameters for the fraction of rotated features in global heads, if a file has frequency divisors.
 
-    Rotated features have the divisor 1, the others 10³⁰.
+    Rotated features have the divisor 1, all others 10³⁰. Without divisors, the result is empty.
     """
     divisors = config.get(FREQUENCIES)
     if divisors is None:
@@ -223,7 +226,7 @@ def _build_gguf_layers(config: Config) -> tuple[LayerWithInput, ...]:
 
 
 def _fetch_layer_scale(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the factor of a layer's output, 1 if the file has none."""
+    """Return the factor [1] of a layer's output; 1 if the file has none."""
     name = "blk.{i}.layer_output_scale.weight"
     return fetch(name) if fetch.has(name) else Full(1.0, (1,))
 

@@ -34,7 +34,7 @@ def _build_short_conv(config: Config) -> ShortConv:
 
 
 def _read_lfm2_width(config: Config) -> int:
-    """Return the inner width of feed-forwards; the config may state the width of an ungated one, which is converted."""
+    """Return the width of feed-forwards: with block_auto_adjust_ff_dim 2/3 of the stated one, scaled and rounded up."""
     width = int(key("block_ff_dim", "intermediate_size")(config))
     if not config.get("block_auto_adjust_ff_dim", True):
         return width
@@ -44,7 +44,7 @@ def _read_lfm2_width(config: Config) -> int:
 
 
 def _build_lfm2_experts(config: Config) -> MoE:
-    """Return the experts, routed by sigmoids; transformers' 1e-6 in the sum of scores is left out."""
+    """Return the experts, with a sigmoid router; unlike transformers, 1e-6 is not added to the sum of scores."""
     experts, hidden, k = read_required(config, "num_experts", "moe_intermediate_size", "num_experts_per_tok")
     return MoE(
         experts,
@@ -126,7 +126,7 @@ LFM2_MOE = LFM2.derive(
 
 
 def _scale_state_input(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the projection into gate, x, B, C and step, each with a separate multiplier."""
+    """Return the input projection, whose rows for gate, x, B, C and step are multiplied by the config's multipliers."""
     mamba, weight = settings.mixer.ssm, fetch(f"layers.{{i}}.mamba.in_proj.{part}")
     wide = mamba.groups * mamba.state
     sizes = mamba.inner, mamba.inner, wide, wide, mamba.heads
@@ -175,12 +175,12 @@ def _build_falcon_mixer(config: Config) -> ParallelHybrid:
 
 
 def _nest_ssm_names(names: Names) -> Names:
-    """Return `names` of a state space as those of the state space in a `ParallelHybrid`."""
+    """Return the `names` of a state space's parameters, with attn replaced by attn.ssm, as in a `ParallelHybrid`."""
     return {name.replace(".attn.", ".attn.ssm."): template for name, template in names.items()}
 
 
 def _build_gguf_falcon(config: Config) -> ParallelHybrid:
-    """Return attention in parallel to a state space; llama.cpp applies its norm, if there is one, after the gate."""
+    """Return attention in parallel to a state space; its norm, if the file has one, follows the gate as in llama.cpp."""
     heads, kv_heads = read_required(config, "attention.head_count", "attention.head_count_kv")
     attention = Attention(heads, kv_heads, config.get("attention.key_length"), read_gguf_rope(config))
     mamba = replace(build_gguf_mamba2(config), norm_first=False)
@@ -305,7 +305,7 @@ _EXPERTS = "layers.{i}.mixer.experts"
 
 
 def _fetch_nemotron_experts(part: str) -> Template:
-    """Return a template for the weights `part` of all experts, stored in one tensor or in a tensor per expert."""
+    """Return a template for the weights `part` (up or down) of all experts, stored in one tensor or per expert."""
     separate = stack_experts(f"{_EXPERTS}.{{e}}.{part}_proj")
 
     def template(fetch: Fetch, name: str, settings: Settings) -> Recipe:
@@ -323,7 +323,7 @@ def _read_gguf_widths(config: Config) -> tuple[int | None, ...]:
 
 
 def _build_gguf_nemotron(config: Config) -> tuple[Any, ...]:
-    """Return the layers of a GGUF file; the minimum step, which files lack, is that of all published configs."""
+    """Return the mixer of each layer of a file, None for feed-forwards; the minimum step is fixed, as files lack it."""
     kv_heads = key("attention.head_count_kv")(config)
     heads, mamba = key("attention.head_count")(config), replace(build_gguf_mamba2(config), least_step=0.001)
 

@@ -21,7 +21,7 @@ RECURRENT = "linear_attention"
 
 
 def find_delta_rule(settings: Settings) -> GatedDeltaNet:
-    """Return the delta rule of the first layer that has one; all of them are equal."""
+    """Return the delta rule of the first layer that has one; its sizes are equal in all layers."""
     return next(mixer for mixer in settings.mixer if isinstance(mixer, GatedDeltaNet))
 
 
@@ -43,7 +43,7 @@ def build_delta_rule(config: Config, groups: int = 16, heads: int = 32, **option
 
 
 def read_layer_kinds(config: Config, every: int = 4) -> list[str]:
-    """Return the type of each layer in a config; by default each `every`-th is full attention."""
+    """Return each layer's type: layer_types, by default each `every`-th full_attention, all others linear_attention."""
     layers = range(key("num_hidden_layers")(config))
     plain = [RECURRENT if (i + 1) % every else "full_attention" for i in layers]
     types: list[str] = config.get("layer_types") or plain
@@ -63,7 +63,7 @@ GDN: Names = {
 
 
 def _concat_qkv(name: str) -> Template:
-    """Return a template for q, k and v, stored separately, as one linear layer or one set of convolution taps."""
+    """Return a template that concatenates the tensors of q, k and v, whose names are `name` with {x} replaced."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return Concat(tuple(fetch(f"{name.replace('{x}', x)}.{part}") for x in "qkv"))
@@ -72,7 +72,7 @@ def _concat_qkv(name: str) -> Template:
 
 
 def _concat_taps(name: str) -> Template:
-    """Return a template for conv weights [channels, width], stored fused or per q, k, v as [channels, 1, width]."""
+    """Return a template for convolutions [channels, width], stored [channels, 1, width] fused, or for q, k and v."""
     each = _concat_qkv(name)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -132,7 +132,7 @@ OLMO_HYBRID = LLAMA.derive(
 
 
 def _find_kimi_delta_layers(config: Config) -> list[bool]:
-    """Return for each layer whether it has the delta rule; the config's lists of layers count from 1."""
+    """Return for each layer whether it has the delta rule; kda_layers in the config counts layers from 1."""
     layers, linear_config = range(key("num_hidden_layers")(config)), config.get("linear_attn_config") or {}
     if config.get("layer_types"):
         return [kind == RECURRENT for kind in config["layer_types"]]
@@ -160,7 +160,7 @@ def _build_kimi_mixers(config: Config) -> tuple[GatedDeltaNet | MLA, ...]:
 
 
 def _rename_kimi_keys(config: Config) -> Config:
-    """Return the config with the key names of DeepSeek-V3."""
+    """Return the config with copies of its keys under the names that DeepSeek-V3 uses."""
     our_names = {
         "norm_topk_prob": "moe_renormalize",
         "n_group": "num_expert_group",

@@ -59,7 +59,7 @@ def _build_minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
 
 
 def _fetch_minimax_qkv(which: str) -> Template:
-    """Return a template for q, k or v (`which`), stored separately, or by head in lightning attention."""
+    """Return a template for q, k or v (`which`): a separate tensor, or in lightning attention rows of one, by head."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):
@@ -106,13 +106,13 @@ def _build_griffin_mixers(config: Config) -> tuple[RGLRU | None, ...]:
 
 
 def _round_to_bfloat16(number: float) -> float:
-    """Return `number` rounded to bfloat16, in which transformers stores it."""
+    """Return `number` rounded to bfloat16, the type in which transformers stores it."""
     mantissa, exponent = math.frexp(number)
     return math.ldexp(round(mantissa * 256) / 256, exponent)
 
 
 def _reshape_block_diagonal(name: str) -> Template:
-    """Return a template for a block-diagonal matrix [width, width/heads], stored [heads, in, out]."""
+    """Return a template for a block-diagonal matrix [width, width/heads], stored [heads, in, out], or its bias [width]."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         unit = next(mixer for mixer in s.mixer if mixer is not None)

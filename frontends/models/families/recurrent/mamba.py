@@ -22,7 +22,7 @@ _PLAIN = {"hidden_act": ("silu", "swish", None), "time_step_limit": NO_LIMIT}
 
 
 def _count_channels(settings: Settings) -> int:
-    """Return the number of channels of the state spaces' convolution; these may be parallel to attention."""
+    """Return the number of channels of the state spaces' convolutions, equal in all layers with a state space."""
     mixers = settings.mixer if isinstance(settings.mixer, tuple) else (settings.mixer,)
     layers = (getattr(mixer, "ssm", mixer) for mixer in mixers)
     mixer = next(layer for layer in layers if isinstance(layer, Mamba | Mamba2))
@@ -30,12 +30,12 @@ def _count_channels(settings: Settings) -> int:
 
 
 def reshape_conv(name: str, channels: Callable[[Settings], int] = _count_channels) -> Template:
-    """Return a template for the convolution's weight [channels, width], stored [channels, 1, width]."""
+    """Return a template for the convolution weight `name` [channels, width], stored [channels, 1, width]."""
     return lambda fetch, part, settings: Reshape(fetch(name), (channels(settings), -1))
 
 
 def _map_names(at: str) -> Names:
-    """Return the names of the parameters of a Mamba or Mamba-2 layer, whose module is called `at` in checkpoints."""
+    """Return the parameter names that Mamba and Mamba-2 layers share; `at` is the module's name in checkpoints."""
     return {
         **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
         "layers.{i}.attn.conv.weight": reshape_conv(f"{at}.conv1d.weight"),
@@ -46,7 +46,7 @@ def _map_names(at: str) -> Names:
 
 
 def map_mamba2_names(at: str) -> Names:
-    """Return the names of the parameters of a Mamba-2 layer, whose module is called `at` in checkpoints."""
+    """Return the names of the parameters of Mamba-2 layers; `at` is the name of the layer's module in checkpoints."""
     return {**_map_names(at), "layers.{i}.attn.dt.bias": f"{at}.dt_bias", "layers.{i}.attn.norm": f"{at}.norm"}
 
 
@@ -87,7 +87,7 @@ def _build_mamba2(config: Config) -> Mamba2:
 
 
 def convert_rates(*dims: int) -> Template:
-    """Return a template for A_log, reshaped to `dims` if given; the checkpoint stores A = −e^A_log."""
+    """Return a template for a_log, reshaped to `dims` if given, from A = −e^a_log, which GGUF files store."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored = fetch("blk.{i}.ssm_a")
@@ -112,7 +112,7 @@ HEADED_STATES: Names = {
 
 
 def _make_gguf_mamba_rule(normed: bool = False) -> Rule:
-    """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed`, or if the file states it."""
+    """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed` or the file's ssm.dt_b_c_rms."""
 
     def make(config: Config) -> Mamba:
         norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
@@ -204,7 +204,10 @@ def _build_hybrid_mamba2(config: Config, eps: float) -> Mamba2:
 
 
 def _select_periodic(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
-    """Return a rule for whether each layer is of a `kind`; the config may override `period` and `offset`."""
+    """Return the function that returns for each layer whether it is of `kind`: those at `offset` in each `period`.
+
+    The config keys `kind`_layer_period and `kind`_layer_offset override both.
+    """
 
     def layers(config: Config) -> tuple[bool, ...]:
         step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)

@@ -25,7 +25,7 @@ def _build_qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
 
 
 def _slice_per_head(name: str, index: int) -> Template:
-    """Return a template for queries (`index` 0) or gate (1) of a linear layer with both for each head."""
+    """Return a template for q (`index` 0) or the gate (1) of linear layer `name`, which has both per head, q first."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         by_head = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
@@ -35,9 +35,9 @@ def _slice_per_head(name: str, index: int) -> Template:
 
 
 def _slice_per_group(name: str, *which: int, of: int) -> Template:
-    """Return a template for parts `which` of a linear layer with rows for each group of heads, group by group.
+    """Return a template for the parts `which` of linear layer `name`, whose rows are all parts of group 0, then 1, ….
 
-    The parts are q, k, v and the gate (`of` 4) or β and steps (`of` 2).
+    The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2. Selected parts are concatenated.
     """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -96,7 +96,7 @@ def _build_gguf_delta(config: Config) -> GatedDeltaNet:
 
 
 def _reorder_by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
-    """Return `stored` reordered by group; it stores the first value heads of all groups, then all second ones, …."""
+    """Return `stored` as [rows, -1] with value heads ordered by group; it has head 0 of all groups, then head 1, …."""
     delta = find_delta_rule(settings)
     groups = delta.groups or delta.heads
     by_group = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))
@@ -104,7 +104,7 @@ def _reorder_by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
 
 
 def _reorder_rows(name: str) -> Template:
-    """Return a template for a linear layer whose outputs are value heads, reordered by group."""
+    """Return a template for linear layer `name`, with its rows, which belong to value heads, reordered by group."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         delta, stored = find_delta_rule(settings), fetch(f"{name}.{part}")
@@ -115,7 +115,7 @@ def _reorder_rows(name: str) -> Template:
 
 
 def _reorder_value_rows(name: str) -> Template:
-    """Return a template for a layer whose outputs are q and k (unchanged) and value heads (reordered by group)."""
+    """Return a template for layer `name`, whose rows are q and k (unchanged), then value heads (reordered by group)."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         (keys, values), stored = find_delta_rule(settings).widths, fetch(f"{name}.{part}")
@@ -126,7 +126,7 @@ def _reorder_value_rows(name: str) -> Template:
 
 
 def _reorder_columns(name: str) -> Template:
-    """Return a template for a linear layer whose inputs are value heads, reordered by group."""
+    """Return a template for linear layer `name`, with its columns, which belong to value heads, reordered by group."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         delta = find_delta_rule(settings)
@@ -138,7 +138,7 @@ def _reorder_columns(name: str) -> Template:
 
 
 def _reorder_vector(template: Template) -> Template:
-    """Return a template for one element per value head, reordered by group."""
+    """Return a template for the vector of `template`, one element per value head, reordered by group."""
     return lambda fetch, part, settings: Reshape(_reorder_by_group(template(fetch, part, settings), settings, 1), (-1,))
 
 
@@ -163,7 +163,7 @@ _GATE = "layers.{i}.attn.gate"
 
 
 def _pick_gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
-    """Return a template for the gate of a layer: `of_delta` in a layer with the delta rule, else attention's gate."""
+    """Return a template for a layer's gate: `of_delta` if it has the delta rule, else attention's, part of `queries`."""
     of_heads = _slice_per_head(queries, 1)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:

@@ -18,7 +18,7 @@ from .mamba import map_mamba2_names, reshape_conv
 
 
 def _find_hybrid_layers(config: Config) -> list[bool]:
-    """Return for each layer whether a transformer block feeds it."""
+    """Return for each layer whether it is a hybrid layer: a transformer block feeds its state space."""
     plain = ["mamba"] + (["mamba"] * 5 + ["hybrid"]) * 7
     plain += ["mamba"] * 4 + ["hybrid"] + ["mamba"] * 3 + ["hybrid"] + ["mamba"] * 2
     kinds = [kind == "hybrid" for kind in config.get("layers_block_type") or plain]
@@ -59,12 +59,15 @@ def _build_blocks(config: Config) -> tuple[MemoryBlock, ...]:
 
 
 def _list_hybrid_layers(settings: Settings) -> list[int]:
-    """Return the indices of the layers that a transformer block feeds."""
+    """Return the indices of the hybrid layers, which a transformer block feeds."""
     return [i for i, block in enumerate(settings.block) if block.attn is not None]
 
 
 def _adapt(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
-    """Return a template for a weight of the layer's `block`, plus its low-rank `adapter`; or for `half` of its rows."""
+    """Return a template for the weight `name` of the hybrid layer's `block`, which several layers share.
+
+    The layer's low-rank `adapter` is added if stored. With `half`, only half 0 (gate) or 1 (up) of the rows is returned.
+    """
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         layers = _list_hybrid_layers(settings)
@@ -85,7 +88,7 @@ def _adapt(name: str, adapter: str = "", half: int | None = None, block: str = "
 
 
 def _choose_by_layer(plain: str | Template, hybrid: str | Template) -> Template:
-    """Return a template that reads `plain` in a layer without a transformer block, and `hybrid` in a layer with one."""
+    """Return a template (or name) that is `hybrid` in hybrid layers and `plain` in all other layers."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         entry = hybrid if settings.block[int(fetch.layer)].attn is not None else plain
@@ -104,7 +107,7 @@ def _count_channels(settings: Settings) -> int:
 
 
 def _map_state_names() -> Names:
-    """Return the names of the state spaces, whose modules are nested deeper in the layers that are fed."""
+    """Return the names of the state spaces' parameters, whose modules are nested deeper in hybrid layers."""
     names: Names = {}
     for name, alone in map_mamba2_names("layers.{i}.mamba").items():
         fed = map_mamba2_names("layers.{i}.mamba_decoder.mamba")[name]
@@ -199,18 +202,18 @@ def _build_zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
 
 
 def _fetch_state(name: str) -> Template:
-    """Return a template for a tensor of a state space, whose module is nested deeper in the layers that are fed."""
+    """Return a template for tensor `name` of a state space, whose module is nested deeper in hybrid layers."""
     return _choose_by_layer(f"layers.{{i}}.mamba.{name}", f"layers.{{i}}.mamba_decoder.mamba.{name}")
 
 
 def _split_alternating_rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return all rows of x, then all rows of the gate; they alternate in the checkpoint."""
+    """Return the input projection with all rows of x, then all rows of the gate; the checkpoint alternates them."""
     stored, rows = _fetch_state("in_proj")(fetch, part, settings), 2 * settings.block[0].mamba.inner
     return Concat((Slice(stored, 0, 0, rows, 2), Slice(stored, 0, 1, rows, 2)))
 
 
 def _slice_head(name: str, head: int) -> Template:
-    """Return a template for the part of `head` in tensor `name` [heads, ...]; for all channels if there is one head."""
+    """Return a template for the part of `head` in tensor `name` [heads, ...], in the shape that `Mamba` needs."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         mamba = settings.block[0].mamba

@@ -16,7 +16,7 @@ from ...task_heads import ENCODER_DECODER_HEADS
 
 
 def _map_names(part: str) -> dict[str, str]:
-    """Return the names of `part` (encoder or decoder)."""
+    """Return the checkpoint names of the parameters of `part` (encoder or decoder)."""
     layer = f"{part}.layers.{{i}}"
     names = {
         f"{part}.positions.weight": f"{part}.embed_positions.weight",
@@ -34,13 +34,13 @@ def _map_names(part: str) -> dict[str, str]:
 
 
 def _map_decoder_names(prefix: str) -> Names:
-    """Return the names, under `prefix`, of a decoder without an encoder."""
+    """Return the checkpoint names of a decoder without an encoder, with the prefix `prefix`."""
     names = _map_names("decoder").items()
     return {ours.removeprefix("decoder."): prefix + theirs.removeprefix("decoder.") for ours, theirs in names}
 
 
 def _flatten_logits_bias(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the head's bias, which the checkpoint stores as a matrix with one row."""
+    """Return the head's weight or bias; the checkpoint stores the bias as a matrix with one row."""
     return fetch("lm_head.weight") if part == "weight" else Reshape(fetch("final_logits_bias"), (-1,))
 
 
@@ -49,13 +49,13 @@ def _is_decoder_only(config: Config) -> bool:
 
 
 def _choose_size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
-    """Return the rule for the size `name` of the encoder, or of a decoder without one, with their defaults."""
+    """Return the rule for a size: key `name` with {} as encoder, or decoder in decoder-only configs; with defaults."""
     of = {True: key(name.format("decoder"), default=decoder), False: key(name.format("encoder"), default=encoder)}
     return lambda c: of[_is_decoder_only(c)](c)
 
 
 def make_embedding_scale(default: bool, width: str = "d_model") -> Rule:
-    """Return the rule for the factor of embeddings: √width if scale_embedding (by default `default`), else 1."""
+    """Return the rule for the factor of embeddings: √(key `width`) if scale_embedding (default `default`), else 1."""
     return lambda c: key(width)(c) ** 0.5 if c.get("scale_embedding", default) else 1.0
 
 
@@ -138,7 +138,7 @@ BLENDERBOT_SMALL = BART.derive(
 
 
 def _read_first_position(config: Config) -> int:
-    """Return the position of the first token: pad_token_id + 1."""
+    """Return the position of the first token, pad_token_id + 1."""
     return int(key("pad_token_id", default=1)(config)) + 1
 
 

@@ -11,7 +11,7 @@ from .bart import make_embedding_scale
 
 
 def _read_activation(config: Config) -> str:
-    """Return the activation of a config; GPT's gelu is gelu_tanh."""
+    """Return the activation of a config, where GPT's gelu is gelu_tanh."""
     name = str(config.get("afn") or "gelu")
     return "gelu_new" if name == "gelu" else name
 

@@ -10,7 +10,7 @@ from .t5 import T5
 
 
 def _build_sparse_layers(config: Config, layers: int, sparse: int) -> tuple[MoE | None, ...]:
-    """Return one entry per layer: a mixture in each (layers/sparse)-th layer, else None."""
+    """Return per layer a mixture of experts, in `sparse` evenly spaced layers of `layers`, or None in all others."""
     moe = MoE(
         config.get("num_experts", 8),
         key("d_ff")(config),
@@ -35,7 +35,7 @@ def _read_decoder(config: Config) -> dict[str, object]:
 
 
 def _map_names(part: str, ffn: int) -> Names:
-    """Return the names that differ from T5 in `part` (encoder or decoder), whose feed-forward is sublayer `ffn`."""
+    """Return the names of `part` (encoder or decoder) that differ from T5; `ffn`: index of its feed-forward sublayer."""
     ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
     return {
         f"{ours}.up": f"{theirs}.wi",

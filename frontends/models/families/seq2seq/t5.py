@@ -18,7 +18,7 @@ from ..dense.gemma import GEMMA2
 
 
 def _map_names(part: str, ffn: int) -> Names:
-    """Return the names of `part` (encoder or decoder), whose feed-forward is sublayer `ffn` of a block."""
+    """Return the checkpoint names of `part` (encoder or decoder); `ffn`: index of its feed-forward sublayer."""
     block = f"{part}.block.{{i}}.layer"
     names: Names = {
         f"{part}.position_bias": f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -37,7 +37,7 @@ def _map_names(part: str, ffn: int) -> Names:
 
 
 def _fetch_up(name: str) -> Template:
-    """Return a template for the first layer of the feed-forward, whose name differs if it has a gate."""
+    """Return a template for ``up`` of feed-forward `name`: wi_1 with a gate, else wi."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         return fetch(f"{name}.{'wi_1' if settings.gated else 'wi'}.{part}")
@@ -46,16 +46,15 @@ def _fetch_up(name: str) -> Template:
 
 
 def build_t5_bias(config: Config) -> T5Bias:
-    """Return the bias by relative positions of a config; one table for all layers."""
+    """Return the relative position bias of a config, with heads, so that all layers can share it."""
     buckets = config.get("relative_attention_num_buckets", 32)
     return T5Bias(buckets, config.get("relative_attention_max_distance", 128), key("num_heads")(config))
 
 
 def make_feed_forward_rules(default: str) -> dict[str, Any]:
-    """Return the settings that feed_forward_proj states: an activation, perhaps after "gated-"; gated-gelu is
-    gelu_tanh.
+    """Return the rules for activation and gated by feed_forward_proj: [gated-]name, where gated-gelu means gelu_tanh.
 
-    dense_act_fn and is_gated_act, which transformers writes into configs, override it.
+    dense_act_fn and is_gated_act, which transformers writes into configs, override it; `default` is used without it.
     """
     proj = key("feed_forward_proj", default=default)
 
@@ -69,13 +68,13 @@ def make_feed_forward_rules(default: str) -> dict[str, Any]:
 
 
 def _compute_logit_scale(config: Config) -> Any:
-    """Return the factor of logits: 1/√dim if the head was tied to the embedding, else 1."""
+    """Return the factor of logits: 1/√dim if scale_decoder_outputs (else tie_word_embeddings) is not False, else 1."""
     tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     return 1.0 if tied is False else key("d_model")(config) ** -0.5
 
 
 def _map_gguf_names(part: str, short: str) -> Names:
-    """Return the names of `part` (encoder or decoder) in GGUF files, which call it `short`."""
+    """Return the tensor names of `part` (encoder or decoder) in GGUF files, where it is called `short`."""
     block = f"{short}.blk.{{i}}"
     sublayers = {"attn": "attn", "cross": "cross_attn"}
     return {
@@ -93,7 +92,7 @@ def _build_gguf_bias(config: Config) -> T5Bias:
 
 
 def _choose_gguf_bias(by_layer: bool) -> Callable[[Config], T5Bias | None]:
-    """Return the rule for a bias per layer (`by_layer`) or a shared one; None for files of the other kind."""
+    """Return the rule for a bias per layer (`by_layer`), or for one of all layers; None for files of the other kind."""
     return lambda c: _build_gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
@@ -172,7 +171,7 @@ UMT5 = T5.derive(
 
 
 def _map_gemma_names(part: str) -> Names:
-    """Return the names of `part` (encoder or decoder), which has norms before and after each sublayer."""
+    """Return the checkpoint names of `part` (encoder or decoder), which has norms before and after each sublayer."""
     layer = f"{part}.layers.{{i}}"
     names: Names = {f"{part}.embed": f"{part}.embed_tokens", f"{part}.final_norm": add_one(f"{part}.norm")}
     for ours, theirs in {"attn": "self_attn", "cross": "cross_attn", "ffn": "feedforward"}.items():
@@ -183,12 +182,12 @@ def _map_gemma_names(part: str) -> Names:
 
 
 def _apply_to_part(part: str, rule: Any) -> Any:
-    """Return the rule that applies `rule` to the config of `part` (encoder or decoder)."""
+    """Return the rule that applies `rule` to the config's entry `part` (encoder or decoder); constants stay."""
     return (lambda c: rule(key(part)(c))) if callable(rule) else rule
 
 
 def _read_encoder_windows(config: Config) -> Any:
-    """Return the windows of the encoder, which sees |i − j| ≤ sliding_window: one more than |i − j| < window."""
+    """Return the window per encoder layer, one more than GEMMA2's: the encoder sees |i − j| ≤ sliding_window."""
     return tuple(w and w + 1 for w in GEMMA2.settings["window"](config))
 
 

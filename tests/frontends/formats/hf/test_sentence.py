@@ -335,7 +335,7 @@ def test_tables_of_vectors(tmp_path: Path) -> None:
             0,
             r"1_WeightedLayerPooling:layer_weights \[3\] does not fit .*layer_weights, whose shape is \[4\] by",
         ),
-        ("bert", 4, "start=4 is after the last layer"),
+        ("bert", 4, "start=4 must be at most"),
     ],
 )
 def test_layers_that_are_refused(family: str, start: int, message: str, save: Any) -> None:
