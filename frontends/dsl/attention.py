@@ -49,7 +49,7 @@ class BlockSparse:
     def __call__(self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, scale: float | None = None) -> Value:
         """Map q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] to [batch, seq, heads·d]."""
         if is_causal():
-            raise WeftError("block-sparse attention sees what follows: it belongs in an Encoder")
+            raise WeftError("block-sparse attention reads later tokens: it belongs in an Encoder")
         attrs = select_attrs(self, ops.block_sparse_attention)
         attrs |= {"heads": heads, "kv_heads": kv_heads, "scale": scale}
         return ops.block_sparse_attention(q, k, v, provided("key_mask"), **attrs)
@@ -173,8 +173,7 @@ class Attention:
     - heads, kv_heads, head_dim: `kv_heads` defaults to `heads`, `head_dim` to dim / heads.
     - v_head_dim, out_dim: widths of a head's values (default `head_dim`) and of the output (default: that of x).
     - rope: rotary positions. temperature: a factor of the queries that grows with their position.
-    - bias: a term of the scores (`ALiBi`, `T5Bias`, or a module called with x, heads and causal); the default is the
-      model's `position_bias`.
+    - bias: a term of the scores (a module of x, heads, causal, as `ALiBi`); default: the model's `position_bias`.
     - window: only keys at a distance below `window` are visible. mask: a `Mask` in addition, or a `BlockSparse`.
     - causal: None follows the model (a decoder is causal, an encoder is not).
     - qkv_bias, out_bias: biases of the projections. clip: limit of projected q, k and v to ±clip (OLMo).
@@ -185,10 +184,8 @@ class Attention:
     - keep_kv, share_kv: `keep_kv` stores keys and values under a name; `share_kv` attends to those stored by an earlier
       layer (Brandon 2024, cross-layer attention; YOCO). Without a window, both layers share one cache.
     - keys_as_values: the projected keys, before norm and rotation, are the values (Gemma 4).
-    - value_conv: an odd number of taps; adds a convolution of the values over time, one kernel per head, in encoders
-      (Xiong 2021, Nyströmformer).
-
-    Parameters: ``q``, ``k``, ``v``, ``o`` (``.weight``, ``.bias``), and those of norms, gate, sinks and convolution.
+    - value_conv: the odd number of taps of a convolution of the values over time, one kernel per head, whose output is
+      added in encoders (Xiong 2021, Nyströmformer).
     """
 
     heads: int
@@ -289,7 +286,7 @@ class Attention:
     def _convolve(self, v: Value, taps: int) -> Value:
         """Convolve v [batch, seq, heads·d] over time, with zeros past the sequence ends; padding is not masked."""
         if is_causal(self.causal):
-            raise WeftError("value_conv sees what follows: it belongs in an Encoder")
+            raise WeftError("value_conv reads later tokens: it belongs in an Encoder")
         kernels = ops.unsqueeze(param("conv.weight", (self.heads, taps)), axes=(1,))
         kernels = ops.expand(kernels, shape=(self.heads, v.width // self.heads, taps))
         weight = ops.reshape(kernels, shape=(v.width, 1, taps), name="kernels")

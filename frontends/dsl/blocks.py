@@ -205,7 +205,6 @@ class MixtureOfDepths:
     With `capacity`, the `capacity` tokens of each sequence with the largest r are selected, and `block` runs on these
     only: [batch, capacity, dim], in order, at their original positions. A sequence must have at least `capacity`
     tokens. This form is for training and cannot generate, since the selection depends on later tokens.
-
     Without `capacity`, a token is selected if r > 0. `block` runs on all tokens, but its attention sees only selected
     tokens, and no other op in it may mix tokens. The parameters of both forms are the same. Windows and biases by
     distance count selected tokens with `capacity`, all tokens without.
@@ -264,11 +263,8 @@ def _weigh(x: Value, y: Value, r: Value) -> Value:
 
 
 def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
-    """Return `block` of `rows` [batch, n, dim], the tokens of x [batch, seq, dim] at the indices `chosen` [batch, n].
-
-    The block is provided with the tokens' original positions. If it reads no positions, the nodes for them, and an
-    input position_ids created for them, are removed from the graph.
-    """
+    """Return `block` of `rows` [batch, n, dim], the tokens of x [batch, seq, dim] at the indices `chosen` [batch, n],
+    with their original positions provided. If it reads none, the nodes and a new input for positions are removed."""
     graph = get_builder().graph
     had_positions = "position_ids" in graph.inputs or provided("positions") is not None
     all_positions = positions(x)

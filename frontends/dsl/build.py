@@ -42,11 +42,8 @@ STD = 0.02  # default of `normal`
 
 @dataclass
 class _Frame:
-    """A running call of `module`, whose scope is `name`.
-
-    `children` has the path of each module in its fields ("layers.3"), `inline` each module created during the call and
-    that module's name; both by id.
-    """
+    """A running call of `module` in the scope `name`: by id, the path of each module in its fields, such as "layers.3"
+    (`children`), and each module created during the call, with its name (`inline`)."""
 
     module: Any
     name: str
@@ -56,8 +53,6 @@ class _Frame:
 
 @dataclass
 class _Builder:
-    """The state of a graph under construction; `override` is the name of the next module call, set by `named`."""
-
     graph: Graph
     seed: int
     frames: list[_Frame]
@@ -88,9 +83,7 @@ def get_builder() -> _Builder:
 @contextlib.contextmanager
 def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
     """Yield `graph`, into which module calls inside the block emit; `seed` is that of random initial parameters.
-
-    At the end of the block, the sums of contributed values become further outputs (see `contribute`).
-    """
+    At the end of the block, the sums of contributed values become further outputs (see `contribute`)."""
     builder = _Builder(graph, seed, [_Frame(None, "", {})], {})
     token = _CURRENT.set(builder)
     try:
@@ -103,9 +96,7 @@ def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
 
 def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int = 0, name: str = "model") -> Graph:
     """Return a graph called `name` of `model`, called with inputs of the types `inputs` (by name, in argument order).
-
-    `model` returns a dict of outputs by name, or one value, which becomes the output ``output``. `seed`: as `building`.
-    """
+    `model` returns a dict of outputs by name, or one value, which becomes the output ``output``."""
     return trace_as(model, inputs, seed, name, "output")
 
 
@@ -122,7 +113,6 @@ def trace_as(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: 
 
 
 def is_module(value: object) -> bool:
-    """Return whether the class of `value` is declared with `@module`."""
     return hasattr(type(value), "__weft_leaf__")
 
 
@@ -142,9 +132,6 @@ def module(
 
     `renamed` keeps arguments of earlier versions valid. It maps a field to the names of such arguments, and to a
     function of the field's value (None if not given) and a dict of the old arguments, which returns the new value.
-
-    Raises:
-        TypeError: if the class has no ``__call__``.
     """
 
     def declare(c: type[T]) -> type[T]:
@@ -226,9 +213,7 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
 
 def _record_origin(module: Any, graph: Graph, name: str) -> None:
     """Record `module` and its creation site in `graph.origins`, under the current scope or the leaf `name` in it.
-
-    A scope that is already recorded, and a leaf without a creation site, stay unrecorded.
-    """
+    A scope that is already recorded, and a leaf without a creation site, stay unrecorded."""
     place = getattr(module, "__weft_site__", None)
     if place or not name:
         scope = f"{graph.insertion_scope}.{name}".strip(".")
@@ -287,10 +272,8 @@ def _choose_name(module: Any, builder: _Builder) -> str:
 
 
 def named(module: Callable[P, R], name: str) -> Callable[P, R]:
-    """Return `module` as a function that runs under `name`, not its field's name: ``named(self.norm, "n")(x)``.
-
-    With the name "" it runs in the scope of its caller; a leaf is then called after its class.
-    """
+    """Return `module` as a function that runs under `name`, not its field's name: ``named(self.norm, "n")(x)``; with
+    "" it runs in the caller's scope (a leaf under its class's name)."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
@@ -435,6 +418,5 @@ def kept(name: str) -> tuple[Value, ...]:
     """
     values = get_builder().stored.get(name)
     if values is None:
-        names = ", ".join(get_builder().stored) or "none"
-        raise WeftError(f"no earlier layer stores values under {name!r}; names with values: {names}")
+        raise WeftError(f"no earlier layer stores values as {name!r}; known: {', '.join(get_builder().stored) or None}")
     return values

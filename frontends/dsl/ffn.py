@@ -86,9 +86,7 @@ class GatedMLP:
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:
         """Return a gated MLP with about the parameter count of an MLP of width `hidden`.
-
-        Its width is ⌊2/3 · hidden⌋, rounded up to a multiple of `multiple`.
-        """
+        Its width is ⌊2/3 · hidden⌋, rounded up to a multiple of `multiple`."""
         return cls(-(-(2 * hidden // 3) // multiple) * multiple, activation, bias)
 
     def __call__(self, x: Value) -> Value:

@@ -113,12 +113,9 @@ class TaskHead:
         pooled: Value | None = None,
         table: Value | None = None,
     ) -> dict[str, Value]:
-        """Map hidden states x [batch, seq, dim] to outputs by name: `output`, or start_logits and end_logits for
-        question-answering, and those of `also`.
-
-        `ids` and `mask` are [batch, seq], `pooled` is the pooler's output [batch, dim], `table` the embedding
-        [vocab, dim]; each is needed only by some pools and tasks.
-        """
+        """Map hidden states x [batch, seq, dim] to outputs by name: `output` (question-answering: start_logits and
+        end_logits), and the outputs of `also`. `ids` and `mask` are [batch, seq], `pooled` is the pooler's output
+        [batch, dim], `table` the embedding [vocab, dim]; each is needed only by some pools and tasks."""
         y = x if self.pool in (None, "late") else self._pool(x, ids, mask, pooled)
         y = y if self.transform is None else self.transform(y)
         out: Any = self.count or (table if self.tied or table is None else table.shape[0])

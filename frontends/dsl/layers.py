@@ -14,18 +14,14 @@ from .checks import need_int, need_positive
 
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
     """Map x [..., in] to x Wᵀ (+ b) [..., out], with parameters ``name.weight`` [out, in] and ``name.bias`` [out].
-
-    `out` may be a weight value [out, in] instead of a width, for tied weights; then no weight parameter is created.
-    """
+    `out` may be a weight value [out, in] instead of a width, for tied weights; then no weight parameter is created."""
     weight = out if isinstance(out, Value) else param(f"{name}.weight", (out, x.width), init)
     return ops.linear(x, weight, param(f"{name}.bias", weight.shape[:1], fill(0.0)) if bias else None, name=name)
 
 
 def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", init: Init | None = None) -> Value:
     """Return the rows of the parameter ``name.weight`` [rows, dim] at `ids` [...], as [..., dim].
-
-    ``embedding(ids, table)`` with a value [rows, dim] as `rows` reads that table and creates no parameter.
-    """
+    ``embedding(ids, table)`` with a value [rows, dim] as `rows` reads that table and creates no parameter."""
     if not isinstance(rows, Value):
         if not isinstance(dim, int) or dim < 1:
             raise WeftError(f"embedding {name}: dim={dim!r} must be a positive width")
@@ -35,9 +31,7 @@ def embedding(ids: Value, rows: int | Value, dim: int = 0, name: str = "embed", 
 
 def positions(x: Value) -> Value:
     """Return the positions [batch, seq] of the tokens of x [batch, seq, ...].
-
-    They are the value provided as ``positions``, else the graph input position_ids, which is added if missing.
-    """
+    They are the value provided as ``positions``, else the graph input position_ids, which is added if missing."""
     positions = provided("positions")
     if positions is not None:
         return positions

@@ -396,7 +396,7 @@ def _weigh(scores: Value, v: Value, heads: int) -> Value:
 
 
 def _norm_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
-    """Return x [batch, seq, heads·d] with LayerNorm on each head, times ``norm.weight``, plus ``norm.bias`` if `bias`."""
+    """Return x [batch, seq, heads·d] with LayerNorm on each head, times ``norm.weight`` (plus ``norm.bias``)."""
     split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
     joined = ops.reshape(ops.layer_norm(split, eps=eps, name="norm"), shape=x.shape)
     scaled = ops.mul(joined, param("norm.weight", (x.width,), fill(1.0)), name="normed")

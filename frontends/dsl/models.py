@@ -37,7 +37,7 @@ def _check_settings(model: Decoder | Encoder) -> None:
         need(model, fits, f"layers={model.layers!r} must be a whole number or a list of modules")
         need(model, model.block is None, "give either a list of layers, or their number and a block")
         need(model, len(model.layers) > 0, "layers is empty")
-    for i, layer in enumerate(_list_layers(model)):
+    for i, layer in enumerate(list_layers(model)):
         fits = callable(layer) and not isinstance(layer, type)
         need(model, fits, f"layer {i} is not a module but {layer!r}")
     need_finite(model, "embed_scale")
@@ -51,8 +51,8 @@ def _check_settings(model: Decoder | Encoder) -> None:
     need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, needs heads=...")
 
 
-def _list_layers(model: Decoder | Encoder) -> list[Any]:
-    """Return the modules of the layers, in order."""
+def list_layers(model: Any) -> list[Any]:
+    """Return the modules of the layers of a `model` with fields layers and block, in order."""
     return [model.block] * model.layers if isinstance(model.layers, int) else list(model.layers)
 
 
@@ -95,7 +95,7 @@ def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] =
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(embedded=x, **facts):
-        for i, layer in enumerate(_list_layers(model)):
+        for i, layer in enumerate(list_layers(model)):
             with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
                 y = named(layer, f"layers.{i}")(x)
             if y.type != x.type:
@@ -140,9 +140,8 @@ class Decoder(Displayable):
     - position_bias: a term of the scores in every self-attention without a `bias` of its own.
     - per_layer: a further embedding for every layer, which the layer's `PerLayerInput` reads.
     - spread, gather: maps from x to the streams between layers, and back (`SpreadStreams`, `GatherStreams`).
-    - final_norm: True means the norm of the last block, or none after a post-norm block.
-    - head_transform: a module between the final norm and the output head ``lm_head``, which has a bias with `head_bias`
-      and the embedding as its weight with `tie_embeddings`.
+    - final_norm: True means the norm of the last block, or none after a post-norm block. head_transform follows.
+    - head_bias, tie_embeddings: the output head ``lm_head`` has a bias, and the embedding as its weight.
     - logit_scale, logit_softcap: the logits are multiplied by the scale, then limited to softcap · tanh(l / softcap).
     - head: a head that scores sequences or tokens in one pass, in place of next-token logits and without caches.
     """
@@ -192,7 +191,7 @@ class Decoder(Displayable):
 
     def _compute_states(self, input_ids: Value, table: Value) -> Value:
         x = _embed(self, input_ids, table)
-        per_layer = [] if self.per_layer is None else self.per_layer(x, input_ids, len(_list_layers(self)))
+        per_layer = [] if self.per_layer is None else self.per_layer(x, input_ids, len(list_layers(self)))
         x = _run_layers(self, x if self.spread is None else self.spread(x), per_layer)
         x = x if self.gather is None else self.gather(x)
         norm = self._find_last_norm() if self.final_norm is True else self.final_norm
@@ -211,7 +210,7 @@ class Decoder(Displayable):
         return logits
 
     def _find_last_norm(self) -> Norm | None:
-        last = (_list_layers(self) or [None])[-1]
+        last = (list_layers(self) or [None])[-1]
         if getattr(last, "arrangement", "pre") == "post":
             return None
         norm = getattr(last, "norm", None)
@@ -268,10 +267,9 @@ class Encoder(Displayable):
     - embed_dim: another width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT).
     - embed_scale, token_types, positions, embed_norm: applied to the embeddings in this order; `token_types` is the
       number of segment types (0: no input token_type_ids), `mask_scaling` comes first.
-    - relative: computes what the layers' `DisentangledAttention` (`RelativeTable`), `TransformerXLAttention`
-      (`SinusoidalDistances`) or `TransientGlobalAttention` (`TransientGlobals`) need.
-    - causal: True masks later keys, as for hidden states of a decoder's layers.
-    - final_norm: a norm after the layers; None by default.
+    - relative: the `RelativeTable`, `SinusoidalDistances` or `TransientGlobals` of the layers'
+      `DisentangledAttention`, `TransformerXLAttention` or `TransientGlobalAttention`.
+    - causal: True masks later keys, as for hidden states of a decoder's layers. final_norm: a norm after the layers.
     - pooler: adds the output tanh(W x₀ + b) of the first token. sentence: adds an embedding of the sequence. head: adds
       scores for a task.
     """

@@ -52,11 +52,7 @@ class RoPE(RopeScaling):
     __repr__ = format_module
 
     def recipe(self, head_dim: int) -> RopeFrequencies:
-        """Return the recipe of the frequencies [dim/2] for heads of `head_dim` features.
-
-        Raises:
-            WeftError: if the rotated features do not fit the head, or `factors` do not fit them.
-        """
+        """Return the recipe of frequencies [dim/2] for heads of `head_dim`; raise WeftError if settings do not fit."""
         dim = int(head_dim * self.fraction) if self.dim is None else self.dim
         fits = dim % 2 == 0 and 0 < dim <= head_dim
         need(self, fits, f"dim={dim} must be even and at most head_dim={head_dim}")

@@ -19,10 +19,8 @@ from .signals import AudioEncoder, get_max_frames
 
 @module
 class CrossAttention(Attention):
-    """Attention of a decoder's tokens to the encoder's output, with the fields of `Attention`, as `cross` of a `Block`.
-
-    Generation computes keys and values once per source sequence.
-    """
+    """Attention of a decoder's tokens to the encoder's output, with the fields of `Attention`: `cross` of a `Block`.
+    Generation computes keys and values once per source sequence."""
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
         """Map x [batch, seq, dim] to [batch, seq, out_dim]; `memory` [batch, source, width] defaults to the encoder's

@@ -17,7 +17,7 @@ from .build import Layer, fill, get_leaf_name, module, named, param, provided, p
 from .checks import need, need_activation, need_choice, need_int, need_max, need_modules, need_positive, need_type
 from .heads import TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, linear
-from .models import provide_positions
+from .models import list_layers, provide_positions
 
 POOLERS = ("none", "dense", "first", "attention")
 FRAMES_SEEN = ("all", "start", "whole")
@@ -93,9 +93,7 @@ class ImageEncoder(Displayable):
             x = ops.concat(before, between, after, axis=1, name="with_registers")
         x = x if self.embed_norm is None else self.embed_norm(x)
         with providing(bidirectional=pixel_values):
-            stack = [self.block] * self.layers if isinstance(self.layers, int) else list(self.layers)
-            for i, layer in enumerate(stack):
-                assert layer is not None
+            for i, layer in enumerate(list_layers(self)):
                 x = named(layer, f"layers.{i}")(x)
             x = x if self.final_norm is None else self.final_norm(x)
             outputs = {"last_hidden_state": x}
@@ -150,11 +148,8 @@ def conv1d(
     groups: int = 1,
     bias: bool = True,
 ) -> Value:
-    """Convolve x [batch, length, in] over time to [batch, frames, channels].
-
-    Parameters: ``name.weight`` [channels, in/groups, kernel] and with `bias` ``name.bias``. `padding` is the number of
-    zeros before and after the sequence.
-    """
+    """Convolve x [batch, length, in], with `padding` zeros before and after, to [batch, frames, channels], by
+    ``name.weight`` [channels, in/groups, kernel] and with `bias` ``name.bias``."""
     weight = param(f"{name}.weight", (channels, x.width // groups, kernel))
     offset = param(f"{name}.bias", (channels,), fill(0.0)) if bias else None
     return ops.conv1d(x, weight, offset, stride=stride, padding=padding, groups=groups, name=name)
@@ -217,9 +212,9 @@ class Convolution:
 
 @module(leaf=True)
 class PositionalConvolution:
-    """Positions by a convolution over adjacent frames: x + act(conv(x)) (Baevski 2020, wav2vec 2.0).
+    """Positions by a convolution over frames: x + act(conv(x)), padding of x set to 0 (Baevski 2020, wav2vec 2.0).
 
-    Padding of x is set to 0 before. Parameters: ``weight`` [dim, dim/groups, kernel], ``bias`` [dim].
+    Parameters: ``weight`` [dim, dim/groups, kernel], ``bias`` [dim].
     """
 
     kernel: int
@@ -386,9 +381,7 @@ class AudioEncoder(Displayable):
             if self.stem.positions is not None:
                 x = named(self.stem.positions, "positions")(x)
             x = x if self.embed_norm is None else self.embed_norm(x)
-            stack = [self.block] * self.layers if isinstance(self.layers, int) else list(self.layers)
-            for i, layer in enumerate(stack):
-                assert layer is not None
+            for i, layer in enumerate(list_layers(self)):
                 x = named(layer, f"layers.{i}")(x)
             x = x if self.final_norm is None else self.final_norm(x)
         scores = {} if self.head is None else self.head(x, mask=seen)

@@ -47,10 +47,9 @@ class PerLayerEmbedding:
 
 @module
 class PerLayerInput:
-    """A gated input N((act(x W_gate) ⊙ e) W) of the layer's embedding e [batch, seq, `width`] (Gemma 3n).
+    """A gated input N((act(x W_gate) ⊙ e) W) of the layer's embedding e in the `PerLayerEmbedding` (Gemma 3n).
 
-    e is the layer's part of the model's `PerLayerEmbedding`. Parameters: ``gate.weight`` [width, dim],
-    ``projection.weight`` [dim, width], ``norm.weight``.
+    Parameters: W_gate ``gate.weight`` [width, dim], W ``projection.weight`` [dim, width], ``norm.weight``.
     """
 
     width: int
@@ -100,10 +99,8 @@ class SplitFeedForward:
 
 @module
 class LayerWithInput:
-    """A `block`, then `ffn` (which must add its own residual), then x + per_layer(x); each step is left out if None.
-
-    With `scalar`, the result is multiplied by the parameter ``scalar`` [1] (Gemma 4).
-    """
+    """A `block`, then `ffn` with its own residual, then x + per_layer(x); `ffn` and `per_layer` may be None.
+    With `scalar`, the result is multiplied by the parameter ``scalar`` [1] (Gemma 4)."""
 
     block: Block
     ffn: Layer | None = None
@@ -149,8 +146,7 @@ def _stack_streams(streams: list[Value]) -> Value:
 class SpreadStreams:
     """A map from x [batch, seq, dim] to streams [batch, seq, streams, dim] (Gemma 3n).
 
-    Stream 0 is x. Stream i + 1 is x W_i, scaled to the root mean square of x, with W_i = ``projections.{i}.weight``
-    [dim, dim].
+    Stream 0 is x; stream i + 1 is x W_i, scaled to x's root mean square, W_i ``projections.{i}.weight`` [dim, dim].
     """
 
     streams: int
@@ -188,11 +184,10 @@ class GatherStreams:
 class AltUpLayer:
     """A layer over streams [batch, seq, streams, dim] (AltUp, Baykal 2023, as in Gemma 3n).
 
-    It predicts all streams as mixtures of them, computes the layer for stream `active` of the predictions, and corrects
-    each prediction by a learned factor times the layer's change to stream `active`. The layer is a sandwich block of
-    `attn` and `ffn`, with a low-rank map of `laurel_rank` in parallel to the attention (LAuReL). `per_layer`, given
-    stream `active` of the corrected streams (times ``output_scale`` with `scale_output`), is added to all streams
-    except stream 0.
+    It predicts each stream as a mixture of all, runs a block on stream `active` of the predictions, and corrects each
+    prediction by a learned factor times the block's change. The block is a sandwich block of `attn` and `ffn`, with a
+    low-rank map of `laurel_rank` in parallel to the attention (LAuReL). `per_layer` of the corrected stream `active`
+    (times ``output_scale`` with `scale_output`) is added to all streams except stream 0.
 
     Parameters: ``router_norm``, ``router.weight`` [streams, dim], ``prediction.weight`` [streams², streams],
     ``correction.weight`` [streams, streams], ``laurel_left.weight``, ``laurel_right.weight``, ``laurel_norm``, the

@@ -167,7 +167,7 @@ def test_mixture_of_depths_rejects_blocks_and_models_that_do_not_fit() -> None:
         Encoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(WITHOUT_POSITIONS)).graph()
     with pytest.raises(WeftError, match="cannot be nested"):
         Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(MixtureOfDepths(WITHOUT_POSITIONS))).graph()
-    with pytest.raises(WeftError, match="causal_conv sees all tokens before it, chosen or not: give a capacity"):
+    with pytest.raises(WeftError, match="causal_conv reads all earlier tokens, also unselected ones: give a capacity"):
         Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(Block(Mamba(32)))).graph()
     layers = [Block(Attention(4, keep_kv="a")), MixtureOfDepths(Block(Attention(4, share_kv="a")))]
     with pytest.raises(WeftError, match="keep_kv and share_kv do not work inside mixture of depths"):

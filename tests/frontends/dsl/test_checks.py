@@ -24,7 +24,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.Attention(0), "Attention: heads=0 must be"),
         (lambda: dsl.Attention(8.0), "Attention: heads=8.0 must be a whole number"),
         (lambda: dsl.Attention(8, head_dim=0), "Attention: head_dim=0 must be"),
-        (lambda: dsl.GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be a number that 64 bits hold"),
+        (lambda: dsl.GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be below 2^63"),
         (lambda: dsl.Attention(8, window=0), "Attention: window=0 must be a whole number of at least 1"),
         (lambda: dsl.Attention(8, mask=dsl.Mask(pattern='zigzag')), "Mask: unknown pattern='zigzag'; known are dense"),
         (lambda: dsl.Attention(8, mask=dsl.Mask(pattern='dilated', stride=0)), "Mask: stride=0 must be"),
@@ -48,7 +48,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.BlockSparse(4, sides=-1), "BlockSparse: sides=-1 must be a whole number of at least 0"),
         (lambda: dsl.BlockSparse(4, first=0, first_weight=2), "BlockSparse: first_weight=2 is for first blocks"),
         (lambda: dsl.Attention(8, value_conv=4), "Attention: value_conv=4 must be odd"),
-        (lambda: dsl.Attention(8, kv_heads=2, value_conv=3), "Attention: value_conv needs values of every head"),
+        (lambda: dsl.Attention(8, kv_heads=2, value_conv=3), "Attention: value_conv needs kv_heads equal to heads"),
         (lambda: dsl.Attention(8, mask=4), "Attention: mask=4 must be Mask or BlockSparse"),
         (lambda: dsl.Attention(8, mask=dsl.BlockSparse(4), window=3),
          "Attention: mask=BlockSparse and window exclude each other"),
@@ -158,7 +158,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.Decoder(10, 8, [dsl.MLP(8)], dsl.MLP(8)),
          "Decoder: give either a list of layers, or their number"),
         (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), position_bias=dsl.T5Bias()),
-         "Decoder: position_bias, .* must say its heads"),
+         "Decoder: position_bias, .* needs heads="),
         (lambda: dsl.Decoder(10, 8, 1, dsl.MLP(8), position_bias=dsl.ALiBi()),
          r"Decoder: position_bias=ALiBi\(\) must be T5Bias: any other bias belongs in Attention\(bias=...\)"),
         (lambda: dsl.Decoder(10, 8, 2.0, dsl.MLP(8)),
@@ -226,14 +226,14 @@ class Clash:
         ),
         (
             dsl.Block(None, Narrow()),
-            r"layers.0 \(Block\): ffn makes f32\[batch, seq, 7\] where the residual is f32.*, 8\]",
+            r"layers.0 \(Block\): ffn returns f32\[batch, seq, 7\], but the residual is f32.*, 8\]",
         ),
-        (dsl.Block(Narrow(), arrangement="parallel"), r"layers.0 \(Block\): attn makes f32\[batch, seq, 7\]"),
-        (Narrow(), r"Decoder: layers.0 makes f32\[batch, seq, 7\] of f32\[batch, seq, 8\]; the layers"),
-        (dsl.Block(dsl.Attention(2, value_conv=3)), r"layers.0.attn \(Attention\): value_conv sees what follows"),
+        (dsl.Block(Narrow(), arrangement="parallel"), r"layers.0 \(Block\): attn returns f32\[batch, seq, 7\]"),
+        (Narrow(), r"Decoder: layers.0 maps f32\[batch, seq, 8\] to f32\[batch, seq, 7\]; all layers"),
+        (dsl.Block(dsl.Attention(2, value_conv=3)), r"layers.0.attn \(Attention\): value_conv reads later tokens"),
         (
             dsl.Block(dsl.Attention(2, mask=dsl.BlockSparse(4))),
-            r"layers.0.attn.mask \(BlockSparse\): block-sparse attention sees what follows",
+            r"layers.0.attn.mask \(BlockSparse\): block-sparse attention reads later tokens",
         ),
         (
             dsl.Block(dsl.Attention(2, bias=dsl.T5Bias(heads=3))),
@@ -250,7 +250,7 @@ def test_model_rejects_a_layer_with_its_scope(layer: Any, message: str) -> None:
     ("model", "message"),
     [
         (Bad(), r"Bad: linear: x .* does not have the input width"),
-        (Clash(), r"Clash: parameter w was made with shape \[2\] and is asked for as \[3\]"),
+        (Clash(), r"Clash: parameter w has shape \[2\]: use another name for shape \[3\]"),
     ],
 )
 def test_ops_and_parameters_reject_shapes(model: Any, message: str) -> None:

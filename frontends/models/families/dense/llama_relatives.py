@@ -170,7 +170,7 @@ def build_llama4_temperature(config: Config) -> Temperature:
 
 
 def _build_mistral3_rope(config: Config) -> RoPE:
-    """Return the RoPE of a file, with YaRN's amplitude for mscale 1 and mscale_all_dim yarn_log_multiplier, if stated."""
+    """Return the RoPE of a file, with YaRN's amplitude for mscale_all_dim = yarn_log_multiplier, if stated."""
     rope, strength = read_gguf_rope(config), config.get("rope.scaling.yarn_log_multiplier")
     return replace(rope, amplitude=rope.attention_factor(1.0, strength)) if strength else rope
 

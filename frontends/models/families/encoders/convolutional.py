@@ -16,9 +16,7 @@ from .bert_relatives import ELECTRA, read_embedding_width
 
 def _expand_grouped_conv(name: str, groups: str) -> Template:
     """Return a template for a grouped convolution, stored [out, in / groups, 1], as a block-diagonal matrix [out, in].
-
-    `groups` is the config key with the number of groups; biases are unchanged.
-    """
+    `groups` is the config key with the number of groups; biases are unchanged."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
@@ -81,9 +79,7 @@ def _squeeze_conv(name: str, taps: bool = False) -> Template:
 
 def _expand_grouped_linear(name: str, down: bool) -> Template:
     """Return a template for a grouped linear layer, stored [groups, in, out], as a block-diagonal matrix [out, in].
-
-    `down` distinguishes the second from the first layer of a feed-forward. With one group it is stored [out, in].
-    """
+    `down` distinguishes the second from the first layer of a feed-forward. With one group it is stored [out, in]."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]

@@ -22,9 +22,7 @@ from .bert import BERT, LAYER, ROBERTA
 
 def _halve_windows(layers: str) -> Rule:
     """Return the rule for `window`: half of attention_window (one number, or one per layer) on each side.
-
-    `layers` is the config key with the number of layers.
-    """
+    `layers` is the config key with the number of layers."""
 
     def rule(config: Config) -> tuple[int, ...]:
         windows = config.get("attention_window", 512)

@@ -179,9 +179,7 @@ def _has_projection(config: Config) -> bool:
 
 def _build_clip_pooling(config: Config) -> SentencePooling | None:
     """Return the pooling of CLIP's text encoder with its projection; None for a class without projection.
-
-    It pools the first eos_token_id, or if that is 2 (an error of the first configs) the token with the largest id.
-    """
+    It pools the first eos_token_id, or if that is 2 (an error of the first configs) the token with the largest id."""
     if not _has_projection(config):
         return None
     eos, width = key("eos_token_id", default=49407)(config), key("projection_dim", default=512)(config)

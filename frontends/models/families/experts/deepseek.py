@@ -44,8 +44,8 @@ def slice_head_rows(name: str, which: str) -> Template:
 def _build_rope(config: Config) -> RoPE:
     """Return the RoPE of the rotary part of each head, all of whose features are rotated.
 
-    partial_rotary_factor may state the size of that part, relative to either head size; then it is ignored. `read_rope`
-    refuses any other factor for a scaled type, since it would omit frequencies.
+    A partial_rotary_factor is ignored if it states the size of that part, relative to either head size, or the type is
+    default; `read_rope` refuses any other factor, since it would omit frequencies.
     """
     settings, (plain, rotary) = dict(find_rope(config)), read_required(config, "qk_nope_head_dim", "qk_rope_head_dim")
     fraction = settings.get("partial_rotary_factor") or 1.0
@@ -75,11 +75,8 @@ def build_mla(config: Config) -> MLA:
 
 
 def find_sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
-    """Return the function that yields for each layer of a config whether it has experts.
-
-    mlp_layer_types decides, else all layers after the dense ones have experts. `first_dense` is the default number of
-    dense layers; None means that without mlp_layer_types all layers have experts.
-    """
+    """Return the function that yields for each layer of a config whether it has experts: by mlp_layer_types, else all
+    layers after the dense ones, whose number is by default `first_dense`; if that is None, no layer is dense."""
 
     def sparse(config: Config) -> Iterator[bool]:
         layers = range(key("num_hidden_layers")(config))
@@ -126,9 +123,7 @@ def make_v3_router(
     factor: str = "routed_scaling_factor",
 ) -> Rule:
     """Return the rule for DeepSeek-V3's sigmoid router with a selection bias; the arguments are defaults.
-
-    `factor` is the config key of the scale.
-    """
+    `factor` is the config key of the scale."""
 
     def rule(config: Config) -> Router:
         return Router(

@@ -19,7 +19,7 @@ def read_index_types(config: Config) -> list[str]:
     """Return the type of each layer's index (full or shared): indexer_types, else the letters of index_topk_pattern.
 
     The default is full for every index_topk_freq-th layer from index_skip_topk_offset − 1 on, and for all before it.
-    Raises WeftError for other types, too few types, or if the first is not full.
+    Raises WeftError for other types, fewer types than layers, or if the first type is not full.
     """
     layers, source = key("num_hidden_layers")(config), "indexer_types"
     types = config.get(source)
@@ -73,7 +73,7 @@ def _build_indexed_mla(config: Config) -> MLA:
 
 
 def _build_gguf_mlas(config: Config) -> tuple[MLA, ...]:
-    """Return the latent attention of each layer of a file; the key of index types, else the tensors, tell indexes."""
+    """Return the latent attention of each layer of a file; its key of index types, else its tensors, decides."""
     plain, layers = build_gguf_mla(config), range(key("block_count")(config))
     assert plain.rope is not None
     index = LightningIndex(

@@ -35,7 +35,7 @@ _ROPES = {
 
 
 def read_types(config: Config, every: int) -> list[str]:
-    """Return each layer's attention type: layer_types, by default each `every`-th full_attention, all others sliding."""
+    """Return each layer's attention type: layer_types, by default each `every`-th full_attention, the rest sliding."""
     layers = range(key("num_hidden_layers")(config))
     return list(
         config.get("layer_types") or ["full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in layers]
@@ -44,9 +44,7 @@ def read_types(config: Config, every: int) -> list[str]:
 
 def name_kv(config: Config, types: list[str], i: int) -> dict[str, Any]:
     """Return the arguments keep_kv or share_kv of layer `i`, or none, given the attention `types` of all layers.
-
-    The last num_kv_shared_layers layers use the keys and values of the last layer of the same type before them.
-    """
+    The last num_kv_shared_layers layers use the keys and values of the last layer of the same type before them."""
     first = len(types) - (config.get("num_kv_shared_layers") or 0)
     if first == len(types):
         return {}
@@ -192,9 +190,7 @@ def convert_keys(config: Config) -> dict[str, Any]:
 
 def _read_fraction(config: Config, head: int) -> dict[str, Any]:
     """Return rope_parameters for the fraction of rotated features in global heads, if a file has frequency divisors.
-
-    Rotated features have the divisor 1, all others 10³⁰. Without divisors, the result is empty.
-    """
+    Rotated features have the divisor 1, all others 10³⁰. Without divisors, the result is empty."""
     divisors = config.get(FREQUENCIES)
     if divisors is None:
         return {}

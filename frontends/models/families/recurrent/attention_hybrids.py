@@ -180,7 +180,7 @@ def _nest_ssm_names(names: Names) -> Names:
 
 
 def _build_gguf_falcon(config: Config) -> ParallelHybrid:
-    """Return attention in parallel to a state space; its norm, if the file has one, follows the gate as in llama.cpp."""
+    """Return attention in parallel to a state space; its norm, if a file has one, follows the gate as in llama.cpp."""
     heads, kv_heads = read_required(config, "attention.head_count", "attention.head_count_kv")
     attention = Attention(heads, kv_heads, config.get("attention.key_length"), read_gguf_rope(config))
     mamba = replace(build_gguf_mamba2(config), norm_first=False)

@@ -112,7 +112,7 @@ def _round_to_bfloat16(number: float) -> float:
 
 
 def _reshape_block_diagonal(name: str) -> Template:
-    """Return a template for a block-diagonal matrix [width, width/heads], stored [heads, in, out], or its bias [width]."""
+    """Return a template for a block-diagonal matrix [width, width/heads] stored [heads, in, out], or its bias."""
 
     def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
         unit = next(mixer for mixer in s.mixer if mixer is not None)

@@ -163,7 +163,7 @@ _GATE = "layers.{i}.attn.gate"
 
 
 def _pick_gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
-    """Return a template for a layer's gate: `of_delta` if it has the delta rule, else attention's, part of `queries`."""
+    """Return a template for a layer's gate: `of_delta` if it has the delta rule, else half of attention's `queries`."""
     of_heads = _slice_per_head(queries, 1)
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:

@@ -65,9 +65,7 @@ def _list_hybrid_layers(settings: Settings) -> list[int]:
 
 def _adapt(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
     """Return a template for the weight `name` of the hybrid layer's `block`, which several layers share.
-
-    The layer's low-rank `adapter` is added if stored. With `half`, only half 0 (gate) or 1 (up) of the rows is returned.
-    """
+    The layer's low-rank `adapter` is added if stored. With `half`, only half 0 (gate) or 1 (up) of the rows is used."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         layers = _list_hybrid_layers(settings)

@@ -35,7 +35,7 @@ def _read_decoder(config: Config) -> dict[str, object]:
 
 
 def _map_names(part: str, ffn: int) -> Names:
-    """Return the names of `part` (encoder or decoder) that differ from T5; `ffn`: index of its feed-forward sublayer."""
+    """Return the names of `part` (encoder or decoder) that differ from T5; `ffn` is its feed-forward's index."""
     ours, theirs = f"{part}.layers.{{i}}.ffn", f"{part}.block.{{i}}.layer.{ffn}.mlp"
     return {
         f"{ours}.up": f"{theirs}.wi",

@@ -53,9 +53,7 @@ def build_t5_bias(config: Config) -> T5Bias:
 
 def make_feed_forward_rules(default: str) -> dict[str, Any]:
     """Return the rules for activation and gated by feed_forward_proj: [gated-]name, where gated-gelu means gelu_tanh.
-
-    dense_act_fn and is_gated_act, which transformers writes into configs, override it; `default` is used without it.
-    """
+    dense_act_fn and is_gated_act, which transformers writes into configs, override it; `default` is used without it."""
     proj = key("feed_forward_proj", default=default)
 
     def activation(c: Config) -> str:
@@ -98,9 +96,7 @@ def _choose_gguf_bias(by_layer: bool) -> Callable[[Config], T5Bias | None]:
 
 def _compute_gguf_logit_scale(config: Config) -> Any:
     """Return the factor of logits: 1/√dim for the first T5 (without gates) and UMT5 (a bias per layer), else 1.
-
-    transformers does the same; llama.cpp leaves it out, which does not change the order of tokens.
-    """
+    transformers does the same; llama.cpp leaves it out, which does not change the order of tokens."""
     unscaled = config[gguf.GATED] and len(config[gguf.BIASED]) < 2
     return 1.0 if unscaled else key("embedding_length")(config) ** -0.5
 
