@@ -24,7 +24,7 @@ def need_int(module: object, *names: str, least: int = 1) -> None:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
     _need_each(module, names, fits, f"a whole number of at least {least}")
-    _need_each(module, names, lambda value: value < 1 << 63, "below 2^63")
+    _need_each(module, names, lambda value: value < 1 << 63, "a number below 2^63")
 
 
 MAX_PARTS = 1 << 12  # the graph has nodes for every layer, head or state; published models have hundreds

@@ -78,7 +78,7 @@ class MemoryBlock:
         if self.attn is not None and self.ffn is not None:
             embedded = provided("embedded")
             if embedded is None:
-                raise WeftError("MemoryBlock with attn reads the embeddings of a model: it belongs in a Decoder")
+                raise WeftError("its attn reads the embeddings of a model: it belongs in a Decoder")
             y = self.attn(named(self.norm, "attn_norm")(ops.concat(x, embedded, axis=2, name="beside")))
             y = self.ffn(named(self.norm, "ffn_norm")(y))
             mixer_input = ops.add(x, linear(y, x.width, "link"), name="fed")

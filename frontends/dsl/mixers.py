@@ -64,7 +64,7 @@ class MLA:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if not is_causal():
-            raise WeftError("MLA is causal: it belongs in a Decoder")
+            raise WeftError("latent attention is causal: it belongs in a Decoder")
         source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
         q, rotary = self._project_queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
@@ -178,7 +178,7 @@ class FourierMixing:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
-            raise WeftError("FourierMixing mixes all tokens: it belongs in an Encoder")
+            raise WeftError("the Fourier transform mixes all tokens: it belongs in an Encoder")
         return ops.fourier(x, name="fourier")
 
 
@@ -206,7 +206,7 @@ class DisentangledAttention:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
-            raise WeftError("DisentangledAttention is not causal: it belongs in an Encoder")
+            raise WeftError("disentangled attention is not causal: it belongs in an Encoder")
         d = divide_width(x, self.heads, "heads")
         q, v = linear(x, x.width, "q", True), linear(x, x.width, "v", True)
         k = linear(x, x.width, "k", self.key_bias)
@@ -260,7 +260,7 @@ class TransformerXLAttention:
         """Map x [batch, seq, dim] to a value of the same shape."""
         table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
         if is_causal() or table is None or index is None:
-            raise WeftError("TransformerXLAttention belongs in an Encoder with relative=SinusoidalDistances(...)")
+            raise WeftError("this attention belongs in an Encoder with relative=SinusoidalDistances(...)")
         d, width = divide_width(x, self.heads, "heads"), x.width
         q, k, v = (linear(x, width, name) for name in "qkv")
         distances = multiply_heads(_add_bias(q, "distance_bias"), linear(table, width, "r"), self.heads)
@@ -317,7 +317,7 @@ class TransientGlobalAttention:
         facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
         members, queries, keys, mask, bias = map(provided, facts)
         if members is None or queries is None or keys is None or mask is None or bias is None:
-            raise WeftError("TransientGlobalAttention belongs in an Encoder with relative=TransientGlobals(...)")
+            raise WeftError("this attention belongs in an Encoder with relative=TransientGlobals(...)")
         batch, (runs, count), window = x.shape[0], keys.shape, bias.shape[2]
         width = self.heads * (self.head_dim or divide_width(x, self.heads, "heads"))
         sums = ops.matmul(members, x, name="global_sums")
@@ -358,7 +358,7 @@ class SpanConvAttention:
     def __call__(self, x: Value) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
-            raise WeftError("SpanConvAttention reads later tokens: it belongs in an Encoder")
+            raise WeftError("the convolution reads later tokens: it belongs in an Encoder")
         heads, d = self.heads, divide_width(x, 2 * self.heads, "2 · heads")
         q, k, v = (linear(x, heads * d, name, bias=True) for name in "qkv")
         kernel = linear(ops.mul(q, self._map_span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)

@@ -72,7 +72,7 @@ class T5Bias:
         """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]."""
         heads = self.heads or heads
         if heads is None:
-            raise WeftError("T5Bias needs heads=... as the position_bias of a model, which all layers share")
+            raise WeftError("a bias that all layers share needs heads=...")
         table, at = param("weight", (self.buckets, heads)), _find_positions(x)
         bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
@@ -105,7 +105,7 @@ class RelativeTable:
         """
         row = provided("position_row")
         if row is None:
-            raise WeftError("RelativeTable belongs in an Encoder, as relative=RelativeTable(...)")
+            raise WeftError("a table of relative positions belongs in an Encoder")
         table = param("weight", (2 * self.span, x.width))
         distances = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
         if self.max_distance is not None:
@@ -148,7 +148,7 @@ class SinusoidalDistances:
         """
         row = provided("position_row")
         if row is None or x.width % 2:
-            raise WeftError(f"SinusoidalDistances belongs in an Encoder of even width; the width is {x.width}")
+            raise WeftError(f"sinusoidal distances belong in an Encoder of even width; this width is {x.width}")
         half = ops.slice(ops.slice(x, axis=0, start=0, stop=1), axis=2, start=0, stop=x.width // 2)
         ones = ops.concat(fill_like(half, 0.0), fill_like(half, 1.0), axis=2, name="unturned")
         with providing(positions=row):
@@ -200,7 +200,7 @@ class TransientGlobals:
         """
         row, mask = provided("position_row"), provided("key_mask")
         if row is None or mask is None:
-            raise WeftError("TransientGlobals belongs in an Encoder: global tokens are sums over complete sequences")
+            raise WeftError("global tokens are sums over complete sequences: they belong in an Encoder")
         (batch, seq, _), window = x.shape, self.window
         runs, blocks = sizes.floordiv(seq + window - 1, window), sizes.maximum(1, sizes.floordiv(seq, self.block))
         shown, last = ops.cast(mask, to=dtypes.bool_, name="shown"), ops.max(row, axes=(1,), name="last_position")

@@ -27,7 +27,7 @@ class CrossAttention(Attention):
         output."""
         memory = provided("memory") if memory is None else memory
         if memory is None:
-            raise WeftError("CrossAttention needs an encoder: put the decoder into an EncoderDecoder")
+            raise WeftError("there is no encoder to attend to: put the decoder into an EncoderDecoder")
         return super().__call__(x, memory)
 
 

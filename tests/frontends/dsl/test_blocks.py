@@ -163,7 +163,7 @@ def test_passes_that_the_error_proposes_compile(tmp_path: Path) -> None:
 def test_mixture_of_depths_rejects_blocks_and_models_that_do_not_fit() -> None:
     with pytest.raises(WeftError, match="aux_loss needs a capacity"):
         MixtureOfDepths(BLOCK, aux_loss=0.1)
-    with pytest.raises(WeftError, match="mixture of depths is for decoders"):
+    with pytest.raises(WeftError, match="mixture of depths belongs in a Decoder"):
         Encoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(WITHOUT_POSITIONS)).graph()
     with pytest.raises(WeftError, match="cannot be nested"):
         Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(MixtureOfDepths(WITHOUT_POSITIONS))).graph()

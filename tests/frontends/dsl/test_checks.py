@@ -24,7 +24,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.Attention(0), "Attention: heads=0 must be"),
         (lambda: dsl.Attention(8.0), "Attention: heads=8.0 must be a whole number"),
         (lambda: dsl.Attention(8, head_dim=0), "Attention: head_dim=0 must be"),
-        (lambda: dsl.GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be below 2^63"),
+        (lambda: dsl.GatedMLP(1 << 63), "GatedMLP: hidden=9223372036854775808 must be a number below 2\\^63"),
         (lambda: dsl.Attention(8, window=0), "Attention: window=0 must be a whole number of at least 1"),
         (lambda: dsl.Attention(8, mask=dsl.Mask(pattern='zigzag')), "Mask: unknown pattern='zigzag'; known are dense"),
         (lambda: dsl.Attention(8, mask=dsl.Mask(pattern='dilated', stride=0)), "Mask: stride=0 must be"),
@@ -90,7 +90,7 @@ INF, NAN = float("inf"), float("nan")
         (lambda: dsl.LinearAttention(4, rope=5), "LinearAttention: rope=5 must be RoPE"),
         (lambda: dsl.RelativeAttention(4, 0), "RelativeAttention: clip=0 must be"),
         (lambda: dsl.LinearAttention(4, dsl.RoPE(amplitude=1.2)),
-         "LinearAttention: amplitude=1.2 of its rope must be 1"),
+         "LinearAttention: rope has amplitude=1.2"),
         (lambda: dsl.ALiBi(max_bias=0), "ALiBi: max_bias=0 must be a positive number"),
         (lambda: dsl.T5Bias(2), "T5Bias: buckets=2 must be a whole number of at least 4"),
         (lambda: dsl.T5Bias(32, 16), "T5Bias: max_distance=16 must exceed half of buckets=32"),
@@ -295,9 +295,7 @@ def test_global_tokens_need_an_encoder_with_their_table() -> None:
         dsl.Encoder(10, 8, 1, dsl.Block(attn)).graph()
     with pytest.raises(WeftError, match=r"layers.0.attn \(TransientGlobalAttention\): .* relative=TransientGlobals"):
         dsl.Decoder(10, 8, 1, dsl.Block(attn)).graph()
-    with pytest.raises(
-        WeftError, match="global tokens are sums over a complete sequence: give TransientGlobals to an Encoder"
-    ):
+    with pytest.raises(WeftError, match="global tokens are sums over complete sequences"):
         dsl.trace(globals_, {"x": X})
     with pytest.raises(WeftError, match="TransientGlobals: max_distance=2 must exceed half of buckets=4"):
         dsl.TransientGlobals(2, 4, 2, buckets=4, max_distance=2)
@@ -307,7 +305,9 @@ def test_global_tokens_need_an_encoder_with_their_table() -> None:
 def test_shared_embedding_rejects_two_widths() -> None:
     reads, writes = dsl.Block(dsl.Attention(2)), dsl.Block(dsl.Attention(2), cross=dsl.CrossAttention(2))
     model = dsl.EncoderDecoder(dsl.Encoder(10, 8, 1, reads, embed_dim=4), dsl.Decoder(10, 8, 1, writes))
-    with pytest.raises(WeftError, match=r"encoder \(Encoder\): embed_dim=4 differs from the width 8 of the embedding"):
+    with pytest.raises(
+        WeftError, match=r"encoder \(Encoder\): embed_dim=4 differs from the width 8 of the shared embedding"
+    ):
         model.graph()
 
 

@@ -103,7 +103,7 @@ def _misfits() -> dict[str, tuple[Callable[[Value], Any], str]]:
     return {
         "a state of another shape": (
             lambda x: scan(lambda h, x: (ops.sum(h + x, axes=(1,), keepdims=True), x), x, state=(4,)),
-            r"the new state h is f32\[batch, 1\], not f32\[batch, 4\]",
+            r"the new state h is f32\[batch, 1\], but the state is f32\[batch, 4\]",
         ),
         "an operand of all tokens": (
             lambda x: scan(lambda h, t: (h + x, h), x, state=(4,)),
@@ -111,7 +111,7 @@ def _misfits() -> dict[str, tuple[Callable[[Value], Any], str]]:
         ),
         "a value of all tokens": (
             lambda x: scan(lambda h, t: (h + t, ops.exp(x)), x, state=(4,)),
-            r"reads %x f32\[batch, seq, 4\], which has an axis seq: give it to scan as an input",
+            r"reads %x f32\[batch, seq, 4\], which has an axis seq: pass it to scan as an input",
         ),
         "no pair": (lambda x: scan(lambda h, x: h + x, x, state=(4,)), "return a pair, the new state and the output"),
         "a number": (lambda x: scan(lambda h, x: (h + x, 1.0), x, state=(4,)), "the output of the step is a float"),

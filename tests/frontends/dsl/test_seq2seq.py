@@ -151,7 +151,7 @@ def plain(**options: Any) -> dict[str, Any]:
         (lambda: EncoderDecoder(Encoder(**plain()), Decoder(**plain())), "no block of the decoder attends"),
         (
             lambda: Decoder(**plain(block=Block(Attention(HEADS), MLP(8), cross=CrossAttention(HEADS)))),
-            r"layers\.0\.cross \(CrossAttention\): CrossAttention needs an encoder",
+            r"layers\.0\.cross \(CrossAttention\): there is no encoder to attend to",
         ),
     ],
 )
