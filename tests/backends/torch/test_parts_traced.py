@@ -16,7 +16,7 @@ from weft.ir import lookup
 from weft.ir.op import Op, case, ints, normal, positive
 
 from ...sampling import ALL, each
-from .part_calls import assert_close, drawn, outputs, reference
+from .lib.part_calls import assert_close, drawn, outputs, reference
 
 
 class Calling(torch.nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.ir import lookup
 from weft.ir.op import Case, Op, case, normal, positive
 
-from .part_calls import CALLS, drawn, moe, outputs
+from .lib.part_calls import CALLS, drawn, moe, outputs
 
 # Operands without a gradient: a choice is a step, and so is what was chosen.
 FIXED = {"moe": ("combine",), "load_balance_loss": ("combine",)}

@@ -21,8 +21,8 @@ from ...lowered import build_module, build_step
 from ...passes.zoo import TRIED
 from ...passes.zoo_variants import BIASED, HIDDEN, attends, decoder, feeds
 from ...sampling import each
+from .decode.test_lower_step import reason
 from .generated import assert_close, call, graph_of, module_of, tolerance
-from .test_step import reason
 
 CUTS = (0, 5, 6, 11, 12)
 NAMES = [n for n in TRIED if not n.startswith("cached/")]

@@ -20,7 +20,7 @@ from weft.ir.schema.visible_keys import PATTERNS
 from ...e2e.random_models import strong
 from ...lowered import build_module
 from ...passes.zoo_variants import BIASED, LOCAL, WIDE, attends
-from .test_windows import flexing
+from .lib.test_windows import flexing
 
 pytestmark = [  # of torch's own, where it plays Triton's part
     pytest.mark.filterwarnings("ignore:The .grad attribute"),

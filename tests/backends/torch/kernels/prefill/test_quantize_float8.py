@@ -12,8 +12,8 @@ from weft.backends.torch.kernels.prefill import quantize_float8 as file
 from weft.backends.torch.kernels.prefill.quantize_float8 import quantize_float8
 from weft.backends.torch.lib.quantized import QuantizedLinear
 
-from .close import DTYPES, exact, rounded
-from .test_quantized_gemv import EIGHT, NUMBERS, packed
+from ..close import DTYPES, exact, rounded
+from ..shared.test_quantized_gemv import EIGHT, NUMBERS, packed
 
 
 def nearest(x: np.ndarray) -> np.ndarray:

@@ -20,11 +20,11 @@ from weft.ir import Graph, TensorType, Value, dtypes, interpret, ops
 from weft.ir.graph.step import NEXT, Step
 from weft.ir.types import sizes
 
-from ...random_steps import RandomStep
-from ...recurrences import RECURRENCES
-from .generated import graph_of
-from .kernels.close import DTYPES, rounded
-from .kernels.scans import step_of, written
+from .....random_steps import RandomStep
+from .....recurrences import RECURRENCES
+from ...generated import graph_of
+from ...kernels.close import DTYPES, rounded
+from ...kernels.scans import step_of, written
 
 MODELS = ("mLSTM", "RG-LRU", "RWKV", "RWKV-7")  # of the zoo of variants
 PAPERS = ("mamba", "gated linear attention", "delta rule")

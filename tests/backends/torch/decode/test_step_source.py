@@ -21,11 +21,11 @@ from weft.backends.torch.package.source_folder import generate_model, write_code
 from weft.frontends.app.api.modules import build_step_graphs
 from weft.passes import Trace, lookup
 
-from ...lowered import lower, write_step
-from ...sampling import each
-from .generated import alone, graph_of
+from ....lowered import lower, write_step
+from ....sampling import each
+from ..generated import alone, graph_of
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "smollm2_decode.py.txt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "smollm2_decode.py.txt"
 CALLS = re.compile(rf"\b({'|'.join(LAUNCHERS)})\(")
 # Not E501, docs in one line; nor B905, zip of what the generator has counted.
 RULES = "F,E,W,I,B,UP,ARG,RET,SIM,PIE,C4"

@@ -13,7 +13,7 @@ from weft.backends.torch.kernels.prefill import mamba_scan as kernel
 from weft.backends.torch.kernels.shared.operands import contiguous_tokens
 from weft.ir.ops.state_space import selective_scan as op
 
-from .close import DTYPES, assert_close, exact, rounded
+from ..close import DTYPES, assert_close, exact, rounded
 
 
 class Case(NamedTuple):

@@ -13,13 +13,12 @@ import torch
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, Mask, RMSNorm, RoPE
 from weft.backends.runtime.torch import module_caches as caches
-from weft.backends.torch.lib.cache_codes import dequantize_heads, quantize_heads
 from weft.ir import Graph, interpret
 from weft.passes import run_passes
 
-from ...e2e.random_models import strong
-from ...lowered import build_module
-from ...sampling import each
+from ....e2e.random_models import strong
+from ....lowered import build_module
+from ....sampling import each
 
 LENGTH = 13
 CUTS = ((13,), (1,) * 13, (5, 1, 4, 3))
@@ -85,21 +84,6 @@ def test_scales_stay_f32() -> None:
     assert len(scales) == 4
     assert {*scales.values()} == {torch.float32}
     assert not [n for n, _ in module.named_parameters() if n.endswith("_scale")]
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_codes_are_the_nearest_of_all(bits: int) -> None:
-    """A search among all codes, half to even; and back."""
-    generator = torch.Generator().manual_seed(1)
-    x, scale = torch.randn(2, 3, 5, 8, generator=generator) * 4, torch.rand(24, generator=generator) / 4 + 0.1
-    every = torch.arange(-(1 << bits - 1), 1 << bits - 1) * scale.view(1, 3, 1, 8, 1)
-    nearest = (every - x[..., None]).abs().argmin(-1, keepdim=True)
-    found = dequantize_heads(quantize_heads(x, scale, bits), scale, bits, torch.float32)
-    torch.testing.assert_close(found, every.expand(*x.shape, -1).gather(-1, nearest)[..., 0])
-    halves = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.0, 99.0]).view(1, 1, 1, 8)
-    most = (1 << bits - 1) - 1
-    whole = dequantize_heads(quantize_heads(halves, torch.ones(1), bits), torch.ones(1), bits, torch.float32)
-    assert whole.flatten().tolist() == [-2, -2, 0, 0, 2, 2, 0, min(most, 99)]
 
 
 @pytest.mark.parametrize("bits", [8, 4])

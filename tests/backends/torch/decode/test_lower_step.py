@@ -16,12 +16,12 @@ from weft.ir import Graph, Value, WeftError, interpret
 from weft.ir.ops import add
 from weft.passes.analysis.states import find_states
 
-from ...e2e.random_models import strong
-from ...lowered import build_module, build_step, write_step
-from ...passes.zoo import TRIED
-from ...passes.zoo_variants import attends, decoder
-from ...sampling import each
-from .generated import COMPETES, accepts, assert_close, call, graph_of, module_of, rounded, tolerance
+from ....e2e.random_models import strong
+from ....lowered import build_module, build_step, write_step
+from ....passes.zoo import TRIED
+from ....passes.zoo_variants import attends, decoder
+from ....sampling import each
+from ..generated import COMPETES, accepts, assert_close, call, graph_of, module_of, rounded, tolerance
 
 PROMPTS, STEPS = (5, 2), 7  # tokens of the rows before the steps; enough steps for windows to roll over
 NARROW = (
@@ -143,7 +143,7 @@ def test_states_stay_where_the_model_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("family/bert", "not a decoder"), ("family/bart", "not a decoder"), ("cached/preset gpt2", "keeps nothing")],
+    [("family/bert", "not a decoder"), ("family/bart", "not a decoder"), ("cached/preset gpt2", "no cache or state")],
 )
 def test_what_has_no_step_says_why(name: str, why: str) -> None:
     with pytest.raises(WeftError, match=f"^no decode step: .*{why}"):

@@ -1,4 +1,4 @@
-"""Ops as the parts of generated models compute them: operands and attributes of an op → what its reference returns."""
+"""Compute ops with the functions of backends/torch/lib, and compare them with the ops' references in float64."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -14,13 +15,23 @@ from torch import Tensor
 from weft.backends.torch.lib import biases, convolution, experts, indexing, routing, softmax_attention, state_space
 from weft.backends.torch.lib import chunked_recurrences as recurrences
 from weft.backends.torch.lib import linear_per_head as products
+from weft.ir import lookup
 from weft.ir.op import Case, Op
 
 Tensors = tuple[Tensor, ...]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Roundings to the dtype on the way to a result: one, unless intermediate results are kept in the dtype.
+ROUNDINGS = {
+    "route": 2,  # the weight, then times the scale
+    "moe": 6,  # up, gate, activation, their product, down, the sum over experts
+    "causal_conv": 3,  # the sum, the sigmoid in silu, their product
+    "relative_attention": 12,  # both scores, their sum, the softmax, both products, their sum; e^x for x up to 5
+}
+TERMS = 150  # tokens of the longest case
 
 
 def drawn(case: Case, dtype: torch.dtype) -> list[Tensor | None]:
-    """The operands of a case, floats rounded to `dtype`."""
+    """Draw the operands of a case, floats rounded to `dtype`."""
     found = [None if a is None else torch.from_numpy(np.array(a)) for a in case.draw()]
     return [t.to(dtype) if t is not None and t.is_floating_point() else t for t in found]
 
@@ -33,8 +44,8 @@ def reference(op: Op, operands: list[Tensor | None], **attrs: Any) -> tuple[NDAr
 
 
 def assert_close(got: Tensor, want: NDArray[np.float64], roundings: float, terms: int) -> None:
-    """`got` is `want` but for `roundings` to its dtype and sums of `terms` products in f32, against the largest of
-    `want`; a float64 is summed in float64. Scores of −∞, which hide keys, are where they should be."""
+    """Check that `got` is `want` up to `roundings` to its dtype and sums of `terms` products in f32 (f64 for f64),
+    relative to the largest element of `want`. Scores of −∞, which mask keys, must be in the same places."""
     hidden = np.isneginf(want)
     np.testing.assert_array_equal(got.isneginf().numpy(), hidden)
     got, want = got.masked_fill(got.isneginf(), 0), np.where(hidden, 0, want)
@@ -60,7 +71,7 @@ def route(
     top_groups: int = 1,
     group_score: str = "top2",
 ) -> Tensor:
-    """The ready router if there is one, else one made of the parts of routers."""
+    """Call the router of the library for these attributes if it has one, else compose one of its functions."""
     kind = (scoring, renormalize, bias is not None, groups > 1 and group_score)
     ready: dict[Any, Callable[[], Tensor]] = {
         ("softmax", True, False, False): lambda: routing.route_softmax(logits, k),
@@ -118,7 +129,7 @@ def moe(
     active: int | None = None,
     form: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """`form`: which part, given rows; by default that which picks one."""
+    """Compute a mixture of experts with `form`, by default `moe`, which chooses between the forms."""
     stacks = {"up": up, "down": down, "gate": gate, "up_bias": up_bias, "down_bias": down_bias, "gate_bias": gate_bias}
     given = {name: t for name, t in stacks.items() if t is not None}
 
@@ -169,7 +180,7 @@ def gated_delta_rule(
 
 
 def turned(x: Tensor, positions: Tensor, frequencies: Tensor, heads: int, interleaved: bool) -> Tensor:
-    """x with the rotary positions of `rope`, whose pairs fill the heads."""
+    """Rotate all pairs of the heads of x, as `rope` does."""
     angles = (positions[..., None] * frequencies)[:, :, None]
     xh = x.unflatten(-1, (heads, -1))
     pairs = xh.unflatten(-1, (-1, 2)) if interleaved else xh.unflatten(-1, (2, -1)).mT
@@ -324,6 +335,29 @@ CALLS: dict[str, Callable[..., Tensor | Tensors]] = {
 
 
 def outputs(op: Op, case: Case, operands: list[Tensor | None]) -> Tensors:
-    """All outputs of the parts for `op`, as many as the op has here."""
+    """Return all outputs that the functions of the library compute for `op`."""
     made = CALLS[op.name](*operands, **case.attrs)
     return made if isinstance(made, tuple) else (made,)
+
+
+def examples(*names: str) -> list[Any]:
+    """Return the example cases of the ops `names` in every dtype, as parameters of a test."""
+    return [
+        pytest.param(lookup(name), example, dtype, id=f"{name}-{i}-{str(dtype)[6:]}")
+        for name in names
+        for i, example in enumerate(lookup(name).cases)
+        for dtype in DTYPES
+    ]
+
+
+def check(op: Op, example: Case, dtype: torch.dtype) -> None:
+    """Check the outputs for a case in `dtype` against the reference in float64."""
+    operands = drawn(example, dtype)
+    got = outputs(op, example, operands)
+    want = reference(op, operands, **example.attrs)
+    for y, expected in zip(got, want, strict=False):  # the library returns a state also where the op has none
+        if y.is_floating_point():
+            assert y.dtype == dtype
+            assert_close(y, expected, ROUNDINGS.get(op.name, 1), TERMS)
+        else:
+            np.testing.assert_array_equal(y.numpy(), expected)

@@ -17,7 +17,7 @@ from weft.backends.torch.kernels.prefill.window_attention import (
 )
 from weft.ir import ops
 
-from .cached_text import bound
+from ..cached_text import bound
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

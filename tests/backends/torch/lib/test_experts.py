@@ -12,9 +12,9 @@ from torch import Tensor
 
 from weft.backends.torch.lib import experts
 from weft.ir import lookup
-from weft.ir.op import case, normal
+from weft.ir.op import Case, Op, case, normal
 
-from .part_calls import assert_close, drawn, moe, reference
+from .part_calls import assert_close, check, drawn, examples, moe, reference
 
 MOE = lookup("moe")
 TOKENS, DIM, HIDDEN, EXPERTS, ASKED = 13, 16, 24, 5, 2  # widths that F.grouped_mm takes
@@ -51,7 +51,7 @@ def combine(rng: np.random.Generator, choice: str) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_form_is_the_reference(
+def test_forms_of_experts_agree_with_the_reference(
     form: str, kind: str, choice: str, dtype: torch.dtype, rng: np.random.Generator
 ) -> None:
     stacks, attrs = KINDS[kind]
@@ -63,7 +63,7 @@ def test_every_form_is_the_reference(
 
 
 @pytest.mark.parametrize("form", ["grouped", "gathered"])
-def test_forms_have_the_same_gradients(form: str, rng: np.random.Generator) -> None:
+def test_forms_of_experts_have_equal_gradients(form: str, rng: np.random.Generator) -> None:
     stacks, attrs = KINDS["biased"]
     found = []
     weights = combine(rng, "spread")
@@ -79,7 +79,7 @@ def test_forms_have_the_same_gradients(form: str, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("shape", [(2, 3, DIM), (DIM,), (1, DIM), (0, DIM)], ids=str)
-def test_any_shape_of_tokens(shape: tuple[int, ...]) -> None:
+def test_experts_take_tokens_of_any_shape(shape: tuple[int, ...]) -> None:
     stacks, attrs = KINDS["gated"]
     weights = np.eye(EXPERTS)[np.arange(int(np.prod(shape[:-1]))) % EXPERTS].reshape(*shape[:-1], EXPERTS)
     operands = drawn(case(normal(*shape), weights, *stacks), torch.float64)
@@ -87,7 +87,7 @@ def test_any_shape_of_tokens(shape: tuple[int, ...]) -> None:
     assert_close(y, reference(MOE, operands, **attrs)[0], 1, DIM * HIDDEN)
 
 
-def test_tokens_of_no_expert_are_zero_and_experts_of_no_token_are_not_run() -> None:
+def test_experts_without_tokens_are_not_run_and_tokens_without_experts_are_zero() -> None:
     asked = []
 
     def expert(linear: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Tensor:
@@ -98,3 +98,8 @@ def test_tokens_of_no_expert_are_zero_and_experts_of_no_token_are_not_run() -> N
     y = experts.moe(torch.ones(3, 4), combine, 1, expert, torch.ones(3, 4, 4))
     assert asked == [2]
     assert y.tolist() == [[8.0] * 4, [0.0] * 4, [4.0] * 4]
+
+
+@pytest.mark.parametrize(("op", "example", "dtype"), examples("moe"))
+def test_cases_agree_with_the_reference(op: Op, example: Case, dtype: torch.dtype) -> None:
+    check(op, example, dtype)

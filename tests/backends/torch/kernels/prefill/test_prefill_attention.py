@@ -11,8 +11,8 @@ import torch
 from weft.backends.torch.kernels.decode_attention import decode_attention
 from weft.backends.torch.kernels.prefill.prefill_attention import prefill_attention
 
-from ....sampling import each
-from .oracles import draw
+from .....sampling import each
+from ..oracles import draw
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},

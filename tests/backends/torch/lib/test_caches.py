@@ -26,11 +26,11 @@ from weft.ir import interpret
 from weft.ir.ops import caches
 from weft.passes import run_passes
 
-from ...e2e.random_models import strong
-from ...lowered import build_module
-from ...passes.zoo import ZOO
-from ...sampling import each
-from .generated import assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance
+from ....e2e.random_models import strong
+from ....lowered import build_module
+from ....passes.zoo import ZOO
+from ....sampling import each
+from ..generated import assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance
 
 LONG = 13  # tokens, more than any window here
 WINDOWED = (

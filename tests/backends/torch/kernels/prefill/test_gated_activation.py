@@ -9,8 +9,8 @@ from weft.backends.torch.kernels.norm_glu import norm_glu
 from weft.backends.torch.kernels.prefill.gated_activation import gated_activation, reference, refusal
 from weft.backends.torch.kernels.shared.norm import Norm
 
-from .close import DTYPES
-from .oracles import FORMULAS, assert_near, draw
+from ..close import DTYPES
+from ..oracles import FORMULAS, assert_near, draw
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,6 +12,12 @@ import torch
 from weft.backends.torch.kernels.shared import launch
 
 
+@pytest.fixture(autouse=True)
+def _outside_the_kernel_tests(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch off the interpreter that `device` switches on for the tests of this folder."""
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+
+
 class OnCuda:
     """Imitate a tensor on the first CUDA device, as far as `refusal` and `has_pdl` ask."""
 

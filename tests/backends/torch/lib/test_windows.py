@@ -18,7 +18,7 @@ from weft.backends.torch.kernels.shared import online_softmax as kernels_attend
 from weft.backends.torch.lib import windows
 from weft.backends.torch.lib.windows import KeyVisibility, attend, in_blocks
 
-from ...sampling import each
+from ....sampling import each
 
 pytestmark = [  # of torch's own, where it plays Triton's part
     pytest.mark.filterwarnings("ignore:The .grad attribute"),

@@ -21,12 +21,12 @@ from weft.backends.torch.ops.float8_caches import describe_limits
 from weft.frontends.dsl import Decoder
 from weft.ir import Graph, WeftError
 
-from ...e2e.random_models import strong
-from ...lowered import build_module, build_step, write_step
-from ...passes.zoo_variants import BIASED, attends, decoder
-from ...sampling import each
-from .generated import assert_close, call, tolerance
-from .kernels.test_quantized_gemv import EIGHT, NUMBERS
+from ....e2e.random_models import strong
+from ....lowered import build_module, build_step, write_step
+from ....passes.zoo_variants import BIASED, attends, decoder
+from ....sampling import each
+from ..generated import assert_close, call, tolerance
+from ..kernels.shared.test_quantized_gemv import EIGHT, NUMBERS
 
 LENGTH = 9
 MODELS: dict[str, Decoder] = {

@@ -15,8 +15,8 @@ from weft.backends.torch.kernels.prefill.dequantize_weights import dequantize_we
 from weft.backends.torch.kernels.shared.quantized_gemv import Codes, dequantize
 from weft.backends.torch.lib.quantized import block_linear
 
-from ....sampling import each
-from .close import DTYPES, exact, rounded
+from .....sampling import each
+from ..close import DTYPES, exact, rounded
 from .test_quantized_gemv import EIGHT, check_fusions, packed
 
 HALF = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]

@@ -10,8 +10,8 @@ from weft.backends.torch.kernels.prefill import dequantize_weights as file
 from weft.backends.torch.kernels.prefill.dequantize_weights import dequantize_weights
 from weft.backends.torch.kernels.shared.quantized_gemv import Codes
 
-from .close import DTYPES, exact, rounded
-from .test_quantized_gemv import EIGHT, NUMBERS, packed
+from ..close import DTYPES, exact, rounded
+from ..shared.test_quantized_gemv import EIGHT, NUMBERS, packed
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

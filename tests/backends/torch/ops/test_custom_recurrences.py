@@ -16,10 +16,10 @@ from weft.ir.graph.step import NEXT
 from weft.ir.types import sizes
 from weft.passes.analysis.recurrences.affine import find_affine_form
 
-from ...lowered import lower
-from ...random_steps import RandomStep
-from ...recurrences import HEADS, KEYS, RECURRENCES, VALUES
-from ...sampling import each
+from ....lowered import lower
+from ....random_steps import RandomStep
+from ....recurrences import HEADS, KEYS, RECURRENCES, VALUES
+from ....sampling import each
 
 BENT = [False, True]
 SEEDS = range(24)

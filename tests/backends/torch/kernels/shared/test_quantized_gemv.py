@@ -20,9 +20,9 @@ from weft.backends.torch.kernels.shared.quantized_gemv import Codes, dequantize,
 from weft.backends.torch.lib.quantized import block_linear
 from weft.ir.types.block_layouts import pack_words
 
-from ....sampling import each
-from .close import DTYPES, assert_close, exact, rounded
-from .oracles import FORMULAS, assert_near, draw, make_norm, norm64
+from .....sampling import each
+from ..close import DTYPES, assert_close, exact, rounded
+from ..oracles import FORMULAS, assert_near, draw, make_norm, norm64
 
 pytestmark = pytest.mark.usefixtures("few_processors")
 
