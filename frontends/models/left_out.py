@@ -61,10 +61,7 @@ def explain_tensor(key: str) -> str:
 
 
 def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield a part for each outermost module whose tensors are in `unread` and none of them in `read`.
-
-    Modules whose names differ only in numbers, such as those of layers, are one part.
-    """
+    """Yield a part per outermost module with tensors in `unread` and none in `read`; layers are numbered {i}."""
     parents = {key[:end] for key in read for end in _find_dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:

@@ -63,9 +63,7 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
     rest = sorted(keys - keys_read)
     idle, unused = ({k for p in patterns for k in fnmatch.filter(rest, p)} for patterns in (table.idle, table.unused))
     unread = [k for k in rest if k not in idle | unused]
-    settings = find_unread_keys(
-        config, table.model_types[0], table.inert, lambda variant: table.read(variant, keys, source)
-    )
+    settings = find_unread_keys(config, table.model_types[0], table.inert, lambda c: table.read(c, keys, source))
     left_out = [*find_unread_modules(unread, keys_read), *find_unread_settings(settings)]
     return replace(loaded, unread=unread, ignored=sorted(idle | unused), idle=sorted(idle), left_out=left_out)
 
@@ -152,6 +150,4 @@ def _check_param(param: Param, reader: TensorReader, keys: frozenset[str]) -> No
     except WeftError as e:
         raise WeftError(f"{reader.path}: {tensors} does not fit {param.name} {list(param.shape)}: {e}") from e
     if shape != param.shape:
-        raise WeftError(
-            f"{reader.path}: {tensors} does not fit {param.name}, whose shape is {list(param.shape)} by the config"
-        )
+        raise WeftError(f"{reader.path}: {tensors} does not fit {param.name} {list(param.shape)} of the config")

@@ -154,9 +154,7 @@ def add_token_head(table: Family, config: Config, keys: frozenset[str], source: 
     """
     s = table.read(config, keys, source)
     if s.kind != "decoder" or s.logit_softcap is not None or s.head_transform is not None:
-        raise WeftError(
-            f"{source}: a reranker by token logits must be a decoder with logits linear in its hidden states"
-        )
+        raise WeftError(f"{source}: a reranker by token logits needs a decoder with logits linear in its hidden states")
 
     def rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         name = table.names["embed" if s.tie and part == "weight" else "lm_head"]
@@ -205,9 +203,7 @@ def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], 
     if not keys:
         return None
     heads = ", ".join(table.tasks) or "none"
-    detail = (
-        f"{summarize(keys)} of {config['architectures'][0]}; weft reads these heads of {table.model_types[0]}: {heads}"
-    )
+    detail = f"{summarize(keys)} of {config['architectures'][0]}; of these models weft reads the heads {heads}"
     return LeftOut("head", keys[0].partition(".")[0], detail, changes=True)
 
 

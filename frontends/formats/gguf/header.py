@@ -131,9 +131,7 @@ class _HeaderParser:
             )
         nbytes = dtype.bytes_for(math.prod(shape))
         if offset % alignment:
-            raise self.error(
-                f"places tensor {name} at offset {offset}, which is not a multiple of its alignment {alignment}"
-            )
+            raise self.error(f"places tensor {name} at offset {offset}, not a multiple of its alignment {alignment}")
         if start + offset + nbytes > self.size:
             raise self.error(
                 f"is truncated: tensor {name} ends at byte {start + offset + nbytes} but the file has {self.size}; "
@@ -211,9 +209,7 @@ class _HeaderParser:
         # A damaged count may be huge: compare it with the file before allocating memory.
         raw = self.file.read(count) if count <= self.size - self.at else b""
         if len(raw) < count:
-            raise self.error(
-                f"is truncated or damaged: {label} has {count} bytes from byte {self.at} on, the file {self.size}"
-            )
+            raise self.error(f"is truncated or damaged: {label} has {count} bytes at byte {self.at} of {self.size}")
         self.at += count
         return raw
 

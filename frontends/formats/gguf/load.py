@@ -95,9 +95,7 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
         pad_token_id=ids.pad,
         source={"format": "gguf", "path": str(path)},
     )
-    metadata = {
-        key: _to_decimal(value) for key, value in reader.metadata.items() if key.startswith("general.sampling.")
-    }
+    metadata = {k: _to_decimal(v) for k, v in reader.metadata.items() if k.startswith("general.sampling.")}
     if sampling := read_sampling_defaults(
         Record(path, metadata), {ours: f"general.sampling.{k}" for ours, k in _SAMPLING.items()}
     ):

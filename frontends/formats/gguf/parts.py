@@ -17,10 +17,7 @@ _PART = re.compile(r"(.*-)\d{5}-of-(\d{5})(\.gguf)")
 
 
 def list_parts(path: Path) -> tuple[Path, ...]:
-    """Return the paths of all parts, in order, if the name of `path` is that of a part, else only `path`.
-
-    The files need not exist.
-    """
+    """Return the paths of all parts, in order, if `path` is named as a part, else only `path`; they need not exist."""
     match = _PART.fullmatch(path.name)
     names = [f"{match[1]}{i + 1:05}-of-{match[2]}{match[3]}" for i in range(int(match[2]))] if match else []
     return tuple(map(path.with_name, names)) if path.name in names else (path,)
@@ -46,9 +43,7 @@ def read_parts(path: Path) -> dict[Path, Header]:
         if (no, of) != (number, count):
             raise WeftError(f"{file} has split.no {no} and split.count {of}, not {number} and {count}: fetch it again")
         if repeated := homes.keys() & part.tensors.keys():
-            raise WeftError(
-                f"{file} and {homes[min(repeated)]} both have the tensor {min(repeated)}: fetch the parts again"
-            )
+            raise WeftError(f"{file} and {homes[min(repeated)]} both have the tensor {min(repeated)}: fetch them again")
         homes |= dict.fromkeys(part.tensors, file)
     if (total := header.metadata.get("split.tensors.count", len(homes))) != len(homes):
         raise WeftError(f"{path} counts {total} tensors in all parts, but they have {len(homes)}: fetch them again")

@@ -108,7 +108,5 @@ class GGUFTensors:
         except OSError as error:
             raise WeftError(f"{self.path} cannot be read: {error.strerror or error}") from error
         if len(raw) < count:
-            raise WeftError(
-                f"{self._files[info.name]} ends inside tensor {info.name}: it has shrunk since it was opened"
-            )
+            raise WeftError(f"{self._files[info.name]} ends inside tensor {info.name}: it has shrunk since opening")
         return raw

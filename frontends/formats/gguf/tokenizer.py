@@ -123,9 +123,7 @@ class _Vocab:
         self.metadata = metadata
         self.kind: str = self.read("model", str)
         if self.kind not in _KINDS:
-            raise WeftError(
-                f"tokenizer.ggml.model is {quote_value(self.kind)}; supported tokenizers are {', '.join(_KINDS)}"
-            )
+            raise WeftError(f"tokenizer.ggml.model is {quote_value(self.kind)}; supported are {', '.join(_KINDS)}")
         self.pre: str = self.read("pre", str, "default")
         if self.kind == "gpt2" and self.pre not in SPLITS:
             raise WeftError(f"tokenizer.ggml.pre is {quote_value(self.pre)}; supported are {', '.join(sorted(SPLITS))}")
@@ -193,10 +191,7 @@ class _Vocab:
         return scores
 
     def derive_merges(self) -> list[tuple[str, str]]:
-        """Return the BPE merges that a SentencePiece vocabulary implies: all pairs of pieces that join into a piece.
-
-        They are in the order of that piece's score, highest first.
-        """
+        """Return the BPE merges that a SentencePiece vocabulary implies: all splits of pieces in two, best score first."""
         entries = zip(self.tokens, self.read_scores(), self.types, strict=True)
         pieces = {token: score for token, score, kind in entries if kind not in _NEVER_MERGED}
         ranked = sorted(pieces, key=lambda piece: -pieces[piece])
@@ -299,10 +294,7 @@ _KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {
 
 
 def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]]:
-    """Add special and user-defined tokens, which are never split, to `tokenizer`.
-
-    Return them by id as the entry added_tokens_decoder of tokenizer_config.json.
-    """
+    """Add special and user-defined tokens to `tokenizer`; return them as added_tokens_decoder, by id."""
     from tokenizers import AddedToken
 
     special_ids = {vocab.begin_id, vocab.end_id, vocab.find_id("mask")}

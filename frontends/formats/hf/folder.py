@@ -273,15 +273,13 @@ def extract_submodel(
     for name in LANGUAGE_MODELS:
         prefixes = (p for p in (f"{name}.{table.prefix}", f"model.{name}.", f"{name}.") if _has(keys, p))
         prefix, head = next(((p, f"{name}.lm_head.") for p in prefixes), (prefix, head))
-    other_modules = frozenset(
-        _find_outer_module(key, prefix) for key in keys if not key.startswith((prefix, head, "lm_head."))
-    )
-    unused = (*table.unused, *other_modules, *(f"{module}.*" for module in other_modules))
+    outer = frozenset(_find_outer_module(k, prefix) for k in keys if not k.startswith((prefix, head, "lm_head.")))
+    unused = (*table.unused, *outer, *(f"{module}.*" for module in outer))
     # The inner config may omit this key; a checkpoint without a head ties it to the embedding.
     text["tie_word_embeddings"] = not (_has(keys, head) or _has(keys, "lm_head."))
     inert = (*table.inert, *filter(OF_TOWERS.search, text))
     side = replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused, inert=inert)
-    return side, text, other_modules
+    return side, text, outer
 
 
 def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:

@@ -36,6 +36,4 @@ def check_inside(folder: Path, file: Path) -> None:
     resolved_folder, resolved_file = folder.resolve(), file.resolve()
     root = next((parent.parent for parent in resolved_folder.parents if parent.name == "snapshots"), resolved_folder)
     if not resolved_file.is_relative_to(root):
-        raise WeftError(
-            f"{file} is a link to {resolved_file}, outside the model's folder: replace the link by a copy of the file"
-        )
+        raise WeftError(f"{file} is a link to {resolved_file}, outside the model's folder: copy the file into it")

@@ -41,9 +41,7 @@ class JoinedReader(RoutedReader):
         return self.base.path
 
     def keys(self) -> Iterable[str]:
-        added = (
-            build_joined_key(number, key) for number, adapter in enumerate(self.adapters) for key in adapter.tensors
-        )
+        added = (build_joined_key(i, key) for i, adapter in enumerate(self.adapters) for key in adapter.tensors)
         return [*self.base.keys(), *added]
 
     def find(self, key: str) -> tuple[TensorReader, str]:
@@ -177,9 +175,7 @@ class Merger(abc.ABC):
         """Return `find(name)`; raise WeftError, naming `adapter` and its tensor `key`, if the model lacks it."""
         home = self.find(name)
         if home is None or home not in self.read:
-            raise adapter.error(
-                f": {self.source} does not read the weight that {key!r} changes; is it an adapter of this model?"
-            )
+            raise adapter.error(f": {self.source} does not read the weight that {key!r} changes; is it for this model?")
         return home
 
     def add(self, adapter: Adapter, reader: TensorReader) -> None:
@@ -233,9 +229,7 @@ class Merger(abc.ABC):
         if len(self._shape(home)) == 3:
             return Add((self.weight(home), stack_expert_updates(update, adapter, is_transposed)))
         if adapter.reader.shape(update.down)[0] != update.rank:
-            raise adapter.error(
-                f": {adapter.describe_tensors(update.down)} is not of rank {update.rank}, as in its config"
-            )
+            raise adapter.error(f": {adapter.describe_tensors(update.down)} must have rank {update.rank} by its config")
         is_transposed = is_transposed or update.embedding
         down, up = adapter.tensor(update.down), adapter.tensor(update.up)
         product = MatMul(transpose_matrix(down), transpose_matrix(up)) if is_transposed else MatMul(up, down)

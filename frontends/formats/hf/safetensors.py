@@ -71,16 +71,12 @@ class SafetensorsFile:
         size = os.fstat(self._fd).st_size
         length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
         if size < 8 or not 2 <= length <= MAX_HEADER:
-            raise WeftError(
-                f"{self.path} is not a safetensors file: it does not begin with a header length; fetch the file again"
-            )
+            raise WeftError(f"{self.path} is not a safetensors file (no header length); fetch it again")
         if 8 + length > size:
             raise WeftError(
                 f"{self.path} is truncated or not safetensors: header of {length} bytes in {size}; fetch it again"
             )
-        header = parse_json(
-            os.pread(self._fd, length, 8), f"the header of {self.path}", unique=True, values=MOST_VALUES
-        )
+        header = parse_json(os.pread(self._fd, length, 8), f"header of {self.path}", unique=True, values=MOST_VALUES)
         self.metadata = Record(f"the header of {self.path}", header).get("__metadata__", dict[str, str], {})
         entries = {k: v for k, v in header.items() if k != "__metadata__"}
         tensors = {key: self._tensor(key, entry, 8 + length) for key, entry in entries.items()}
@@ -99,9 +95,7 @@ class SafetensorsFile:
         if not valid or len(shape) > MOST_AXES:
             raise WeftError(f"{self.path}: the header entry of tensor {key!r} is malformed")
         if name not in DTYPES:
-            raise WeftError(
-                f"{self.path}: tensor {key!r} has dtype {name}, which weft cannot read; convert the checkpoint"
-            )
+            raise WeftError(f"{self.path}: tensor {key!r} has dtype {name}, which weft cannot read: convert the file")
         if end - begin != DTYPES[name].bytes_for(math.prod(shape)):
             raise WeftError(f"{self.path}: tensor {key!r} of {name} {list(shape)} cannot take {end - begin} bytes")
         return _Tensor(DTYPES[name], shape, start + begin)

@@ -159,10 +159,7 @@ def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
 
 
 def collect_weights(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
-    """Return the parameters of `graph` that read checkpoint tensors or random values, by name, except those in `leave`.
-
-    Floats are in `dtype`, by default in `find_exact_dtype`; other values in their own dtype.
-    """
+    """Return the parameters of `graph` that read tensors or random values, except `leave`; floats are in `dtype`."""
     tensors = {}
     for name, param in graph.params.items():
         if name not in leave and param.recipe.has(Source, *RANDOM):

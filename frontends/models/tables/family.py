@@ -1,8 +1,4 @@
-"""Family tables: map config keys to settings, and parameters to checkpoint tensors, for one model family.
-
-A rule is a function from a config to the value of one setting. A template is a function that returns the recipe (an
-expression over checkpoint tensors) of a parameter.
-"""
+"""Family tables: map config keys to settings (by rules), and parameters to checkpoint tensors (by names, templates)."""
 
 from __future__ import annotations
 
@@ -71,18 +67,14 @@ Names = dict[str, str | Template]
 
 @dataclass(frozen=True)
 class Lookup:
-    """A rule that returns the value of the first of the config keys `keys` that is not null, else `default`.
-
-    reciprocal: return 1 / value; a null value is then an error, as it has no reciprocal. Calling the rule raises
-    WeftError if no key has a value and there is no default.
-    """
+    """A rule: the value, or 1 / value if `reciprocal`, of the first key in `keys` that is not null, else `default`."""
 
     keys: tuple[str, ...]
     default: Any = REQUIRED
     reciprocal: bool = False
 
     def __call__(self, config: Config) -> Any:
-        absent = _ABSENT if self.reciprocal else None
+        absent = _ABSENT if self.reciprocal else None  # null has no reciprocal: an error rather than the default
         value = next((config[key] for key in self.keys if config.get(key, absent) is not absent), self.default)
         if value is REQUIRED:
             raise WeftError(f"no key {self.keys[0]!r}")
@@ -100,10 +92,7 @@ def read_required(config: Config, *names: str) -> tuple[Any, ...]:
 
 
 def mask_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
-    """Return the rule for a setting per layer: `make(config)` in the layers that `chosen` selects, None in all others.
-
-    `chosen(config)` yields a bool per layer. `make` is called once, and only if a layer is selected.
-    """
+    """Return the rule for a setting per layer: `make(config)` where `chosen(config)` yields True, None elsewhere."""
 
     def rule(config: Config) -> tuple[Any, ...]:
         selected = list(chosen(config))
@@ -185,10 +174,7 @@ class Table:
         return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
     def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
-        """Return the recipe of the parameter called `parameter`; None if the table has no entry for it.
-
-        `keys` are the checkpoint's tensor names, which decide between spellings.
-        """
+        """Return the recipe of `parameter` for a checkpoint with tensors named `keys`; None if the table lacks it."""
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", parameter)
         index = re.search(r"(?<=\.)\d+(?=\.)", parameter)
         stem, _, part = pattern.rpartition(".")
@@ -200,10 +186,7 @@ class Table:
         return None
 
     def to_config(self, s: Settings) -> dict[str, Any]:
-        """Return the config entries that `read` maps to the settings `s`, of the settings whose rule is a `Lookup`.
-
-        If several settings share a key, its value is the first that is truthy.
-        """
+        """Return the config entries that `Lookup` rules map to the settings `s`; a truthy value of a key wins."""
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):

@@ -134,9 +134,7 @@ def read_compressed(
         elif part == "weight_scale" and f"{name}.weight_packed" not in keys:
             weight = f"{name}.weight"
             if weight not in keys:
-                raise WeftError(
-                    f"there is no weight next to {key!r}; the checkpoint is incomplete or of another layout"
-                )
+                raise WeftError(f"no weight is next to {key!r}; the checkpoint is incomplete or of another layout")
             if (dtype := reader.dtype(weight)) not in _BYTES:
                 raise WeftError(f"{weight!r} next to {key!r} is of dtype {dtype}, not codes: save the model compressed")
     return tensors
@@ -195,9 +193,7 @@ def _read_packed(
         fits &= reader.dtype(zeros) == dtypes.i32 and reader.shape(zeros) == (_count_words(rows, bits, stream), groups)
     if not fits or reader.dtype(key) != dtypes.i32 or not is_scale_dtype(reader.dtype(scales)):
         widest = " or ".join(map(str, sorted(widths)))
-        raise misfit_error(
-            reader, *present, expected=f"for a weight [{rows}, {width}] of {widest} bits in whole groups"
-        )
+        raise misfit_error(reader, *present, expected=f"for weights [{rows}, {width}] of {widest} bits in whole groups")
     group = width // groups
     if index:
         if reader.shape(index) != (width,) or not reader.dtype(index).is_int:
@@ -260,10 +256,8 @@ def _find_tile(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: Collection[tuple[int, int]]
 ) -> tuple[int, int] | None:
     """Return (height, width) of tiles, `counts` per axis of `shape`: the first of `tiles` that fits, else quotients."""
-    exact_edges = tuple(
-        size // count if count and size % count == 0 else 0 for size, count in zip(shape, counts, strict=True)
-    )
-    for height, width in (*tiles, exact_edges):
+    quotients = tuple(n // count if count and n % count == 0 else 0 for n, count in zip(shape, counts, strict=True))
+    for height, width in (*tiles, quotients):
         if height and width and (-(-shape[0] // height), -(-shape[1] // width)) == counts:
             return height, width
     return None

@@ -37,9 +37,7 @@ def read_score_tokens(folder: Path) -> list[int]:
 
 def list_ranking_files(folder: Path) -> list[Path]:
     """Return the paths of the existing files of sentence-transformers in the `folder` of a reranker."""
-    scores = [
-        folder / subfolder / "config.json" for kind, subfolder in read_modules(folder).items() if kind == LOGIT_SCORE
-    ]
+    scores = [folder / home / "config.json" for kind, home in read_modules(folder).items() if kind == LOGIT_SCORE]
     files = [folder / "modules.json", folder / _CONFIG, folder / _INPUTS, *scores]
     return [file for file in files if file.is_file()]
 

@@ -62,9 +62,7 @@ def find_token(folder: Path, name: str) -> int | None:
     if text is None or not (folder / VOCABULARY).is_file():
         return None
     stored = Record.read(folder / VOCABULARY)
-    ids = _read_vocab(stored) | {
-        token.text("content"): token.integer("id") for token in stored.records("added_tokens", [])
-    }
+    ids = _read_vocab(stored) | {t.text("content"): t.integer("id") for t in stored.records("added_tokens", [])}
     return ids[text] if type(ids.get(text)) is int else None
 
 
@@ -93,10 +91,7 @@ def _find_missing(folder: Path, stored: Record, config: Record) -> list[AddedTok
 
 
 def _list_added(folder: Path, config: Record, special: Collection[str]) -> list[AddedToken]:
-    """Return the added tokens of `config` (tokenizer_config.json), else of added_tokens.json, in order of their ids.
-
-    Tokens of added_tokens.json are special if their content is in `special`.
-    """
+    """Return the added tokens of `config`, else of added_tokens.json (special if in `special`), in order of ids."""
     from tokenizers import AddedToken
 
     if "added_tokens_decoder" in config:

@@ -198,7 +198,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "value type": (header(GOOD, string("k") + struct.pack("<I", 99), 1) + DATA, "metadata k of unknown value type 99"),
     "array length": (
         header(GOOD, string("k") + struct.pack("<IIQ", 9, 4, 2**61), 1) + DATA,
-        "metadata k has .* bytes from byte",
+        "metadata k has .* bytes at byte",
     ),
     "nested arrays": (
         header(GOOD, string("k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 9, 1) + DATA,

@@ -268,12 +268,12 @@ def test_texts_are_cut_as_the_models_cut_them(pre: str, text: str, pieces: str) 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no tokenizer": ({"model": None}, r"tokenizer\.ggml\.model is missing in the GGUF metadata"),
-    "unknown kind": ({"model": "rwkv"}, "model is 'rwkv'; supported tokenizers are gpt2, llama, t5, bert"),
+    "unknown kind": ({"model": "rwkv"}, "model is 'rwkv'; supported are gpt2, llama, t5, bert"),
     "unknown pre-tokenizer": ({"pre": "klingon"}, "tokenizer.ggml.pre is 'klingon'; supported are .*smollm"),
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
     "tokens not a list": ({"tokens": "abc"}, "tokenizer.ggml.tokens is 'abc', not of type list"),
     "tokens not text": ({"tokens": ["a", 5]}, r"tokenizer.ggml.tokens\[1\] is 5, not text"),
-    "repeated token": ({"tokens": ["a", "b", "a"], "token_type": [1] * 3}, "tokens holds 'a' twice"),
+    "repeated token": ({"tokens": ["a", "b", "a"], "token_type": [1] * 3}, "tokens has 'a' twice"),
     "types cut": ({"token_type": [1]}, "tokenizer.ggml.token_type has 1 entries for"),
     "no merges": ({"merges": None}, "tokenizer.ggml.merges is missing"),
     "merge of one": ({"merges": ["abc"]}, r"tokenizer.ggml.merges\[0\] is 'abc', which does not join two tokens"),

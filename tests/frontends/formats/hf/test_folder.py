@@ -176,7 +176,7 @@ def test_wrong_shape(folder: Path) -> None:
     tensors["model.layers.1.mlp.up_proj.weight"] = np.ones((48, 31), np.float32)
     save_file(tensors, folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
-    fails(folder, rf"{name} \[48, 31\] does not fit layers.1.ffn.up.weight, whose shape is \[48, 32\] by the config")
+    fails(folder, rf"{name} \[48, 31\] does not fit layers.1.ffn.up.weight \[48, 32\] of the config")
 
 
 def test_wrong_shape_behind_a_recipe(save: Any) -> None:
@@ -226,13 +226,13 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "does not begin with a header length"),
-        (b"\x00" * 64, "does not begin with a header length"),
-        (b"not a checkpoint at all" * 9, "does not begin with a header length"),
+        (b"", "no header length"),
+        (b"\x00" * 64, "no header length"),
+        (b"not a checkpoint at all" * 9, "no header length"),
         (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in 10"),
-        (header(b"{]"), "the header of .*: not valid JSON"),
-        (header([1, 2]), "the header of .*: a JSON object was expected, not array"),
-        (header(b"\xff\xfe{}"), "the header of .*: not valid JSON: byte 0 is not UTF-8"),
+        (header(b"{]"), "header of .*: not valid JSON"),
+        (header([1, 2]), "header of .*: a JSON object was expected, not array"),
+        (header(b"\xff\xfe{}"), "header of .*: not valid JSON: byte 0 is not UTF-8"),
         (header({"x": 5}), "entry of tensor 'x' is malformed"),
         (header({"x": {"dtype": "F32"}}), "entry of tensor 'x' is malformed"),
         (header({"x": {**SOUND, "shape": [-2]}}, b"\0" * 8), "entry of tensor 'x' is malformed"),
@@ -255,7 +255,7 @@ def test_a_truncated_checkpoint(folder: Path) -> None:
     whole = (folder / "model.safetensors").read_bytes()
     for length in (4, 300, len(whole) // 2, len(whole) - 1):
         (folder / "model.safetensors").write_bytes(whole[:length])
-        fails(folder, "truncated|does not begin with a header length")
+        fails(folder, "truncated|no header length")
 
 
 def test_a_local_hub_snapshot_is_found_by_its_id(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

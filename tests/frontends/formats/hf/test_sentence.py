@@ -274,7 +274,7 @@ def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) 
             "modality_config is .* weft reads the pooler_output of get_text_features, without",
         ),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "transformer_task is 'fill-mask'"),
-        ("sentence_bert_config.json", {"processor_kwargs": {"truncation_side": "left"}}, "know truncation_side"),
+        ("sentence_bert_config.json", {"processor_kwargs": {"truncation_side": "left"}}, "options truncation_side"),
     ],
 )
 def test_files_that_are_refused(file: str, said: Any, message: str, bert: Path) -> None:

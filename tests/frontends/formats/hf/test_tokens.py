@@ -214,7 +214,7 @@ def test_older_tokenizers_are_refused_with_a_remedy(name: str, save: Any, tmp_pa
     folder = Path(save("llama")[1])
     (folder / name).write_bytes(b"[PAD]\n[UNK]\n")
     with pytest.raises(
-        WeftError, match=rf"has {name} and no tokenizer\.json, .*: create it with transformers, AutoTok"
+        WeftError, match=rf"has {name} but no tokenizer\.json, .*: create it with transformers, AutoTok"
     ):
         weft.compile(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
