@@ -237,7 +237,7 @@ def read_gguf_rope(config: Mapping[str, Any]) -> RoPE:
 
 
 def write_gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return the keys that `read_gguf_rope` reads as `rope`, except rope.dimension_count and scalings unknown to GGUF."""
+    """Return keys that `read_gguf_rope` reads as `rope`, without rope.dimension_count and scalings unknown to GGUF."""
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling
