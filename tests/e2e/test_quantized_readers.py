@@ -269,7 +269,7 @@ def text(**facts: Any) -> dict[str, Array]:
         (compressed(4, False, "marlin-24"), WORDS, "format='marlin-24' is not supported, only pack-quantized, int-q"),
         (compressed(4, False) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, WORDS, "without their zeros"),
         (compressed(4, False) | {"transform_config": {"config_groups": {"R1": {}}}}, WORDS, "rotates activations"),
-        (compressed(8, False), WORDS, r"x.weight_packed i32 \[64, 12\], .* for a weight \[64, 96\] of 8 bits in whole"),
+        (compressed(8, False), WORDS, r"x.weight_packed i32 \[64, 12\], .* for weights \[64, 96\] of 8 bits in whole"),
         (
             compressed(4, False),
             without(WORDS, "weight_scale"),
@@ -281,7 +281,7 @@ def text(**facts: Any) -> dict[str, Array]:
             "there is no 'x.weight_shape' next to 'x.weight_packed'",
         ),
         (compressed(4, False), without(WORDS, "weight_packed"), "no weight is next to 'x.weight_scale'"),
-        (compressed(4, False), WORDS | {"weight_shape": np.array([64, 99])}, r"for a weight \[64, 99\] of 4 bits"),
+        (compressed(4, False), WORDS | {"weight_shape": np.array([64, 99])}, r"for weights \[64, 99\] of 4 bits"),
         (
             compressed(4, False),
             WORDS | {"weight_shape": np.array([64])},
@@ -309,7 +309,7 @@ def text(**facts: Any) -> dict[str, Array]:
         (BNB, without(TABLE, "weight.nested_quant_map"), "there is no 'x.weight.nested_quant_map' next to 'x.weight'"),
         (BNB, without(TABLE, STATE), "there is no quant_state next to 'x.weight.quant_map'"),
         (BNB, without(TABLE, "weight"), "there is no 'x.weight' next to 'x.weight.quant_state.bitsandbytes__nf4'"),
-        (BNB, TABLE | {STATE: np.frombuffer(b"{", np.uint8)}, "the text in 'x.weight.quant_state.* not valid JSON"),
+        (BNB, TABLE | {STATE: np.frombuffer(b"{", np.uint8)}, "the JSON in 'x.weight.quant_state.* not valid JSON"),
         (BNB, text(shape=[32, 64]), "has no valid shape and block size: shape=.32, 64., blocksize=None"),
         (BNB, text(shape=[32, -64], blocksize=64), "has no valid shape and block size: shape=.32, -64."),
         (BNB, text(shape=[32, 64], blocksize=64), "does not state how the scales in 'x.weight.absmax' are quantized"),

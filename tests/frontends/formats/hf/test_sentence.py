@@ -333,7 +333,7 @@ def test_tables_of_vectors(tmp_path: Path) -> None:
         (
             "bert",
             0,
-            r"1_WeightedLayerPooling:layer_weights \[3\] does not fit .*layer_weights, whose shape is \[4\] by",
+            r"1_WeightedLayerPooling:layer_weights \[3\] does not fit .*layer_weights \[4\] of the config",
         ),
         ("bert", 4, "start=4 must be at most"),
     ],
@@ -358,7 +358,7 @@ def test_adapters_with_modules_are_refused(bert: Path, tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": str(bert), "peft_type": "LORA"})
     )
-    refused(adapter, r"an adapter with its own modules\.json is not supported: merge it")
+    refused(adapter, r"an adapter with its own modules\.json is not supported: save the merged")
 
 
 def test_records_that_were_edited_are_refused(bert: Path, tmp_path: Path) -> None:
