@@ -87,10 +87,14 @@ def MulAdd(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.clip)
 def Clip(e: OnnxEmitter, node: Node) -> Out:
-    bounds = [
+    low, high = (
         None if b is None else e.scalar(b, node.output.type.dtype) for b in (node.attrs["low"], node.attrs["high"])
-    ]
-    return e.op("Clip", e[node.inputs[0]], *bounds)
+    )
+    x = e[node.inputs[0]]
+    # ONNX Runtime takes the largest finite number for an absent bound, so Clip would change ∞.
+    if low is None and high is not None:
+        return e.op("Min", x, high)
+    return e.op("Max", x, low) if high is None and low is not None else e.op("Clip", x, low, high)
 
 
 @lowering(ops.cast)
