@@ -1,4 +1,4 @@
-"""Sample sequences from a model; a student trains on them in addition to real text."""
+"""Sample token sequences from a model; a student trains on them in addition to real text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ Progress = Callable[[str, int, int], None]
 def sample_continuations(
     model: Any, prompts: Tensor, length: int, *, seed: int = 0, progress: Progress = lambda *_: None
 ) -> Tensor:
-    """Return `prompts` [n, tokens] continued to [n, length] by tokens drawn from a decoder at temperature 1.
-
-    `progress` is called with ("sampling", length so far, `length`).
-    """
+    """Return `prompts` [n, tokens], continued to [n, length] by tokens that the decoder `model` draws at temperature 1.
+    `progress` is called with ("sampling", current length, `length`) before each token and at the end."""
     generated: Any = model  # a generated module, which has `new_cache`
     generator = torch.Generator(prompts.device).manual_seed(seed)
     cache = generated.new_cache(len(prompts), length)

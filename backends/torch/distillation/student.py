@@ -1,4 +1,4 @@
-"""Convert a quantized graph to a module whose scales, norms and biases train while its codes stay fixed, and back."""
+"""A student: a quantized graph as a module whose scales, norms and biases train, while its codes stay fixed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ...target import MODEL
 from ..lower.lower import lower
 from ..package.module import build_module
 
-# Operands of norms and biases. Biases of routers are excluded: they would change the choice of experts.
+# op: its trained operands. Biases of routers are excluded: they would change the choice of experts.
 TRAINED_OPERANDS = {
     ops.rms_norm: ("weight",),
     ops.layer_norm: ("weight", "bias"),
@@ -37,9 +37,9 @@ TRAINED_OPERANDS = {
 
 
 class _Product(torch.autograd.Function):
-    """Multiply scales [..., groups] by codes [..., groups, group]; only the scales have a gradient.
+    """The product of integer codes [..., groups, group] and scales [..., groups], which alone have a gradient.
 
-    The backward pass keeps the codes as integers; autograd would keep them as floats.
+    It saves the codes for the backward pass as integers; autograd would save them as floats.
     """
 
     @staticmethod
@@ -57,9 +57,9 @@ _multiply_codes: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gi
 
 
 class ScaledCodes(nn.Module):
-    """A parametrization of a weight [..., out, width] by relative changes [..., out, groups] of its scales.
+    """A torch parametrization of a weight [..., out, width] by relative changes [..., out, groups] of its scales.
 
-    The weight is codes · scales · (1 + change), without the padding after `width`.
+    The weight is codes · scales · (1 + change), cut to the first `width` columns.
     """
 
     codes: Tensor
@@ -76,7 +76,7 @@ class ScaledCodes(nn.Module):
 
 
 class _EvaluatingReader:
-    """A reader of the tensors of `base`, and of further tensors by key: the results of `recipes` on them."""
+    """A reader of the tensors of `base`, and of one more tensor for each key of `recipes`: the recipe's f32 result."""
 
     def __init__(self, base: TensorReader, recipes: Mapping[str, Recipe]) -> None:
         self.base, self.recipes = base, recipes
@@ -102,9 +102,10 @@ class _EvaluatingReader:
 
 @dataclass
 class Student:
-    """A module of a quantized `graph`, with its trainable parameters by name in the graph.
+    """A module of a quantized `graph`, with its trainable parameters by their names in the graph.
 
-    scales: the parametrization and the relative change of the scales of a weight. vectors: norms and biases.
+    scales: weight → (its parametrization, the trainable relative change of its scales); tied weights have the same.
+    vectors: trainable norm weights and biases.
     """
 
     graph: Graph
@@ -114,11 +115,11 @@ class Student:
 
     @property
     def trainable(self) -> list[nn.Parameter]:
-        """Return all trainable parameters: changes of scales (repeated for tied weights), then vectors."""
+        """Return all trainable parameters: changes of scales (once per name of a tied weight), then vectors."""
         return [change for _, change in self.scales.values()] + list(self.vectors.values())
 
     def count_trained(self) -> tuple[int, int]:
-        """Return the number of trainable scales, and of trainable elements of norms and biases."""
+        """Return (number of trainable scales, number of trainable elements of norms and biases)."""
         scales = {change for _, change in self.scales.values()}
         return sum(c.numel() for c in scales), sum(v.numel() for v in self.vectors.values())
 
@@ -128,19 +129,19 @@ class Student:
 
     @torch.no_grad()
     def restore(self, state: Iterable[Tensor]) -> None:
-        """Copy `state`, a result of `copy_state`, into the trainable parameters."""
+        """Copy `state`, as `copy_state` returns it, into the trainable parameters."""
         for parameter, value in zip(self.trainable, state, strict=True):
             parameter.copy_(value)
 
     @torch.no_grad()
     def round_scales(self) -> None:
-        """Apply the changes, round the scales to their stored dtype, and set the changes to 0."""
+        """Multiply the scales by 1 + change, round them to their stored dtype, and set the changes to 0."""
         for name, (weight, change) in self.scales.items():
             weight.scales.copy_(torch.from_numpy(_cast_scales(self, name).astype(np.float32)))
             change.zero_()
 
     def build_graph(self) -> Graph:
-        """Return a copy of the graph with the current scales, norms and biases; codes and zero points are unchanged."""
+        """Return a copy of the graph with the trained scales, norms and biases; codes and zero points are unchanged."""
         reader, recipes = SpilledTensors(self.graph.reader), dict[str, Recipe]()
         for name in self.scales:
             recipe, scales = self.graph.params[name].recipe, _cast_scales(self, name)
@@ -167,7 +168,7 @@ class Student:
 
 
 def _cast_scales(student: Student, name: str) -> Array:
-    """Return the current scales of a weight as an array, clipped and cast to their stored dtype."""
+    """Return the scales of the weight `name`, with their change, clipped and cast to their stored dtype."""
     layout = find_block_layout(student.graph.params[name].recipe, student.graph.reader)
     assert isinstance(layout, BlockLayout)
     weight, change = student.scales[name]
@@ -177,11 +178,9 @@ def _cast_scales(student: Student, name: str) -> Array:
 
 
 def find_scaled_params(graph: Graph) -> list[str]:
-    """Return the names of quantized parameters of `graph` whose scales are trained: without minima and float codes.
-
-    If some have codes of less than 8 bits, parameters with 8-bit codes are not trained: they have almost no error to
-    compensate, and the noise of their gradients costs more than they gain.
-    """
+    """Return the names of the quantized parameters of `graph` whose scales can be trained: those with integer codes and
+    without minima. If some have codes of less than 8 bits, only these: 8-bit codes have almost no error to compensate,
+    and the noise of their gradients costs more than they gain."""
     bits_by_name: dict[str, int] = {}
     for name, param in graph.params.items():
         if param.uses and is_quantized(param):
@@ -205,10 +204,10 @@ def find_vector_params(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class FloatCopy:
-    """A copy of a graph that reads quantized weights, norms and biases as float tensors.
+    """A copy of a graph that reads quantized weights and trained vectors as float tensors.
 
-    names_by_key: names of the parameters that read a tensor, by the tensor's key. scaled: parameters whose scales are trained.
-    vectors: parameters that are trained themselves.
+    names_by_key: the key of each of these tensors → the names of the parameters that read it. scaled: names of weights
+    whose scales are trained. vectors: names of norms and biases that are trained.
     """
 
     graph: Graph
@@ -220,10 +219,10 @@ class FloatCopy:
 def copy_as_floats(
     graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None
 ) -> FloatCopy:
-    """Return a copy of `graph` that reads its quantized weights, norms and biases as float tensors.
+    """Return a copy of `graph` that reads quantized weights and trained vectors as float tensors.
 
-    scaled: parameters whose scales are trained (default: `find_scaled_params`). vectors: norms and biases that are trained
-    (default: `find_vector_params`).
+    scaled: names of weights whose scales are trained (None: `find_scaled_params`). vectors: names of norms and biases
+    that are trained (None: `find_vector_params`).
     """
     scales = set(find_scaled_params(graph) if scaled is None else scaled)
     trained = set(find_vector_params(graph) if vectors is None else vectors)
@@ -246,9 +245,10 @@ def copy_as_floats(
 
 
 def open_student(graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the student of `graph` on `device`; `floats` is the result of `copy_as_floats`, `forms` are those of its graph.
+    """Return the student of the quantized `graph` on `device`.
 
-    A parameter that `forms` store in another layout than `graph` is not trained.
+    floats: `copy_as_floats(graph)`. forms: its graph, compiled for target torch (graphs by name; MODEL is built).
+    Weights whose tensors the compiled graph has transformed are not trained.
     """
     module = build_module(forms, device=device).requires_grad_(False)
     scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = {}
@@ -267,10 +267,8 @@ def open_student(graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], de
 
 
 def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[ScaledCodes, nn.Parameter]:
-    """Parametrize the weight `attribute` of the module `home` by the codes and scales of `param`.
-
-    Return the parametrization and its parameter, the relative change of the scales.
-    """
+    """Replace the weight `attribute` of the module `home` by a parametrization with the codes and scales of `param`.
+    Return (the parametrization, its trainable parameter: the relative change of the scales)."""
     recipe, reader = param.recipe, param.graph.reader
     layout = find_block_layout(recipe, reader)
     assert isinstance(layout, BlockLayout)

@@ -1,4 +1,4 @@
-"""Distillation: train a student to match its teacher's distributions over the next token."""
+"""The training loop of distillation: a student learns its teacher's distributions over the next token."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.nn.utils import parametrize
 
 from .student import Student
 
-MAX_LOGITS = 1 << 26  # most logits in memory, tokens × vocabulary: in a forward pass, and of the teacher
-TOKENS_AT_ONCE = 256  # tokens whose distributions are compared at once
-WARM_UP = 0.05  # share of the schedule
-EVALUATIONS = 5  # evaluations on the held-back windows during the training
+MAX_LOGITS = 1 << 26  # limit of tokens × vocabulary in one forward pass
+TOKENS_AT_ONCE = 256  # tokens whose divergence is computed at once, which limits the memory
+WARM_UP = 0.05  # share of the training in which the step size rises
+EVALUATIONS = 5  # on the held-back windows, during the training
 
 Progress = Callable[[str, int, int], None]
 
 
 class _Divergence(torch.autograd.Function):
-    """Compute Σ KL(p ‖ q) over logits [tokens, vocab], p from the teacher, q (with a gradient) from the student."""
+    """Σ KL(p ‖ q) over logits [tokens, vocab]: p of the teacher, q of the student, which alone has a gradient."""
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor) -> Tensor:
@@ -48,13 +48,13 @@ _divergence: Callable[[Tensor, Tensor], Tensor] = _Divergence.apply  # torch giv
 
 
 def sum_divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return Σ KL(teacher ‖ student) over all positions of logits [batch, seq, vocab], in nats."""
+    """Return Σ KL(teacher ‖ student) in nats, summed over all tokens, for logits [batch, seq, vocab]."""
     return _divergence(student.flatten(0, 1), teacher.flatten(0, 1))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean KL divergence from the teacher on the held-back windows, in nats per token, and the number of steps."""
+    """Mean KL divergence from the teacher on held-back windows, in nats per token, before and after training."""
 
     before: float
     after: float
@@ -80,12 +80,12 @@ def distill(
     progress: Progress = lambda stage, done, total: None,
     bf16: bool = False,
 ) -> Outcome:
-    """Train `student` on `windows` [n, context], restore its best state, and return the divergence before and after.
+    """Train `student` in place to match `teacher` on `windows` [n, context]; return the divergence before and after.
 
-    held_back: windows [n, context] on which the best state (scales rounded) is closest to `teacher`.
-    batch: windows per step. rate: step size of Adam relative to the size of each parameter; it warms up, then decays to
-    0 along a cosine at `steps` or `seconds`, whichever is first. bf16: matrix products of the training are in bf16.
-    progress: called with ("healing", steps done, `steps`).
+    held_back: windows [n, context] that choose the best state, which the student has at the end (scales rounded).
+    batch: windows per step. rate: step size of Adam relative to the root mean square of each parameter; it warms up,
+    then decays to 0 along a cosine at `steps` or `seconds`, whichever is first. bf16: train with matrix products in
+    bf16. progress: called with ("healing", steps done, `steps`).
     """
     loss = _Loss(student, teacher, held_back, bf16)
     before = loss.held_back_mean()
@@ -122,12 +122,12 @@ def _compute_rms(parameter: Tensor) -> float:
 
 
 def _schedule_rate(done: float) -> float:
-    """Return the step size relative to `rate` when the share `done` (0 to 1) of the training is over."""
+    """Return the factor of the step size after the share `done` (0 to 1) of the training."""
     return min(1.0, 0.2 + done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _draw_batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
-    """Yield random batches [batch, context] without end; each window occurs once before any occurs again."""
+    """Yield random batches [batch, context] of `windows` forever; each window occurs once before any occurs again."""
     generator = torch.Generator().manual_seed(seed)
     waiting = torch.empty(0, dtype=torch.long)
     while True:
@@ -138,7 +138,7 @@ def _draw_batches(windows: Tensor, batch: int, seed: int) -> Iterator[Tensor]:
 
 
 class _Loss:
-    """The divergence of a student from its teacher, computed on `at_once` windows at once, which limits the memory."""
+    """The divergence of a student from its teacher; `at_once` windows fit into a forward pass (MAX_LOGITS)."""
 
     def __init__(self, student: Student, teacher: nn.Module, held_back: Tensor, bf16: bool) -> None:
         self.student, self.teacher, self.bf16 = student.module, teacher, bf16
@@ -155,7 +155,7 @@ class _Loss:
         return logits
 
     def backward(self, windows: Tensor) -> None:
-        """Add the gradient of the mean divergence over the tokens of `windows` to the student's gradients."""
+        """Add the gradient of the mean divergence per token of `windows` [n, context] to the student's gradients."""
         for part in torch.split(windows, self.at_once):
             with torch.no_grad():
                 teacher_logits = self._forward(self.teacher, part)
@@ -166,7 +166,7 @@ class _Loss:
 
     @torch.no_grad()
     def held_back_mean(self) -> float:
-        """Return the mean divergence over the tokens of the held-back windows, in nats."""
+        """Return the mean divergence per token of the held-back windows (at most `at_once`), in nats."""
         with parametrize.cached():
             logits = self.student(self.held_back)
         return float(sum_divergence(logits, self.teacher_logits)) / self.held_back.numel()

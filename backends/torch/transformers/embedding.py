@@ -26,12 +26,11 @@ _VECTOR = "sentence_embedding"
 
 
 def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int | None = None) -> None:
-    """Write the modules after the transformer, the prompts and the longest input into `folder`; nothing without
-    pooling.
+    """Write the files of sentence-transformers into `folder`: pooling modules, prompts, the longest input.
 
-    `kind` is the dtype of their weights (None: as stored); `length` limits the longest input in tokens. Without a
-    module Pooling, the transformer itself must return the vector, which needs custom code (with a `length`). Custom
-    code does not return the hidden states of layers, so it also pools by itself if a module would read them.
+    kind: dtype of the modules' weights (None: as stored). length: longest input in tokens of a folder with custom code;
+    None for a checkpoint without. Custom code returns the vector itself where no module can pool: without a module
+    Pooling, or if WeightedLayerPooling would read the hidden states of layers. Nothing is written without pooling.
 
     Raises:
         WeftError: if a pass has replaced weights of a module, or custom code would have to exclude prompts from
@@ -78,10 +77,11 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
 
 
 def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
-    """Return the tensors of the module at the path `at`, by name within it, in dtype `kind` (None: as stored)."""
+    """Return the tensors of the module whose parameters begin with `at`, by their names in the module, in dtype `kind`.
+    None stores each in the dtype of its source, f32 if it has several."""
     params = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
     if not any(key.endswith(("weight", "layer_weights")) for key in params):
-        raise WeftError(f"{at}, a module of sentence-transformers, has no weight of its own after these passes")
+        raise WeftError(f"module {at} has no weight after these passes: leave out those that replace it")
     tensors: dict[str, Tensor] = {}
     for key, param in params.items():
         read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
@@ -95,12 +95,12 @@ def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON."""
+    """Write `value` to the file `path` as indented JSON in UTF-8."""
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def _list_modules(graph: Graph) -> Mapping[str, Any]:
-    """Return the records of the modules after the transformer, by folder name; {} without pooling."""
+    """Return the modules after the transformer (type and config) by folder name, in order; {} without pooling."""
     modules = (graph.meta.get("sentence") or {}).get("modules")
     if modules is None and (mode := _FLAGS.get(graph.meta.get("pooling") or "")) is not None:
         flags = {f"pooling_mode_{name}": name == mode for name in _FLAGS.values()}

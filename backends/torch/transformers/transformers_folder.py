@@ -1,4 +1,4 @@
-"""Build folders for transformers: a configuration, a model, weights, and a generation config."""
+"""The folder that target transformers writes: configuration, modeling code, weights and generation config."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ RESERVED_WORD = "mamba"  # `generate` passes caches to classes with this in thei
 
 
 class TransformersFolder:
-    """A folder of the target transformers before it is written: the model of `forms` with weights in `dtype`.
+    """A folder of target transformers that is not written yet; its weights have dtype `dtype`, such as "bf16".
 
-    length: longest sequence. name: class name ("": derived from the graph's name). Notes for the user are appended to
-    `notes`.
+    forms: graphs by name: "" the optimized model, MODEL the model legalized for the target; "decoder" and "encoder" of
+    an encoder-decoder. length: longest sequence in tokens. name: class name ("": derived from the graph's name).
+    notes: list to which notes for the user are appended.
 
     Raises:
         WeftError: if the graph has cache operands or quantized weights, does not read token ids, or has a name that
@@ -107,16 +108,16 @@ class TransformersFolder:
         self.facts: dict[str, Any] = {"outputs": list(graph.outputs), "weights": summarize_weights(graph, self.tensors)}
 
     def explain(self, report: Report) -> list[str]:
-        """Return the lines of `explain_engines`: whether each engine can run the model."""
+        """Return the lines of `--explain`: for each inference engine that it runs the model, or why not."""
         return self._explained
 
     @property
     def base(self) -> BaseModel:
-        """Return the base model; for an encoder-decoder, that of the decoder."""
+        """Return the classes of the base model; those of the decoder for an encoder-decoder."""
         return self.modeling.bases[0]
 
     def _list_fields(self, length: int) -> dict[str, Any]:
-        """Return the config fields in addition to the sizes of the architecture; `length` is the longest sequence."""
+        """Return the config fields other than sizes of the architecture; `length` is the longest sequence in tokens."""
         meta = self._graph.meta
         eos = meta.get("eos_token_ids") or [None]
         tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
@@ -137,7 +138,7 @@ class TransformersFolder:
         return facts
 
     def _collect_params(self) -> dict[str, Param]:
-        """Return the parameters of all stored weights by key."""
+        """Return the parameters of all stored weights by key in the folder; tied weights occur once."""
         prefix, tied = "" if self._head is None else "model.", map_tied_keys(self._sides)
         params = {f"{prefix}{key}": param for key, param in collect_weights(self._sides).items()}
         if self._head is not None:
@@ -164,7 +165,7 @@ class TransformersFolder:
         write_shards(folder, self._weights, step=step)
 
     def _write_graph(self) -> str:
-        """Return the graph in the text format, with the folder's tensors as weights, to load it after training."""
+        """Return the graph as text, whose weights are tensors of this folder: weft can load it again after training."""
         recipes: dict[str, Recipe] = {name: Source(key) for name, key in map_keys(self._sides).items()}
         prefix = "" if self._head is None else "model."
         mixtures = {_get_up_name(node): node for node in self._legal.nodes if node.op is ops.moe}
@@ -205,7 +206,7 @@ class TransformersFolder:
         }
 
     def _list_task_fields(self) -> dict[str, Any]:
-        """Return the config fields for the labels and activation of a task head."""
+        """Return the config fields for labels, problem type and score activation of a task head; {} without them."""
         meta, facts = self._graph.meta, dict[str, Any]()
         if (names := meta.get("labels")) is not None:
             facts = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -228,12 +229,13 @@ class TransformersFolder:
 
 
 def _get_up_name(node: Node) -> str:
-    """Return the name of the weight ``up`` of a mixture of experts."""
+    """Return the parameter name of the up projections of a mixture of experts (op moe)."""
     return node.required_operand("up").name
 
 
 def derive_class_name(name: str) -> str:
-    """Return a class name from the name of a model without its size, distinct from those of models in engines."""
+    """Return a CamelCase class name for the model `name` without its size ("smol-135M" → "Smol"), or "Weft". A name
+    that begins like a model of transformers or an engine, or with a digit, gets the prefix Weft."""
     words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
     joined = "".join(w[0].upper() + w[1:] for w in words)
     if joined in ("", "Model"):  # else its base model would be called ModelModel
@@ -243,5 +245,5 @@ def derive_class_name(name: str) -> str:
 
 
 def derive_stem(name: str) -> str:
-    """Return the file stem for classes called `name`, in snake case."""
+    """Return the class name `name` in snake case: the end of file names and the model_type."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()

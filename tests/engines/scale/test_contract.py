@@ -102,12 +102,12 @@ def check_degrees(name: str, folder: Path) -> None:
 
 
 REFUSED = [
-    ("variant/soft cap", SGLANG, "scores are squashed, which its attention does not compute"),
+    ("variant/soft cap", SGLANG, "scores have a soft cap, which its attention does not compute"),
     ("variant/biases", SGLANG, "the head has a bias, which it does not load"),
     ("variant/chunked", VLLM, "attention in chunks, for which engines make no masks"),
-    ("variant/tied, scaled", VLLM, "logits are scaled and then squashed"),
+    ("variant/tied, scaled", VLLM, "logits are scaled before the soft cap"),
     ("variant/experts in a hierarchy", VLLM, "experts are not described by the config's num_experts_per_tok"),
-    ("variant/experts, hand-written router", VLLM, "experts are other feed-forwards than SwiGLU"),
+    ("variant/experts, hand-written router", VLLM, "experts are not SwiGLU"),
     ("family/bloom", VLLM, "scores have a bias by distance (ALiBi, T5)"),
     ("random/29", VLLM, "layers have different numbers or widths of heads"),
 ]
@@ -139,7 +139,7 @@ def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
     built = folder_of(graph_for(name), tmp_path)
     assert f"pipeline parallelism: one stage, {reason}" in built.explain(Report())
     assert "base_model_pp_plan" not in built.plans.by_name
-    taking = [line for line in built.explain(Report()) if line.startswith("vLLM: takes it")]
+    taking = [line for line in built.explain(Report()) if line.startswith("vLLM: runs it")]
     assert all(line.endswith(f"; without pipeline parallelism: {reason}") for line in taking)
 
 
@@ -148,9 +148,9 @@ def test_attention_that_stays_whole_is_explained() -> None:
     block = Block(Attention(8, 4, rope=RoPE(), qk_norm=QKNorm(RMSNorm(), over="full")), GatedMLP(48), RMSNorm())
     graph = lowered(Decoder(64, 32, [block] * 2, context=32).graph(name="normed"))
     built = TransformersFolder(forms(graph, "transformers"), "f32", 64, "Tiny", [])
-    assert "vLLM: takes it; without tensor parallelism: layers.*.attn stays whole" in built.explain(Report())
+    assert "vLLM: runs it; without tensor parallelism: layers.*.attn is not divided" in built.explain(Report())
     reason = "its queries and keys are normed across heads"
-    assert f"tensor parallelism: layers.*.attn stays whole, {reason}" in built.explain(Report())
+    assert f"tensor parallelism: layers.*.attn is not divided, {reason}" in built.explain(Report())
 
 
 def test_names_that_begin_alike_are_told_apart() -> None:

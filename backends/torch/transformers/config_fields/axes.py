@@ -1,4 +1,4 @@
-"""Classes of axes of a graph that have the same size by construction: a width, a number of heads, a vocabulary."""
+"""Classes of axes of a graph that have equal sizes by construction, such as all axes of the residual width."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ Axis = tuple[Value, int]
 
 
 class AxisClasses:
-    """Classes of axes of the values of `graph` that must have equal sizes, and the names of the classes.
-
-    Only axes of known size above 1 belong to classes: ``batch`` and ``seq`` already have names.
-    """
+    """A union-find of the axes of all values of `graph`; axes of one class have equal sizes, and the class may have a
+    name: an expression over config fields. Only axes of a fixed size above 1 are in classes, not batch or seq."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -29,7 +27,7 @@ class AxisClasses:
     # -- classes
 
     def merge(self, a: Axis | None, b: Axis | None) -> None:
-        """Merge the classes of two axes if both sizes are known, above 1 and equal; None is ignored."""
+        """Merge the classes of axes a and b if their sizes are fixed, above 1 and equal; else do nothing."""
         if a is None or b is None or self.get_size(a) != self.get_size(b) or self.get_size(a) is None:
             return
         a, b = self._find_root(a), self._find_root(b)
@@ -51,19 +49,19 @@ class AxisClasses:
     # -- names
 
     def set_name(self, axis: Axis | None, name: Size) -> bool:
-        """Name the class of `axis` and return True; do nothing and return False if it already has a name."""
+        """Name the class of `axis`, and return True; return False if it has a name or no class, or `axis` is None."""
         if axis is None or self.get_size(axis) is None or (root := self._find_root(axis)) in self._names:
             return False
         self._names[root] = name
         return True
 
     def get_name(self, axis: Axis | None) -> Size | None:
-        """Return the name of the class of `axis`, an expression over fields; None without one."""
+        """Return the name of the class of `axis`, an expression over config fields; None without a name."""
         return None if axis is None or self.get_size(axis) is None else self._names.get(self._find_root(axis))
 
     def deduce_names(self, values: dict[str, int]) -> None:
-        """Derive names of further classes from sums (split, concat) and products (reshape) of named classes, until no
-        more can be derived; `values` has the value of each field."""
+        """Derive names of further classes from sums (split, concat) and products (reshape) of named classes, until none
+        is left to derive. `values` maps config fields to their values."""
         changed = True
         while changed:
             changed = False
@@ -74,8 +72,8 @@ class AxisClasses:
                     changed |= self._name_product(node, values)
 
     def _name_sum(self, node: Node) -> bool:
-        """Name the total as the sum of its parts, or a part as the total minus the other parts; return whether a name
-        is new."""
+        """Name the axis that `node` splits or concatenates as the sum of its parts, or its only unnamed part as the
+        total minus the others. Return whether a name was added."""
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
         total_value = node.required_operand("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)
@@ -88,8 +86,8 @@ class AxisClasses:
         return self.set_name((parts[part_names.index(None)], axis), total + rest * -1)
 
     def _name_product(self, node: Node, values: dict[str, int]) -> bool:
-        """Name the merged axis of a reshape as a product of two axes, or one of those as a quotient; return whether a
-        name is new."""
+        """Name the last axis that the reshape `node` splits in two, or merges from two, as the product, or one
+        of the two as a quotient. Return whether a name was added."""
         x, y = node.required_operand("x"), node.output
         joined, split = (x, y) if len(x.shape) < len(y.shape) else (y, x)
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
@@ -112,13 +110,13 @@ class AxisClasses:
 
 
 def get_axis(value: Value | None, axis: int = -1) -> Axis:
-    """Return the axis of `value` at a negative index `axis`."""
+    """Return (value, index) of an axis of `value`, given its negative index `axis`, by default the last."""
     assert value is not None
     return value, len(value.shape) + axis
 
 
 def _find_factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
-    """Return the only field in the product `size` with this `value`; None if there is not exactly one."""
+    """Return the only config field with this `value` in the product `size`; None if there is not exactly one."""
     if not isinstance(size, Poly) or len(size.terms) != 1:
         return None
     ((mono, _),) = size.terms
@@ -126,11 +124,11 @@ def _find_factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
     return sizes.sym(fields[0]) if len(fields) == 1 else None
 
 
-# -- rules: the axes of a node's operands and outputs with equal sizes
+# -- rules: merge the axes of a node's operands and outputs that have equal sizes
 
 
 def _match_broadcast(axes: AxisClasses, node: Node) -> None:
-    """Match the operands of an elementwise or rowwise op with its output, axis by axis from the last."""
+    """Merge the axes of operands and output of an elementwise, rowwise or norm op, pairwise from the last axis."""
     traits = node.op.traits
     if not traits.intersection((Trait.ELEMENTWISE, Trait.ROWWISE, Trait.NORM, Trait.COMPARES)):
         return
@@ -188,7 +186,7 @@ def _match_moe(axes: AxisClasses, node: Node) -> None:
 
 
 def _match_reshape(axes: AxisClasses, node: Node) -> None:
-    """Match the leading axes whose sizes the reshape keeps."""
+    """Merge the leading axes of operand and output, up to the first whose size the reshape changes."""
     x, y = node.required_operand("x"), node.output
     for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
         if a != b:
@@ -197,7 +195,7 @@ def _match_reshape(axes: AxisClasses, node: Node) -> None:
 
 
 def _make_axis_rule(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[AxisClasses, Node], None]:
-    """Return a rule for an op that moves axes; `order` yields pairs of an axis of x and an axis of the output."""
+    """Return a rule that merges the pairs (axis of x, axis of the output) that `order` yields for a node."""
 
     def rule(axes: AxisClasses, node: Node) -> None:
         for old, new in order(node):
@@ -225,14 +223,14 @@ def _pair_unsqueezed(node: Node) -> Iterator[tuple[int, int]]:
 
 
 def _pair_sliced(node: Node) -> Iterator[tuple[int, int]]:
-    """Return pairs of equal axes of x and the output: all axes except the sliced one."""
+    """Return pairs (axis of x, axis of the output): all axes except the sliced one."""
     x = node.required_operand("x")
     cut = node.attrs.get("axis", -1) % len(x.shape)
     return ((a, a) for a in range(len(x.shape)) if a != cut)
 
 
 def _match_split(axes: AxisClasses, node: Node) -> None:
-    """Match all axes except the one that is split or concatenated."""
+    """Merge each axis of all operands and outputs, except the one that is split or concatenated."""
     for value in (*node.outputs, *(v for v in node.inputs if v is not None)):
         for axis in range(len(value.shape)):
             if axis != node.attrs["axis"] % len(value.shape):
@@ -247,7 +245,7 @@ def _match_reduced(axes: AxisClasses, node: Node) -> None:
 
 
 def _match_nothing(axes: AxisClasses, node: Node) -> None:
-    """Match nothing: widths of queries, keys and values of attention are products that `naming` names."""
+    """Merge nothing: widths of queries, keys and values are products of heads, which `size_names` names."""
 
 
 RULES: dict[Op, Callable[[AxisClasses, Node], None]] = {

@@ -1,4 +1,4 @@
-"""Named sizes as Python expressions over the fields of a config."""
+"""Sizes as Python expressions over config fields, for generated code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CONFIG = "config"  # the variable of the config in generated code
 
 @dataclass(frozen=True)
 class ConfigValue:
-    """A number that generated code reads from the config: its `value`, and its expression, which is its repr."""
+    """A number that generated code reads from the config: its `value` here, and its `size` as an expression over
+    fields, whose source is the str and repr: f-strings of generated code contain it."""
 
     value: Any
     size: Size
@@ -43,7 +44,7 @@ def _divide(a: ConfigValue | int, b: ConfigValue | int) -> ConfigValue | int:
 
 
 def write_expression(size: Size) -> str:
-    """Return `size` as the source of a Python expression, whose names are read from the config."""
+    """Return `size` as Python source that reads its fields from ``config``; sums are in parentheses."""
     if isinstance(size, int):
         return str(int(size))
     text = ""

@@ -1,4 +1,4 @@
-"""The fields of a config: the sizes and float attributes of an architecture, each with a name."""
+"""The config fields of a model: sizes and float attributes of its architecture."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from weft.ir.types.sizes import Poly
 
 @dataclass
 class Fields:
-    """The config fields and their values, in order of first use; `side` is the side of the model that is being
-    named."""
+    """The config fields and their values, in order of first use. side: "encoder" while the sizes of the encoder of an
+    encoder-decoder are named, else "decoder" or ""."""
 
     values: dict[str, Any] = field(default_factory=dict)
     side: str = ""
 
     def choose_name(self, role: str, value: Any, kind: str = "") -> str:
-        """Return the field for a `role`: an existing one with this value, or a new one.
+        """Return the name of the field for `role` with this `value`, which is added to `values` if it is new.
 
-        If the field called `role` has another value, the name gets the prefix encoder or `kind`, or a number at the
-        end.
+        It is `role` itself; if that field has another value, `role` with the prefix encoder_ (on that side) or that of
+        `kind`, then with a number from 2 on at the end.
         """
         words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
         candidates = [role, *(f"{word}_{role}" for word in words if word)]
@@ -33,5 +33,5 @@ class Fields:
                 return name
 
     def choose_size(self, role: str, value: int, kind: str = "") -> Poly:
-        """Return the field for a `role` as a symbolic size; see `choose_name`."""
+        """Return the field that `choose_name` returns as a symbolic size."""
         return sizes.sym(self.choose_name(role, value, kind))

@@ -1,4 +1,4 @@
-"""Names for sizes and attributes of a graph by their role in the architecture, as in configs of transformers."""
+"""Config fields for the sizes and attributes of a graph, named by their role as in configs of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .axes import AxisClasses, get_axis, list_read_params
 from .expressions import ConfigValue
 from .fields import Fields
 
-FLOAT_FIELDS = {  # float attributes of ops that become fields
+FLOAT_FIELDS = {  # (op, float attribute): its config field
     (ops.rms_norm, "eps"): "rms_norm_eps",
     (ops.layer_norm, "eps"): "layer_norm_eps",
     (ops.attention, "softcap"): "attn_logit_softcapping",
@@ -26,7 +26,7 @@ FLOAT_FIELDS = {  # float attributes of ops that become fields
     (ops.glu, "limit"): "swiglu_limit",
 }
 SOFTCAP_DIVISION = "divided by final_logit_softcapping"
-INT_FIELDS = {
+INT_FIELDS = {  # (op, int attribute): its config field
     (ops.attention, "window"): "sliding_window",
     (ops.attention, "keep_first"): "attention_keep_first",
     (ops.attention, "stride"): "attention_stride",
@@ -38,8 +38,7 @@ INT_FIELDS = {
 
 
 class SizeNames:
-    """Expressions over config fields for the sizes of axes and the attributes of nodes of `graph`; `fields` is
-    extended."""
+    """Expressions over config fields for axis sizes and node attributes of `graph`; adds the fields to `fields`."""
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
@@ -55,16 +54,16 @@ class SizeNames:
                 self.name_attr(node, "by", sizes.sym(fields.choose_name(role, node.attrs["by"])))
 
     def name_attr(self, node: Node, attr: str, size: Size) -> None:
-        """Name the attribute `attr` of `node` by the expression `size`."""
+        """Let the expression `size` over config fields stand for the attribute `attr` of `node`."""
         self._attrs[node, attr] = size
 
     def get_size(self, value: Value, axis: int) -> ConfigValue | Size:
-        """Return the size of an axis: a `Name` if it is an expression over fields, else the size itself."""
+        """Return the size of an axis: a `ConfigValue` if it has an expression over fields, else the size."""
         size, named = value.shape[axis], self.axes.get_name((value, axis % len(value.shape)))
         return ConfigValue(size, named) if isinstance(named, Poly) else size
 
     def get_attr(self, node: Node, attr: str) -> Any:
-        """Return an attribute of `node`: a `Name` if it is an expression over fields, else its value."""
+        """Return an attribute of `node`: a `ConfigValue` if it has an expression over fields, else its value."""
         value, named = node.attrs[attr], self._attrs.get((node, attr))
         return ConfigValue(value, named) if isinstance(named, Poly) else value
 
@@ -115,14 +114,14 @@ def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
 
 
 def name_head_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
-    """Return the numbers of query heads and of key/value heads of an attention, as expressions over `fields`."""
+    """Return (query heads, key/value heads) of an attention as symbolic sizes, and add their fields to `fields`."""
     kind, heads, kv_heads = get_attention_kind(node), node.attrs["heads"], node.attrs["kv_heads"]
     queries = fields.choose_size("num_attention_heads", heads, kind)
     return queries, fields.choose_size("num_key_value_heads", kv_heads, kind)
 
 
 def get_attention_kind(node: Node) -> str:
-    """Return the kind of an attention (cross, local or global): a prefix of fields that differ between kinds."""
+    """Return "cross", "local" (a window or pattern) or "global", the prefix of fields that differ between kinds."""
     if node.scope.rpartition(".")[2] == "cross":
         return "cross"
     return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"
@@ -180,7 +179,7 @@ def _name_recurrences(axes: AxisClasses, fields: Fields) -> None:
 
 
 def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
-    """Return the numbers of heads and of groups of a recurrence, as expressions over `fields`."""
+    """Return (heads, groups) of a recurrence as symbolic sizes (1 stays 1), and add their fields to `fields`."""
     role = "mamba" if node.op is ops.ssd else "linear"
     heads, groups = node.attrs["heads"], int(node.attrs.get("groups") or node.attrs["heads"])
     named = fields.choose_size(f"{role}_num_heads", heads) if heads > 1 else 1
@@ -190,7 +189,7 @@ def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
 
 
 def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
-    """Name the remaining sizes after the linear maps or parameters that have them."""
+    """Name the remaining axes of weights after their linear maps, then of other parameters after themselves."""
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
             weight = node.operand("weight") if node.op is ops.linear else None
@@ -224,10 +223,8 @@ def _name_attributes(names: SizeNames, node: Node) -> None:
 
 
 def map_logit_nodes(graph: Graph) -> dict[Node, str]:
-    """Map the nodes between the linear map of the logits and the logits to config fields.
-
-    These nodes may be a scale, then cap · tanh(x / cap); the result is {} with any other op.
-    """
+    """Map the nodes after the head's linear map to their config fields, SOFTCAP_DIVISION for a soft cap's division.
+    They may be a scale, then cap · tanh(x / cap); {} if there are other nodes, or no logits."""
     chain: list[Node] = []
     node = graph.outputs["logits"].producer if "logits" in graph.outputs else None
     while node is not None and node.op is not ops.linear:
@@ -248,7 +245,7 @@ def map_logit_nodes(graph: Graph) -> dict[Node, str]:
 
 
 def _get_field_prefix(node: Node) -> str:
-    """Return a prefix for fields of a norm or an attention; repeated runs of one module have the same."""
+    """Return the prefix for config fields of a node: the kind of an attention, else its local name without number."""
     local = re.sub(r"_\d+$", "", node.output.name.rpartition(".")[2])
     return get_attention_kind(node) if node.op is ops.attention else local
 
@@ -261,7 +258,7 @@ def _name_heads(names: SizeNames, node: Node) -> None:
 
 
 def _name_rope_heads(names: SizeNames, node: Node) -> None:
-    """Name the heads of a RoPE node as the heads of the attention that reads it."""
+    """Name the heads of a RoPE node like those of the attention that reads its result."""
     if (match := find_attention(node.output)) is not None:
         attention, role = match
         heads, kv_heads = name_head_counts(attention, names.fields)
@@ -270,10 +267,8 @@ def _name_rope_heads(names: SizeNames, node: Node) -> None:
 
 
 def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
-    """Return the attention that reads `value`, perhaps through up to 1 + `depth` other ops, and the operand's name.
-
-    None if no attention does.
-    """
+    """Return (attention, operand name) for the attention that reads `value`; None without one. Up to `depth` layout,
+    norm or scale ops may be between."""
     for reader, index in value.uses:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name

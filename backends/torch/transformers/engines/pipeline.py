@@ -16,11 +16,11 @@ PROPERTIES = r"\.(device|dtype|shape)"  # attributes of embeddings that later st
 
 
 def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
-    """Return the modules of pipeline stages, each with the names of its inputs and outputs; a reason (str) if there can
-    be only one stage.
+    """Return module path → (input names, output names) for the modules of pipeline stages, in order of execution.
 
-    Engines replace the modules of other stages by modules that return their first argument, and pass hidden states
-    instead of embeddings to later stages. So all computation between the stages must be in modules.
+    Return the reason (str) if only one stage is possible. Engines replace the modules of other stages by modules that
+    return their first argument, and pass hidden states instead of embeddings to later stages. So all computation
+    between the embedding and the last module must be in modules.
     """
     stack, lowered = base.stack, base.lowered
     e = lowered.emitter
@@ -29,7 +29,7 @@ def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
     if not e.embedding:
         return "more than one embedding reads the token ids"
     if any(len(c.results) != 1 for c in stack.calls):
-        return "its layers hand on more than the hidden states"
+        return "its layers return more than the hidden states"
     items = base.method.items
     place = next(i for i, item in enumerate(items) if isinstance(item, Loop) and item.calls is stack.calls)
     loop = items[place]
@@ -56,12 +56,13 @@ def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
 
 
 def _list_others(call: ModuleCall, loop: Loop) -> list[Operand]:
-    """Return the operands of a layer other than the hidden states."""
+    """Return the operands of the call of a layer in `loop`, except the hidden states."""
     return [v for i, v in enumerate(call.inputs) if i != loop.chained[0]]
 
 
 def _find_dependent_values(embeds: Var, items: Sequence[Item], lowered: LoweredModel) -> set[Operand]:
-    """Return the values that depend on the elements of `embeds`, not only on its shape, except masks."""
+    """Return `embeds` and the results of `items` that depend on its elements; reading only its shape does not count.
+    Masks are left out, because every stage computes them."""
     masks = [mask.statement for mask in lowered.emitter.masks.values()]
     dependent: set[Operand] = {embeds}
     for item in items:
@@ -78,8 +79,8 @@ def _list_calls(item: Item) -> list[ModuleCall]:
 
 
 def _follow_chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Operand] | None:
-    """Return the paths of the modules that `items` apply to `value` one after the other, and the result; None if
-    `items` are anything else."""
+    """Return the paths of the modules that `items` apply to `value` one after the other, and the final result. None if
+    an item is not the call of one module on the previous result alone."""
     paths = []
     for item in items:
         if isinstance(item, Loop) or not item.results:
@@ -95,7 +96,7 @@ def _follow_chain(value: Operand, items: Sequence[Item]) -> tuple[list[str], Ope
 
 
 def _list_modules(items: Sequence[Item]) -> Iterator[str]:
-    """Yield the paths of the modules that `items` call."""
+    """Yield the paths of the modules that `items` call, in order; paths may repeat."""
     for item in items:
         if isinstance(item, Statement):
             yield from (o.path for o in item.operands if isinstance(o, Submodule))

@@ -26,10 +26,11 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 
 @dataclass
 class Plans:
-    """The plans of a config, by the name of their field.
+    """The plans of parallelism of a config.
 
-    units: modules that are divided together, with their styles by path. undivided: reasons for parts that stay undivided.
-    one_stage: the reason why the model is a single pipeline stage, "" if it can have several.
+    by_name: each plan by its config field; a plan maps module paths to styles. units: for each attention, feed-forward
+    or mixture that tensor parallelism divides, the style of each of its modules by path. undivided: the reason for each
+    part that it does not divide, by path. one_stage: why the model is a single pipeline stage; "" if it has several.
     """
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Plans:
 
 
 def make_plans(bases: Sequence[BaseModel]) -> Plans:
-    """Return the plans of tensor, pipeline, expert and data parallelism (FSDP2) of a model, whose sides are `bases`."""
+    """Return the plans of tensor, pipeline, expert and data (FSDP2) parallelism of a model with base models `bases`."""
     by_kind: dict[str, dict[str, Any]] = {name: {} for name in ("tp", "pp", "ep", "fsdp")}
     units: dict[str, dict[str, str]] = {}
     reasons: dict[str, str] = {}
@@ -59,13 +60,13 @@ def make_plans(bases: Sequence[BaseModel]) -> Plans:
 
 
 def _prefix_paths(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return `plan` with paths in the whole model instead of the base model `base`."""
+    """Return `plan` (path → style) with paths relative to the full model instead of the base model `base`."""
     return {base.path + path: style for path, style in plan.items()}
 
 
 def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
-    """Return the tensor-parallel plan of linear maps by columns and rows (Shoeybi 2019, arXiv 1909.08053), the styles
-    of its units, and the reason for each part that is not divided."""
+    """Return the tensor-parallel plan (Shoeybi 2019, arXiv 1909.08053) as path pattern → style, the divided units (see
+    `Plans.units`), and the reason for each undivided part by path."""
     divided = find_tensor_units(lowered.graph, lowered.base)
     units, reasons = divided.styles, divided.undivided
     for home in lowered.emitter.experts:
@@ -88,7 +89,8 @@ def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict
 def _agree_styles(
     units: Mapping[str, dict[str, str]], lowered: LoweredModel
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return styles by path (with ``*`` for layer numbers), and the units with one style in all layers."""
+    """Return the styles by path pattern (``*`` for layer numbers), and the `units` that they describe. Units are left
+    out if modules of the same pattern in other layers have another style or none."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
     agreed = {name: unit for name, unit in units.items() if unit}
     while True:
@@ -103,10 +105,8 @@ def _agree_styles(
 
 
 def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, str]:
-    """Return `plan` in an order in which the first match of each linear map is its own entry.
-
-    A linear map that is not divided gets an entry if it would match that of another.
-    """
+    """Return `plan` (path pattern → style) in an order in which the first match of each linear map is its own entry. An
+    undivided linear map gets the entry "replicate" if it would match the entry of another."""
     linears = dict.fromkeys(LAYER.sub(".0", path) for path in _list_linears(lowered))
     ordered = dict(plan)
     for _ in range(len(linears) + 1):
@@ -119,12 +119,12 @@ def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, 
 
 
 def _find_style(plan: Mapping[str, str], path: str) -> str:
-    """Return the style that engines use for the linear map at `path`: that of its first match in `plan`."""
+    """Return the style of the first entry of `plan` that matches `path`, which engines use; "replicate" without one."""
     return next((style for name, style in plan.items() if re.match(name, path)), REPLICATED)
 
 
 def _list_linears(lowered: LoweredModel) -> list[str]:
-    """Return the paths of the linear maps of a base model."""
+    """Return the paths of the nn.Linear modules of a base model, each once."""
     operands = (o for s in lowered.base.statements for o in s.operands)
     return [*dict.fromkeys(o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear"))]
 
@@ -135,7 +135,7 @@ def _is_read_directly(lowered: LoweredModel, weight: str) -> bool:
 
 
 def _plan_experts(lowered: LoweredModel) -> dict[str, str]:
-    """Return the expert-parallel plan: each device has some of the experts, undivided."""
+    """Return the expert-parallel plan (path pattern → style): each device has some of the experts, undivided."""
     units = {}
     for home in lowered.emitter.experts:
         names = (k for k in lowered.base.weights if k.startswith(f"{home}."))
@@ -144,8 +144,8 @@ def _plan_experts(lowered: LoweredModel) -> dict[str, str]:
 
 
 def _plan_fsdp(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
-    """Return the FSDP2 plan: modules whose weights are gathered when they run, by path. Modules after the layers keep
-    them gathered until the backward pass."""
+    """Return the FSDP2 plan (path → style) of the modules whose weights are gathered when they run; {} without layers.
+    Modules after the layers (paths in `staged`) keep their weights gathered until the backward pass."""
     if base.stack is None:
         return {}
     embedding, layers = base.lowered.emitter.embedding, base.stack.path

@@ -19,7 +19,7 @@ BATCHES, VLLM, SGLANG = "transformers generate_batch", "vLLM", "SGLang"
 
 
 def find_refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
-    """Return the reasons why each engine cannot run the model, by engine; an empty list for an engine that can."""
+    """Return engine → the reasons why it cannot run the model with base models `bases`; [] for an engine that can."""
     if len(bases) > 1:
         return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
     (base,) = bases
@@ -59,7 +59,7 @@ def _list_common_reasons(base: BaseModel) -> Iterator[str]:
     if any(mask.kind == CHUNKED for mask in e.masks.values()):
         yield "attention in chunks, for which engines make no masks"
     if any(n.op in (ops.expert_choice, ops.limit_capacity) for n in graph.nodes):
-        yield "experts choose among all tokens of a call, also tokens of other sequences"
+        yield "experts choose among all tokens of a forward pass, also those of other sequences"
     shapes = {
         (n.attrs["heads"], n.attrs["kv_heads"], n.required_operand("k").width // n.attrs["kv_heads"])
         for n in attentions
@@ -68,7 +68,7 @@ def _list_common_reasons(base: BaseModel) -> Iterator[str]:
         yield "layers have different numbers or widths of heads"
     narrow = [n for n in attentions if (v := n.operand("v")) is not None and v.width != n.required_operand("k").width]
     if narrow:
-        yield "values have another width than keys"
+        yield "values and keys differ in width"
 
 
 def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
@@ -86,11 +86,8 @@ def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
 
 
 def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
-    """Yield reasons that concern experts.
-
-    Engines replace modules called experts that have stacked weights and no biases by one kernel, and read its sizes
-    from the config.
-    """
+    """Yield the reasons why engines cannot run the experts. Engines replace modules called experts, if they have no
+    biases, by a kernel for SwiGLU experts, and read its sizes from the config."""
     replaced = [
         node
         for node in lowered.graph.nodes
@@ -102,7 +99,7 @@ def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
     for node in replaced:
         a, gated = node.attrs, node.operand("gate") is not None
         if not gated or a["activation"] != "silu" or a["limit"] is not None or a["shift"] != 0:
-            yield "experts are other feed-forwards than SwiGLU"
+            yield "experts are not SwiGLU"
             break
     names = {
         "num_experts": {int(n.required_operand("up").shape[0]) for n in replaced},
@@ -117,12 +114,12 @@ def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
 
 def _list_vllm_reasons(lowered: LoweredModel) -> Iterator[str]:
     if {"logit_scale", "final_logit_softcapping"} <= lowered.fields.values.keys():
-        yield "logits are scaled and then squashed, which it does in the other order"
+        yield "logits are scaled before the soft cap, which it applies first"
 
 
 def _list_sglang_reasons(lowered: LoweredModel) -> Iterator[str]:
     if any("softcap" in attending.features for attending in lowered.emitter.attentions.values()):
-        yield "scores are squashed, which its attention does not compute"
+        yield "scores have a soft cap, which its attention does not compute"
     if lowered.head is not None and any(key.endswith(".bias") for key in lowered.head.weights):
         yield "the head has a bias, which it does not load"
 
@@ -130,31 +127,26 @@ def _list_sglang_reasons(lowered: LoweredModel) -> Iterator[str]:
 def _list_paging_reasons(lowered: LoweredModel) -> Iterator[str]:
     features = set().union(*(attending.features for attending in lowered.emitter.attentions.values()))
     if features & {"softcap", "s_aux"}:
-        yield "scores are squashed, or have sinks, which its attention does not compute"
+        yield "scores have a soft cap or sinks, which its attention does not compute"
 
 
 def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
-    """Return the kinds of parallelism that vLLM and SGLang cannot use for a model, with reasons.
-
-    They require that the heads of all attentions can be divided, and that the layers can form stages.
-    """
+    """Return "kind of parallelism: reason" for tensor and pipeline parallelism that vLLM and SGLang cannot use. Tensor
+    parallelism requires that the heads of all attentions can be divided, pipeline parallelism several stages."""
     attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
     whole = next((scope for scope in attentions if scope not in plans.units), None)
-    limits = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} stays whole"]
+    limits = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} is not divided"]
     return [*limits, f"pipeline parallelism: {plans.one_stage}"] if plans.one_stage else limits
 
 
 def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: LoweredModel, plans: Plans) -> list[str]:
-    """Return the lines of `--explain`; `reasons_by_engine` is the result of `find_refusals`.
-
-    A line for each engine, for each part that tensor parallelism does not divide, and for a model of one pipeline
-    stage.
-    """
+    """Return the lines of `--explain`: one for each engine in `reasons_by_engine` (the result of `find_refusals`), one
+    for each part that tensor parallelism does not divide, and one if the model is a single pipeline stage."""
     without = "; without ".join(["", *list_limits(lowered, plans)])
-    accepts = {engine: "takes it" + (without if engine != BATCHES else "") for engine in reasons_by_engine}
+    accepts = {engine: "runs it" + (without if engine != BATCHES else "") for engine in reasons_by_engine}
     lines = [f"{engine}: {'; '.join(reasons) or accepts[engine]}" for engine, reasons in reasons_by_engine.items()]
     parts: dict[str, str] = {}
     for path, reason in plans.undivided.items():  # once for equal layers
         parts.setdefault(LAYER.sub(".*", path) or "the model", LAYER.sub(".*", reason))
-    lines += [f"tensor parallelism: {path} stays whole, {reason}" for path, reason in parts.items()]
+    lines += [f"tensor parallelism: {path} is not divided, {reason}" for path, reason in parts.items()]
     return [*lines, f"pipeline parallelism: one stage, {plans.one_stage}"] if plans.one_stage else lines

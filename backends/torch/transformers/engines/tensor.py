@@ -23,9 +23,9 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 
 @dataclass
 class Units:
-    """Groups of modules that tensor parallelism divides together or not at all.
+    """Units: the modules of an attention or feed-forward, which tensor parallelism divides together or not at all.
 
-    styles: for the scope of each group, the style of each module by path. undivided: reasons for undivided scopes.
+    styles: the path of each divided unit → {module path: style}. undivided: the path of each other unit → the reason.
     """
 
     styles: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Units:
 
 
 def find_tensor_units(graph: Graph, program: Program) -> Units:
-    """Return the groups of modules of the attentions and feed-forwards of `graph`, lowered to `program`."""
+    """Return the units of the attentions and feed-forwards of `graph`, which was lowered to `program`."""
     leaves, units = _ModuleIndex(program), Units()
     for node in graph.nodes:
         name = node.scope or node.output.name
@@ -51,7 +51,7 @@ def find_tensor_units(graph: Graph, program: Program) -> Units:
 
 
 class _ModuleIndex:
-    """The modules of a program that have parameters of its graph."""
+    """An index of the modules of a program by the parameter that is their weight."""
 
     def __init__(self, program: Program) -> None:
         names = {key: param.name for key, param in program.weights.items()}
@@ -59,13 +59,13 @@ class _ModuleIndex:
         self._of = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
 
     def path(self, param: Value | None, kind: str = "nn.Linear") -> str | None:
-        """Return the path of the module of class `kind` whose weight is `param`; None without one."""
+        """Return the path of the module whose weight is `param`; None without one whose class begins with `kind`."""
         leaf = self._of.get(param.name) if isinstance(param, Param) else None
         return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
 
 
 def _divide_attention(leaves: _ModuleIndex, node: Node) -> dict[str, str] | str:
-    """Return the styles of linear maps and norms of an attention, by path; a reason (str) if it is not divided."""
+    """Return {module path: style} of an attention's linear maps and norms of heads; the reason (str) if undivided."""
     gate, out = _find_gate(node)
     around = find_projections(node) if gate is None else _find_gated_projections(node, out)
     if isinstance(around, str):
@@ -97,10 +97,8 @@ def _divide_attention(leaves: _ModuleIndex, node: Node) -> dict[str, str] | str:
 
 
 def _find_gate(node: Node) -> tuple[Node | None, Node]:
-    """Return the gate and the output projection of a gated attention; (None, `node`) without such a gate.
-
-    The gate is a linear map whose activated output is multiplied by the attention's output, elementwise.
-    """
+    """Return (the linear map of the gate, the output projection) of the attention `node`; (None, `node`) without gate.
+    A gated attention's output is multiplied, elementwise, by the activated result of the gate's linear map."""
     mul = _get_reader(node)
     out = mul and _get_reader(mul)
     if (
@@ -123,7 +121,8 @@ def _find_gate(node: Node) -> tuple[Node | None, Node]:
 
 
 def _find_gated_projections(node: Node, out: Node) -> Projections | str:
-    """Return the projections of `node`, whose output projection is `out`; a reason (str) if its operands have none."""
+    """Return the projections of the attention `node`, given its output projection `out`; a reason (str) if an operand
+    has no projection."""
     branches = {role: find_branch(node, role) for role in "qkv" if node.operand(role) is not None}
     for branch in branches.values():
         if isinstance(branch, str):
@@ -134,13 +133,14 @@ def _find_gated_projections(node: Node, out: Node) -> Projections | str:
 
 
 def _get_reader(node: Node) -> Node | None:
-    """Return the only reader of the output of `node`; None with several readers, or for a graph output."""
+    """Return the only reader of the output of `node`; None without or with several readers, or for a graph output."""
     readers = [reader for reader, _ in node.output.uses]
     return readers[0] if len(readers) == 1 and not node.output.is_output else None
 
 
 def _divide_norms(leaves: _ModuleIndex, around: Projections, branch: Branch) -> dict[str, str] | str:
-    """Return the styles of the norms between projection and attention, by path; a reason (str) if indivisible."""
+    """Return {module path: style} of the norms of each head between the projection of `branch` (q, k or v) and the
+    scores; a reason (str) if nodes between them cannot be divided by heads."""
     styles = {}
     for node in branch.between:
         weights = [v for v in node.inputs[1:] if isinstance(v, Param)]
@@ -157,10 +157,8 @@ def _divide_norms(leaves: _ModuleIndex, around: Projections, branch: Branch) -> 
 
 
 def _divide_feed_forward(leaves: _ModuleIndex, node: Node) -> tuple[str, dict[str, str] | str] | None:
-    """Return the path of the feed-forward that ends in the linear map `node`, and its styles by path.
-
-    The styles are a reason (str) if it is not divided. None if no feed-forward ends in `node`.
-    """
+    """Return (path, {module path: style} or the reason (str) why it is undivided) of the feed-forward that ends in the
+    linear map `node`; None if none ends there."""
     unit = match_feed_forward(node)
     if unit is None or isinstance(unit, str):
         return None

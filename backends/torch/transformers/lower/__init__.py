@@ -1,5 +1,5 @@
-"""From a graph to the programs of a base model and of its head, with the caches, masks and names of transformers.
+"""Lowering of a graph to the programs of a base model and its head, with caches, masks and names of transformers.
 
-Ops that transformers computes in its own way have lowerings here; the others are lowered as for the target torch.
+Ops for which transformers has functions or modules have lowerings here; others are lowered as for target torch.
 Never here: source of classes (`modeling`), names of sizes (`config_fields`).
 """

@@ -1,4 +1,4 @@
-"""Softmax attention by the attention functions of transformers, with its caches and masks."""
+"""Lower softmax attention to calls of the attention functions of transformers, with their caches and masks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FETCH = "ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation,
 @hf_lowering(ops.attention)
 def _lower_attention(e: HFEmitter, node: Node) -> Operand | None:
     if not is_batched(node):
-        return None  # tokens in groups with masks of their own: SDPA, as in the target torch
+        return None  # attention within groups of tokens, whose masks differ: SDPA, as in target torch
     a, width = node.attrs, e.size_of(node.required_operand("q"))
     heads, kv_heads = e.attr(node, "heads"), e.attr(node, "kv_heads")
     q, k = (
@@ -67,7 +67,7 @@ def _lower_attention(e: HFEmitter, node: Node) -> Operand | None:
 @hf_lowering(ops.lightning_index)
 def _lower_lightning_index(e: HFEmitter, node: Node) -> Operand:
     raise WeftError(
-        f"target transformers keeps no keys by which queries choose others: %{node.output.name} needs the target torch"
+        f"target transformers has no cache for the keys of a lightning index (%{node.output.name}): choose target torch"
     )
 
 
@@ -77,25 +77,27 @@ def is_batched(node: Node) -> bool:
 
 
 def _is_only_attention(node: Node) -> bool:
-    """Return whether `node` is the only attention in its scope; attentions on the same weights count as one."""
+    """Return whether all attentions in the scope of `node` have the same projections (see `_find_key`)."""
     return len(_list_distinct(node)) == 1
 
 
 def _list_distinct(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
-    """Return the keys (see `_find_key`) of the distinct attentions in the scope of `node` (and `among`), in order."""
+    """Return the distinct keys (see `_find_key`) of the attentions in the scope of `node`, in order, as a dict to None;
+    with `among`, only of those in it."""
     alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
     return dict.fromkeys(_find_key(n) for n in alike if among is None or n in among)
 
 
 def _find_key(node: Node) -> tuple[Value, ...]:
-    """Return the nearest parameter of each operand q, k, v; the operand itself if it has none."""
+    """Return the nearest parameter of each of q, k and v (see `find_param`): equal for repeated runs of a module."""
     return tuple(find_param(v) for v in node.inputs[:3] if v is not None)
 
 
 def _write_score_keywords(
     e: HFEmitter, node: Node, attending: AttentionRecord, operands: list[Value | Operand]
 ) -> list[str]:
-    """Return the keyword arguments for softcap, sinks, bias and window; append operands, record features."""
+    """Return the source of the keyword arguments softcap, sinks, bias and window that the attention needs. Their values
+    are appended to `operands`, and their names are added to `attending.features`."""
     keywords = []
     if node.attrs["softcap"] is not None:
         attending.features.add("softcap")
@@ -114,7 +116,7 @@ def _write_score_keywords(
 def _emit_inline(
     e: HFEmitter, node: Node, attending: AttentionRecord, operands: list[Value | Operand], keywords: list[str]
 ) -> Operand:
-    """Emit the attention in the module that also has its projections, and return its result."""
+    """Emit the call of the attention function in the module of its projections; return the result [batch, seq, dim]."""
     q, k, v, *rest = operands
     if node in e.cached:
         assert isinstance(k, Var) and isinstance(v, Var)
@@ -125,7 +127,7 @@ def _emit_inline(
         k, v = _emit_cross_cache(e, k, v)
     eager = "eager_scored_attention" if attending.features - {"sliding_window"} else "eager_attention"
     attend = e.emit(FETCH.format(eager=eager), name="attention_interface")
-    # An attention that reads another's cache also has a number and a kind, by which engines find their own caches.
+    # An attention that reads the cache of another also needs a cache number, by which engines find their caches.
     numbered = (CACHE, INDEX) if node in e.cached and find_cache_owner(node) is not node else ()
     arguments = "".join(f", {text}" for text in keywords)
     text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
@@ -140,7 +142,8 @@ def _emit_inline(
 
 
 def emit_cache_update(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
-    """Emit the cache update, and return all keys and values; paged caches (continuous batching) read `kwargs`."""
+    """Emit the cache update with new keys and values k, v; return (all keys, all values). Paged caches of continuous
+    batching read `kwargs`."""
     own = ".self_attention_cache" if e.cross_attentions else ""
     text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
     outputs = e.emit_tuple(text, CACHE, INDEX, k, v, names=("k", "v"))
@@ -148,7 +151,7 @@ def emit_cache_update(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> t
 
 
 def _emit_cross_cache(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
-    """Emit keys and values of a cross-attention, which a cache stores in the first forward; return both."""
+    """Return (keys, values) of a cross-attention; emit that a cache, if any, stores them in the first forward."""
     if not e.cached:
         return k, v
     assert isinstance(k, Var) and isinstance(v, Var)
@@ -161,7 +164,7 @@ def _emit_cross_cache(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> t
 
 
 def _record_attention(e: HFEmitter, attending: AttentionRecord) -> None:
-    """Record the last statement as `attending`; its outer scope also returns the softmax, for transformers."""
+    """Record that the last statement computes `attending`; the enclosing module also returns its attention weights."""
     statement, node = e.program.statements[-1], attending.node
     e.attentions[statement] = attending
     outer = node.scope.rpartition(".")[0]
@@ -170,7 +173,7 @@ def _record_attention(e: HFEmitter, attending: AttentionRecord) -> None:
 
 
 def _find_hidden_states(node: Node) -> Value:
-    """Return the value [batch, seq, dim] in the scope of `node` that queries come from, else the queries."""
+    """Return the hidden states [batch, seq, dim] from which the scope of `node` computes queries, else the queries."""
     value = node.required_operand("q")
     while value.producer is not None and value.producer.scope == node.scope and len(value.producer.inputs) > 0:
         before = get_first_operand(value.producer)
@@ -181,6 +184,6 @@ def _find_hidden_states(node: Node) -> Value:
 
 
 def parenthesize(x: object) -> str:
-    """Return the source of `x` as an operand of a product or power, in parentheses if it is not atomic."""
+    """Return the source of `x` as an operand of a product or power: in parentheses if it contains spaces."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text

@@ -24,22 +24,22 @@ from . import stacked_experts as experts
 from .model_emitter import HEAD, OVERRIDES, HFEmitter, get_first_operand
 from .shared_masks import finish_masks
 
-RESERVED_ATTRIBUTES = (  # attributes of classes of transformers
+RESERVED_ATTRIBUTES = (  # names that transformers uses, so modules of a model must not
     *("config", "layer_idx", "is_causal", "scaling", "num_key_value_groups", "device", "dtype", "base_model", "model"),
     *("generation_config", "loss_function", "loss_type", "framework", "name_or_path", "warnings_issued", HEAD),
     *("main_input_name", "base_model_prefix", "gradient_checkpointing", "generate", "post_init", "num_experts"),
 )
-USUAL = ("embed=embed_tokens", "final_norm=norm")  # transformers distributes modules of these names among devices
+USUAL = ("embed=embed_tokens", "final_norm=norm")  # default plans of transformers contain the right-hand names
 REGISTERED = (attention, dense, experts, relative)  # modules whose import registers lowerings
 
 
 @dataclass
 class LoweredModel:
-    """A decoder or an encoder, lowered to the programs of its base model and of its head.
+    """A model, or the decoder or encoder of an encoder-decoder, lowered to the programs of its base model and its head.
 
-    full_graph, graph: graph of the model, and of this side of it. side: decoder or encoder of an encoder-decoder, else "".
-    hidden: the hidden states that the head reads. masks: source of the function that computes the masks of all layers,
-    "" if a function of transformers does.
+    full_graph: the model. graph: the lowered part. side: "decoder" or "encoder" of an encoder-decoder, else "".
+    head: None without logits. hidden: the base model's last hidden states. fields: the config fields of all sides.
+    masks: source of the function that computes the masks of all layers; "" if a function of transformers does.
     """
 
     full_graph: Graph
@@ -54,19 +54,19 @@ class LoweredModel:
 
     @property
     def names(self) -> dict[str, str]:
-        """Map the parameters of `graph` to their names in `full_graph`."""
+        """Map the names of the parameters of `graph` to their names in `full_graph`."""
         within = {name: f"{self.side}.{name}" for name in self.graph.params}
         return {name: path if path in self.full_graph.params else name for name, path in within.items()}
 
     @property
     def tied(self) -> dict[str, str]:
-        """Map keys of the head's weights to the keys of the base model's weights that they are tied to."""
+        """Map the key of each head weight that is also a base model weight to its key in the base model."""
         weights = {} if self.head is None else self.head.weights
         return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
 
 
 def lower_sides(forms: Mapping[str, Graph]) -> list[LoweredModel]:
-    """Lower `forms` (graphs by name), and return one element for a model, or a decoder and its encoder."""
+    """Lower the graphs `forms` (see `TransformersFolder`): [model], or [decoder, encoder] of an encoder-decoder."""
     fields = Fields()
     sides: list[LoweredModel] = []
     for side in [side for side in (DECODER, ENCODER) if side in forms] or [""]:
@@ -88,7 +88,7 @@ def _lower_side(
     outputs = {name: e[value] for name, value in graph.outputs.items()}
     states, masks = e[hidden], finish_masks(e)
     if not isinstance(states, Var):
-        raise WeftError(f"{graph.name} makes no hidden states: its output is a weight")
+        raise WeftError(f"target transformers needs hidden states, and the output of {graph.name} is a weight")
     new = {name: text for name, text in e.program.functions.items() if name not in functions}
     if "task" in graph.meta:
         return _split_task_head(model, graph, side, e, outputs, states, fields, masks, new)
@@ -120,7 +120,7 @@ def _split_task_head(
     masks: str,
     functions: dict[str, str],
 ) -> LoweredModel:
-    """Split the program of a graph with a task head: statements after the base model's outputs belong to the head."""
+    """Split the program of a graph with a task head: statements after hidden states and pooler become the head."""
     cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.arguments["input_ids"]: "input_ids"}
     pooled = outputs.get("pooler_output")
     if isinstance(pooled, Var):
@@ -142,7 +142,8 @@ def _split_task_head(
 
 
 def _has_unlike_attentions(lowered: LoweredModel) -> bool:
-    """Return whether attentions of one class differ in attributes of their modules, so that each needs a module."""
+    """Return whether attentions of one module class differ in scale, head groups or causality, which are attributes of
+    the module: then each attention must be a module."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in group_statements(lowered.base).walk():
         for item in method.items:
@@ -156,11 +157,8 @@ def _has_unlike_attentions(lowered: LoweredModel) -> bool:
 
 
 def _find_head(graph: Graph) -> tuple[Value, Node | None]:
-    """Return the hidden states of a base model, and the linear map to logits (None without logits).
-
-    Raises:
-        WeftError: if logits are not an elementwise function of a linear map's result.
-    """
+    """Return (hidden states of the base model, the linear map to logits or None); a task head yields None, except that
+    of fill-mask. WeftError if logits are not an elementwise function of a linear map's result."""
     value, task = graph.outputs.get("logits"), graph.meta.get("task")
     if value is None or task is not None:
         node = value.producer if value is not None and task == "fill-mask" else None  # it may be tied
@@ -170,13 +168,13 @@ def _find_head(graph: Graph) -> tuple[Value, Node | None]:
             break
         value = get_first_operand(value.producer)
     if value.producer is None or not isinstance(weight := value.producer.operand("weight"), Param):
-        raise WeftError(f"target transformers needs logits made by a linear map: those of {graph.name} are not")
+        raise WeftError(f"target transformers needs logits of a linear map; {graph.name} has others: use target torch")
     assert weight.type.rank == 2
     return value.producer.required_operand("x"), value.producer
 
 
 def _select_downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:
-    """Return the statements that depend on `source`, in order."""
+    """Return the statements that depend on `source`, in the order of `statements`."""
     dependent, downstream = {source}, []
     for s in statements:
         if not dependent.isdisjoint(o for o in s.operands if isinstance(o, Var)):

@@ -1,4 +1,4 @@
-"""Lower embeddings (which a caller may pass instead of ids), activations as modules, and biases by distance."""
+"""Lower embeddings, which callers may replace by `inputs_embeds`, activations, distance biases and positions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...ops.elementwise import format_number
 from ...program.statements import TOP, Operand, Submodule, Var
 from .model_emitter import HEAD, HFEmitter, hf_lowering
 
-MODULES = {  # modules of torch for activations
+MODULES = {  # activation: source of its torch module
     "silu": "nn.SiLU()",
     "gelu": "nn.GELU()",
     "gelu_tanh": 'nn.GELU(approximate="tanh")',
@@ -23,7 +23,7 @@ MODULES = {  # modules of torch for activations
 
 @hf_lowering(ops.embedding)
 def _lower_embedding(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit the embedding of tokens before all other statements; callers may pass `inputs_embeds` instead."""
+    """Emit the token embedding first, for calls without `inputs_embeds`; return None for other embeddings."""
     ids, table = node.required_operand("ids"), node.required_operand("table")
     if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
         return None
@@ -41,10 +41,8 @@ def _lower_embedding(e: HFEmitter, node: Node) -> Operand | None:
 
 
 def _find_scaling(e: HFEmitter, node: Node) -> Node | None:
-    """Return the node that scales a decoder's embeddings and is their only reader; None without one.
-
-    Engines and pipeline stages expect the scaling in the embedding module.
-    """
+    """Return the node that scales the embeddings `node` of a decoder and is their only reader; None without one.
+    Engines and pipeline stages expect the embedding module to scale."""
     readers = [reader for reader, _ in node.output.uses]
     if len(readers) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
         return None
@@ -55,7 +53,7 @@ def _find_scaling(e: HFEmitter, node: Node) -> Node | None:
 
 @hf_lowering(ops.linear)
 def _lower_head(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit the head as a module of the top scope, because engines replace it by their own module."""
+    """Emit the head's linear map as the module lm_head of the model, which engines replace; None for other maps."""
     if node is not e.head:
         return None
     weight, bias = node.required_operand("weight"), node.operand("bias")
@@ -72,7 +70,7 @@ def _lower_head(e: HFEmitter, node: Node) -> Operand | None:
 
 @hf_lowering(ops.glu)
 def _lower_glu(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit a gated unit whose activation is a module, because engines expect one."""
+    """Emit act(gate) · up with the activation as a module, as engines expect; None if it has no module or options."""
     if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
         return None
     act = _make_activation(e, node, MODULES[node.attrs["activation"]])
@@ -81,7 +79,7 @@ def _lower_glu(e: HFEmitter, node: Node) -> Operand | None:
 
 @hf_lowering(ops.relu, ops.gelu, ops.tanh, ops.swish)
 def _lower_activation(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit the activation between two linear maps as a module."""
+    """Emit an activation between two linear maps as a module; None elsewhere, or if torch has no module for it."""
     x = node.required_operand("x")
     name = {"swish": "silu"}.get(node.op.name, node.op.name)
     if node.op is ops.gelu and node.attrs["approximate"] != "none":
@@ -95,7 +93,7 @@ def _lower_activation(e: HFEmitter, node: Node) -> Operand | None:
 
 
 def _make_activation(e: HFEmitter, node: Node, init: str) -> Submodule:
-    """Return the module of an activation, in the scope of `node`."""
+    """Return the activation module with source `init`: act in the scope of `node`, act_fn if weights are called act."""
     path = f"{node.scope}.act" if node.scope else "act"
     clashes = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
     return Submodule(f"{path}_fn" if True in clashes else path, init)
@@ -116,33 +114,33 @@ def _lower_relative_position_bias(e: HFEmitter, node: Node) -> Operand | None:
     if node.required_operand("queries").shape[1] not in {
         v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1
     }:
-        return None  # distances of something other than the tokens of a call
+        return None  # distances between other things than tokens
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     text = f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})"
     return e.emit(text, node.required_operand("table"), emit_distances(e), name="bias")
 
 
 def emit_distances(e: HFEmitter) -> Var:
-    """Emit the distances of all keys from the new tokens, once for all layers."""
+    """Return the distances key − query [1, seq, keys] of all keys from the new tokens, emitted once for all layers."""
     operands = (e.embeds, e.self_past) if e.is_decoder else (e.embeds,)
     return e.hoist("distance", f"key_distances({'{0}, {1}' if e.is_decoder else '{0}'})", *operands, name="distance")
 
 
 @hf_lowering(ops.iota)
 def _lower_iota(e: HFEmitter, node: Node) -> Operand | None:
-    """Return the positions [seq] of an encoder's tokens, which callers may pass; None for other iotas."""
+    """Return an encoder's token positions [seq], which callers may pass as `position_ids`; None for other iotas."""
     return e.emit("{0}[0]", e.positions, name="position_index") if is_position_iota(e, node) else None
 
 
 @hf_lowering(ops.unsqueeze)
 def _lower_unsqueeze(e: HFEmitter, node: Node) -> Operand | None:
-    """Return the positions [1, seq] of an encoder's tokens; None for other operands."""
+    """Return an encoder's token positions [1, seq] without emitting an unsqueeze; None for other operands."""
     iota = node.required_operand("x").producer
     return e.positions if iota is not None and is_position_iota(e, iota) and node.attrs["axes"] == (0,) else None
 
 
 def is_position_iota(e: HFEmitter, node: Node) -> bool:
-    """Return whether a node computes the positions of all tokens of an encoder."""
+    """Return whether `node` is the iota that computes the positions of all tokens of an encoder."""
     return (
         not e.is_decoder
         and node.op is ops.iota
@@ -153,7 +151,7 @@ def is_position_iota(e: HFEmitter, node: Node) -> bool:
 
 @hf_lowering(ops.affine)
 def _lower_affine(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit the division of logits by the named soft cap; skip the scaling of `ScaledEmbedding`."""
+    """Emit the division of logits by the soft cap; skip the scale of a `ScaledEmbedding`; return None for others."""
     if node is e.scaling:
         return e[node.required_operand("x")]
     if node not in e.softcap_divisions:

@@ -1,4 +1,4 @@
-"""The emitter of models for transformers: arguments of the forward, caches of layers, and masks that layers share."""
+"""The emitter of models for transformers: arguments of the forward, caches of layers, and masks shared by layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..config_fields.size_names import SOFTCAP_DIVISION, SizeNames, find_attenti
 CACHE, INDEX = CacheSlot("cache", "", "Cache"), CacheSlot("layer_idx", "", "int")  # operands of statements
 HEAD = "lm_head"
 FULL, SLIDING, CHUNKED, RECURRENT = "full_attention", "sliding_attention", "chunked_attention", "linear_attention"
-ARGUMENTS = {  # the optional arguments of a call
+ARGUMENTS = {  # the arguments of the forward and their types; all are optional
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", HIDDEN, MASK), "Tensor | None"),
     "past_key_values": "Cache | None",
     "inputs_embeds": "Tensor | None",
@@ -32,7 +32,7 @@ ARGUMENTS = {  # the optional arguments of a call
 }
 BIDIRECTIONAL = "bidirectional"
 ZEROS = "torch.zeros({1}.shape[:2], dtype=torch.long, device={1}.device)"  # [batch, seq]
-STANDARD_MASKS = {  # kinds of layers whose masks transformers makes from a config
+STANDARD_MASKS = {  # kind of layer: the function of transformers that computes its mask from the config
     FULL: "create_causal_mask",
     SLIDING: "create_sliding_window_causal_mask",
     CHUNKED: "create_chunked_causal_mask",
@@ -45,7 +45,8 @@ STANDARD_MASKS = {  # kinds of layers whose masks transformers makes from a conf
 class SharedMask:
     """A mask that layers share, and the statement that computes it.
 
-    condition: on the positions of a query ``q`` and a key ``k``; "" if the kind is in `STANDARD_MASKS`.
+    kind: a key of `STANDARD_MASKS`, or a new name such as window_keys. condition: source of the condition for key ``k``
+    to be visible to query ``q`` (positions); "" for a standard kind.
     """
 
     kind: str
@@ -57,7 +58,8 @@ class SharedMask:
 
 @dataclass
 class AttentionRecord:
-    """The facts of a statement that computes attention: node, source of scale and head groups, features."""
+    """An attention and how generated code computes it: the source of its scale and of its query heads per KV head
+    (`groups`), and the names of optional features (`features`) that the attention function must support."""
 
     node: Node
     scaling: str
@@ -70,15 +72,15 @@ class AttentionRecord:
 
     @property
     def module_attributes(self) -> tuple[str, str, bool]:
-        """Return the facts that are attributes of the module: scale, groups, causality."""
+        """Return (scale, groups, causality), which are attributes of the attention's module."""
         return self.scaling, self.groups, self.causal
 
 
 class HFEmitter(Emitter):
-    """Collects the statements of a decoder or an encoder for transformers.
+    """The emitter of a model, or of one side of an encoder-decoder, for transformers.
 
-    fields: config fields. head: the linear map of the logits. side: encoder or decoder, "" for other models.
-    separate: each attention is a module of its own.
+    names: sizes as expressions over the config `fields`. head: the linear map of the logits. side: "encoder" or
+    "decoder", "" for other models. separate: each attention is its own module, not part of that of its projections.
     """
 
     calls_kernels: ClassVar[bool] = False
@@ -104,14 +106,13 @@ class HFEmitter(Emitter):
         self.self_past = Var("own_past", type="Cache | None") if self.cross_attentions else self.past
         self.attention_mask = self.arguments["attention_mask"]
         self.embedding = ""  # the path of the module that embeds tokens
-        self.scaling: Node | None = None  # the node that this module computes also
+        self.scaling: Node | None = None  # the scale of the embeddings, which that module computes
         self.masks: dict[object, SharedMask] = {}
         self.attentions: dict[Statement, AttentionRecord] = {}
         self.cross_writes: set[Statement] = set()  # statements that cache keys and values of the encoder
-        self.recurrent: dict[Statement, int] = {}  # the number of its first state
-        self.experts: dict[str, str] = {}  # the classes of mixtures by their paths
-        # For each recurrence of a scope: the number of its first state, and its number of states; kept for repeated
-        # runs.
+        self.recurrent: dict[Statement, int] = {}  # recurrence: the index of its first state in its layer's cache
+        self.experts: dict[str, str] = {}  # path of a mixture's experts: their class
+        # scope: {recurrence: (index of its first state, number of states)}; repeated runs have the same entry.
         self.states: dict[str, dict[tuple[Op, Value], tuple[int, int]]] = {}
         for name, value in graph.inputs.items():
             if name == "input_ids":
@@ -135,7 +136,7 @@ class HFEmitter(Emitter):
         return self.names.get_attr(node, name)
 
     def _emit_defaults(self) -> None:
-        """Emit defaults for omitted arguments of the forward, except embeddings (see `emit_embedding`)."""
+        """Emit the default values of arguments of the forward, except those of `inputs_embeds` (`emit_embedding`)."""
         arguments = self.arguments
         if not self.is_decoder:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
@@ -160,7 +161,7 @@ class HFEmitter(Emitter):
             self.program.statements.append(Statement(text, (self.self_past, self.embeds, self.positions), (), TOP))
 
     def _complete_mask(self, value: Value) -> Var:
-        """Return the padding mask of an encoder; if ops other than attention read it, it is all ones by default."""
+        """Return the padding mask `value`; emit ones as its default if an op other than attention reads it."""
         if all(node.op is ops.attention for node, _ in value.uses):
             return self.attention_mask
         full = Var("attention_mask", value.shape)
@@ -171,16 +172,17 @@ class HFEmitter(Emitter):
 
     @property
     def masks_name(self) -> str:
-        """Return the name of the function that computes masks of several kinds."""
+        """Return the name of the generated function that computes the masks of all layers."""
         return "encoder_masks" if self.side == ENCODER else "attention_masks"
 
     @property
     def has_counting_cache(self) -> bool:
-        """Return whether a KV cache counts the tokens; states of recurrences do not count them."""
+        """Return whether the model has a KV cache, which counts the tokens; recurrent states do not count them."""
         return any(find_caches(node) for node in self.cached)
 
     def emit_embedding(self, text: str, module: Operand) -> None:
-        """Emit embeddings of the token ids, for a forward without `inputs_embeds`; `text` is the call of `module`."""
+        """Emit the embeddings of the token ids as the default of `inputs_embeds`. text: source that embeds ``{1}`` (the
+        ids) by ``{2}`` (the operand `module`)."""
         operands = self.arguments["inputs_embeds"], self.arguments["input_ids"], module
         self._emit_early(f"{text} if {{0}} is None else {{0}}", operands, self.embeds, 0)
 
@@ -188,12 +190,12 @@ class HFEmitter(Emitter):
         self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
 
     def zero_padding(self, value: Value | Operand) -> Operand:
-        """Emit and return `value` [batch, seq, width] with zeros at padding, which recurrences must skip."""
+        """Emit `value` [batch, seq, width] with zeros at padding, for recurrences, and return the result."""
         mask = self.padding_mask()
         return self.emit("mask_hidden({0}, {1})", value, mask, replaces=0)
 
     def padding_mask(self) -> Var:
-        """Return the padding mask [batch, seq] of all recurrences; the first use emits it."""
+        """Return the padding mask [batch, seq] that all recurrences share; emit it at the first call."""
         key = RECURRENT, ""
         if key not in self.masks:
             operands = (self.embeds, self.attention_mask, *([self.self_past] if self.is_decoder else []))
@@ -206,7 +208,8 @@ class HFEmitter(Emitter):
     def emit_with_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
-        """Emit a recurrence that stores its states in the cache of its layer, and return its result."""
+        """Emit the recurrence `node`, which stores its `parts` states in the cache of its layer; return its result.
+        `text` maps the source of the previous states to the source of the call on `operands`."""
         states = self.states.setdefault(self.scope, {})
         key = node.op, find_param(get_first_operand(node))
         first, _ = states.setdefault(key, (sum(n for _, n in states.values()), parts))
@@ -223,18 +226,18 @@ class HFEmitter(Emitter):
         return result
 
     def write_self_cache(self, cache: str) -> str:
-        """Return the source of the self-attention part of `cache`, which is `cache` itself without cross-attention."""
+        """Return the source of the self-attention part of the cache `cache`: itself without cross-attention."""
         return f"self_attention_cache({cache})" if self.cross_attentions else cache
 
     def resolve_param(self, param: Param) -> Operand:
-        """Return the operand of a parameter; rotary frequencies are hoisted expressions of config fields."""
+        """Return the operand of `param`; RoPE frequencies with a formula are an expression over config fields."""
         recipe = param.recipe
         if not isinstance(recipe, RopeFrequencies) or write_formula(recipe) is None:
             return super().resolve_param(param)
         return self.hoist(recipe, self._write_frequencies(recipe), self.embeds, name="frequencies")
 
     def _write_frequencies(self, recipe: RopeFrequencies) -> str:
-        """Return the expression of `write_formula`, with config fields for theta and the rotated width."""
+        """Return the source of `write_formula(recipe)` with config fields for theta and the rotated width."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.choose_name("rotary_dim", recipe.dim)
@@ -251,10 +254,10 @@ class HFEmitter(Emitter):
 
 
 def find_cross_attentions(graph: Graph) -> set[Node]:
-    """Return the cross-attentions of a decoder: their keys do not depend on the decoder's inputs.
+    """Return the cross-attentions of a decoder: attentions whose keys do not depend on the decoder's inputs.
 
     Raises:
-        WeftError: if the decoder computes attention with queries that only depend on the encoder.
+        WeftError: if no operand of an attention, including its queries, depends on the decoder's inputs.
     """
     if HIDDEN not in graph.inputs:
         return set()
@@ -265,7 +268,7 @@ def find_cross_attentions(graph: Graph) -> set[Node]:
             ours.update(node.outputs)
         elif node.op in (ops.attention, ops.relative_attention):
             raise WeftError(
-                f"target transformers lets a decoder read one value of its encoder, not also %{node.output.name}"
+                f"target transformers passes decoders hidden states only, not %{node.output.name} of the encoder"
             )
         if node.op in (ops.attention, ops.relative_attention) and node.required_operand("k") not in ours:
             crosses.add(node)
@@ -273,19 +276,20 @@ def find_cross_attentions(graph: Graph) -> set[Node]:
 
 
 def _write_number(x: float) -> float | int:
-    """Return `x` as an int if it is integral and below 10¹⁵ in magnitude, else unchanged."""
+    """Return `x` as it is written in source: as an int if it is integral and |x| < 10¹⁵, else unchanged."""
     return int(x) if float(x).is_integer() and abs(x) < 1e15 else x
 
 
 def get_first_operand(node: Node) -> Value:
-    """Return the first operand of `node`, which must not be None."""
+    """Return the first operand of `node`; an AssertionError if it is None."""
     value = node.inputs[0]
     assert value is not None
     return value
 
 
 def find_param(value: Value) -> Value:
-    """Return the nearest parameter that `value` is computed with in its scope; `value` itself without one."""
+    """Return the first trained parameter on the path of first operands from `value` back to the start of its scope;
+    `value` itself without one."""
     current = value
     while current.producer is not None and current.producer.scope == (value.producer.scope if value.producer else ""):
         params = [v for v in current.producer.inputs if isinstance(v, Param) and not v.recipe.is_constant]
@@ -299,7 +303,7 @@ def find_param(value: Value) -> Value:
 
 
 def has_shared_weights(graph: Graph, cached: set[Node]) -> bool:
-    """Return whether layers share weights, so that one module has several caches or states."""
+    """Return whether two of the nodes `cached` run one op with one weight in one scope: layers share weights."""
     seen: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node in cached:
@@ -311,7 +315,7 @@ def has_shared_weights(graph: Graph, cached: set[Node]) -> bool:
 
 
 def is_only_embedded(graph: Graph, ids: Value) -> bool:
-    """Return whether one embedding is the only reader of the token ids, apart from ops that read their shape (iota)."""
+    """Return whether one embedding is the only reader of the token ids `ids`, except iotas, which read the shape."""
     return [node.op for node, _ in ids.uses if node.op is not ops.iota] == [ops.embedding]
 
 
@@ -320,7 +324,8 @@ OVERRIDES: dict[Op, Lower] = {}
 
 
 def hf_lowering(*ops: Op) -> Callable[[Lower], Lower]:
-    """Register a function as the lowering of `ops`; if it returns None, the lowering of the target torch is used."""
+    """Return a decorator that registers the lowering of `ops` for transformers. Where the lowering returns None, that
+    of target torch is used."""
 
     def register(lower: Lower) -> Lower:
         OVERRIDES.update(dict.fromkeys(ops, lower))

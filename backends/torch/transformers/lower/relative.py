@@ -17,7 +17,7 @@ from .shared_masks import get_mask
 @hf_lowering(ops.relative_attention)
 def _lower_relative_attention(e: HFEmitter, node: Node) -> Operand:
     if node in e.cross_attentions:
-        raise WeftError(f"target transformers has no relative attention to a source: %{node.output.name}")
+        raise WeftError(f"target transformers has no relative cross-attention (%{node.output.name}): use torch")
     heads = e.attr(node, "heads")
     q, k, v = (e.split_heads(node.required_operand(n), heads, n) for n in ("q", "k", "v"))
     mask, distance = get_mask(e, node), emit_distances(e)

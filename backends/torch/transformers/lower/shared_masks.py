@@ -12,7 +12,7 @@ from .model_emitter import BIDIRECTIONAL, CHUNKED, FULL, RECURRENT, SLIDING, STA
 
 
 def get_mask(e: HFEmitter, node: Node) -> Var:
-    """Return the mask of an attention; attentions with the same visible keys share it.
+    """Return the mask of the attention `node`, emitted once for all attentions with the same visible keys.
 
     Raises:
         WeftError: if a cross-attention has a window or pattern.
@@ -35,9 +35,9 @@ def get_mask(e: HFEmitter, node: Node) -> Var:
 
 
 def _emit_source_mask(e: HFEmitter, node: Node) -> Var:
-    """Emit and return the padding mask of the encoder's tokens."""
+    """Return the padding mask of the source for the cross-attention `node`, emitted once."""
     if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
-        raise WeftError(f"target transformers lets decoders read all of a source: %{node.output.name} has a pattern")
+        raise WeftError(f"target transformers has no window or pattern in cross-attention: %{node.output.name} has one")
     text = f"{STANDARD_MASKS[BIDIRECTIONAL]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
     mask = e.hoist("source mask", text, e.embeds, e.arguments[MASK], e.arguments[HIDDEN], name="source_mask")
     mask.type = "Any"
@@ -45,7 +45,7 @@ def _emit_source_mask(e: HFEmitter, node: Node) -> Var:
 
 
 def get_mask_kind(e: HFEmitter, node: Node) -> tuple[str, str]:
-    """Return the kind of an attention's mask, and a condition on positions q and k ("" for a kind of transformers)."""
+    """Return (kind, condition) of the mask of the attention `node`; see `SharedMask`."""
     a = node.attrs
     if a.get("pattern", "dense") == "dense" and a.get("window") is None:
         return FULL if a["causal"] else BIDIRECTIONAL, ""
@@ -66,10 +66,8 @@ def get_mask_kind(e: HFEmitter, node: Node) -> tuple[str, str]:
 
 
 def finish_masks(e: HFEmitter) -> str:
-    """Set the expressions of all mask statements at the end, and return the source of the function that they call.
-
-    "" if they call a function of transformers.
-    """
+    """Write the source of all mask statements, when all masks are known. Return the source of the function that
+    computes the masks; "" if there is at most one, and transformers computes it."""
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
@@ -88,10 +86,8 @@ def finish_masks(e: HFEmitter) -> str:
 
 
 def _write_masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:
-    """Return the source of the function `name` that computes all masks of a model.
-
-    In a decoder (`decodes`), positions count from the first token that is not padding.
-    """
+    """Return the source of the function `name` that computes `masks`, all masks of a model, by kind. In a decoder
+    (`decodes`), positions in conditions count from the first token that is not padding."""
     lines = [
         f"def {name}(",
         "    config: Any,",
@@ -102,9 +98,9 @@ def _write_masks_function(name: str, masks: list[SharedMask], decodes: bool) -> 
         "    cache: Cache | None = None,",
         "    **kwargs: Any,",
         ") -> dict[str, Any]:",
-        '    """The masks of all kinds of layers, for a call with inputs_embeds [batch, seq, width].',
+        '    """Return the masks of all kinds of layers for new tokens inputs_embeds [batch, seq, width].',
         "",
-        "    `attention_mask` [batch, past + seq] hides padding, or is what this function made before.",
+        "    `attention_mask` [batch, past + seq] is 0 at padding, or is a former result, which is returned.",
         '    """',
         "    if isinstance(attention_mask, dict):",
         "        return attention_mask",

@@ -1,4 +1,4 @@
-"""Lower mixtures of experts: a module with stacked weights, called on the chosen experts of each token."""
+"""Lower mixtures of experts to a module with stacked weights, which is called with the chosen experts of each token."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _lower_moe(e: HFEmitter, node: Node) -> Operand:
 
 
 def get_experts_path(node: Node) -> str:
-    """Return the path of the experts' module: the module that has all their weights, if it is in the scope of `node`,
-    else ``experts`` in that scope."""
+    """Return the module path of the experts of `node` (op moe): the module that has all their weights, if there is one
+    in the scope of `node`, else ``experts`` in that scope."""
     homes = {v.name.rpartition(".")[0] for v in node.inputs[2:] if v is not None}
     (home, *rest) = homes
     inside = home.startswith(f"{node.scope}.") if node.scope else bool(home)
@@ -41,10 +41,8 @@ def get_experts_path(node: Node) -> str:
 
 
 def _add_stacked_weights(e: HFEmitter, node: Node, home: str) -> list[str]:
-    """Add the stacked weights to the program under the names of transformers, and return the names.
-
-    Gate and up are one weight, gate_up_proj.
-    """
+    """Add the stacked weights of `node` to the program at path `home`; return their names (as in transformers). Gate
+    and up become one weight, gate_up_proj."""
     names = []
     for ending in ("", "_bias"):
         up, down, gate = (node.operand(f"{name}{ending}") for name in ("up", "down", "gate"))
@@ -61,7 +59,7 @@ def _add_stacked_weights(e: HFEmitter, node: Node, home: str) -> list[str]:
 
 
 def make_stack_recipes(node: Node, home: str) -> dict[str, Recipe]:
-    """Return recipes of a mixture's operands (up, gate, down and biases) from the stacked tensors at `home`."""
+    """Return operand name → recipe of a mixture's weights (up, gate, down, biases) from the tensors at `home`."""
     recipes: dict[str, Recipe] = {}
     for ending in ("", "_bias"):
         up, gate = node.operand(f"up{ending}"), node.operand(f"gate{ending}")
@@ -82,7 +80,7 @@ def _add_weight(e: HFEmitter, home: str, name: str, param: Param) -> str:
 
 
 def _write_experts_class(e: HFEmitter, node: Node) -> str:
-    """Return the source of the class of experts of `node`, with ``{name}`` for its name."""
+    """Return the source of the experts' class of `node`, with the placeholder ``{name}`` for its name."""
     a, gated, biased = node.attrs, node.operand("gate") is not None, node.operand("up_bias") is not None
     up = node.required_operand("up")
     experts, hidden, dim = e.shape_of(up)
@@ -98,7 +96,7 @@ def _write_experts_class(e: HFEmitter, node: Node) -> str:
     lines = [
         *(decorated if even else []),
         "class {name}(nn.Module):",
-        f'    """One feed-forward for each expert: {first} [experts, {"2 · " * gated}hidden, dim],',
+        f'    """Feed-forwards with stacked weights: {first} [experts, {"2 · " * gated}hidden, dim],',
         '    down_proj [experts, dim, hidden]."""',
         "",
         "    def __init__(self, config: Any) -> None:",
@@ -119,7 +117,7 @@ def _write_experts_class(e: HFEmitter, node: Node) -> str:
             *lines,
             "",
             "    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:",
-            '        """Σ_k w_k · expert_k(x) of hidden_states [tokens, dim], experts and weights [tokens, k]."""',
+            '        """Return Σ_k w_k · expert_k(x): hidden_states [tokens, dim], experts and weights [tokens, k]."""',
             "        y = torch.zeros_like(hidden_states)",
             "        for expert in range(self.num_experts):",
             "            token, place = (top_k_index == expert).nonzero(as_tuple=True)",
@@ -132,7 +130,7 @@ def _write_experts_class(e: HFEmitter, node: Node) -> str:
 
 
 def _write_gate_method(e: HFEmitter, node: Node, gated: bool) -> list[str]:
-    """Return the lines of a method that computes the gate or activation, for those without a module in torch."""
+    """Return the lines of a method for options without a torch module: `_apply_gate` if `gated`, else `act_fn`."""
     limit, shift, act = e.attr(node, "limit"), node.attrs["shift"], write_activation(node.attrs["activation"])
     if not gated:
         return ["", "    def act_fn(self, x: Tensor) -> Tensor:", f"        return {act.format('x')}"]

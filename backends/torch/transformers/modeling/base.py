@@ -1,4 +1,4 @@
-"""The classes of a base model: an entire model, or the encoder or decoder of an encoder-decoder."""
+"""The classes of a base model, which is a model without head, or one side of an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .initial import write_expert_lines, write_init_lines
 from .model_classes import HFClassWriter, read_config
 from .stack import Stack, find_stack, list_attentions, list_cache_kinds, loop_single_layers, number_caches
 
-SIDE_TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # the sides in names of classes
-EXTRA_OUTPUTS = {  # outputs without a field in classes of transformers; the texts become comments
-    LOSS: "what its routers add to the loss",
-    "sentence_embedding": "one vector for each text [batch, width]",
+SIDE_TITLES = {"": "Model", "encoder": "Encoder", "decoder": "Decoder"}  # side: the end of its class name
+EXTRA_OUTPUTS = {  # output without a field in classes of transformers: its meaning, for a docstring
+    LOSS: "the router loss, to be added to the loss",
+    "sentence_embedding": "one vector for each batch row [batch, width]",
 }
 
 
@@ -26,9 +26,8 @@ EXTRA_OUTPUTS = {  # outputs without a field in classes of transformers; the tex
 class BaseModel:
     """The classes of a base model.
 
-    name: its own class. returned: the class of its outputs. method: its forward. stack: its layers, None without a
-    list.
-    blocks: the class of each layer.
+    name: name of its main class. returned: name of the class of its outputs. method: its forward. stack: its layers,
+    None without a list of layers. blocks: the class name of each layer, in order.
     """
 
     lowered: LoweredModel
@@ -41,41 +40,40 @@ class BaseModel:
 
     @property
     def path(self) -> str:
-        """Return the path in the whole base model, with a trailing dot; "" for a model that is not an
-        encoder-decoder."""
+        """Return "encoder." or "decoder.", its path in an encoder-decoder; "" for other models."""
         return f"{self.lowered.side}." if self.lowered.side else ""
 
     @property
     def count_field(self) -> str:
-        """Return the config field with the number of layers."""
+        """Return the name of the config field with the number of layers."""
         return self.writer.count_field
 
     @property
     def block_types(self) -> str:
-        """Return the config field with the class of each layer."""
+        """Return the name of the config field that lists the class of each layer."""
         return f"{'encoder_' * self.is_second}block_types"
 
     @property
     def is_second(self) -> bool:
-        """Return whether it is the encoder of an encoder-decoder, whose config fields have the prefix encoder."""
+        """Return whether this is the encoder of an encoder-decoder, whose config fields have the prefix encoder_."""
         return self.lowered.side not in ("", DECODER)
 
     @property
     def kinds(self) -> list[str]:
-        """Return the kind of each cache, in order of cache numbers."""
+        """Return the kind of each cache (see `stack.list_cache_kinds`), by cache number."""
         return list_cache_kinds(self.method, self.lowered.emitter, self.stack)
 
     @property
     def needs_kinds(self) -> bool:
-        """Return whether the config must list the kinds of caches: by default, transformers assumes that all layers
-        have the config's window, and SGLang that none has."""
+        """Return whether the config must list the kinds of caches. Without a list, transformers gives all layers the
+        window of the config, and SGLang none."""
         kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
         several = self.stack is not None and self.count_field == "num_blocks"
         return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))
 
     @property
     def inner_methods(self) -> dict[str, Method]:
-        """Return the methods of inner classes by class name, without classes that another base model already has."""
+        """Return class name → forward of all classes except the main class and those reused from another base model."""
         return {k: m for k, m in self.writer.methods.items() if m is not self.method and k not in self.writer.reused}
 
     @property
@@ -84,28 +82,25 @@ class BaseModel:
 
     @property
     def extra_outputs(self) -> dict[str, str]:
-        """Return the outputs for which no class of transformers has a field, with their meanings."""
+        """Return name → meaning of the outputs for which no class of transformers has a field."""
         return {name: EXTRA_OUTPUTS[name] for name in self.lowered.base.outputs if name in EXTRA_OUTPUTS}
 
     @property
     def main_class(self) -> ClassSource:
-        """Return the class of the base model itself."""
+        """Return the main class, that of the base model itself."""
         return self.writer.classes[self.name]
 
 
 def write_base_model(
     lowered: LoweredModel, name: str, config: str, usual: float, others: Sequence[BaseModel]
 ) -> BaseModel:
-    """Write the classes of the lowered model called `name`, and return them; `config` is the name of the config class.
-
-    `usual` is the most common standard deviation of initial weights. Equal classes of the base models `others` are
-    reused.
-    """
+    """Return the classes of `lowered`, whose class names begin with `name`; `config` is the config class's name. usual:
+    the most common standard deviation of initial weights. others: base models whose equal classes are reused."""
     e, program = lowered.emitter, lowered.base
     top, title = group_statements(program), f"{name}{SIDE_TITLES[lowered.side]}"
     if not e.shares_weights:
         loop_single_layers(top, program)
-    stack = None if e.shares_weights else find_stack(top, e)  # the number of layers that share weights is fixed
+    stack = None if e.shares_weights else find_stack(top, e)  # where layers share weights, their number is fixed
     part = SIDE_TITLES[lowered.side] if lowered.side else ""
     returned = f"{name}{part}Output" if EXTRA_OUTPUTS.keys() & program.outputs.keys() else get_output_class(lowered)
     writer = HFClassWriter(program, e, title, config, returned, stack)
@@ -124,7 +119,7 @@ def write_base_model(
 
 
 def get_output_class(lowered: LoweredModel) -> str:
-    """Return the class of transformers for the outputs of a base model."""
+    """Return the name of transformers' class that fits the outputs of a base model best."""
     if lowered.emitter.cross_attentions:
         return "BaseModelOutputWithPastAndCrossAttentions"
     if "pooler_output" in lowered.base.outputs:
@@ -133,7 +128,7 @@ def get_output_class(lowered: LoweredModel) -> str:
 
 
 def finish_classes(base: BaseModel) -> None:
-    """Rewrite the lines of all classes of `base`, in place, to read sizes from attributes or from the config."""
+    """Rewrite the methods of all classes of `base`, in place, to read sizes from attributes or self.config."""
     for c in base.classes:
         members = {
             line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")
@@ -143,7 +138,7 @@ def finish_classes(base: BaseModel) -> None:
 
 
 def write_init_weights(base: BaseModel, usual: float) -> list[str]:
-    """Return the lines of ``_init_weights`` for the classes of a base model, experts included."""
+    """Return the lines of ``_init_weights`` for all classes of `base`; `usual` as in `write_base_model`."""
     methods, weights = {**base.inner_methods, base.name: base.method}, base.lowered.base.weights
     return [
         *write_init_lines(methods, weights, usual),
@@ -152,8 +147,7 @@ def write_init_weights(base: BaseModel, usual: float) -> list[str]:
 
 
 def write_recorders(base: BaseModel) -> list[str]:
-    """Return the attribute of a base model's class that lists the outputs for transformers to record; [] without
-    any."""
+    """Return the line of the class attribute that lists the outputs that transformers can record; [] without any."""
     blocks = sorted(set(base.blocks))
     recorded = [f'"hidden_states": {_write_recorder(dict.fromkeys(blocks, 0))}'] if blocks else []
     attending: dict[str, dict[str, int]] = {}
@@ -167,7 +161,8 @@ def write_recorders(base: BaseModel) -> list[str]:
 
 
 def _write_recorder(places: dict[str, int], always: bool = False) -> str:
-    """Return the source of the recorders; `places` maps class names to the index of the recorded output."""
+    """Return the source of recorders; `places` is {class name: index of its recorded output}. A single class is its
+    name alone unless `always` is set."""
     if len(places) == 1 and not always:
         return next(iter(places))
     entries = [f"OutputRecorder({name}, index={i})" for name, i in places.items()]
@@ -175,7 +170,7 @@ def _write_recorder(places: dict[str, int], always: bool = False) -> str:
 
 
 def write_capabilities(bases: Iterable[BaseModel]) -> list[str]:
-    """Return the attributes, common to all classes of a model, that declare its capabilities to transformers."""
+    """Return the lines of class attributes that declare the capabilities of a model to transformers."""
     bases = [*bases]
     emitters = [base.lowered.emitter for base in bases]
     features = set().union(*(facts.features for e in emitters for facts in e.attentions.values()))

@@ -1,4 +1,4 @@
-"""The source of configuration_*.py, and the fields of config.json: every size of an architecture."""
+"""The source of configuration_*.py, and the fields of config.json: all sizes of an architecture."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .modeling_file import ModelingFile, load_template
 from .stack import Stack, list_block_kinds, list_outer_kinds
 
 CACHES_DOC = "The kind of the cache of each layer, as transformers calls it."
-HYBRID = "hybrid"  # a layer with states and keys
+HYBRID = "hybrid"  # transformers' kind of a cache with states and keys
 TORCH_DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 class Property(NamedTuple):
-    """A property of a config class, with the lines of its getter."""
+    """A property of a config class: `type` is its annotation, `lines` the source of its getter."""
 
     name: str
     type: str
@@ -29,7 +29,7 @@ class Property(NamedTuple):
 
 @dataclass
 class Configuration:
-    """A config: the source of its class, its `fields` for config.json, and the `plans` of parallelism."""
+    """A config: source of its class, `fields` of config.json, and `plans` of parallelism by config field."""
 
     text: str
     fields: dict[str, Any]
@@ -39,10 +39,8 @@ class Configuration:
 def write_configuration(
     modeling: ModelingFile, name: str, stem: str, plans: Mapping[str, Mapping[str, Any]], more: Mapping[str, Any]
 ) -> Configuration:
-    """Return the config of the model called `name`, whose file name ends in `stem`.
-
-    `more` are fields in addition to the sizes of the architecture.
-    """
+    """Return the config of a model whose class names begin with `name`; `stem` is its model_type. plans: plans of
+    parallelism by config field. more: fields in addition to the sizes of the architecture."""
     lowered = modeling.bases[0].lowered
     fields: dict[str, Any] = dict(lowered.fields.values)
     layers, tables, properties = dict[str, Any](), list[str](), list[Property]()
@@ -58,7 +56,7 @@ def write_configuration(
     text = load_template("configuration.py.j2").render(
         title=lowered.full_graph.name,
         config=f"{name}Config",
-        doc=f"The numbers of {name}Model; a smaller one has other numbers.",
+        doc=f"The sizes of {name}Model; other values make a model of another size.",
         model_type=stem,
         plans={k: {key: _write_style(value) for key, value in plan.items()} for k, plan in plans.items()},
         fields=defaults,
@@ -83,8 +81,8 @@ def _write_annotation(value: Any) -> str:
 
 
 def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:
-    """Return the config fields that describe the layers, the lines of tables of layer classes, and the properties that
-    depend on the number of layers."""
+    """Return (config fields that describe the layers, lines of module-level tables of layer classes and cache kinds,
+    properties that depend on the number of layers)."""
     stack, count = base.stack, base.count_field
     if stack is None:
         single = _write_fixed_kinds(base)
@@ -97,7 +95,7 @@ def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[P
         tables.append(f"{pattern} = {_write_list(_find_period(base.blocks))}  # of the layers")
         lines = [f"kinds = self.{base.block_types} or {pattern}"]
         lines.append(f"return [kinds[i % len(kinds)] for i in range(self.{count})]")
-        doc = f"The class of each layer: `{base.block_types}`, or {pattern}, again and again."
+        doc = f"The class of each layer: `{base.block_types}`, or {pattern} by default, repeated."
         properties.append(Property(base.writer.kinds, "list[str]", doc, lines))
     if base.needs_kinds:
         each, table_lines = _write_layer_kinds(base, stack)
@@ -111,13 +109,13 @@ def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[P
 
 
 def _find_counting_cache(base: BaseModel) -> int | None:
-    """Return the number of the recurrent cache that must count tokens; None if a KV cache counts them."""
+    """Return the index of the recurrent cache that must count tokens; None without caches, or if a KV cache counts."""
     e = base.lowered.emitter
     return base.kinds.index(RECURRENT) if e.cached and not e.has_counting_cache else None
 
 
 def _write_fixed_kinds(base: BaseModel) -> Property | None:
-    """Return the property with the kinds of the caches of a model without a list of layers; None if none is needed."""
+    """Return the property layer_types of a model without a list of layers; None if its config needs none."""
     kinds = [HYBRID if i == _find_counting_cache(base) else kind for i, kind in enumerate(base.kinds)]
     if not base.needs_kinds:
         return None
@@ -125,7 +123,7 @@ def _write_fixed_kinds(base: BaseModel) -> Property | None:
 
 
 def _write_layer_kinds(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
-    """Return an expression of the kinds of the caches of all layers, and the lines of the table that it reads."""
+    """Return the source of the list of all layers' cache kinds, and the lines of the table that it reads, if any."""
     e = base.lowered.emitter
     inside = {n: list_block_kinds(c.callee, e) for n, c in zip(base.blocks, stack.calls, strict=True)}
     if len(inside) == 1:
@@ -136,13 +134,13 @@ def _write_layer_kinds(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
 
 
 def _write_layer_types(base: BaseModel, stack: Stack, each: str) -> list[str]:
-    """Return the lines of the property `layer_types`; `each` is the expression of the kinds of the layers' caches."""
+    """Return the lines of the property layer_types; `each` is the source of the list of the layers' cache kinds."""
     parts = [_write_list(part) if part else "" for part in list_outer_kinds(base.method, base.lowered.emitter, stack)]
     kinds = " + ".join(filter(None, (parts[0], each, parts[1])))
     if (counting := _find_counting_cache(base)) is None:
         return [f"return {kinds}"]
     mark = f'"{HYBRID}" if i == {counting} else kind'
-    return [f"kinds = {kinds}", f"return [{mark} for i, kind in enumerate(kinds)]  # the first counts tokens, too"]
+    return [f"kinds = {kinds}", f"return [{mark} for i, kind in enumerate(kinds)]  # the first also counts tokens"]
 
 
 def _write_list(kinds: Sequence[str]) -> str:
@@ -150,7 +148,7 @@ def _write_list(kinds: Sequence[str]) -> str:
 
 
 def _find_period(names: Sequence[str]) -> list[str]:
-    """Return the shortest prefix of `names` that yields them by repetition; the last repetition may be incomplete."""
+    """Return the shortest prefix of `names` whose repetition begins with `names`."""
     for size in range(1, len(names) + 1):
         if all(names[i] == names[i % size] for i in range(len(names))):
             return [*names[:size]]
@@ -158,6 +156,6 @@ def _find_period(names: Sequence[str]) -> list[str]:
 
 
 def count_layer_states(lowered: LoweredModel) -> int:
-    """Return the largest number of states of the recurrences of a layer; 0 without recurrences."""
+    """Return the largest number of recurrent states in one layer; 0 without recurrences."""
     scopes = lowered.emitter.states.values()
     return max((sum(n for _, n in states.values()) for states in scopes), default=0)

@@ -1,4 +1,4 @@
-"""Initial values of weights, as declared by an architecture: the lines of ``_init_weights``."""
+"""The method ``_init_weights``, which gives weights the initial values that an architecture declares."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ DEFAULT_STD = 0.02  # the default of transformers
 
 
 def find_usual_std(weights: Iterable[Param]) -> float:
-    """Return the most common standard deviation of normally initialized `weights`; 0.02 without any."""
+    """Return the most common standard deviation of the `weights` with normal initial values; 0.02 without any."""
     deviations = Counter(p.recipe.std for p in weights if isinstance(p.recipe, Normal))
     return deviations.most_common(1)[0][0] if deviations else DEFAULT_STD
 
 
 def write_init_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """Return the lines of ``_init_weights`` for weights whose initialization is not transformers' default.
-
-    `methods` are by class name, `weights` by path; `usual` is the most common standard deviation.
-    """
+    """Return the lines of ``_init_weights`` for weights that transformers would initialize otherwise by default.
+    methods: class name → its forward. weights: path → parameter. usual: the most common standard deviation."""
     lines = []
     for name, method in methods.items():
         class_lines: list[str] = []
@@ -48,8 +46,7 @@ def write_init_lines(methods: Mapping[str, Method], weights: Mapping[str, Param]
 
 
 def write_expert_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """Return the lines of ``_init_weights`` for the stacked weights of experts; `experts` maps module paths to class
-    names."""
+    """Return the lines of ``_init_weights`` for stacked weights of experts; `experts` is {module path: class name}."""
     lines = []
     for kind in dict.fromkeys(experts.values()):
         home = next(path for path, name in experts.items() if name == kind)
@@ -63,7 +60,7 @@ def write_expert_lines(experts: Mapping[str, str], weights: Mapping[str, Param],
 
 
 def _get_default(module: Submodule, leaf: str, usual: float) -> str | None:
-    """Return transformers' default initialization of the weight `leaf` of a module; None without a default."""
+    """Return the call of transformers' default initialization for the weight `leaf` of `module`; None without one."""
     kind = module.init.partition("(")[0]
     if kind in ("nn.Linear", "nn.Embedding", "ScaledEmbedding"):
         return f"normal_({{}}, std={usual!r})" if leaf == "weight" else "zeros_({})"
@@ -73,9 +70,8 @@ def _get_default(module: Submodule, leaf: str, usual: float) -> str | None:
 
 
 def _write_initializer(param: Param, usual: float) -> str | None:
-    """Return the source of a call of `transformers.initialization` for the weight ``{}``; None to leave it as it is.
-
-    The initialization of weights read from a checkpoint is unknown: matrices are normal with deviation `usual`.
+    """Return the source of a call of `transformers.initialization` for the weight ``{}``; None for vectors that are
+    read from a checkpoint. Matrices read from one, whose initialization is unknown, are normal with deviation `usual`.
     """
     recipe = param.recipe
     match recipe:
@@ -100,7 +96,7 @@ def _write_initializer(param: Param, usual: float) -> str | None:
 
 
 def _write_concat_initializer(recipe: Concat) -> str | None:
-    """Return the call for a concatenation of normal parts with the same mean and deviation; None for all others."""
+    """Return the initializer of a concatenation whose parts are normal with one mean and deviation; None for others."""
     alike = {(p.std, p.mean) for p in recipe.parts if isinstance(p, Normal)}
     if len(alike) != 1 or not all(isinstance(p, Normal) for p in recipe.parts):
         return None
@@ -112,8 +108,7 @@ FUNCTIONS = {"exp": "{}.exp()", "log": "{}.log()", "neg": "-{}", "inverse_softpl
 
 
 def _write_values(recipe: Recipe) -> str | None:
-    """Return an expression for random initial values with the shape of ``{0}``; None for recipes without an
-    expression."""
+    """Return the source of initial values with the shape of ``{0}``; None for a recipe that cannot be written so."""
     match recipe:
         case Uniform():
             return f"torch.empty_like({{0}}).uniform_({recipe.low!r}, {recipe.high!r})"

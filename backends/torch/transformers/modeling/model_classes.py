@@ -1,4 +1,4 @@
-"""Classes of models for transformers: constructors that read a config, methods that pass caches and arguments."""
+"""Classes of models for transformers: constructors that read a config, forwards that pass caches and arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAST = "past_key_values"
 
 
 class HFMethodWriter(MethodWriter):
-    """Writes the forward of one method, which passes the cache and keyword arguments to inner modules."""
+    """A writer of one forward, which passes the cache and keyword arguments to inner modules."""
 
     trains = False
     stream = "hidden_states"
@@ -35,7 +35,7 @@ class HFMethodWriter(MethodWriter):
             return super().result(outputs)
         past = self.token(self.writer.emitter.past)
         outputs_by_name = {name: self.token(o) for name, o in self.writer.outputs.items() if name != "logits"}
-        if LOSS in outputs_by_name and self.writer.emitter.side == ENCODER:  # `generate` repeats it like batch rows
+        if LOSS in outputs_by_name and self.writer.emitter.side == ENCODER:  # `generate` repeats it like rows
             outputs_by_name[LOSS] += f".repeat(len({self.token(self.writer.emitter.embeds)}))"
         texts = [f"{name}={text}" for name, text in outputs_by_name.items()]
         if self.writer.has_caches:  # positional: past_key_values is called cache from transformers 5.24 on
@@ -43,7 +43,7 @@ class HFMethodWriter(MethodWriter):
         return f"{self.writer.returned}({', '.join(texts)})"
 
     def _name_states(self) -> None:
-        """Name no states, because all layers share one cache."""
+        """Do nothing: states have no names, because all layers share one cache object."""
 
     def slot(self, item: Statement, slot: CacheSlot) -> str:
         return self._write_index(item) if slot == INDEX else PAST
@@ -53,7 +53,7 @@ class HFMethodWriter(MethodWriter):
         return self._write_cache_number(offset, "layer_idx" if self.writer.emitter.shares_weights else "self.layer_idx")
 
     def _write_cache_number(self, offset: int, first: str = "layer_idx") -> str:
-        """Return the source of the cache number `first` + `offset`; in the top method only the offset."""
+        """Return the source of the cache number `first` + `offset`; in the model's own forward just the offset."""
         if self.top:
             return str(offset)
         return f"{first} + {offset}" if offset else first
@@ -107,10 +107,10 @@ class HFMethodWriter(MethodWriter):
 
 @dataclass(frozen=True)
 class WrittenClass:
-    """A class with the facts that decide whether another base model can use the same class.
+    """A class, with all that must be equal for another base model to use it.
 
-    indexed: the constructor takes a cache number. takes_cache: the forward takes a cache and keyword arguments.
-    initial_lines: lines that initialize its weights.
+    source: its lines. indexed: its constructor takes a cache number. takes_cache: its forward takes a cache and keyword
+    arguments. initial_lines: the lines of ``_init_weights`` for it.
     """
 
     source: ClassSource
@@ -120,8 +120,11 @@ class WrittenClass:
 
 
 class HFClassWriter(ClassWriter):
-    """Writes the classes of a base model for transformers; its own class is called `top` and returns the class
-    `returned`."""
+    """A writer of the classes of a base model (or head) for transformers.
+
+    top: name of the main class. config: name of the config class. returned: name of the class of the outputs, "" for a
+    head. stack: the layers of the model, if it has a list.
+    """
 
     body: type[MethodWriter]
 
@@ -133,64 +136,64 @@ class HFClassWriter(ClassWriter):
         self.emitter, self.top, self.config, self.returned, self.stack = e, top, config, returned, stack
         self.outputs = program.outputs
         self.has_caches = bool(e.cached)
-        self.count_field = "num_hidden_layers"  # the field of a config with the number of layers
-        self.table = "BLOCKS"  # the table of the classes of layers
+        self.count_field = "num_hidden_layers"  # the config field with the number of layers
+        self.table = "BLOCKS"  # name of the table of layer classes
         self.usual_std = DEFAULT_STD  # the most common standard deviation of initial weights
         self.other_classes: dict[str, WrittenClass] = {}  # classes of other base models
         self.own_classes: dict[str, WrittenClass] = {}
-        self.reused: set[str] = set()  # known ones that are used here
-        self.methods: dict[str, Method] = {}  # by name of their class
+        self.reused: set[str] = set()  # names of those that this base model uses
+        self.methods: dict[str, Method] = {}  # class name: its forward
         self._numbers: dict[Method, CacheNumbers] = {}
         body = type("Body", (HFMethodWriter,), {"writer": self})
         self.body = body
 
     @property
     def kinds(self) -> str:
-        """Return the name of the config property that lists the class of each layer."""
+        """Return the name of the config property that lists the layers' classes: the table's in lower case."""
         return self.table.lower()
 
     # -- caches
 
     def get_numbers(self, method: Method) -> CacheNumbers:
-        """Return the cache numbers of a method, computed once."""
+        """Return the cache numbers of `method`, which are computed once."""
         if method not in self._numbers:
             self._numbers[method] = number_caches(method, self.emitter, self.stack if method.path == TOP else None)
         return self._numbers[method]
 
     def get_offsets(self, method: Method) -> dict[object, int]:
-        """Map each statement and call of a method to the number of its first cache, relative to the method."""
+        """Map each statement with a cache and each call in `method` to the number of its first cache, from 0."""
         return self.get_numbers(method).first
 
     def takes_number(self, method: Method) -> bool:
-        """Return whether callers pass the number of the first cache to a method, because layers share its weights."""
+        """Return whether the forward takes the number of its first cache: layers share weights, and it has caches."""
         return self.emitter.shares_weights and self.get_numbers(method).count > 0
 
     def takes_index(self, method: Method) -> bool:
-        """Return whether the constructor of a method's class takes the number of its first cache."""
+        """Return whether the constructor of the method's class takes the number of its first cache."""
         return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
     def is_layer(self, path: str) -> bool:
-        """Return whether the module at `path` is a layer of the stack."""
+        """Return whether the module at `path` is an entry of the list of layers."""
         return self.stack is not None and path.rpartition(".")[0] == self.stack.path
 
     def is_stack(self, loop: Loop) -> bool:
         return self.stack is not None and loop.calls is self.stack.calls
 
     def takes_cache(self, method: Method) -> bool:
-        """Return whether a method takes a cache and keyword arguments; all layers of a stack do if one does."""
+        """Return whether `method` takes a cache and keyword arguments; all layers do if one layer does."""
         if self.is_layer(method.path) and self.stack is not None:
             return any(self._uses_cache(c.callee) for c in self.stack.calls)
         return self._uses_cache(method)
 
     def _uses_cache(self, method: Method) -> bool:
-        """Return whether a method or an inner one computes attention or has states."""
+        """Return whether `method`, or a method that it calls, computes attention or has states."""
         attending = any(isinstance(i, Statement) and i in self.emitter.attentions for i in method.items)
         return attending or bool(method.slots) or any(map(self._uses_cache, method.modules.values()))
 
     # -- classes
 
     def write(self, method: Method) -> str:
-        for item in method.items:  # the result of an attention block is named after the block
+        for item in method.items:  # name the result of an attention module after the module
             if isinstance(item, ModuleCall) and len(item.results) > 1 and list_attentions(item.callee, self.emitter):
                 *_, output = (result for result in item.results if result.name != "weights")  # after shared keys
                 output.name = item.path.rpartition(".")[2]
@@ -209,12 +212,12 @@ class HFClassWriter(ClassWriter):
         return name
 
     def _initial_lines(self, name: str, method: Method) -> list[str]:
-        """Return the lines of ``_init_weights`` for a class."""
+        """Return the lines of ``_init_weights`` for the class `name`."""
         return write_init_lines({name: method}, self.weights, self.usual_std)
 
     def _rename(self, name: str, method: Method) -> str:
-        """Rename a class to a fresh name, because another base model has a different class called `name`; return the
-        new name."""
+        """Rename the class `name`, because another base model has a different class of this name; return the new name.
+        It begins with the side of the model, and may end in a number."""
         new = fresh = f"{self.emitter.side.capitalize()}{name}"
         while fresh in self.other_classes or fresh in self.names.values():
             fresh = f"{new}{sum(n.startswith(new) for n in (*self.other_classes, *self.names.values())) + 1}"
@@ -304,10 +307,10 @@ FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
 
 
 def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
-    """Replace ``config.x`` in the `lines` of a method, in place, and add the attributes it reads to its constructor
-    `init`.
+    """Replace ``config.x`` in the `lines` of a method by ``self.x``, and assign self.x in the constructor lines `init`.
 
-    The replacement is ``self.x``; it is ``self.config.x`` if x is in `taken`, or `taken` is None.
+    If x is in `taken` (attributes that exist), or `taken` is None, ``self.config.x`` replaces it. Both lists change in
+    place.
     """
     used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
     attributes = [] if taken is None else [name for name in used if name not in taken]

@@ -1,4 +1,4 @@
-"""The source of modeling_*.py: functions, then classes of layers, base models and heads."""
+"""The source of modeling_*.py: snippets, then the classes of layers, base models and heads."""
 
 from __future__ import annotations
 
@@ -81,17 +81,15 @@ IMPORTS = snippets.IMPORTS | {
 
 @dataclass
 class ModelingFile:
-    """A generated file: its source, and its base models, a decoder before its encoder."""
+    """A generated modeling file: its source, and its base models: [model], or [decoder, encoder]."""
 
     text: str
     bases: list[BaseModel]
 
 
 def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> ModelingFile:
-    """Return the source of the model called `name`, whose file name ends in `stem`, with its base models.
-
-    `sides` is the lowered model, or the lowered decoder and encoder.
-    """
+    """Return the modeling file of `sides`: [lowered model], or [lowered decoder, lowered encoder]. name: the beginning
+    of all class names. stem: the end of the file's name."""
     config, bases = f"{name}Config", list[BaseModel]()
     usual = find_usual_std([p for side in sides for p in side.base.weights.values()])
     for side in sides:
@@ -145,14 +143,13 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
 
 
 def collect_weights(sides: Sequence[LoweredModel]) -> dict[str, Param]:
-    """Return the weights of the whole base model by key; a weight that both sides read occurs once, constant tables
-    twice."""
+    """Return key → parameter of the base model, both sides together; of tied weights one, but all constant tables."""
     tied = map_tied_keys(sides, head=False)
     return {key: param for key, param, _ in _list_weights(sides) if key not in tied}
 
 
 def map_keys(sides: Sequence[LoweredModel]) -> dict[str, str]:
-    """Map the parameters of the graph to the keys of their weights in the model with its head."""
+    """Map the names of the full graph's parameters to their keys in the model with its head."""
     head, keys = sides[0].head, dict[str, str]()
     for key, _, name in _list_weights(sides):
         keys.setdefault(name, f"model.{key}" if head is not None else key)
@@ -162,8 +159,7 @@ def map_keys(sides: Sequence[LoweredModel]) -> dict[str, str]:
 
 
 def map_tied_keys(sides: Sequence[LoweredModel], head: bool = True) -> dict[str, str]:
-    """Map keys of tied weights to the keys whose tensor they share, in the model with its `head` or in the base
-    model."""
+    """Map the key of each tied weight to the key that stores its tensor, in the model with its `head` or without."""
     above = sides[0].head
     keys, prefix = map_keys(sides), "" if above is None else "model."
     trained = [(f"{prefix}{key}", name) for key, param, name in _list_weights(sides) if not is_table(param)]
@@ -175,50 +171,45 @@ def map_tied_keys(sides: Sequence[LoweredModel], head: bool = True) -> dict[str,
 
 
 def is_table(param: Param) -> bool:
-    """Return whether a parameter is stored as a buffer: a constant or an integer tensor."""
+    """Return whether `param` is a buffer instead of a weight: it is constant or has integers."""
     return param.recipe.is_constant or not param.type.dtype.is_float
 
 
 def _list_weights(sides: Sequence[LoweredModel]) -> Iterator[tuple[str, Param, str]]:
-    """Yield (key, parameter, name in the graph) of each weight of the base models, the encoder first."""
+    """Yield (key, parameter, name in the full graph) of each weight of the base models, the encoder's first."""
     for side in reversed(sides):
         for key, param in side.base.weights.items():
             in_graph = side.graph.params.get(param.name) is param
-            name = side.names[param.name] if in_graph else f"{side.side} {param.name}"  # combined from several
+            name = side.names[param.name] if in_graph else f"{side.side} {param.name}"  # concatenated from several
             yield f"{side.side}.{key}" if side.side else key, param, name
 
 
 def _is_indexed(base: BaseModel, method: Method) -> bool:
-    """Return whether the constructor of a method's class takes the number of its first cache."""
+    """Return whether the constructor of the method's class takes a cache number; that of a layer always does."""
     return not base.lowered.emitter.shares_weights and (
         base.writer.takes_index(method) or base.writer.is_layer(method.path)
     )
 
 
 def _has_shared_embedding(sides: Sequence[LoweredModel]) -> bool:
-    """Return whether the embeddings of decoder and encoder are tied."""
+    """Return whether the token embeddings of decoder and encoder are tied."""
     return f"decoder.{sides[0].emitter.embedding}.weight" in map_tied_keys(sides, head=False)
 
 
 def _choose_masks_function(base: BaseModel) -> str:
-    """Return the name of the function that computes masks before a compiled forward; "" for that of transformers.
-
-    Transformers' function computes a mask for each kind in a config, but a model with one mask computes it itself.
-    """
+    """Return the name of the function that `generate` calls for masks before a compiled forward; "" for the default.
+    The default computes a mask for each kind in the config; a model with one mask computes it itself (`given_mask`)."""
     return base.lowered.emitter.masks_name if base.lowered.masks else "given_mask" if base.needs_kinds else ""
 
 
 def _has_rolling_caches(base: BaseModel) -> bool:
-    """Return whether a decoder with cross-attention has caches other than full KV caches."""
+    """Return whether a decoder with cross-attention has caches that forget, such as windows."""
     return bool(base.lowered.emitter.cross_attentions) and set(base.kinds) != {FULL}
 
 
 def _write_head(lowered: LoweredModel, config: str, base: BaseModel) -> dict[str, Any] | None:
-    """Return the template fields of a head; None without a head.
-
-    init, lines: lines of its constructor and of its forward. classes: its inner classes.
-    inputs: outputs of the base model that it reads.
-    """
+    """Return the template variables of the head; None without a head. init, lines: lines of its constructor and
+    forward. classes: classes of its modules. inputs: names of its inputs, which are outputs of the base model."""
     if lowered.head is None:
         return None
     method = group_statements(lowered.head)
@@ -238,7 +229,7 @@ def _write_head(lowered: LoweredModel, config: str, base: BaseModel) -> dict[str
     return {"init": head.init, "lines": lines, "classes": inner, "inputs": [v.name for v in lowered.head.inputs]}
 
 
-TASKS = {  # task -> suffix of its class, class of its outputs, and the arguments of its loss
+TASKS = {  # task: (end of its class name, class of its outputs, label arguments)
     "text-classification": ("SequenceClassification", "SequenceClassifierOutput", ("labels",)),
     "token-classification": ("TokenClassification", "TokenClassifierOutput", ("labels",)),
     "question-answering": ("QuestionAnswering", "QuestionAnsweringModelOutput", ("start_positions", "end_positions")),
@@ -252,15 +243,17 @@ def get_task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
     """Return the entry of `task` in `TASKS`; None if `task` is None.
 
     Raises:
-        WeftError: if transformers has no class for the task.
+        WeftError: if `TASKS` has no entry for it.
     """
     if task is not None and task not in TASKS:
-        raise WeftError(f"target transformers writes no models for {task}; it does for {', '.join(TASKS)}")
+        raise WeftError(
+            f"target transformers has no class for the task {task}: use target torch, or {', '.join(TASKS)}"
+        )
     return None if task is None else TASKS[task]
 
 
 def _read_snippets() -> dict[str, Snippet]:
-    """Return all snippets for transformers by name: those of the target torch, except imported names, and its own."""
+    """Return name → snippet: those of target torch except names in `IMPORTS`, then those of `lib`, which win."""
     return {name: part for name, part in read_library().items() if name not in IMPORTS} | read_library(
         own_snippets.__name__
     )
@@ -268,7 +261,7 @@ def _read_snippets() -> dict[str, Snippet]:
 
 @functools.cache
 def load_template(name: str) -> jinja2.Template:
-    """Return a template of the folder `templates` by file name."""
+    """Return the Jinja template with the file name `name` in the folder `templates`; it is read once."""
     folder = Path(__file__).parent / "templates"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined

@@ -1,4 +1,4 @@
-"""The stack of layers of a base model, and the numbers and kinds of its caches."""
+"""The stack (list of layers) of a base model, and the numbers and kinds of its caches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NO_CACHE = "moe"  # transformers' kind of a layer without a cache
 
 @dataclass
 class Stack:
-    """The list of modules at `path` whose `calls` are the layers of a model, in order.
+    """The list of layers of a model: modules `path`.0, `path`.1, …, which `calls` call in order.
 
-    caches: number of caches in each layer; if it is 1, some layers may have none. None if layers differ otherwise.
+    caches: number of caches of each layer (1: at most one); None if layers differ otherwise.
     """
 
     path: str
@@ -27,8 +27,7 @@ class Stack:
 
 
 def find_stack(top: Method, e: HFEmitter) -> Stack | None:
-    """Return the layers of the model `top`: its longest loop over a complete list of modules; None without such a
-    loop."""
+    """Return the longest loop of the forward `top` over all modules of a list; None without such a loop."""
     loops = [item for item in top.items if isinstance(item, Loop)]
     fitting = []
     for loop in loops:
@@ -41,8 +40,8 @@ def find_stack(top: Method, e: HFEmitter) -> Stack | None:
 
 
 def loop_single_layers(top: Method, program: Program) -> None:
-    """Replace the call of the only module of a ModuleList by a loop, in place, because a config may ask for more
-    layers."""
+    """Replace calls of a ModuleList's only module in `top` by a loop, in place, so that a config may set more layers.
+    Only modules with one input of their result's shape are replaced."""
     shapes = {s.results[0]: s.node.output.shape for s in program.statements if s.results and s.node and not s.early}
     for i, item in enumerate(top.items):
         stem, _, number = item.path.rpartition(".") if isinstance(item, ModuleCall) else ("", "", "")
@@ -62,11 +61,10 @@ def _count_layer_caches(calls: list[ModuleCall], e: HFEmitter) -> int | None:
 
 @dataclass
 class CacheNumbers:
-    """The numbers of the caches of a method.
+    """The cache numbers (layer_idx) within a method, from 0.
 
-    first: first number of each statement with a cache, and of each call. own: number of self-attention caches and
-    states.
-    source: number of cross-attention caches, which share the numbers of self-attention caches.
+    first: first number of each call, and of each statement with a cache. own: end of the numbers of self-attention
+    caches and states. source: end of the numbers of cross-attention caches, the same numbers in another cache.
     """
 
     first: dict[object, int] = field(default_factory=dict)
@@ -78,8 +76,7 @@ class CacheNumbers:
         return max(self.own, self.source)
 
     def add(self, item: object, own: int, source: int) -> None:
-        """Assign the next numbers to `item`, which has `own` self-attention caches and `source` cross-attention
-        caches."""
+        """Assign the next numbers to `item`, which has `own` self-attention and `source` cross-attention caches."""
         if own and source:
             self.own = self.source = self.count
         self.first[item] = self.own if own or not source else self.source
@@ -87,11 +84,8 @@ class CacheNumbers:
 
 
 def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> CacheNumbers:
-    """Return the cache numbers of a method: one for each attention, one for all recurrences of a module until one
-    repeats.
-
-    Each layer of the `stack` has at least one number.
-    """
+    """Return the cache numbers of `method`: one per attention, and one for all recurrences up to one that repeats. Each
+    layer of the `stack` has at least one number, also without a cache."""
     numbers = CacheNumbers()
     states: set[int] = set()
     shared = 0
@@ -120,18 +114,18 @@ def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> C
 
 
 def has_cache_slot(statement: Statement) -> bool:
-    """Return whether a statement with results has a cache or state."""
+    """Return whether `statement` has results and reads a cache or state."""
     return bool(statement.results) and any(isinstance(o, CacheSlot) for o in statement.operands)
 
 
 def list_attentions(method: Method, e: HFEmitter) -> list[tuple[Statement, AttentionRecord]]:
-    """Return the attention statements of a method, without inner methods, and the facts of each."""
+    """Return (statement, its attention) for the attentions that `method` itself computes, in order."""
     return [(i, e.attentions[i]) for i in method.items if isinstance(i, Statement) and i in e.attentions]
 
 
 def list_cache_kinds(method: Method, e: HFEmitter, stack: Stack | None = None) -> list[str]:
-    """Return the kind of each cache of a method, by cache number; a layer of the `stack` without a cache has
-    `NO_CACHE`."""
+    """Return transformers' kind (such as "full_attention") of each cache of `method`, by cache number; `NO_CACHE` for a
+    layer of the `stack` without a cache."""
     numbers = number_caches(method, e, stack)
     kinds = [NO_CACHE] * numbers.count
     for item, first in numbers.first.items():
@@ -144,18 +138,18 @@ def list_cache_kinds(method: Method, e: HFEmitter, stack: Stack | None = None) -
 
 
 def list_outer_kinds(top: Method, e: HFEmitter, stack: Stack) -> tuple[list[str], list[str]]:
-    """Return the kinds of the caches before the stack, and of those after it."""
+    """Return (kinds of the caches before the stack, kinds of those after it)."""
     place = next(i for i, item in enumerate(top.items) if isinstance(item, Loop) and item.calls is stack.calls)
     before, after = (replace(top, items=part) for part in (top.items[:place], top.items[place + 1 :]))
     return list_cache_kinds(before, e), list_cache_kinds(after, e)
 
 
 def list_block_kinds(block: Method, e: HFEmitter) -> list[str]:
-    """Return the kinds of the caches of one block; [`NO_CACHE`] if it has none."""
+    """Return the kinds of the caches of the layer `block`; [`NO_CACHE`] if it has none."""
     return list_cache_kinds(block, e) or [NO_CACHE]
 
 
 def _get_cache_kind(statement: Statement, e: HFEmitter) -> str:
-    """Return the kind of the cache of an attention."""
+    """Return the kind of cache of an attention: that of its mask if this is a window or chunk, else full."""
     mask = next((m for m in e.masks.values() if statement.node is not None and statement.node in m.nodes), None)
     return mask.kind if mask is not None and mask.kind in (SLIDING, CHUNKED) else FULL

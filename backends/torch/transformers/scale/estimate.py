@@ -1,4 +1,4 @@
-"""Costs of a model on several devices: memory of each, bytes between them, and the pipeline bubble."""
+"""Costs of a model on several devices: memory per device, bytes sent between devices, and the pipeline bubble."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .traffic import Collective, list_collectives
 
 @dataclass(frozen=True)
 class StageCost:
-    """The costs of one device of a pipeline stage, in bytes.
+    """The costs of one device of a pipeline stage: weights, KV cache and states in bytes.
 
-    layers: first layer of the stage and the one after its last. cache: KV cache of `Parallel.tokens` tokens.
-    state: recurrent states of a sequence. flops: operations of the entire stage for `Parallel.tokens` tokens.
+    layers: first layer (inclusive) and last (exclusive). cache: KV cache of one sequence of `ParallelCosts.tokens`
+    tokens. state: recurrent states of one sequence. flops: operations of the entire stage for all its tokens.
     """
 
     layers: tuple[int, int]
@@ -38,10 +38,9 @@ class StageCost:
 
 @dataclass(frozen=True)
 class ParallelCosts:
-    """The costs of a model divided by `split`, for one sequence of `tokens` tokens.
+    """The costs of a model divided by `split`, for one sequence of `tokens` tokens with activations in `dtype`.
 
-    stages: costs of a device of each pipeline stage. collectives: communication per token.
-    bubble: share of the time in which a device waits for other stages.
+    stages: costs of one device of each stage. bubble: share of the time in which a device waits for other stages.
     """
 
     split: Split
@@ -52,7 +51,7 @@ class ParallelCosts:
     bubble: float
 
     def json(self) -> dict[str, Any]:
-        """Return all costs as JSON-compatible data; bytes of collectives are per token."""
+        """Return all fields as JSON-compatible data, with `Split.devices` and the bytes per token `Collective.sent`."""
         data = asdict(self)
         data["split"]["devices"] = self.split.devices
         for collective, entry in zip(self.collectives, data["collectives"], strict=True):
@@ -63,12 +62,12 @@ class ParallelCosts:
 def estimate_costs(
     base: BaseModel, plans: Plans, tensors: dict[str, StoredTensor], split: Split, dtype: str, item: int, tokens: int
 ) -> ParallelCosts:
-    """Return the costs of `split` for the stored `tensors` of a folder, and a sequence of `tokens` tokens.
+    """Return the costs of `base` divided by `split`, given its `plans` and the stored `tensors` by key.
 
-    `item` is the size of an activation in bytes, and `dtype` its name.
+    tokens: length of the sequence. item: bytes per element of activations and caches, whose dtype is called `dtype`.
 
     Raises:
-        WeftError: naming a part that `split` cannot divide.
+        WeftError: if `split` cannot divide a part of the model, which it names.
     """
     check_split(split, base, plans)
     lowered = base.lowered
@@ -107,8 +106,8 @@ def estimate_costs(
 
 
 def _count_cached_elements(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[int, int]:
-    """Return the number of elements that a device caches of one token and of `tokens` tokens; attentions in `plans` are
-    divided among `tp` devices."""
+    """Return the elements of KV caches on one device for one token, and for `tokens` tokens (fewer with a window).
+    Attentions that `plans` divide have 1 / `tp` of their elements on each device."""
     per_token = total = 0
     for node in nodes:
         for width, window in find_cache_sizes([node]):
@@ -119,9 +118,10 @@ def _count_cached_elements(nodes: Sequence[Node], plans: Plans, tp: int, tokens:
 
 
 def compute_bubble(work: Sequence[int], microbatches: int) -> float:
-    """Return the share of time in which a device waits for other stages, whose `work` is that of one microbatch.
+    """Return the share of the time in which a device waits for other stages, 0 to 1.
 
-    (p − 1) / (m + p − 1) for p equal stages and m `microbatches` (GPipe, Huang 2019, arXiv 1811.06965).
+    `work` is the time of each stage for one microbatch. For p equal stages and m `microbatches` the share is
+    (p − 1) / (m + p − 1) (GPipe, Huang 2019, arXiv 1811.06965).
     """
     busy, slowest = sum(work), max(work)
     return 1 - microbatches * busy / (len(work) * (busy + (microbatches - 1) * slowest)) if busy else 0.0

@@ -1,4 +1,4 @@
-"""The shard of each tensor on one device, as transformers divides it by the plans of a config."""
+"""The shard of each weight on one device, as transformers divides weights by the plans of a config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PREFIX = "model."  # of keys of the base model in a model with a head
 
 
 def count_shard_elements(key: str, shape: Sequence[int], split: Split, plans: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the number of elements of the tensor `key` with `shape` on the device with the largest shard."""
+    """Return the number of elements of the weight `key` of `shape` on the device with its largest shard. `plans` maps
+    config fields such as base_model_tp_plan to plans."""
     degree, axis = find_divided_axis(key, len(shape), split, plans)
     if axis is None:
         return math.prod(shape)
@@ -25,7 +26,7 @@ def count_shard_elements(key: str, shape: Sequence[int], split: Split, plans: Ma
 def find_divided_axis(
     key: str, rank: int, split: Split, plans: Mapping[str, Mapping[str, Any]]
 ) -> tuple[int, int | None]:
-    """Return the number of devices that share the tensor `key`, and its divided axis (None if it is replicated)."""
+    """Return the number of devices that have (parts of) the weight `key`, and its divided axis; None: replicated."""
     path = LAYER.sub(".*", key)
     module, _, name = path.rpartition(".")
     whole_experts = plans.get("base_model_ep_plan", {}) if split.ep > 1 else {}
@@ -43,7 +44,8 @@ def find_divided_axis(
 
 
 def add_vocabulary_plan(plans: Mapping[str, Mapping[str, Any]], lowered: LoweredModel) -> dict[str, dict[str, Any]]:
-    """Return a copy of `plans` with the entry that transformers adds for an embedding called embed_tokens."""
+    """Return a copy of `plans` whose tensor-parallel plan, if any, begins with the entry that transformers adds for an
+    embedding called embed_tokens; an entry of the plan itself wins."""
     extended = {name: dict(plan) for name, plan in plans.items()}
     tensor = extended.get("base_model_tp_plan", {})
     if tensor and lowered.emitter.embedding == "embed_tokens":

@@ -23,9 +23,8 @@ EXAMPLE = "tp=8,ep=8,pp=2"
 class Split:
     """Degrees of parallelism.
 
-    tp: devices that share the linear maps of a layer. ep: devices that share the experts; if it is larger than `tp`,
-    there are ep / tp groups of devices with sequences of their own. pp: pipeline stages. microbatches: number per
-    forward pass.
+    tp: devices that share the linear maps of a layer. ep: devices that share the experts; if ep > tp, they are ep / tp
+    groups, each of which processes other sequences. pp: pipeline stages. microbatches: per forward pass.
     """
 
     tp: int = 1
@@ -39,7 +38,7 @@ class Split:
 
     @classmethod
     def parse(cls, text: str) -> Split:
-        """Return the degrees in `text`, such as ``tp=8,ep=8,pp=2``; a degree that is not given is 1.
+        """Return the degrees in `text`, such as ``tp=8,ep=8,pp=2``; a missing degree is 1.
 
         Raises:
             WeftError: for an unknown name, a name given twice, or a value that is not an integer from 1 to 10⁶.
@@ -48,7 +47,7 @@ class Split:
         for part in text.split(","):
             name, _, number = (word.strip() for word in part.partition("="))
             if name not in names:
-                raise WeftError(f"--parallel knows no {name!r}; give some of {', '.join(names)}, such as {EXAMPLE}")
+                raise WeftError(f"--parallel {name!r} is unknown: choose among {', '.join(names)}, such as {EXAMPLE}")
             if not number.isascii() or not number.isdigit() or not 1 <= int(number) <= 10**6:
                 raise WeftError(f"--parallel {part.strip()!r}: {name} takes a whole number from 1, such as {EXAMPLE}")
             if name in degrees:
@@ -58,31 +57,31 @@ class Split:
 
 
 def check_split(split: Split, base: BaseModel, plans: Plans) -> None:
-    """Check that a model can be divided by `split`.
+    """Check that the model of `base`, with its `plans`, can be divided by `split`.
 
     Raises:
-        WeftError: naming the part that cannot be divided and its size.
+        WeftError: if a part cannot be divided evenly or there is nothing to divide; it names the part and its size.
     """
     lowered, name = base.lowered, base.lowered.graph.name
     if split.tp > 1:
         _check_parts(split.tp, "tp", [*_list_tensor_parts(lowered, plans, experts=split.ep == 1)], name)
         if not plans.units:
             reason = next(iter(plans.undivided.values()))
-            raise WeftError(f"tp={split.tp} divides nothing of {name}: {reason}")
+            raise WeftError(f"tp={split.tp} divides no part of {name}: {reason}; leave tp out")
     if split.ep > 1:
         _check_parts(split.ep, "ep", [(n, "experts", where) for n, _, where in list_mixtures(lowered.graph)], name)
         if not lowered.emitter.experts:
             raise WeftError(f"ep={split.ep} divides experts, and {name} has none; leave ep out")
         if split.ep % split.tp:
             raise WeftError(
-                f"ep={split.ep} is not a multiple of tp={split.tp}: experts are whole on a device; take ep={split.tp}"
+                f"ep={split.ep} is not a multiple of tp={split.tp}: choose ep={split.tp} or a multiple of it"
             )
     if split.pp > 1:
         if plans.one_stage:
-            raise WeftError(f"pp={split.pp} needs stages, and {name} is one: {plans.one_stage}")
+            raise WeftError(f"pp={split.pp}: {name} has one pipeline stage, because {plans.one_stage}; leave pp out")
         assert base.stack is not None
         if split.pp > len(base.stack):
-            raise WeftError(f"pp={split.pp} needs a layer for each stage, and {name} has {len(base.stack)}")
+            raise WeftError(f"pp={split.pp} is more than the {len(base.stack)} layers of {name}: each stage needs one")
 
 
 def _check_parts(degree: int, option: str, parts: list[tuple[int, str, str]], name: str) -> None:
@@ -97,7 +96,8 @@ def _check_parts(degree: int, option: str, parts: list[tuple[int, str, str]], na
 
 
 def _list_tensor_parts(lowered: LoweredModel, plans: Plans, experts: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield (count, kind, path) of each part that tensor parallelism divides; experts only if `experts` is set."""
+    """Yield (count, what is counted, path) of each part that tensor parallelism divides, such as (8, "query heads",
+    "layers.0.attn"); the hidden units of experts only if `experts` is set."""
     weights = lowered.base.weights
     for node in lowered.graph.nodes:
         if node.op is ops.attention and node.scope in plans.units:
@@ -115,8 +115,7 @@ def _list_tensor_parts(lowered: LoweredModel, plans: Plans, experts: bool) -> It
 
 
 def list_mixtures(graph: Graph) -> Iterator[tuple[int, int, str]]:
-    """Yield the number of experts, their hidden width and the path of their module for each mixture of experts of
-    `graph`."""
+    """Yield (number of experts, hidden width, module path) of each mixture of experts of `graph`."""
     for node in graph.nodes:
         if node.op is ops.moe:
             experts, hidden, _ = (sizes.evaluate(n, {}) for n in node.required_operand("up").shape)

@@ -1,4 +1,4 @@
-"""Stages of a pipeline, with their layers, weights and nodes."""
+"""Pipeline stages, and the stage of each layer, weight and node."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .shards import PREFIX
 
 @dataclass(frozen=True)
 class Stages:
-    """`count` pipeline stages with equal numbers of layers; the first stages have one more if some remain, as
-    transformers divides them from 5.24 on."""
+    """A model cut into `count` pipeline stages of ⌊layers / count⌋ consecutive layers each; where layers are left over,
+    the first stages have one more, as in transformers from 5.24 on."""
 
     lowered: LoweredModel
     base: BaseModel
     count: int
 
     def get_layers(self, stage: int) -> range:
-        """Return the indices of the layers of stage number `stage`, from 0."""
+        """Return the indices of the layers of `stage`; both are counted from 0."""
         number = len(self.base.stack or ())
         each, rest = divmod(number, self.count)
         start = stage * each + min(stage, rest)
         return range(start, start + each + (stage < rest))
 
     def find_stage(self, path: str) -> int:
-        """Return the stage of the module at `path` in the base model: the first for the embedding, the last for other
-        modules outside of the layers."""
+        """Return the stage (from 0) of the module at `path` in the base model: that of its layer, else the first for
+        the token embedding and the last for others."""
         layer = self._find_layer(path)
         if layer is not None:
             return next(s for s in range(self.count) if layer in self.get_layers(s))
@@ -37,8 +37,7 @@ class Stages:
         return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
 
     def list_stages(self, key: str) -> list[int]:
-        """Return the stages that store the tensor `key`; an embedding table tied to the head is on the first and the
-        last."""
+        """Return the stages that store the weight `key`, ascending; the last also stores one tied to the head."""
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
@@ -46,8 +45,8 @@ class Stages:
         return sorted(stages | ({self.count - 1} if path in self.lowered.tied.values() else set()))
 
     def map_nodes(self) -> dict[Node, int]:
-        """Return the stage of each node; a node between layers belongs to the first stage, a node of the head to the
-        last."""
+        """Map each node of the graph to its stage: that of its layer, the last for the head, and for other nodes that
+        of the layer before them (the first stage before all layers)."""
         stages, current = {}, 0
         for node in self.lowered.graph.nodes:
             layer = self._find_layer(node.scope)

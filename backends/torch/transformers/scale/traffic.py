@@ -20,9 +20,10 @@ SEND, BROADCAST = "send", "broadcast"
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective among `degree` devices of the `group` tp, ep or pp, for the result of `path` in pipeline `stage`.
+    """A collective operation among `degree` devices on the result of the module `path` in pipeline stage `stage`.
 
-    size: bytes per token of the full tensor: the sum, the gathered result, or everything that one device sends.
+    kind: such as "all-reduce". group: the parallelism, tp, ep or pp. size: bytes per token of the full tensor: the sum
+    (all-reduce), the gathered tensor (all-gather), or all that one device sends (others).
     """
 
     kind: str
@@ -34,16 +35,14 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Return the bytes per token that a device sends with optimal algorithms.
-
-        An all-reduce among n devices is a reduce-scatter and an all-gather, each of (n − 1) / n of the tensor.
-        """
+        """Return the bytes per token that a device sends with optimal algorithms. An all-reduce among n devices is a
+        reduce-scatter and an all-gather, each of (n − 1) / n of the tensor."""
         share = (self.degree - 1) / self.degree
         return self.size * {ALL_REDUCE: 2 * share, ALL_GATHER: share, ALL_TO_ALL: share}.get(self.kind, 1.0)
 
 
 def list_collectives(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> list[Collective]:
-    """Return the collectives of a forward pass, ordered by stage; an element of an activation has `item` bytes."""
+    """Return the collectives of a forward pass, ordered by stage; an activation has `item` bytes per element."""
     messages = [*_list_tensor(lowered, plans, split, stages, item), *_list_expert(lowered, split, stages, item)]
     messages += _list_vocabulary(lowered, plans, split, stages, item)
     if split.pp > 1:
@@ -56,7 +55,7 @@ def list_collectives(lowered: LoweredModel, plans: Plans, split: Split, stages: 
 
 
 def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
-    """Yield an all-reduce after each linear map by rows, and after experts with divided weights."""
+    """Yield an all-reduce for each linear map divided by rows, and for each mixture whose experts `tp` divides."""
     if split.tp == 1:
         return
     for unit in plans.units.values():
@@ -70,10 +69,10 @@ def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stag
 
 
 def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
-    """Yield the collectives of expert parallelism.
+    """Yield the collectives of expert parallelism for each mixture of experts.
 
-    If all devices have the same tokens: one all-reduce. Else two all-to-alls (to the experts and back), in which
-    devices with the same tokens send a share each, and an all-gather of these shares.
+    If all devices have the same tokens (ep = tp), one all-reduce. Else two all-to-alls, to the experts and back, in
+    which each of the tp devices with the same tokens sends 1 / tp of them, and an all-gather of these shares.
     """
     if split.ep == 1:
         return
@@ -94,7 +93,7 @@ def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int)
 def _list_vocabulary(
     lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int
 ) -> Iterator[Collective]:
-    """Yield the all-reduce of a divided embedding, and the all-gather of the logits."""
+    """Yield the all-reduce of an embedding divided by tokens, and the all-gather of logits divided by tokens."""
     if split.tp == 1:
         return
     table = lowered.emitter.embedding

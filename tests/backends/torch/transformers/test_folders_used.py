@@ -213,12 +213,12 @@ def test_embeddings_take_the_place_of_tokens(tmp_path: Path) -> None:
         ("variant/repeated", "SGLang", "layers share weights"),
         ("family/bloom", "vLLM", "a bias by distance"),
         ("family/gpt-oss", "vLLM", "attention has sinks"),
-        ("family/gemma2", "transformers generate_batch", "scores are squashed"),
+        ("family/gemma2", "transformers generate_batch", "scores have a soft cap"),
         ("variant/chunked", "transformers generate_batch", "attention in chunks"),
         ("variant/experts that choose", "transformers generate_batch", "experts choose among all tokens"),
         ("variant/relative", "vLLM", "relative keys and values"),
         ("variant/encoder, blocks", "vLLM", "blocks of keys"),
-        ("variant/latent, expanded", "SGLang", "values have another width than keys"),
+        ("variant/latent, expanded", "SGLang", "values and keys differ in width"),
     ],
 )
 def test_refusals_name_engine_and_reason(name: str, engine: str, reason: str, tmp_path: Path) -> None:
