@@ -1,0 +1,65 @@
+"""A prompt run through a small model: attention weights, predictions and expert counts."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from weft import Attention, Block, Decoder, MoE, RMSNorm, load_source
+from weft.backends.viz.panels.prompts import check_prompt, compute_attention_weights, run_prompt
+from weft.ir import Graph, ops
+from weft.ir.errors import WeftError
+
+IDS = [3, 1, 4, 1, 5]
+
+
+def build_graph(context: int | None = 8, **attention: object) -> Graph:
+    block = Block(Attention(4, 2, **attention), MoE(3, 16, 2), RMSNorm())  # type: ignore[arg-type]
+    graph: Graph = load_source(Decoder(9, 16, 1, block, context=context)).graph
+    return graph
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(" abcdefgh"[i] for i in ids)
+
+
+def test_attention_weights_are_the_softmax_of_scaled_scores(rng: np.random.Generator) -> None:
+    """Heads 0 and 1 share the first key head."""
+    (node,) = (n for n in build_graph().nodes if n.op is ops.attention)
+    q, k = rng.standard_normal((1, 5, 16)), rng.standard_normal((1, 5, 8))
+    names = [o.name for o in node.op.operands]
+    weights = compute_attention_weights(node, dict.fromkeys(names) | {"q": q, "k": k, "v": k})
+    queries, keys = q[0].reshape(5, 4, 4), k[0].reshape(5, 2, 4)
+    for head in range(4):
+        scores = np.where(np.tri(5, dtype=bool), queries[:, head] @ keys[:, head // 2].T / 2, -np.inf)
+        expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        np.testing.assert_allclose(weights[head], expected, rtol=1e-12, atol=1e-15)
+
+
+def test_run_reports_weights_predictions_and_loads() -> None:
+    graph, steps = build_graph(), list[tuple[int, int]]()
+    data = run_prompt(graph, IDS, decode, lambda done, total: steps.append((done, total)))
+    assert steps == [(i + 1, len(graph)) for i in range(len(graph))]
+    (layer,) = data["layers"]
+    assert (layer["heads"], layer["causal"], layer["where"]) == (4, True, "layer 0")
+    packed = np.frombuffer(base64.b64decode(layer["weights"]), np.uint8)
+    assert packed.size == 4 * 5 * 6 // 2
+    assert packed.reshape(4, 15)[:, 0].tolist() == [255] * 4  # the first token sees itself only
+    assert sum(data["experts"][0]["counts"]) == 2 * len(IDS)
+
+
+def test_prompts_that_do_not_fit_are_refused() -> None:
+    graph = build_graph()
+    check_prompt(graph, 8)
+    with pytest.raises(WeftError, match="the prompt is empty: it has no tokens"):
+        check_prompt(graph, 0)
+    with pytest.raises(WeftError, match=r"the prompt has 9 tokens; .* supports at most 8"):
+        check_prompt(graph, 9)
+    long = build_graph(context=None)
+    most = 865  # 4 heads · 865 · 866 / 2 ≤ 1,500,000 < 4 · 866 · 867 / 2
+    check_prompt(long, most)
+    with pytest.raises(WeftError, match=f"a page shows the 4 heads of at most {most}: shorten it"):
+        check_prompt(long, most + 1)
