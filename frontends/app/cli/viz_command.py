@@ -78,7 +78,7 @@ def viz_command(
         raise click.UsageError("--prompt needs the .html page of one model: leave out --vs, and let -o end in .html")
     if str(out) == "-":
         picture = build_drawing(source, PictureOptions(depth, parts), other, trust)
-        print_renderable(render_tree(picture.placed, picture.sheet))
+        print_renderable(render_tree(picture.placed_root, picture.sheet))
         return
     names = [re.sub(r"\W+", "-", Path(s).stem) for s in (source, other) if s]
     out = out or Path("-vs-".join(names) + ".html")

@@ -30,7 +30,7 @@ class ComparisonDrawing(Drawing):
     """A picture of two networks in one, with marks on parts that differ."""
 
     @cached_property
-    def opened(self) -> set[str]:
+    def open_keys(self) -> set[str]:
         """Return the keys of the open parts; if no depth is set, these include parts with changes."""
         return diff.select_open_parts(self.root, self.options.depth, self.options.parts)
 

@@ -39,19 +39,19 @@ class Drawing:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def opened(self) -> set[str]:
+    def open_keys(self) -> set[str]:
         """Return the keys of the open parts."""
         return select_open(self.root, self.options.depth, self.options.parts)
 
     @cached_property
-    def placed(self) -> PlacedShape:
+    def placed_root(self) -> PlacedShape:
         """Return the shapes with their positions in the picture."""
-        return place_shapes(self.root, self.opened)
+        return place_shapes(self.root, self.open_keys)
 
     def page(self) -> str:
         """Return the interactive page, as HTML."""
-        return render_page(self.root, self.opened, self.more)
+        return render_page(self.root, self.open_keys, self.more)
 
     def svg(self) -> str:
         """Return the picture, as SVG."""
-        return render_svg(self.root, self.opened, self.sheet, self.options.dark)
+        return render_svg(self.root, self.open_keys, self.sheet, self.options.dark)

@@ -27,7 +27,7 @@ class Picture:
     def __repr__(self) -> str:
         from weft.backends.viz.formats.tree import render_plain_tree
 
-        return render_plain_tree(self.drawing.placed, self.drawing.sheet).rstrip()
+        return render_plain_tree(self.drawing.placed_root, self.drawing.sheet).rstrip()
 
 
 def show(source: SourceLike, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Picture:

@@ -26,9 +26,9 @@ FORMATS: dict[str, Callable[[Drawing], str | bytes]] = {
     ".html": lambda drawing: drawing.page(),
     ".svg": lambda drawing: drawing.svg(),
     ".png": lambda drawing: render_png(drawing.svg(), drawing.options.scale),
-    ".mmd": lambda drawing: render_mermaid(drawing.placed, drawing.sheet),
-    ".dot": lambda drawing: render_dot(drawing.placed, drawing.sheet),
-    ".txt": lambda drawing: render_plain_tree(drawing.placed, drawing.sheet),
+    ".mmd": lambda drawing: render_mermaid(drawing.placed_root, drawing.sheet),
+    ".dot": lambda drawing: render_dot(drawing.placed_root, drawing.sheet),
+    ".txt": lambda drawing: render_plain_tree(drawing.placed_root, drawing.sheet),
 }
 
 

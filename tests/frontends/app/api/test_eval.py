@@ -27,11 +27,11 @@ from weft.ir.storage.documents import Record
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", ".", "?", "<unk>"]
 TEXT = "the quick brown fox jumps over a lazy dog . does it see the dog ? it does not ."
 TINY = """
-from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, MoE, RMSNorm, RoPE
+from weft import MLP, Attention, Block, Decoder, Encoder, GatedMLP, MoE, RMSNorm, RoPE, Router
 
 block = Block(Attention(heads=4, kv_heads=2, rope=RoPE()), GatedMLP(48), RMSNorm())
 model = Decoder(vocab=29, dim=32, layers=2, block=block, context=64)
-experts = Block(Attention(heads=4, kv_heads=2, rope=RoPE()), MoE(4, 48, k=1, choice="expert"), RMSNorm())
+experts = Block(Attention(heads=4, kv_heads=2, rope=RoPE()), MoE(4, 48, k=1, router=Router(choice="expert")), RMSNorm())
 choosy = Decoder(vocab=29, dim=32, layers=2, block=experts)
 other = Decoder(vocab=30, dim=32, layers=2, block=block, context=64)
 encoder = Encoder(vocab=29, dim=32, layers=1, block=Block(Attention(heads=4, causal=False), MLP(64), RMSNorm()))
@@ -314,7 +314,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(llamas: tuple[Path, Path
     assert "is not valid UTF-8" in refused(*against, tmp_path / "bytes.txt")
     assert "no such file" in refused(*against, tmp_path / "nowhere.txt")
     assert "--text" in refused("--against", one)
-    assert "29 tokens" in refused(f"{source}:other", *against, text)
+    assert "29 and 30 tokens" in refused(f"{source}:other", *against, text)
     assert "an encoder" in refused(f"{source}:encoder", *against, text)
     assert "no tokenizer" in refused("--against", f"{source}:model", "--text", text)
     assert "context is 400, but" in refused(tmp_path / "out", *against, text, "--context", "400")
