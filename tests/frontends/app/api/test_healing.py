@@ -282,9 +282,9 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         options = given | {(f"--{name}" if name != "o" else "-o"): value for name, value in more.items()}
         return refused("heal", model, *(part for pair in options.items() for part in pair))
 
-    assert "is not quantized" in error(home / "first")
-    assert f"has {VOCAB} tokens and" in error(against=home / "other" / "first")
-    assert "short.txt has 5 tokens, and heal needs 512" in error(text=home / "short.txt")
+    assert "has no scales to refit" in error(home / "first")
+    assert f"has a vocabulary of {VOCAB} tokens, and" in error(against=home / "other" / "first")
+    assert "short.txt has 5 tokens, but heal needs at least 512" in error(text=home / "short.txt")
     assert "cannot be read: no such file" in error(text=home / "none.txt")
     assert "encoder-decoder" in error(against=f"{home / 't5.py'}:both")
     assert "is an encoder" in error(against=f"{home / 't5.py'}:encoder")
@@ -292,7 +292,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "seconds is" in error(seconds="0")
     assert "device" in error(device="cuda")
     cached = run_passes(original("tied"), f"{QUANTIZE}, kv-cache")
-    with pytest.raises(WeftError, match="has caches"):
+    with pytest.raises(WeftError, match="needs a graph without caches"):
         weft.heal(cached, against=original("tied"), text=home / "notes.txt")
     with pytest.raises(WeftError, match="batch is 0"):
         weft.heal(home / "quantized", against=home / "first", batch=0)

@@ -161,7 +161,7 @@ def test_scores_are_those_of_onnx_runtime(tiny: Path, tmp_path: Path) -> None:
     ours, theirs = score_tokens(runners, ids, 25, False, lambda stage, done, total: None)
     assert ours.tokens == theirs.tokens == 59 and theirs.agreement == 1
     assert abs(ours.nll - theirs.nll) < 1e-5 and theirs.kl < 1e-9
-    with pytest.raises(weft.WeftError, match="compared for ONNX folders only, and this one is PyTorch"):
+    with pytest.raises(weft.WeftError, match="compared for ONNX folders only, not for PyTorch folders"):
         compute_layer_errors(runners, ids[:5])
 
 
