@@ -13,14 +13,14 @@ from weft.passes.default import FUSE_DECODE
 from .models import BATCH, SEQ, Tiny, count
 
 
-def test_the_pipeline_has_a_name() -> None:
+def test_decode_pipeline_parses_by_name() -> None:
     simplify, fuse = str(PIPELINES["decode-torch"]).split("; ")
     assert simplify == "simplify: unfuse-residual-norm, dce, cse, fold-constants" and fuse.startswith("fuse-decode: ")
     assert parse_pipeline("decode-torch, -pack-linears").passes[-1] == FUSE_DECODE.passes[-1]
     assert "pack-linears" not in str(parse_pipeline("decode-torch, -pack-linears"))
 
 
-def test_default_expands_and_removal_takes_out() -> None:
+def test_default_expands_and_removal_drops_passes() -> None:
     full = default_pipeline(Tiny().graph())
     assert parse_pipeline("default", full) == full
     names = [p.name for p in parse_pipeline("dce, default, -last-token-logits,-dce, cast{dtype=f16}", full).passes]
@@ -28,7 +28,7 @@ def test_default_expands_and_removal_takes_out() -> None:
     assert full == default_pipeline(Tiny().graph())
 
 
-def test_the_kind_of_model_decides_about_caches() -> None:
+def test_default_pipeline_caches_decoders_only() -> None:
     decoder = Tiny().graph()
     encoder = decoder.clone()
     encoder.meta["kind"] = "encoder"

@@ -25,7 +25,7 @@ def report_of(graph: Graph, pipeline: str, **options: bool) -> Report:
     return report
 
 
-def test_prices_are_flops_and_bytes_before_and_after() -> None:
+def test_costs_are_flops_and_bytes_before_and_after() -> None:
     """Of 64 tokens: 2·6·4 FLOPs and 6 additions each; f32[6, 4], and f16[5, 3] that nothing reads."""
     (record,) = report_of(parse(GRAPH), "dce", priced=True).records
     flops = 64 * (2 * 6 * 4 + 6)
@@ -34,25 +34,25 @@ def test_prices_are_flops_and_bytes_before_and_after() -> None:
     assert str(record).startswith("dce: 1 rewrite, 2 nodes, ")
 
 
-def test_without_being_asked_nothing_is_priced_or_shown() -> None:
+def test_costs_and_checks_are_off_by_default() -> None:
     (record,) = report_of(parse(GRAPH), "dce").records
     assert record.costs is None and record.evidence == "" and "FLOPs" not in str(record)
 
 
-def test_what_a_check_has_shown_is_told() -> None:
+def test_evidence_of_checks_is_reported() -> None:
     exact, lossy = report_of(parse(GRAPH), "dce, cast{dtype=f16}", verify=True).records
     assert exact.evidence.startswith("Outputs before and after agree to 1e-12")
     assert "  shown (exact): Outputs before" in str(exact)
     assert "  shown (lossy): Exact arithmetic knows no dtypes" in str(lossy)
 
 
-def test_how_far_apart_outputs_were_is_told() -> None:
+def test_largest_difference_is_reported() -> None:
     same, packed = report_of(ZOO["variant/grouped"](), "dce, pack-qkv, fold-norm-scale", verify=True).records[::2]
     assert same.difference == 0 and packed.difference is not None and 0 < packed.difference <= 1e-12
     assert report_of(parse(GRAPH), "dce").records[0].difference is None
 
 
-def test_a_pass_that_did_nothing_says_how_near_it_came() -> None:
+def test_pass_without_rewrites_reports_its_nearest_miss() -> None:
     missed, unlike, did = report_of(parse(GRAPH), "pack-qkv, fuse-residual-norm, dce").records
     assert missed.idle == "pack-qkv rewrote nothing: no attention has q, k or v from several linears of the same value"
     assert unlike.idle == "fuse-residual-norm rewrote nothing: no match found"

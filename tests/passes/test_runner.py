@@ -38,7 +38,7 @@ def _registry() -> Iterator[None]:
     base.PASSES.remove("sabotage")
 
 
-def test_the_graph_of_the_caller_is_not_touched() -> None:
+def test_input_graph_is_not_modified() -> None:
     before = Tiny().graph()
     text = str(before)
     after = weft.run_passes(before, "default, cast{dtype=f16}")
@@ -140,7 +140,7 @@ def test_verification_needs_no_weights() -> None:
         run_passes(lost, "dce", verify=True)
 
 
-def test_registering_a_name_twice_is_a_bug() -> None:
+def test_registering_a_name_twice_raises() -> None:
     sabotage(nudge)
     with pytest.raises(ValueError, match="pass sabotage is declared twice"):
 
@@ -151,7 +151,7 @@ def test_registering_a_name_twice_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize("positions", [1, 3, 8])
-def test_trials_stay_within_a_table_of_positions(positions: int) -> None:
+def test_verification_stays_within_a_table_of_positions(positions: int) -> None:
     block = weft.Block(weft.Attention(2), weft.GatedMLP(16))
     graph = weft.Decoder(50, 16, 1, block, positions=weft.LearnedPositions(positions)).graph()
     run_passes(graph, verify=True)

@@ -35,7 +35,7 @@ FEED = GatedMLP(11)
         ("local*2 + global*999999999", [0, 1]),
     ],
 )
-def test_layers(layers: Layers, found: list[int]) -> None:
+def test_layer_selections(layers: Layers, found: list[int]) -> None:
     assert parse_layers(layers, 7) == found
 
 
@@ -58,7 +58,7 @@ def test_layers(layers: Layers, found: list[int]) -> None:
         ("0:0", "pattern '0:0' is neither"),
     ],
 )
-def test_wrong_layers(layers: Layers, message: str) -> None:
+def test_invalid_layer_selections_are_refused(layers: Layers, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         parse_layers(layers, 7)
 
@@ -71,13 +71,13 @@ def test_roles() -> None:
 
 
 @pytest.mark.parametrize("layers", ["even", 3, -1, [0, 2], "0-5, 8", "local*5+global", "5:1"])
-def test_a_pipeline_says_them(layers: Any) -> None:
+def test_layer_selection_prints_in_a_pipeline(layers: Any) -> None:
     (one,) = parse_pipeline("sliding-window{size=4}").passes
     said = type(one).make({"size": 4, "layers": layers})
     assert parse_pipeline(str(said)).passes == (said,)
 
 
-def test_layers_are_the_attentions_of_a_text_to_itself() -> None:
+def test_layers_are_self_attentions() -> None:
     attn, cross = Attention(2), CrossAttention(2)
     encoder, decoder = Encoder(20, 8, 2, Block(attn, FEED)), Decoder(20, 8, 2, Block(attn, FEED, cross=cross))
     found = select_attentions(EncoderDecoder(encoder, decoder).graph(), "all", "x")

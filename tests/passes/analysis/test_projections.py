@@ -12,7 +12,7 @@ def attentions(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op is ops.attention]
 
 
-def test_reads_through_packing() -> None:
+def test_projections_of_packed_linears() -> None:
     for text in ("dce", "pack-qkv"):
         graph = applied(text, Tiny(qk_norm=True).graph())
         found = find_projections(attentions(graph)[1])
@@ -26,7 +26,7 @@ def test_reads_through_packing() -> None:
         assert not k.is_packed and k.weight.shape == (8, 18)
 
 
-def test_who_else_reads() -> None:
+def test_other_readers_are_named() -> None:
     graph = Tiny().graph()
     node = attentions(graph)[0]
     k = node.operand("k")

@@ -39,7 +39,7 @@ def test_streams_of_families(name: str, found: int, writers: set[str]) -> None:
     assert not any(s.obstacles for s in every[:-1])
 
 
-def test_what_a_stream_meets() -> None:
+def test_writers_norms_and_obstacles_of_a_stream() -> None:
     """A parameter that is added, rows that are weighed and moved, a linear and a softmax that read it."""
     g = Graph("stream")
     x = g.add_input("x", TensorType(dtypes.f32, (sizes.sym("n"), 3, 6)))

@@ -83,7 +83,7 @@ def test_refusals(edit: str) -> None:
     assert isinstance(found, str) and REASONS[edit] in found
 
 
-def test_the_rotations_are_matched() -> None:
+def test_equal_rotations_match() -> None:
     graph = attended()
     assert match_ropes(attention_of(graph)) == tuple(n for n in graph.nodes if n.op is ops.rope)
 

@@ -102,7 +102,7 @@ STACKS: list[tuple[Mixer, ...]] = [
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: "-".join(m.__name__ for m in stack))
-def test_every_cut_equals_the_full_pass(stack: tuple[Mixer, ...]) -> None:
+def test_every_chunking_equals_the_full_sequence(stack: tuple[Mixer, ...]) -> None:
     before = model(*stack)
     after = applied("kv-cache", before)
     KvCache().check(before, after, EquivalenceCheck())
@@ -114,7 +114,7 @@ def test_every_cut_equals_the_full_pass(stack: tuple[Mixer, ...]) -> None:
     run_passes(before, verify=True)
 
 
-def test_the_interface() -> None:
+def test_state_inputs_and_outputs() -> None:
     after = applied("kv-cache", model(mamba, local, linear, mamba2))
     assert {name: str(v.type) for name, v in after.inputs.items()} == {
         "input_ids": "i64[batch, seq]",
@@ -136,7 +136,7 @@ def test_the_interface() -> None:
     assert list(after.outputs) == ["logits", *presents]
 
 
-def test_an_op_from_outside_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_op_gets_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OPS, "_items", {name: OPS[name] for name in OPS})  # it goes again with the test
 
     @op(outputs="leaky present", cases=[case(normal(2, 5, 3)), case(normal(2, 5, 3), normal(2, 3))])
@@ -186,7 +186,7 @@ def test_an_op_from_outside_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-def test_without_attention_nothing_reads_the_mask_until_the_last_token_is_taken() -> None:
+def test_mask_is_read_only_for_last_token_logits_without_attention() -> None:
     after = applied("kv-cache", model(mamba))
     assert not after.inputs["attention_mask"].uses
     assert applied("last-token-logits", after).inputs["attention_mask"].uses
@@ -216,7 +216,7 @@ def test_a_wrong_state_is_caught() -> None:
 
 
 @pytest.mark.parametrize("op", ["expert_choice", "limit_capacity"])
-def test_routers_compare_the_tokens_of_a_call(op: str) -> None:
+def test_routers_with_capacity_compare_the_tokens_of_a_call(op: str) -> None:
     routers: dict[str, Callable[[Value], Value]] = {
         "expert_choice": lambda logits: ops.expert_choice(logits, capacity=2),
         "limit_capacity": lambda logits: ops.limit_capacity(ops.route(logits, k=2), capacity=1),
@@ -248,7 +248,7 @@ def test_frequencies_by_length_follow_the_positions_of_the_call() -> None:
     KvCache().check(before, after, EquivalenceCheck())
 
 
-def test_what_cannot_have_a_state_is_refused() -> None:
+def test_non_causal_and_masked_recurrences_are_refused() -> None:
     def both_ways(g: Graph, x: Value, at: Value) -> Value:
         return ops.linear_attention(x, x, x, heads=3)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import pytest
 
-from weft.passes import Pass, all_passes, lookup
+from weft.ir import Graph, WeftError
+from weft.passes import Pass, Trace, all_passes, lookup
+from weft.passes.core.equivalence import EquivalenceCheck
 
 
 @pytest.mark.parametrize("cls", all_passes().values(), ids=list(all_passes()))
@@ -18,3 +21,41 @@ def test_every_pass_is_documented_and_checked(cls: type[Pass]) -> None:
     assert inspect.signature(cls).parameters.keys() == {a.name for a in cls.arguments()}
     for argument in cls.arguments():
         assert argument.type_text and (argument.required or argument.check(argument.default) == argument.default)
+
+
+def test_pass_prints_arguments_other_than_defaults() -> None:
+    assert str(lookup("cast").make({"dtype": "bf16"})) == "cast{dtype=bf16}"
+    assert str(lookup("quantize").make({"bits": 8, "zeros": True})) == "quantize{bits=8}"
+    assert str(lookup("dce").make({})) == "dce"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("dce", {"deep": True}, "pass dce has no argument 'deep'; it takes none"),
+        ("sliding-window", {"keep_first": 1}, r"pass sliding-window needs the argument size \(int\)"),
+        ("sliding-window", {"size": "three"}, 'pass sliding-window: size="three" is not of type int'),
+        ("replace-norm", {"kind": "batch"}, 'pass replace-norm: kind="batch" is none of rms, layer'),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(name: str, values: dict[str, object], message: str) -> None:
+    with pytest.raises(WeftError, match=message):
+        lookup(name).make(values)
+
+
+def test_unknown_pass_is_refused_with_near_names() -> None:
+    with pytest.raises(WeftError, match=r"unknown pass 'fold-constant'.*fold-constants"):
+        lookup("fold-constant")
+    with pytest.raises(WeftError, match="-pack-qkv is read as -p ack-qkv: write -p pack-qkv"):
+        lookup("ack-qkv")
+
+
+def test_check_of_a_lossy_pass_must_be_defined() -> None:
+    @dataclass(frozen=True)
+    class Careless(Pass):
+        effect = "lossy"
+
+    with pytest.raises(TypeError, match="the lossy pass  defines no check"):
+        Careless().check(Graph("a"), Graph("b"), EquivalenceCheck())
+    with pytest.raises(TypeError, match="defines no run"):
+        Careless().run(Graph("a"), Trace())

@@ -8,7 +8,7 @@ from weft.ir import WeftError
 from weft.passes.core.docstrings import Documentation, read_docstring
 
 
-def test_parts() -> None:
+def test_docstring_has_summary_condition_source_and_example() -> None:
     found = read_docstring(
         """Fold it.
 
@@ -42,6 +42,6 @@ def test_parts() -> None:
     assert read_docstring("Only this.") == Documentation("Only this.")
 
 
-def test_twice() -> None:
+def test_repeated_paragraph_is_refused() -> None:
     with pytest.raises(WeftError, match="two paragraphs Source"):
         read_docstring("A.\n\nSource: x\n\nSource: y")

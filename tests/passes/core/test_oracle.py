@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from weft.passes.core.oracle import attend
+from weft.passes.core.oracle import attend, compute_amplitude, compute_frequencies, rotate_pairs
 
 
-def test_the_oracle_is_attention() -> None:
+def test_attention_reference_equals_torch() -> None:
     """The definition that checks compare with, against torch."""
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((2, 6, 12)), rng.standard_normal((2, 6, 6)), rng.standard_normal((2, 6, 6))
@@ -20,3 +21,37 @@ def test_the_oracle_is_attention() -> None:
     plain: dict[str, Any] = {"heads": 4, "kv_heads": 2, "causal": False, "softcap": None, "value_dim": None}
     found = attend(lambda i, j: abs(i - j) < 3 or j < 1, q, k, v, scale=0.7, **plain)
     np.testing.assert_allclose(found, want.transpose(1, 2).flatten(2), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotation_reference_rotates_pairs_by_their_angle(interleaved: bool) -> None:
+    """A pair (1, 0) at position 2 with frequency π/4 becomes (0, 1); features after the pairs stay."""
+    pair = [1.0, 0.0, 5.0, 7.0]
+    x = np.array([[pair * 2]])
+    found = rotate_pairs(x, np.array([[2]]), np.array([np.pi / 4]), heads=2, interleaved=interleaved)
+    np.testing.assert_allclose(found, [[[0.0, 1.0, 5.0, 7.0] * 2]], atol=1e-12)
+    both = np.array([[[1.0, 2.0, 3.0, 4.0]]])
+    frequencies = np.array([np.pi / 2, 0.0])
+    two = rotate_pairs(both, np.array([[1]]), frequencies, heads=1, interleaved=interleaved, amplitude=2.0)
+    np.testing.assert_allclose(two, [[[-4.0, 2.0, 6.0, 8.0]]] if interleaved else [[[-6.0, 4.0, 2.0, 8.0]]], atol=1e-12)
+
+
+SCALING: dict[str, Any] = {
+    **{"factor": 4.0, "original": 16, "beta_fast": 32.0, "beta_slow": 1.0},
+    **{"low_freq": 1.0, "high_freq": 4.0, "truncate": True},
+}
+
+
+def test_frequencies_of_the_published_formulas() -> None:
+    plain = 100.0 ** np.array([0.0, -0.25, -0.5, -0.75])
+    found = {
+        s: compute_frequencies(8, 100.0, scaling=s, **SCALING) for s in ("none", "linear", "ntk", "llama3", "yarn")
+    }
+    np.testing.assert_allclose(found["none"], plain)
+    np.testing.assert_allclose(found["linear"], plain / 4)
+    np.testing.assert_allclose(found["ntk"] / plain, [1, 4 ** (-1 / 3), 4 ** (-2 / 3), 1 / 4])
+    # Wavelengths 6.3, 19.9, 62.8 and 198.7; the original context has 16 positions, and 16 / 4 of them are short.
+    share = (16 / (2 * np.pi) - 1) / 3
+    np.testing.assert_allclose(found["llama3"] / plain, [share + (1 - share) / 4, 1 / 4, 1 / 4, 1 / 4])
+    np.testing.assert_allclose(found["yarn"][[0, 2, 3]] / plain[[0, 2, 3]], [1, 1 / 4, 1 / 4])
+    assert compute_amplitude("yarn", np.e) == pytest.approx(1.1) and compute_amplitude("linear", 8.0) == 1.0

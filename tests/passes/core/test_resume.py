@@ -25,7 +25,7 @@ def numbers(graph: Graph) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("build", [model, mixture])
-def test_a_stopped_run_goes_on(build: object, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_resumes(build: object, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = f"quantize{{calibration={text}, tokens=512, resume={tmp_path / 'done'}}}"
     assert callable(build)
     whole = numbers(run_passes(build(), f"quantize{{calibration={text}, tokens=512}}"))
@@ -54,7 +54,7 @@ def test_a_stopped_run_goes_on(build: object, text: Path, tmp_path: Path, monkey
     assert total > first
 
 
-def test_results_of_other_settings_are_not_taken(text: Path, tmp_path: Path) -> None:
+def test_results_of_other_settings_are_not_reused(text: Path, tmp_path: Path) -> None:
     done = tmp_path / "done"
     run_passes(model(), f"quantize{{calibration={text}, tokens=512, resume={done}}}")
     plain = numbers(run_passes(model(), f"quantize{{calibration={text}, tokens=256, bits=3}}"))
@@ -63,7 +63,7 @@ def test_results_of_other_settings_are_not_taken(text: Path, tmp_path: Path) -> 
         np.testing.assert_array_equal(found[name], array, name)
 
 
-def test_broken_files_are_made_again(text: Path, tmp_path: Path) -> None:
+def test_broken_files_are_computed_again(text: Path, tmp_path: Path) -> None:
     done = tmp_path / "done"
     pipeline = f"quantize{{calibration={text}, tokens=512, resume={done}}}"
     whole = numbers(run_passes(model(), pipeline))
@@ -75,7 +75,7 @@ def test_broken_files_are_made_again(text: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(again[name], array, name)
 
 
-def test_a_folder_that_cannot_be_made(text: Path, tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused(text: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(WeftError, match=r"cannot create the folder .*file/done for results of quantize"):
         run_passes(model(), f"quantize{{calibration={text}, resume={tmp_path / 'file' / 'done'}}}")

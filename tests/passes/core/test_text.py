@@ -104,6 +104,6 @@ def test_phases_round_trip() -> None:
         ("sample{heads=}", r"column 14: expected number or string or name"),
     ],
 )
-def test_mistakes_are_told_with_their_column(text: str, message: str) -> None:
+def test_syntax_errors_have_a_column(text: str, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         parse_pipeline(text)

@@ -6,7 +6,7 @@ from weft.passes import Trace
 from weft.passes.core.trace import Miss
 
 
-def test_the_nearest_is_a_refusal_else_the_deepest_miss_else_the_last_line() -> None:
+def test_nearest_is_the_first_refusal_else_the_deepest_miss_else_the_last_line() -> None:
     trace = Trace()
     assert trace.nearest == ""
     trace.note("a note")

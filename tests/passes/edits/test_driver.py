@@ -55,7 +55,7 @@ def exposing(x: Value, y: Value) -> tuple[Value, ...]:
 FUSE = Rule("fuse", Pattern(exposing), lambda x, y, eps: ops.add_norm.emit(x, y, eps=eps))
 
 
-def test_new_nodes_stand_before_the_first_outside_reader() -> None:
+def test_new_nodes_are_inserted_before_the_first_outside_reader() -> None:
     g = Graph("g")
     x = g.add_input("x", X)
     s = ops.add(x, ops.exp(x), name="s")
@@ -73,7 +73,7 @@ def test_new_nodes_stand_before_the_first_outside_reader() -> None:
     assert (interpret(before, feed)["y"] == interpret(g, feed)["y"]).all()
 
 
-def test_no_place_is_a_miss() -> None:
+def test_rewrite_without_a_valid_position_is_a_miss() -> None:
     def weighted(x: Value, y: Value, w: Value) -> tuple[Value, ...]:
         s = ops.add(x, y)
         return ops.rms_norm(s, w), s
@@ -99,7 +99,7 @@ def test_a_refusal_is_a_near_miss() -> None:
     assert trace.lines == ["cancel: fired 0 times; nearest miss at neg (%n): it is Sunday"]
 
 
-def test_a_rule_that_finds_nothing_alike_says_so() -> None:
+def test_rule_without_candidates_reports_it() -> None:
     g = Graph("g")
     g.add_output("y", ops.exp(g.add_input("x", X)))
     trace = Trace()
@@ -107,7 +107,7 @@ def test_a_rule_that_finds_nothing_alike_says_so() -> None:
     assert trace.lines == ["cancel: fired 0 times; nothing resembles it"]
 
 
-def test_bad_rules_are_bugs() -> None:
+def test_invalid_rules_raise() -> None:
     g = Graph("g")
     x = g.add_input("x", X)
     g.add_output("y", ops.neg(ops.neg(x)))

@@ -62,7 +62,7 @@ def test_an_optional_operand_may_be_absent_and_another_may_not() -> None:
     assert "operand weight is absent" in missed(with_weight, out).reason
 
 
-def test_an_operand_the_pattern_leaves_out_must_be_absent() -> None:
+def test_operand_missing_in_the_pattern_must_be_absent() -> None:
     g, x, _ = graph()
 
     def unbiased(x: Value, w: Param) -> Value:
@@ -72,7 +72,7 @@ def test_an_operand_the_pattern_leaves_out_must_be_absent() -> None:
     assert "operand bias is %b, and the pattern has none" in missed(unbiased, out).reason
 
 
-def test_a_parameter_is_wanted() -> None:
+def test_parameter_variable_rejects_other_values() -> None:
     _, x, y = graph()
 
     def pattern(x: Value, w: Param) -> Value:
@@ -160,7 +160,7 @@ def scaled_or_not() -> Value:
     return ops.neg(either(ops.affine(inner, by=ANY("scale")), inner))
 
 
-def test_ways_to_make_a_value_are_tried_in_order() -> None:
+def test_alternatives_are_tried_in_order() -> None:
     """Of those that do not match variables are absent; a way is passed over whose values others read."""
     g, x, _ = graph()
     plain, scaled = ops.neg(ops.exp(x)), ops.neg(ops.affine(ops.exp(x), by=3.0))
@@ -176,7 +176,7 @@ def test_ways_to_make_a_value_are_tried_in_order() -> None:
     assert "is made by abs, not by" in missed(scaled_or_not, ops.neg(ops.abs_(x))).reason
 
 
-def test_variables_that_functions_share() -> None:
+def test_bindings_of_named_values_and_captured_attributes() -> None:
     """They are those of a pattern's own parameters; capture attributes go by their names, a matched value by one."""
     g, x, y = graph()
     w = weight(g, "w", 8)
@@ -195,7 +195,7 @@ def test_variables_that_functions_share() -> None:
     assert isinstance(strict.match(made(ops.rms_norm(x, ops.neg(w)))), Miss)
 
 
-def test_a_rule_is_not_given_what_no_way_bound() -> None:
+def test_rewrite_lacks_variables_of_other_alternatives() -> None:
     g, x, _ = graph()
     g.add_output("a", ops.neg(ops.exp(x)))
     g.add_output("b", ops.neg(ops.affine(ops.exp(x), by=3.0)))
@@ -231,7 +231,7 @@ def test_values_inside_may_not_be_read_outside_unless_returned() -> None:
     assert missed(hidden, out).reason == "%s, made by add, is an output of the graph"
 
 
-def test_the_deepest_mismatch_is_told() -> None:
+def test_deepest_mismatch_is_reported() -> None:
     g, x, y = graph()
     w = weight(g, "w", 8)
     total = ops.div(ops.add(x, y), y, name="halved")
@@ -250,6 +250,6 @@ def test_the_deepest_mismatch_is_told() -> None:
         (lambda x: x, "must return results of ops"),
     ],
 )
-def test_nonsense_patterns_are_refused(fn: Callable[..., Any], message: str) -> None:
+def test_invalid_patterns_are_refused(fn: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Pattern(fn)

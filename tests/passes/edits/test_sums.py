@@ -46,6 +46,6 @@ def test_removed_summand_leaves_the_other_operand() -> None:
     assert names(g) == [["y", "z"]] and not e.uses
 
 
-def test_summand_of_add_norm_is_told_apart() -> None:
+def test_summand_of_add_norm_is_recognized() -> None:
     g = graph("%m: f32[n, 4], %s: f32[n, 4] = add_norm(%x, %y) %p: f32[n, 4] = add(%m, %z) output p = %p output s = %s")
     assert has_add_norm_reader(g.inputs["x"]) and not has_add_norm_reader(g.inputs["z"])

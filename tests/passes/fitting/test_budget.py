@@ -52,7 +52,7 @@ def test_no_plan_of_the_same_bits_costs_much_less(seed: int) -> None:
     assert sum(c.cost for c in chosen) <= best + max(table[0].cost for table in tables)
 
 
-def test_what_matters_gets_more_bits(text: object) -> None:
+def test_sensitive_matrices_get_more_bits(text: object) -> None:
     graph = model()
     found = [m for m in find_matrices(graph).values() if isinstance(m, Matrix) and m.kind in LINEAR]
     plan = choose_layouts(graph, read_tokens(graph, str(text), 256), group_matrices(found), LAYOUTS, 4.5)
@@ -97,7 +97,7 @@ def test_experts_have_layouts_too(text: object) -> None:
         ('budget=4, choices=""', "choices=''"),
     ],
 )
-def test_budgets_that_cannot_be_kept(arguments: str, said: str, text: object) -> None:
+def test_impossible_budgets_are_refused(arguments: str, said: str, text: object) -> None:
     with pytest.raises(WeftError, match=said.replace("(", r"\(")):
         run_passes(model(), f"quantize{{{arguments}, calibration={text}}}")
 

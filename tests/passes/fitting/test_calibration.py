@@ -26,7 +26,7 @@ graph positioned {
 """
 
 
-def test_what_was_dropped_is_computed_again() -> None:
+def test_discarded_activations_are_computed_again() -> None:
     graph = parse(GRAPH)
     texts = [np.array([[1, 2, 3]]), np.array([[4, 5], [6, 7]])]
     activations = Activations(graph, texts)
@@ -39,7 +39,7 @@ def test_what_was_dropped_is_computed_again() -> None:
             np.testing.assert_allclose(array, interpret(graph, {"input_ids": ids})["y"], atol=1e-6)
 
 
-def test_tokens_come_from_all_over_a_text() -> None:
+def test_subsampled_rows_are_spread_over_a_text() -> None:
     texts = [np.arange(40).reshape(10, 4), np.arange(40, 46).reshape(2, 3)]
     kept = subsample_rows(texts, 12)
     assert [ids.tolist() for ids in kept] == [[[4 * i + j for j in range(4)] for i in (0, 3, 6, 9)]]

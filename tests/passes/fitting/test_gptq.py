@@ -57,9 +57,7 @@ def test_codes_are_those_of_the_paper(layout: BlockLayout, rng: np.random.Genera
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("width", [64, 72])
-def test_what_a_text_sees_changes_less_than_by_rounding(
-    layout: BlockLayout, width: int, rng: np.random.Generator
-) -> None:
+def test_outputs_change_less_than_by_rounding(layout: BlockLayout, width: int, rng: np.random.Generator) -> None:
     weight, moment = problem(rng, 40, width)
     blocks = quantize_gptq(weight, factor_moment(moment, layout.group), layout)
     fitted = layout.dequantize(blocks)[:, :width]
@@ -78,7 +76,7 @@ def test_inputs_that_are_always_zero_do_no_harm(rng: np.random.Generator) -> Non
     assert np.isfinite(layout.dequantize(quantize_gptq(weight, factor_moment(silent, 32), layout))).all()
 
 
-def test_the_factors_make_the_moment_again(rng: np.random.Generator) -> None:
+def test_factors_multiply_to_the_moment(rng: np.random.Generator) -> None:
     _, moment = problem(rng, 1, 40)
     factors = factor_moment(moment, 16)
     unit = factors.unit + np.eye(48)
@@ -94,7 +92,7 @@ def test_the_factors_make_the_moment_again(rng: np.random.Generator) -> None:
     assert not np.tril(factors.unit).any()
 
 
-def test_a_weight_aims_at_what_the_original_model_made(rng: np.random.Generator) -> None:
+def test_corrected_weight_approximates_the_original_output(rng: np.random.Generator) -> None:
     """The share of the way to the least-squares fit, by numpy's own solver."""
     weight, _ = problem(rng, 6, 24)
     first = rng.standard_normal((200, 24)).astype(np.float32)

@@ -18,7 +18,7 @@ from ..models import BATCH, SEQ, applied
 from .head_graphs import HEADS, METHODS, MODELS, WIDTH, D, attention_graph, drawn
 
 
-def test_a_text_and_the_order_of_fitting_matter(text: str) -> None:
+def test_calibration_text_and_sequential_fitting_change_the_weights(text: str) -> None:
     graph = EquivalenceCheck().randomize_weights(MODELS["rope"].graph())
     ways = [f", calibration={json.dumps(text)}{more}" for more in ("", ", sequential=false")]
     merged = [applied(f"mha-to-gqa{{kv_heads=2, method=svd{way}}}", graph) for way in ("", *ways)]
@@ -31,7 +31,7 @@ def test_a_text_and_the_order_of_fitting_matter(text: str) -> None:
     assert not same(alone[0], apart[0])
 
 
-def test_a_layer_applied_twice_keeps_one_set_of_weights(text: str) -> None:
+def test_repeated_layer_is_fitted_once(text: str) -> None:
     graph = Graph("twice", MemoryReader(drawn(6, "")))
     ids = graph.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
     shapes = {"table": (37, WIDTH), "o": (WIDTH, HEADS * D)} | dict.fromkeys("qkv", (HEADS * D, WIDTH))
@@ -50,7 +50,7 @@ def test_a_layer_applied_twice_keeps_one_set_of_weights(text: str) -> None:
         run_passes(graph, f"mha-to-gqa{{kv_heads=2, method={method}}}", verify=True)
 
 
-def test_outputs_make_up_for_what_was_lost(text: str) -> None:
+def test_refitted_output_linears_reduce_the_error(text: str) -> None:
     graph = attention_graph(drawn(6, "qkv"), 6, 4)
     way = f"mha-to-gqa{{kv_heads=1, method=svd, calibration={json.dumps(text)}"
     alone, made_up = (applied(f"{way}{more}}}", graph) for more in (", sequential=false", ""))

@@ -12,7 +12,7 @@ from weft.passes.fitting.head_moments import compute_moments
 from .head_graphs import HEADS, D, attention_graph, attentions, drawn
 
 
-def test_what_heads_see(text: str) -> None:
+def test_moments_equal_loops_over_heads_queries_and_keys(text: str) -> None:
     """Moments against loops over heads, queries and keys."""
     weights = drawn(3, "qkv")
     graph = attention_graph(weights, 3, 4)

@@ -10,7 +10,7 @@ from weft.passes import run_passes
 from ..library.quantize.checkpoints import kinds, mixture, model
 
 
-def test_matrices_are_told_apart() -> None:
+def test_kinds_of_matrices() -> None:
     tied = kinds(model(tied=True))
     assert tied["embed.weight"] == "head" and tied["layers.0.ffn.down.weight"] == "linear"
     apart = kinds(model())

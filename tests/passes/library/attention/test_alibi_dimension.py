@@ -67,7 +67,7 @@ def biased(kind: str = "", dimension: bool = False) -> Graph:
 
 
 @pytest.mark.parametrize("kind", ["", "window", "scale"])
-def test_it_is_what_one_writes_by_hand(kind: str) -> None:
+def test_result_equals_the_dimension_written_by_hand(kind: str) -> None:
     graph = biased(kind)
     after = applied("alibi-as-dimension", graph)
     assert worst(graph, after) <= EXACT and worst(graph, biased(kind, dimension=True)) <= EXACT
@@ -83,7 +83,7 @@ SLOPES = {
 
 
 @pytest.mark.parametrize("kind", SLOPES)
-def test_slopes_that_are_felt(kind: str) -> None:
+def test_slopes_that_cannot_become_a_dimension_are_refused(kind: str) -> None:
     graph, trace = biased(kind), Trace()
     assert str(applied("alibi-as-dimension", graph, trace)) == str(graph)
     assert SLOPES[kind] in trace.refusals[0].reason
@@ -91,7 +91,7 @@ def test_slopes_that_are_felt(kind: str) -> None:
         assert worst(graph, biased(kind, dimension=True)) > 1e-3
 
 
-def test_caches_are_left() -> None:
+def test_graphs_with_caches_are_unchanged() -> None:
     trace = Trace()
     cached = applied("kv-cache", ZOO["variant/ALiBi"]())
     assert str(applied("alibi-as-dimension", cached, trace)) == str(cached)
@@ -99,7 +99,7 @@ def test_caches_are_left() -> None:
 
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
-def test_runtimes_need_no_bias(target: str) -> None:
+def test_onnx_runtime_needs_no_bias(target: str) -> None:
     graph = run_passes(biased(), "alibi-as-dimension")
     inputs = EquivalenceCheck().make_inputs(graph, seq=40)
     wanted = interpret(EquivalenceCheck().randomize_weights(biased()), inputs)["y"]

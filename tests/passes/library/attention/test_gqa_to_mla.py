@@ -43,7 +43,7 @@ def test_the_same_function_from_a_latent_of_all_keys_and_values(model: Tiny, pac
 
 
 @pytest.mark.parametrize("model", [GROUPED["groups"], GROUPED["biases"]], ids=["plain", "biases"])
-def test_what_mha_to_gqa_makes_is_absorbed_into_a_cache_of_the_latent(model: Tiny) -> None:
+def test_merged_heads_are_absorbed_into_a_latent_cache(model: Tiny) -> None:
     graph = applied("mha-to-gqa{kv_heads=1}", model.graph())
     absorbed = run_passes(graph, "gqa-to-mla, mla-absorb", verify=True)
     assert worst(graph, absorbed) <= EXACT
@@ -53,7 +53,7 @@ def test_what_mha_to_gqa_makes_is_absorbed_into_a_cache_of_the_latent(model: Tin
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_rotated_part_of_one_key_head_stays_beside_the_latent(biased: bool, interleaved: bool) -> None:
+def test_rotary_part_of_one_key_head_is_cached_next_to_the_latent(biased: bool, interleaved: bool) -> None:
     rng, width, heads, d = np.random.default_rng(0), 7, 3, 10
     rows = {"q": heads * d, "k": d, "v": 6, "o": width}
     weights = {r: rng.standard_normal((n, heads * 6 if r == "o" else width)) for r, n in rows.items()}
@@ -75,7 +75,7 @@ def test_a_rotated_part_of_one_key_head_stays_beside_the_latent(biased: bool, in
     assert worst(graph, run_passes(latent, "mla-absorb" if not biased else "dce", verify=True)) <= EXACT
 
 
-def test_without_rotation_of_its_own_each_key_head_would_be_another() -> None:
+def test_rotations_of_several_key_heads_are_refused() -> None:
     """Rotated groups are refused because copies of the latent share one rotation, as in MLA."""
     trace = Trace()
     graph = Tiny().graph()
@@ -110,7 +110,7 @@ def test_refusals(model: Tiny, reason: str, packing: str) -> None:
     assert {r.reason for r in trace.refusals} == {reason}
 
 
-def test_caches_are_left_alone() -> None:
+def test_graphs_with_caches_are_unchanged() -> None:
     trace, graph = Trace(), applied("kv-cache", Tiny(rope=False).graph())
     assert applied("gqa-to-mla", graph, trace) == graph
     assert {r.reason for r in trace.refusals} == {"it has a cache of its KV heads; run gqa-to-mla before kv-cache"}

@@ -36,7 +36,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"q_rank": 11}, {"scale": 0.4, "rope": RoPE(interleaved=True)}], ids=str)
-def test_what_the_language_builds_either_way(options: dict[str, Any]) -> None:
+def test_expanded_and_absorbed_models_of_the_dsl_agree(options: dict[str, Any]) -> None:
     def model(absorbed: bool) -> Graph:
         mla = MLA(
             **{"heads": H, "rank": RANK, "head_dim": D, "rope_dim": R, "v_head_dim": DV, "rope": RoPE()} | options
@@ -56,7 +56,7 @@ def test_what_the_language_builds_either_way(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["family/deepseek-v2-lite", "family/deepseek-v3", "packed/variant latent queries"])
-def test_there_and_back(name: str) -> None:
+def test_absorb_and_expand_are_inverse(name: str) -> None:
     before = ZOO[name]()
     heads = applied("mla-expand", before)
     assert set(kv_heads(heads)) != {1} and worst(before, heads) <= EXACT
@@ -101,7 +101,7 @@ def latent(kind: str = "", **attrs: Any) -> Graph:
 
 
 @pytest.mark.parametrize("kind", ["", "packed", "head by head", "masked"])
-def test_packed_or_not_under_any_mask(kind: str) -> None:
+def test_masks_and_packing_keep_outputs(kind: str) -> None:
     before = latent(kind, **({"window": 3, "softcap": 2.0} if kind == "masked" else {}))
     after = applied("mla-absorb", before)
     assert kv_heads(after) == [1] and worst(before, after) <= EXACT
@@ -111,14 +111,14 @@ def test_packed_or_not_under_any_mask(kind: str) -> None:
     assert worst(after, applied("mla-expand", after)) <= EXACT
 
 
-def test_sizes_may_be_fixed() -> None:
+def test_fixed_sizes_are_supported() -> None:
     graph = parse(str(latent("head by head")).replace("batch", "2").replace("seq", "5"))
     after = applied("mla-absorb", graph)
     assert kv_heads(after) == [1] and worst(graph, after) <= EXACT
     assert worst(graph, applied("mla-expand", after)) <= EXACT
 
 
-def test_queries_of_heads_in_turns_are_not_cut_as_heads() -> None:
+def test_queries_concatenated_along_heads_are_absorbed() -> None:
     """Twice as many heads of half the size, side by side, are no two parts of every head."""
     g = Graph("turns")
     q, r = (g.add_input(n, TensorType(dtypes.f32, (BATCH, SEQ, 6))) for n in "qr")
@@ -172,7 +172,7 @@ def test_refusals(kind: str, rule: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["normed", "sum", "other input", "read"])
-def test_what_is_no_latent(kind: str) -> None:
+def test_norms_sums_and_other_inputs_are_not_absorbed(kind: str) -> None:
     """A norm or a sum between, values of another input, a latent that others read: ordinary attention."""
     graph = latent(kind)
     assert str(applied("mla-absorb", graph)) == str(graph)
@@ -189,7 +189,7 @@ def test_a_bias_of_keys_made_from_a_latent_would_be_lost() -> None:
     assert worst(graph, by_hand) > 1e-3
 
 
-def test_a_norm_between_would_be_lost() -> None:
+def test_norm_between_latent_and_keys_is_refused() -> None:
     """The same for a norm of the keys: what is absorbed without it differs."""
     assert worst(latent("normed"), latent()) > 1e-3
 
@@ -221,7 +221,7 @@ def test_latent_attention_of_another_form(edit: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["family/gpt_neo", "family/mpt", "family/t5", "variant/encoder-decoder"])
-def test_half_the_cache(name: str) -> None:
+def test_slim_attention_caches_the_input(name: str) -> None:
     before = ZOO[name]()
     after = applied("slim-attention", before)
     assert 1 in kv_heads(after) and worst(before, after) <= EXACT

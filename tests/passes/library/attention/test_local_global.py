@@ -20,7 +20,7 @@ def test_rewrites(case: Rewrite) -> None:
     case.check()
 
 
-def test_bases_of_layers() -> None:
+def test_local_and_global_layers_have_their_own_rope_base() -> None:
     def thetas(graph: Graph) -> list[float]:
         return [n.inputs[2].recipe.theta for n in graph.nodes if n.op is ops.rope]
 

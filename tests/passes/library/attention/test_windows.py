@@ -68,7 +68,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("text", NEAR + FAR)
-def test_keeps_what_it_declares(text: str, name: str) -> None:
+def test_passes_keep_their_declared_effect(text: str, name: str) -> None:
     before = GRAPHS[name]()
     after = run_passes(before, text, verify=True)
     assert str(after) != str(before)
@@ -76,7 +76,7 @@ def test_keeps_what_it_declares(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", NEAR)
-def test_its_numbers_are_others(text: str) -> None:
+def test_windows_change_the_outputs(text: str) -> None:
     before, equivalence = decoder(), EquivalenceCheck()
     after, inputs = run_passes(before, text), equivalence.make_inputs(before, seq=12)
     assert (
@@ -114,7 +114,7 @@ def test_a_window_changes_nothing_within_it() -> None:
         ) == same
 
 
-def test_layers() -> None:
+def test_windows_of_selected_layers() -> None:
     assert windows(applied('sliding-window{size=3, layers="local+global"}', decoder())) == [3, None, 3, None]
     assert windows(applied('local-global{window=5, pattern="2:1"}', decoder())) == [5, 5, None, 5]
     narrow = decoder(Attention(2, window=2), Attention(2, window=9))
@@ -123,12 +123,12 @@ def test_layers() -> None:
 
 
 @pytest.mark.parametrize("text", ["sliding-window{size=4}", "dilate{size=2, stride=2}", "local-global{window=4}"])
-def test_relative_attention_has_none(text: str) -> None:
+def test_relative_attention_is_refused(text: str) -> None:
     graph = decoder(Attention(2), RelativeAttention(2, 3))
     assert "relative_attention" in reasons(text, graph)[0]
 
 
-def test_what_stays() -> None:
+def test_narrower_windows_and_patterns_stay() -> None:
     narrow = decoder(Attention(2, window=2))
     assert reasons("sliding-window{size=4}", narrow) == ["its window of 2 keys is narrower"]
     sparse = decoder(Attention(2, mask=Mask(pattern="chunked", stride=3)))
@@ -160,14 +160,14 @@ def test_wrong_arguments(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("text", [NEAR[0], *NEAR[2:4], NEAR[-1]])
-def test_graphs_they_are_not_for(text: str) -> None:
+def test_cached_graphs_and_recurrences_are_refused(text: str) -> None:
     with pytest.raises(WeftError, match=r"graph decoder has caches already; run \S* before kv-cache"):
         run_passes(decoder(), f"kv-cache, {text}")
     with pytest.raises(WeftError, match="graph decoder has no softmax self-attention"):
         run_passes(decoder(Mamba(16)), text)
 
 
-def test_caches_come_after() -> None:
+def test_caches_have_the_slots_of_windows() -> None:
     found = run_passes(decoder(), "sliding-window{size=3, layers=even}, kv-cache, rolling-buffer", verify=True)
     assert [found.inputs[f"past_key_values.{i}.key"].shape[2] == 3 for i in range(4)] == [True, False, True, False]
     found = run_passes(decoder(), "sliding-window{size=3, keep_first=2}, kv-cache, rolling-buffer", verify=True)

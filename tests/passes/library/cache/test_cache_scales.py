@@ -37,12 +37,12 @@ def test_codes_of_4_bits_cost_the_least_of_what_is_tried() -> None:
     assert (cost(found) < 0.9 * cost(np.abs(x).max(0) / 7)).all()
 
 
-def test_a_channel_of_zeros_has_some_scale() -> None:
+def test_channel_of_zeros_has_a_positive_scale() -> None:
     found = fit_scale(np.zeros((5, 1, 4)), 4, "channel", np.ones((5, 1, 1)))
     assert (found > 0).all()
 
 
-def test_keys_are_fitted_as_they_are_rotated_anywhere() -> None:
+def test_key_scales_cover_rotations_to_any_position() -> None:
     """A key pair that only later positions turn into its second number: its scale knows of that."""
     graph = Graph("turned")
     ids = graph.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
@@ -60,7 +60,7 @@ def test_keys_are_fitted_as_they_are_rotated_anywhere() -> None:
     np.testing.assert_allclose(scale, [1, 1], atol=0.02)
 
 
-def test_what_first_tokens_store_is_a_code() -> None:
+def test_first_tokens_are_stored_exactly() -> None:
     """Far more attention goes there than its share of tokens, so that a scale alone would be made for it."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((500, 2, 4))

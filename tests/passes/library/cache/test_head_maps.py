@@ -51,7 +51,7 @@ def test_balanced_keys_cost_the_least(width: int) -> None:
         assert (own < cost(np.broadcast_to(other, keys.shape), keys, queries)).all()
 
 
-def test_keys_that_never_move_have_a_map() -> None:
+def test_constant_keys_have_an_invertible_map() -> None:
     """A ridge keeps moments of rank 0 or 1 invertible."""
     one = np.zeros((1, 4, 4))
     one[0, 0, 0] = 1
@@ -61,7 +61,7 @@ def test_keys_that_never_move_have_a_map() -> None:
         np.testing.assert_allclose(matrix @ np.linalg.inv(matrix), np.eye(4)[None], atol=1e-6 / RIDGE)
 
 
-def test_a_map_moves_what_it_makes() -> None:
+def test_output_shift_is_subtracted_after_the_map() -> None:
     x = RNG.standard_normal((5, 2, 4))
     map = HeadMap(RNG.standard_normal((2, 4)), RNG.standard_normal((2, 4, 4)))
     left = RNG.standard_normal((2, 4))
@@ -82,7 +82,7 @@ def model(softcap: float | None = None, sinks: bool = False) -> Graph:
     [({}, {"k_shift", "v_shift"}), ({"softcap": 5.0}, {"v_shift"}), ({"sinks": True}, set())],
     ids=["plain", "soft cap", "sinks"],
 )
-def test_shifts_are_where_softmax_does_not_see_them(how: dict[str, Any], shifts: set[str]) -> None:
+def test_shifts_of_keys_and_values_keep_outputs(how: dict[str, Any], shifts: set[str]) -> None:
     graph = model(**how)
     after = applied("quantize-cache{bits=4}", graph)
     names = {name.rpartition(".")[2] for name in after.params if name.rpartition(".")[0] in ("layers.0.attn",)}

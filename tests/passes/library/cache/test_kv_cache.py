@@ -36,7 +36,7 @@ def test_every_chunking_equals_the_full_pass(tiny: Tiny, fused: bool) -> None:
     KvCache().check(before, after, EquivalenceCheck(seed=1))
 
 
-def test_the_interface() -> None:
+def test_cache_inputs_and_outputs() -> None:
     after = applied("kv-cache", Tiny(rope=False).graph())
     assert {name: str(v.type) for name, v in after.inputs.items()} == {
         "input_ids": "i64[batch, seq]",
@@ -111,7 +111,7 @@ def test_position_biases_extend_to_cached_keys(build: Callable[[Graph, Value, Va
     run_passes(before, verify=True)
 
 
-def test_a_choice_of_keys_has_a_cache_of_its_own() -> None:
+def test_sparse_key_index_has_its_own_cache() -> None:
     before = position_biased(chosen)
     after = applied("kv-cache", before)
     KvCache().check(before, after, EquivalenceCheck())
@@ -127,7 +127,7 @@ def test_a_choice_of_keys_has_a_cache_of_its_own() -> None:
     assert {n.attrs["rolling"] for n in rolled.nodes if n.op is ops.attention} == {True}
 
 
-def test_a_choice_of_keys_is_no_summand() -> None:
+def test_sum_of_key_index_and_bias_is_refused() -> None:
     def build(g: Graph, ids: Value, at: Value) -> Value:
         return ops.add(chosen(g, ids, at), alibi(g, ids, at))
 
@@ -135,7 +135,7 @@ def test_a_choice_of_keys_is_no_summand() -> None:
         applied("kv-cache", position_biased(build))
 
 
-def test_other_attention_is_untouched() -> None:
+def test_cross_attention_gets_no_cache() -> None:
     g = Tiny(layers=1).graph()
     memory = g.add_input("memory", TensorType(dtypes.f32, (BATCH, 7, 18)))
     norm = next(n for n in g.nodes if n.output.name == "final_norm")
@@ -175,7 +175,7 @@ def routed(x: Value, scores: Value) -> Value:
         (lambda x: routed(x, ops.reshape(ops.mean(x, axes=(2,), keepdims=True), shape=x.shape[:2])), "top_k"),
     ],
 )
-def test_what_mixes_tokens_without_a_cache_is_refused(build: Callable[[Value], Value], op: str) -> None:
+def test_ops_that_mix_tokens_are_refused(build: Callable[[Value], Value], op: str) -> None:
     with pytest.raises(WeftError, match=rf"kv-cache: {op} \(%\w+\) mixes tokens or counts them"):
         applied("kv-cache", mixing(build))
 
@@ -198,17 +198,7 @@ def test_graphs_that_cannot_have_a_cache_are_refused() -> None:
         applied("kv-cache", position_biased(fixed))
 
 
-def test_everything_after_the_last_attention_sees_one_row() -> None:
-    after = applied("kv-cache, last-token-logits", Tiny(layers=3).graph())
-    nodes = list(after.nodes)
-    last = max(i for i, n in enumerate(nodes) if n.op is ops.attention)
-    assert count(after, "gather_rows") == 2
-    assert all(n.output.shape[1] == 1 for n in nodes[last + 1 :])
-    assert all(n.output.shape[1] == SEQ for n in nodes[:last] if n.scope != "last_token")
-    assert next(n for n in nodes if n.scope == "layers.2.mlp").output.name == "layers.2.mlp.gate"
-
-
-def test_traces_count_layers() -> None:
+def test_trace_counts_cached_layers() -> None:
     trace = Trace()
     applied("kv-cache", Tiny(layers=3).graph(), trace)
     assert trace.rewrites == {"kv-cache": 3}

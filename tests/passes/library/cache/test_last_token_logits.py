@@ -12,7 +12,7 @@ from weft.ir.types import dtypes, sizes
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck, measure_difference
 from weft.passes.library.cache.last_token_logits import LastTokenLogits
 
-from ...models import BATCH, Tiny, applied, count
+from ...models import BATCH, SEQ, Tiny, applied, count
 from ...rewrites import Rewrite, rewrites
 from .cached import DECODERS
 
@@ -70,7 +70,7 @@ def test_logits_that_mix_tokens_are_gathered_as_they_are() -> None:
     assert list(after.nodes)[-1].op is ops.gather_rows
 
 
-def test_a_wrong_row_is_caught() -> None:
+def test_check_notices_a_wrong_row() -> None:
     before = applied("kv-cache", Tiny(layers=1).graph())
     after = applied("last-token-logits", before)
     node = next(n for n in after.nodes if n.output.name == "last_token.index")
@@ -87,8 +87,18 @@ def test_a_wrong_row_is_caught() -> None:
         ("kv-cache, last-token-logits", "logits", "has no output logits [batch, seq, vocab]"),
     ],
 )
-def test_last_token_logits_says_what_it_needs(text: str, output: str, message: str) -> None:
+def test_graphs_without_caches_or_logits_are_refused(text: str, output: str, message: str) -> None:
     g = Tiny().graph()
     g.outputs[output] = g.outputs.pop("logits")
     with pytest.raises(WeftError, match=re.escape(message)):
         applied(f"{text}, last-token-logits", g)
+
+
+def test_nodes_after_the_last_attention_compute_one_row() -> None:
+    after = applied("kv-cache, last-token-logits", Tiny(layers=3).graph())
+    nodes = list(after.nodes)
+    last = max(i for i, n in enumerate(nodes) if n.op is ops.attention)
+    assert count(after, "gather_rows") == 2
+    assert all(n.output.shape[1] == 1 for n in nodes[last + 1 :])
+    assert all(n.output.shape[1] == SEQ for n in nodes[:last] if n.scope != "last_token")
+    assert next(n for n in nodes if n.scope == "layers.2.mlp").output.name == "layers.2.mlp.gate"

@@ -41,7 +41,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize(("name", "per", "bits"), by_turns(DECODERS, ["channel", "head", "tensor"], [8, 4]))
-def test_the_check(name: str, per: str, bits: int) -> None:
+def test_checks_pass_with_caches_and_rolling_buffers(name: str, per: str, bits: int) -> None:
     """Before and after caches and buffers that roll."""
     coded = f"quantize-cache{{bits={bits}, per={per}}}"
     graph = DECODERS[name].graph()
@@ -53,12 +53,12 @@ def test_the_check(name: str, per: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["rope", "window"])
-def test_it_does_not_matter_how_a_text_is_cut(name: str) -> None:
+def test_chunks_do_not_change_outputs(name: str) -> None:
     coded = applied("quantize-cache{bits=4}", DECODERS[name].graph())
     KvCache().check(coded, applied("kv-cache", coded), EquivalenceCheck())
 
 
-def test_before_and_after_kv_cache_are_one() -> None:
+def test_order_with_kv_cache_does_not_matter() -> None:
     """The scales, too: those of a graph with caches are fitted to its texts read from their beginning."""
     graph = Tiny(window=4).graph()
     first, last = (applied(p, graph) for p in ("quantize-cache, kv-cache", "kv-cache, quantize-cache"))
@@ -75,7 +75,7 @@ def test_before_and_after_kv_cache_are_one() -> None:
         np.testing.assert_allclose(own, first.params[name].recipe.evaluate(first.reader), rtol=1e-5)
 
 
-def test_a_check_that_fails() -> None:
+def test_check_notices_another_attention_scale() -> None:
     """Other scales than those that the graph says are noticed."""
     before = Tiny().graph()
     after = applied("quantize-cache", before)
@@ -120,20 +120,20 @@ def test_refusals(pipeline: str, sentence: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_no_cache() -> None:
+def test_graph_without_causal_attention_is_refused() -> None:
     graph = Graph("none")
     graph.add_output("y", ops.relu(graph.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ)))))
     with pytest.raises(WeftError, match="quantize-cache: graph none has no causal self-attention, hence no cache"):
         run_passes(graph, "quantize-cache")
 
 
-def test_a_short_text(tmp_path: Path) -> None:
+def test_short_calibration_text_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(20))
     with pytest.raises(WeftError, match=r"scales need 128 tokens or more, and .*ids.npy has 20; give a longer one"):
         run_passes(Tiny().graph(), f'quantize-cache{{calibration="{tmp_path / "ids.npy"}"}}')
 
 
-def test_odd_heads_keep_their_numbers_of_4_bits() -> None:
+def test_odd_head_width_keeps_f32_instead_of_4_bits() -> None:
     trace, graph = Trace(), Graph("odd")
     ids = graph.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
     x = ops.embedding(ids, weight(graph, "table", 5, 3))
@@ -144,7 +144,7 @@ def test_odd_heads_keep_their_numbers_of_4_bits() -> None:
     assert codes(applied("quantize-cache", graph)) == [8]
 
 
-def test_a_text_that_is_drawn_is_told() -> None:
+def test_random_calibration_tokens_cause_a_warning() -> None:
     trace = Trace()
     QuantizeCache().run(Tiny().graph(), trace)
     assert any("warning: scales are fitted to random tokens" in line for line in trace.lines)
@@ -159,7 +159,7 @@ def test_a_second_run_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_exact_passes_stay_exact_behind_it(cached: bool) -> None:
+def test_exact_passes_stay_exact_after_it(cached: bool) -> None:
     """Those that change heads or the sizes of keys leave what has scales alone."""
     model = Decoder(
         vocab=23,
@@ -196,7 +196,7 @@ def test_exact_passes_stay_exact_behind_it(cached: bool) -> None:
 
 
 @pytest.mark.parametrize("target", ["ort-cpu", "ort-cuda", "onnx", "torch"])
-def test_an_option_of_every_target_is_short_for_it(target: str, tmp_path: Path) -> None:
+def test_cache_dtype_option_runs_the_pass_on_every_target(target: str, tmp_path: Path) -> None:
     block = Block(Attention(2, rope=RoPE()), GatedMLP(48), RMSNorm())
     model = Decoder(97, 32, 1, block, context=64)
     weft.compile(model, tmp_path / "out", target=target, cache_dtype="int4", weights="int8")
@@ -207,7 +207,7 @@ def test_an_option_of_every_target_is_short_for_it(target: str, tmp_path: Path) 
         weft.compile(model, tmp_path / "out", target=target, cache_dtype="int2")
 
 
-def test_a_choice_of_keys_keeps_its_numbers() -> None:
+def test_sparse_key_index_is_not_quantized() -> None:
     trace, coded = Trace(), position_biased(chosen)
     QuantizeCache().run(coded, trace)
     coded = applied("kv-cache", coded)

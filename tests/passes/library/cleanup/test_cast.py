@@ -20,7 +20,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 @pytest.mark.parametrize("name", ["f16", "bf16"])
 @pytest.mark.parametrize("before", ["dce", "pack-qkv, fuse-residual-norm, kv-cache, last-token-logits"])
-def test_decoders(name: str, before: str) -> None:
+def test_decoders_compute_in_the_dtype(name: str, before: str) -> None:
     graph = applied(before, Tiny(bias="q k v").graph())
     after = applied(f"cast{{dtype={name}}}", graph)
     wanted = dtypes.parse(name)
@@ -54,7 +54,7 @@ def test_position_math_stays_f32_until_it_meets_activations() -> None:
     assert worst(before, after) <= EXACT
 
 
-def test_a_parameter_of_both_worlds_gets_a_twin() -> None:
+def test_parameter_of_position_math_and_activations_is_copied() -> None:
     g = Graph("both")
     at = g.add_input("position_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
     x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ)))

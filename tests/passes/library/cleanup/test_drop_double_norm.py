@@ -34,7 +34,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("second", ["rms_norm", "layer_norm"])
-def test_an_idle_norm_goes(second: str) -> None:
+def test_redundant_norm_is_removed(second: str) -> None:
     before = double(0.0, second=second)
     after = applied("drop-double-norm", before)
     assert count(after, "rms_norm") == (second == "rms_norm") and worst(before, after) <= EXACT
@@ -58,7 +58,7 @@ def without_first(graph: Graph) -> Graph:
     ],
     ids=["eps", "large eps", "bias"],
 )
-def test_a_norm_that_still_counts_stays(graph: Graph, reason: str, low: float, high: float) -> None:
+def test_norm_with_eps_or_bias_after_it_stays(graph: Graph, reason: str, low: float, high: float) -> None:
     trace = Trace()
     assert applied("drop-double-norm", graph, trace) == graph
     assert low < worst(graph, without_first(graph)) < high

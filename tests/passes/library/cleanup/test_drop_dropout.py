@@ -35,7 +35,7 @@ def test_the_graph_is_that_without_dropout() -> None:
     assert run_passes(before, "drop-dropout", verify=True) == decoder(PLAIN).graph()
 
 
-def test_compiling_takes_it_out_and_training_does_not() -> None:
+def test_compiling_removes_dropout_and_training_keeps_it() -> None:
     graph = decoder(DROPPING).graph()
     assert default_pipeline(graph).passes[0].name == "drop-dropout"
     assert "drop-dropout" not in str(default_pipeline(graph, trains=True))
@@ -68,7 +68,7 @@ def test_the_share_that_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("target", ["onnx", "torch"])
-def test_what_only_runs_has_none(target: str, tmp_path: Path) -> None:
+def test_inference_folders_have_no_dropout(target: str, tmp_path: Path) -> None:
     for name, block in (("plain", PLAIN), ("dropping", DROPPING)):
         weft.compile(decoder(block), tmp_path / name, target=target)
     code = [f.name for f in (tmp_path / "plain").iterdir() if f.suffix in (".py", ".onnx")]

@@ -37,7 +37,7 @@ def test_padded_tables_give_the_same_logits(tied: bool, settings: dict[str, obje
     assert str(applied("pad-vocab{multiple=37}", before)) == str(before)
 
 
-def test_without_the_slice_there_would_be_logits_of_tokens_that_do_not_exist() -> None:
+def test_slice_removes_logits_of_padding() -> None:
     before = decoder()
     after = applied("pad-vocab{multiple=8}", before)
     cut = next(n for n in after.nodes if n.op is ops.slice_)

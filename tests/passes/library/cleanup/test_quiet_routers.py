@@ -30,7 +30,7 @@ def test_routers_lose_their_noise() -> None:
     assert after == Decoder(20, 8, 2, Block(Attention(2), MoE(4, 6, 2))).graph()
 
 
-def test_it_is_what_models_with_noise_are_compiled_through(rng: np.random.Generator) -> None:
+def test_compiling_removes_router_noise(rng: np.random.Generator) -> None:
     assert default_pipeline(MODEL.graph()).passes[0].name == "quiet-routers"
     assert "quiet-routers" not in str(default_pipeline(Tiny().graph()))
     run_passes(MODEL.graph(), verify=True)

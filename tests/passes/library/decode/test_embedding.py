@@ -18,7 +18,7 @@ def test_rewrites(case: Rewrite) -> None:
     case.check()
 
 
-def test_the_beginning_makes_the_angles_of_all_layers() -> None:
+def test_embedding_computes_the_angles_of_all_layers() -> None:
     graph = run_passes(ZOO["variant/grouped"](), "decode-torch")
     first = next(iter(graph.nodes))
     assert first.op is ops.embed_tokens and len(first.outputs) == 3

@@ -15,7 +15,7 @@ from .layers import LAYERS, stream
 
 
 @pytest.mark.parametrize("name", each(6, TRIED))
-def test_every_step_is_exact(name: str) -> None:
+def test_decode_pipeline_is_exact_on_every_graph(name: str) -> None:
     """In float64, pass by pass; what is fused can be told from what it was made of, and done only once."""
     after = run_passes(ZOO[name](), "decode-torch", verify=True)
     again = run_passes(after, FUSED)
@@ -31,7 +31,7 @@ def launches(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_is_a_node_for_each_kernel(name: str) -> None:
+def test_layer_has_one_node_per_kernel(name: str) -> None:
     assert launches(name) == LAYERS[name].split()
 
 
@@ -52,7 +52,7 @@ def test_every_fused_op_is_made_by_a_pass() -> None:
 MODELS = [*LAYERS, "variant/latent", "variant/delta rule", "variant/depths by rank"]
 
 
-def test_norms_without_weights_are_fused_ops_too_if_they_are_none() -> None:
+def test_norm_linear_without_norm_counts_as_fused() -> None:
     """A linear map as norm_linear of the kind none is not taken for a norm by passes that know norm_linear."""
     graph, (x,) = stream("x")
     graph.add_output("y", ops.linear(x, weight(graph, "a", 6, 6)))
@@ -60,6 +60,6 @@ def test_norms_without_weights_are_fused_ops_too_if_they_are_none() -> None:
         run_passes(graph, "fuse-norm-linear{fold=false}, rotate-residual")
 
 
-def test_passes_that_do_not_look_into_fused_ops_refuse() -> None:
+def test_passes_without_support_refuse_fused_ops() -> None:
     with pytest.raises(WeftError, match=r"pass mha-to-gqa does not support fused ops, such as embed_tokens \(%embed\)"):
         run_passes(ZOO["variant/grouped"](), "decode-torch, mha-to-gqa{kv_heads=1}")

@@ -15,7 +15,7 @@ def test_rewrites(case: Rewrite) -> None:
     case.check()
 
 
-def test_refusals_say_what_stands_in_the_way() -> None:
+def test_unsupported_bias_is_reported() -> None:
     report = Report()
     run_passes(ZOO["variant/T5 bias, per layer"](), "decode-torch", report=report)
     (qkv,) = (r for r in report.records if r.applied.name == "fuse-qkv")

@@ -18,7 +18,7 @@ def test_rewrites(case: Rewrite) -> None:
     case.check()
 
 
-def test_sums_begin_with_what_is_there() -> None:
+def test_sums_begin_with_values_in_memory() -> None:
     """Whatever their brackets: first values, then products, one after the other."""
     graph, (x, y) = stream("x", "y")
     a, b = (ops.linear(v, weight(graph, n, 6, 6)) for v, n in ((x, "a"), (y, "b")))
@@ -32,7 +32,7 @@ def test_sums_begin_with_what_is_there() -> None:
     assert str(plain) == before  # no products, nothing to order
 
 
-def test_what_is_too_small_or_shared_is_not_added_in_place() -> None:
+def test_broadcast_and_shared_products_are_not_fused() -> None:
     graph, (x,) = stream("x")
     product = ops.linear(x, weight(graph, "a", 6, 6))
     graph.add_output("bias", ops.add(product, weight(graph, "b", 6)))

@@ -19,7 +19,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,)])
-def test_a_rate_for_something_else_than_a_head_is_not_taken_for_one(axes: tuple[int, ...]) -> None:
+def test_rate_along_another_axis_than_heads_is_not_fused(axes: tuple[int, ...]) -> None:
     graph = Graph("decay")
     q, k, v, step = (
         graph.add_input(n, TensorType(dtypes.f32, (*STREAM.shape[:2], 4))) for n in ("q", "k", "v", "step")

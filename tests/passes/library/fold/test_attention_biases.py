@@ -105,7 +105,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 @pytest.mark.parametrize("kind", FINE)
 @pytest.mark.parametrize("pack", ["", "pack-qkv, "])
-def test_both_biases_go(pack: str, kind: str) -> None:
+def test_both_biases_are_folded(pack: str, kind: str) -> None:
     before, trace = model(kind), Trace()
     after = applied(pack + "drop-k-bias, v-bias-to-o-bias", before, trace)
     assert not trace.refusals and error(before, after) <= EXACT
@@ -134,7 +134,7 @@ K_REASONS = {
 
 
 @pytest.mark.parametrize("kind", K_REASONS)
-def test_a_bias_of_keys_that_is_felt(kind: str) -> None:
+def test_key_bias_that_changes_scores_stays(kind: str) -> None:
     before, trace = model(kind), Trace()
     after = applied("drop-k-bias", before, trace)
     assert str(after) == str(before)
@@ -157,7 +157,7 @@ V_REASONS = {
 
 
 @pytest.mark.parametrize("kind", V_REASONS)
-def test_a_bias_of_values_that_does_not_reach_every_row(kind: str) -> None:
+def test_value_bias_that_does_not_reach_every_row_stays(kind: str) -> None:
     before, trace = model(kind), Trace()
     after = applied("v-bias-to-o-bias", before, trace)
     assert str(after) == str(before)
@@ -171,7 +171,7 @@ def test_a_bias_of_values_that_does_not_reach_every_row(kind: str) -> None:
     assert error(before, by_hand) > 0.01
 
 
-def test_a_text_without_tokens_is_the_documented_exception() -> None:
+def test_fully_masked_rows_are_the_documented_exception() -> None:
     """All its keys are masked: its rows are W_o 0 + b_o before, and W_o b + b_o after."""
     before = model("mask")
     after = applied("v-bias-to-o-bias", before)
@@ -214,7 +214,7 @@ def test_keys_that_are_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["family/albert", "family/bart", "family/qwen2-gqa-tied", "packed/family bert"])
-def test_families(name: str) -> None:
+def test_families_with_biases(name: str) -> None:
     before = ZOO[name]()
     after = applied("drop-k-bias, v-bias-to-o-bias", before)
     assert worst(before, after) <= EXACT

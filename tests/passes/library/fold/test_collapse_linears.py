@@ -54,7 +54,7 @@ def test_a_narrow_middle_stays_narrow() -> None:
     assert trace.refusals[0].reason == "one product takes 64 multiplications a row, not 32"
 
 
-def test_what_others_read_or_what_bends_keeps_linears_apart() -> None:
+def test_other_readers_and_activations_prevent_collapsing() -> None:
     g, x = start("read")
     inner = mapped(g, x, "a", 9)
     g.add_output("y", mapped(g, inner, "b", 8))
@@ -103,7 +103,7 @@ def test_low_rank_adapters_are_merged(base: str, layers: int) -> None:
     np.testing.assert_allclose(merged, numbers["q"] + 1.7 * numbers["q.b"] @ numbers["q.a"], rtol=1e-5, atol=1e-6)
 
 
-def test_an_adapter_beside_a_packed_linear() -> None:
+def test_adapter_next_to_a_packed_linear_collapses() -> None:
     g, x = start("packed")
     q, k = ops.split.emit(ops.linear(x, weight(g, "qk", 16, 8), weight(g, "bias", 16)), sizes=(8, 8))
     low = mapped(g, mapped(g, x, "a", 2), "b", 8)
@@ -113,7 +113,7 @@ def test_an_adapter_beside_a_packed_linear() -> None:
     assert [n.op.name for n in after.nodes] == ["linear", "linear"] and worst(g, after) <= EXACT
 
 
-def test_adapters_with_something_between_stay() -> None:
+def test_adapter_with_an_activation_is_not_merged() -> None:
     g, x = start("bent")
     low = mapped(g, ops.swish(mapped(g, x, "a", 2)), "b", 8)
     g.add_output("y", ops.add(mapped(g, x, "q", 8), low))

@@ -49,7 +49,7 @@ def test_embedding_norms_that_stay() -> None:
         assert reasons(trace) == [reason]
 
 
-def test_why_positions_are_in_the_way() -> None:
+def test_norm_of_tokens_plus_positions_does_not_fold() -> None:
     """norm(E[i] + P[j]) is not norm(E)[i] + norm(P)[j]."""
     graph = ZOO["family/bert"]()
     wrong = graph.clone()

@@ -163,7 +163,7 @@ def test_a_factor_after_an_activation_goes_into_the_columns_of_its_reader() -> N
     assert worst(gated, after) <= EXACT
 
 
-def test_what_caps_comes_after_the_factor() -> None:
+def test_factor_after_a_soft_cap_stays() -> None:
     """The scores' own cap and that of the logits let a factor before them through; one behind a cap stays."""
     model = Decoder(37, 18, 1, Block(Attention(3, softcap=1.5), GatedMLP(7)), logit_scale=3.0, logit_softcap=2.0)
     before, trace = model.graph(), Trace()

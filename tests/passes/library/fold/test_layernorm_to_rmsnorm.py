@@ -45,7 +45,7 @@ def test_pre_norm_models_become_rms(name: str, before: str) -> None:
     assert worst(graph, after) <= EXACT
 
 
-def test_writers_are_centred_and_shifts_go_on() -> None:
+def test_writers_are_centred_and_norm_biases_move_into_linears() -> None:
     after = applied("layernorm-to-rmsnorm", ZOO["family/gpt2-untied"]())
     centred_params = {n for n, p in after.params.items() if isinstance(p.recipe, Centre)}
     layers = {f"layers.{i}.{n}.{p}" for i in range(3) for n in ("attn.o", "ffn.down") for p in ("weight", "bias")}
@@ -62,7 +62,7 @@ def test_a_shift_that_no_linear_takes_is_added() -> None:
     assert after.outputs["last_hidden_state"].producer.op is ops.add and worst(graph, after) <= EXACT
 
 
-def test_tied_heads() -> None:
+def test_tied_tables_are_centred_or_the_mean_is_subtracted() -> None:
     """A tied table stays as it is if the head reads a weight or bias that is not centred; else both are centred."""
     after = applied("layernorm-to-rmsnorm", ZOO["family/gpt2-tied"]())
     assert after.params["embed.weight"].recipe == ZOO["family/gpt2-tied"]().params["embed.weight"].recipe
@@ -117,12 +117,12 @@ def as_rms(graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("name", ["family/bert", "family/albert", "family/opt-post", "family/bloom"])
-def test_why_post_norm_models_stay(name: str) -> None:
+def test_post_norm_models_would_change(name: str) -> None:
     graph = ZOO[name]()
     assert worst(graph, as_rms(graph)) > 1e-2
 
 
-def test_other_readers_stand_in_the_way() -> None:
+def test_readers_of_the_mean_are_refused() -> None:
     def model(reader: str) -> Graph:
         g = Graph("mixed")
         x = g.add_input("x", TensorType(dtypes.f32, (sizes.sym("n"), 3, 6)))

@@ -74,7 +74,7 @@ def parameters(readers: list[Node]) -> Iterator[Value]:
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
+def test_every_linear_after_a_norm_is_fused_where_exact(name: str) -> None:
     graph, trace = ZOO[name](), Trace()
     expected = edges(graph)
     FuseNormLinear().run(graph, trace)
@@ -84,5 +84,5 @@ def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
     assert edges(graph) == 0
 
 
-def test_those_counted_by_hand_are_in_the_zoo() -> None:
+def test_graphs_counted_by_hand_are_in_the_zoo() -> None:
     assert set(BY_HAND) <= set(ZOO)

@@ -57,7 +57,7 @@ def test_parallel_blocks_look_up_their_feed_forward_too() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"positions": LearnedPositions(19)}, {}], ids=["learned", "none"])
-def test_positions_that_are_added_are_in_the_way(settings: dict[str, LearnedPositions]) -> None:
+def test_added_positions_prevent_the_table(settings: dict[str, LearnedPositions]) -> None:
     block = Block(Attention(4), MLP(9), LayerNorm())
     before, trace = Decoder(37, 16, 2, block, **settings).graph(), Trace()
     after = applied("precompute-first-layer", before, trace)

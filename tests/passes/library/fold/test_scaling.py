@@ -8,7 +8,7 @@ from weft.ir import parse
 from weft.passes.library.fold.scaling import repeat_scalar
 
 
-def test_a_number_spread_along_a_width() -> None:
+def test_scalar_is_repeated_along_a_width() -> None:
     graph = parse("graph g { param %p: f32[] = literal([0.3]) output p = %p }")
     found = repeat_scalar(graph.params["p"].recipe, 5).evaluate(graph.reader)
     np.testing.assert_array_equal(found, np.full(5, 0.3))

@@ -32,12 +32,12 @@ def test_gated_units_of_every_activation_are_recognized(name: str, packed: bool)
     assert isinstance(match_feed_forward(list(after.nodes)[-1]), FeedForward)
 
 
-def test_what_is_fused_is_packed_too() -> None:
+def test_fused_gate_and_up_can_be_packed() -> None:
     after = applied("fuse-glu, pack-gate-up", ZOO["variant/hand-written gate"]())
     assert count(after, "glu") == count(after, "split") == 2
 
 
-def test_products_of_other_things_are_no_gated_units() -> None:
+def test_products_of_other_values_are_not_fused() -> None:
     trace = Trace()
     before = unit(UNITS["silu"], same=False)
     assert str(applied("fuse-glu", before, trace)) == str(before)
@@ -52,7 +52,7 @@ def test_products_of_other_things_are_no_gated_units() -> None:
     assert str(applied("fuse-glu", own)) == str(own)
 
 
-def test_a_gate_clamped_on_both_sides_is_another_one() -> None:
+def test_gate_clamped_on_both_sides_is_not_fused() -> None:
     def both(a: Value, b: Value) -> Value:
         return ops.mul(ops.swish(ops.clip(a, low=-0.7, high=0.7)), ops.clip(b, low=-0.7, high=0.7))
 
@@ -62,7 +62,7 @@ def test_a_gate_clamped_on_both_sides_is_another_one() -> None:
     assert worst(before, wrong) > 0.01
 
 
-def test_what_others_read_is_not_fused_away() -> None:
+def test_activation_with_other_readers_is_not_fused() -> None:
     before, trace = unit(UNITS["silu"]), Trace()
     before.add_output("opened", next(n.output for n in before.nodes if n.op is ops.swish))
     assert str(applied("fuse-glu", before, trace)) == str(before)

@@ -58,7 +58,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_it_fires_on_every_linear_behind_a_norm(name: str) -> None:
+def test_every_linear_after_a_norm_is_fused(name: str) -> None:
     graph, trace = ZOO[name](), Trace()
     after = applied("fuse-norm-linear", graph, trace)
     assert trace.rewrites["fuse-norm-linear"] == count(after, "norm_linear") == EXPECTED[name]
@@ -113,13 +113,13 @@ def test_other_passes_do_not_look_into_fused_ops() -> None:
         ("variant/norms of q and k, full", "it is read by rope (%layers.0.attn.q_rope)"),
     ],
 )
-def test_what_is_left_alone_says_why(name: str, reason: str) -> None:
+def test_refusals_state_their_reasons(name: str, reason: str) -> None:
     trace = Trace()
     applied("fuse-norm-linear", ZOO[name](), trace)
     assert reason in {refused.reason for refused in trace.refusals}
 
 
-def test_a_slice_before_the_linear_is_in_the_way() -> None:
+def test_slice_between_norm_and_linear_prevents_fusion() -> None:
     g = Graph("pooled")
     normed = ops.rms_norm(g.add_input("x", TensorType(dtypes.f32, (sizes.sym("n"), 3, 6))))
     g.add_output("y", ops.linear(ops.slice_(normed, axis=1, start=0, stop=1, name="first"), weight(g, "w", 4, 6)))

@@ -30,7 +30,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("name", PARALLEL)
-def test_parallel_blocks_take_two_products(name: str) -> None:
+def test_parallel_blocks_become_two_products(name: str) -> None:
     before = ZOO[name]()
     after = applied("fuse-parallel-block", before)
     layers = count(before, "attention")
@@ -47,7 +47,7 @@ def test_after_packing_fusing_and_caches(first: str, norm: RMSNorm | LayerNorm) 
     assert count(after, "linear") == 5
 
 
-def test_two_norms_fuse_on_the_way_out_and_where_they_are_equal_on_the_way_in() -> None:
+def test_two_norms_fuse_outputs_and_equal_norms_also_inputs() -> None:
     before, trace = Decoder(37, 16, 2, Block(Attention(4), MLP(9), arrangement="parallel_norms")).graph(), Trace()
     after = applied("fuse-parallel-block", before, trace)
     assert count(after, "linear") == 2 * 5 + 1 and worst(before, after) <= EXACT
@@ -64,7 +64,7 @@ def test_two_norms_fuse_on_the_way_out_and_where_they_are_equal_on_the_way_in() 
     assert worst(before, wrong) > 0.05
 
 
-def test_layers_that_are_applied_twice_share_what_is_fused() -> None:
+def test_repeated_layers_share_fused_weights() -> None:
     block = Block(Attention(4), GatedMLP(9), arrangement="parallel")
     before = Decoder(37, 16, 1, Repeat(block, 2)).graph()
     after = applied("fuse-parallel-block", before)
@@ -73,7 +73,7 @@ def test_layers_that_are_applied_twice_share_what_is_fused() -> None:
     )
 
 
-def test_blocks_in_a_row_are_not_parallel() -> None:
+def test_sequential_blocks_are_not_fused() -> None:
     """The feed-forward reads what attention added: adding both at once would be another model."""
     before = Decoder(37, 16, 2, Block(Attention(4), MLP(9))).graph()
     assert str(applied("fuse-parallel-block", before)) == str(before)

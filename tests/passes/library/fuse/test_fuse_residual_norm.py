@@ -56,7 +56,7 @@ def test_sums_read_elsewhere_come_from_the_second_output(step: str) -> None:
         ("broadcast", "%x and %p are of types f32[n, 3, 10] and f32[10]"),
     ],
 )
-def test_a_fusion_that_never_fires_tells_what_stopped_it(step: str, reason: str) -> None:
+def test_fusion_that_never_fires_reports_its_nearest_miss(step: str, reason: str) -> None:
     trace = Trace()
     applied("fuse-residual-norm", residual(step), trace)
     (line,) = trace.lines

@@ -63,7 +63,7 @@ def test_every_spelling_is_one_op(name: str) -> None:
     assert [n.op.name for n in after.nodes] == ["linear", "route", "moe"] and worst(before, after) <= EXACT
 
 
-def test_sigmoids_have_no_common_denominator() -> None:
+def test_sigmoid_scores_are_not_a_softmax() -> None:
     """The identity of softmax would change a router with sigmoid scores."""
     plain, divided = (spelled(SPELLINGS[n][0]) for n in ("sigmoid(topk)", "renorm(topk(sigmoid))"))
     softmax = spelled(SPELLINGS["softmax(topk)"][0])
@@ -77,14 +77,14 @@ def corrected(x: Value) -> tuple[Value, Value]:
     return ops.softmax(best), indices
 
 
-def test_indices_of_another_choice() -> None:
+def test_indices_of_other_scores_are_not_fused() -> None:
     before, trace = spelled(corrected), Trace()
     assert str(applied("fuse-router", before, trace)) == str(before)
     assert any("is made by a second top_k" in line or "is made by neg" in line for line in trace.lines)
     assert worst(before, spelled(SPELLINGS["softmax(topk)"][0])) > 0.1
 
 
-def test_other_axes_and_depths() -> None:
+def test_other_axes_and_depths_are_refused() -> None:
     tokens = spelled(lambda x: chosen(x, lambda b: ops.softmax(b, axis=1)))
     trace = Trace()
     assert str(applied("fuse-router", tokens, trace)) == str(tokens)

@@ -53,7 +53,7 @@ def test_rewrites(case: Rewrite) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("first", ["", "pack-gate-up, ", "fuse-residual-norm, "])
-def test_feed_forwards_side_by_side_become_one(parts: tuple[MLP | GatedMLP, ...], first: str) -> None:
+def test_parallel_feed_forwards_become_one(parts: tuple[MLP | GatedMLP, ...], first: str) -> None:
     before = beside(*parts)
     after = applied(f"{first}merge-shared-experts", before)
     wide = [p for p in parts if not isinstance(p, MoE)]
@@ -62,7 +62,7 @@ def test_feed_forwards_side_by_side_become_one(parts: tuple[MLP | GatedMLP, ...]
     assert count(after, "moe") == len(parts) - len(wide)
 
 
-def test_each_kind_is_merged_by_itself() -> None:
+def test_feed_forwards_merge_by_activation_and_gate() -> None:
     before = beside(MLP(7, "gelu"), MLP(5, "relu"), MLP(3, "gelu"), MLP(2, "relu"), GatedMLP(4))
     trace = Trace()
     after = applied("merge-shared-experts", before, trace)
@@ -71,7 +71,7 @@ def test_each_kind_is_merged_by_itself() -> None:
     assert worst(before, after) <= EXACT and len(trace.refusals) == 1
 
 
-def test_layers_that_are_applied_twice_merge_alike() -> None:
+def test_repeated_layers_share_merged_weights() -> None:
     block = Block(Attention(3), Shared((GatedMLP(7), GatedMLP(5))))
     before = Decoder(37, 18, 1, Repeat(block, 2)).graph()
     after = applied("merge-shared-experts", before)
@@ -92,7 +92,7 @@ def test_layers_that_are_applied_twice_merge_alike() -> None:
         ((MLP(7, "silu"), GatedMLP(5)), {}, "its activation or gate differs"),
     ],
 )
-def test_what_is_not_one_feed_forward(
+def test_gates_factors_and_other_activations_prevent_merging(
     parts: tuple[MLP | GatedMLP, ...], settings: dict[str, float], reason: str
 ) -> None:
     before, trace = beside(*parts, **settings), Trace()
@@ -100,7 +100,7 @@ def test_what_is_not_one_feed_forward(
     assert trace.refusals and all(reason in r.reason for r in trace.refusals)
 
 
-def test_a_gate_of_its_own_is_no_part_of_the_sum() -> None:
+def test_gated_summand_is_not_merged() -> None:
     """Merging must not treat an expert behind a gate as a summand; a plain factor folds away first."""
     before = beside(GatedMLP(7), GatedMLP(5), own_gate=True)
     wrong = applied("merge-shared-experts", beside(GatedMLP(7), GatedMLP(5)))

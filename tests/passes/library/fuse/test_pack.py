@@ -33,7 +33,7 @@ def test_rewrites(case: Rewrite) -> None:
     ],
     ids=str,
 )
-def test_fused_decoders_keep_their_meaning(tiny: Tiny) -> None:
+def test_packed_decoders_keep_their_outputs(tiny: Tiny) -> None:
     before = tiny.graph()
     after = applied("pack-qkv, pack-gate-up, fuse-residual-norm", before)
     assert count(after, "linear") == tiny.layers * 4 + 1
@@ -113,7 +113,7 @@ def test_equal_initial_values_do_not_tie_layers() -> None:
     assert list(after.params) == [f"layers.{i}.qkv.{n}" for i in range(2) for n in ("weight", "bias")]
 
 
-def test_a_linear_that_others_read_is_packed_for_all() -> None:
+def test_linear_with_other_readers_is_packed_for_all_of_them() -> None:
     g = Graph("read")
     x = g.add_input("x", HIDDEN)
     q, k, v = (ops.linear(x, weight(g, f"{n}.weight", 8, 10), name=n) for n in "qkv")
@@ -123,7 +123,7 @@ def test_a_linear_that_others_read_is_packed_for_all() -> None:
     assert count(after, "linear") == 1 and worst(g, after) <= EXACT
 
 
-def test_what_cannot_be_packed_is_left_with_a_line() -> None:
+def test_computed_weights_are_not_packed_and_noted() -> None:
     g = Graph("computed")
     x = g.add_input("x", HIDDEN)
     q, k, v = (ops.linear(x, ops.square(weight(g, f"{n}.weight", 8, 10)), name=n) for n in "qkv")

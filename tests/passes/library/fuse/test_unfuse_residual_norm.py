@@ -18,7 +18,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
-def test_residual_norms_come_apart_again(norm: str) -> None:
+def test_unfusing_restores_sums_and_norms(norm: str) -> None:
     before = Tiny(norm=norm).graph()
     after = applied("fuse-residual-norm, unfuse-residual-norm", before)
     assert {op: count(after, op) for op in ("add", "rms_norm", "layer_norm", "add_norm")} == {
@@ -28,7 +28,7 @@ def test_residual_norms_come_apart_again(norm: str) -> None:
     assert {n.output.name: n.scope for n in after.nodes} == {n.output.name: n.scope for n in before.nodes}
 
 
-def test_sums_without_a_scope_in_their_names_stay_with_the_norm() -> None:
+def test_sum_without_scope_takes_the_scope_of_the_norm() -> None:
     g = Graph("g")
     x = g.add_input("x", FEED)
     with g.scope("layer"):

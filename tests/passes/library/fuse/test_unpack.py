@@ -36,7 +36,7 @@ def test_unpack_undoes_packing(model: Tiny) -> None:
     assert applied("unpack", apart) == apart
 
 
-def test_rows_without_detours() -> None:
+def test_repeated_packing_keeps_recipes_short() -> None:
     graph = applied("pack-qkv, unpack, pack-qkv, unpack, pack-qkv", Tiny().graph())
     recipe = graph.params["layers.0.attn.qkv.weight"].recipe
     assert len(recipe.parts) == 3 and not recipe.has(Slice)

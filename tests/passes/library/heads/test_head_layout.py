@@ -16,7 +16,7 @@ from weft.passes.core.equivalence import EXACT
 from ...models import worst
 
 
-def test_in_any_order_and_compiled() -> None:
+def test_head_passes_combine_in_any_order_and_compile() -> None:
     """All three, then the usual pipeline: ONNX Runtime computes what the model did."""
     mixer = Attention(4, 2, 12, RoPE(), qk_norm=RMSNorm(), qkv_bias=True)
     before = Decoder(29, 24, 2, Block(mixer, GatedMLP(20)), context=32).graph()

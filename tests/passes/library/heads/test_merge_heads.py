@@ -66,7 +66,7 @@ def test_rewrites(case: Rewrite) -> None:
 @pytest.mark.parametrize("biases", ["", "qkv"], ids=["no biases", "biases"])
 @pytest.mark.parametrize(("pairs", "interleaved"), [(0, False), (4, False), (4, True), (3, False), (2, True)], ids=str)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_svd_finds_the_head_that_others_are_in_other_bases(
+def test_svd_merges_heads_that_differ_by_a_basis_without_loss(
     text: str, groups: int, pairs: int, interleaved: bool, biases: str, calibrated: bool
 ) -> None:
     weights = drawn(groups, biases)
@@ -112,7 +112,7 @@ def test_means_and_first_heads_of_contiguous_runs() -> None:
         assert {type(merged.params[n].recipe) for n in ("q.weight", "o.weight")} == {Source}
 
 
-def test_it_says_how_far_it_is() -> None:
+def test_progress_is_reported() -> None:
     told = list[tuple[str, int, int]]()
     run_passes(Tiny().graph(), "dce, mha-to-gqa{kv_heads=1}", progress=lambda *step: told.append(step))
     assert told == [("mha-to-gqa", 0, 2), ("mha-to-gqa", 1, 2)]
@@ -129,7 +129,7 @@ def test_falls_back_to_means_where_the_basis_is_fixed() -> None:
     assert first.startswith("mha-to-gqa: warning: %layers.0.attn.attention gets means instead of fitted keys: rms_norm")
 
 
-def test_one_text_or_windows_of_it(tmp_path: Path) -> None:
+def test_long_texts_are_read_in_windows(tmp_path: Path) -> None:
     graph = Tiny(layers=1).graph()
     graph.tokenize = lambda texts: [[ord(c) % 37 for c in one] for one in texts]
     plain = tmp_path / "plain.txt"
@@ -161,7 +161,7 @@ def test_one_text_or_windows_of_it(tmp_path: Path) -> None:
         ("ids.json", b"[" * 100_000, "nested more than 100 deep"),
     ],
 )
-def test_a_bad_text_is_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_unreadable_calibration_text_is_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(WeftError, match=message):
@@ -178,7 +178,7 @@ def test_a_bad_text_is_refused_in_one_sentence(tmp_path: Path, name: str, conten
         ('mha-to-gqa{kv_heads=1, calibration="a.npy"}', Tiny(), "method=mean uses no calibration"),
     ],
 )
-def test_what_is_impossible(text: str, model: Tiny, message: str) -> None:
+def test_invalid_arguments_are_refused(text: str, model: Tiny, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         applied(text, model.graph())
 

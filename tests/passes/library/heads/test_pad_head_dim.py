@@ -107,7 +107,7 @@ def test_pad_documents_its_tradeoff() -> None:
     assert lookup("pad-head-dim").tradeoff
 
 
-def test_a_clip_that_leaves_zero_out() -> None:
+def test_clip_that_excludes_zero_is_refused() -> None:
     graph = Tiny(layers=1).graph()
     (node,) = (n for n in graph.nodes if n.output.name == "layers.0.attn.v")
     with graph.inserting(after=node):

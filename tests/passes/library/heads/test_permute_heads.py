@@ -71,7 +71,7 @@ def test_groups_stay_together(order: tuple[int, ...], parts: bool) -> None:
 
 
 @pytest.mark.parametrize("forgotten", ["slopes", "sinks", "bias"])
-def test_what_belongs_to_a_head_goes_with_it(forgotten: str) -> None:
+def test_slopes_and_sinks_move_with_their_heads(forgotten: str) -> None:
     g = Graph("one")
     x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 7)))
     at = ops.unsqueeze(ops.iota(x, axis=1), axes=(0,))

@@ -60,7 +60,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 @pytest.mark.parametrize("packing", ["dce", "pack-qkv, fuse-residual-norm"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_the_heads_that_add_nothing_go_without_loss(model: Tiny, packing: str) -> None:
+def test_heads_without_output_are_pruned_without_loss(model: Tiny, packing: str) -> None:
     graph = EquivalenceCheck().randomize_weights(applied(packing, model.graph()))
     silenced(graph, 0, [1])
     silenced(graph, 1, [0])
@@ -76,7 +76,7 @@ def test_the_heads_that_add_nothing_go_without_loss(model: Tiny, packing: str) -
     assert measure_difference(want, interpret(wrong, inputs)["logits"]) > 0.01
 
 
-def test_those_go_that_add_least_on_a_text(tmp_path: Path) -> None:
+def test_heads_with_least_output_on_a_text_are_pruned(tmp_path: Path) -> None:
     ids = np.random.default_rng(2).integers(0, 37, (3, 9))
     text = tmp_path / "ids.json"
     text.write_text(json.dumps(ids.tolist()))
@@ -116,12 +116,12 @@ def test_sinks_and_biases_of_heads_go_with_them() -> None:
         ("kv-cache, prune-heads", Tiny(), "run prune-heads before kv-cache"),
     ],
 )
-def test_what_is_impossible(text: str, model: Tiny, message: str) -> None:
+def test_invalid_arguments_are_refused(text: str, model: Tiny, message: str) -> None:
     with pytest.raises(WeftError, match=message):
         applied(text, model.graph())
 
 
-def test_a_norm_over_all_heads_would_change() -> None:
+def test_norm_over_all_heads_is_refused() -> None:
     """Removing a head changes the mean of squares over the others, hence the refusal."""
     g = Graph("normed")
     x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 10)))

@@ -60,7 +60,7 @@ def test_repeat_rejects_arguments(pipeline: str, reason: str) -> None:
         applied(pipeline, Tiny().graph())
 
 
-def test_heads_are_repeated_in_place_not_in_turns() -> None:
+def test_copies_of_a_head_are_adjacent() -> None:
     graph = Tiny(layers=1, rope=False).graph()
     for repeated, error in (((0, 0, 0, 1, 1, 1), 0.0), ((0, 1, 0, 1, 0, 1), 0.05)):
         by_hand = graph.clone()

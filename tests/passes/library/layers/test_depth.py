@@ -95,14 +95,14 @@ def test_fused_layers_and_caches(first: str) -> None:
     assert same_as(run_passes(deep(5, 9), first), run_passes(before, "prune-layers{layers=[1]}"), {0: 0, 1: 1}) <= EXACT
 
 
-def test_first_layers_behind_added_positions() -> None:
+def test_first_layer_after_added_positions_can_be_pruned() -> None:
     block = Block(Attention(3), MLP(9), LayerNorm())
     model = Decoder(37, 18, 3, block, positions=LearnedPositions(19))
     for pipeline in ("prune-layers{layers=[0]}", f"{FUSED}, prune-layers{{layers=[0, 1]}}"):
         run_passes(model.graph(), pipeline, verify=True)
 
 
-def test_what_only_pruned_layers_read_goes_with_them() -> None:
+def test_values_read_by_pruned_layers_only_are_removed() -> None:
     local, wide = (Block(Attention(3, rope=RoPE(theta)), GatedMLP(7)) for theta in (1e4, 1e6))
     before = Decoder(37, 18, [local, wide, local]).graph()
     after = applied("prune-layers{layers=[1]}", before)
@@ -131,7 +131,7 @@ def test_the_check_notices_other_layers() -> None:
         ("kv-cache, prune-layers{layers=[0]}", "has caches already; run prune-layers before kv-cache"),
     ],
 )
-def test_impossible_wishes(text: str, reason: str) -> None:
+def test_invalid_layers_are_refused(text: str, reason: str) -> None:
     with pytest.raises(WeftError) as e:
         applied(text, deep(5, 7, 9))
     assert reason in str(e.value)
@@ -196,7 +196,7 @@ def test_only_what_ends_a_branch_is_zero() -> None:
     assert again.refusals[0].reason == "layers.1, after it, already adds zero"
 
 
-def test_post_norm_layers_are_no_identity_whatever_their_weights() -> None:
+def test_post_norm_layers_cannot_be_identities() -> None:
     before, trace = Decoder(37, 18, 2, Block(ATTENTION, GatedMLP(7), RMSNorm(), "post")).graph(), Trace()
     assert str(applied("insert-layers{after=0}", before, trace)) == str(before)
     assert trace.refusals[0].reason == "it comes from rms_norm: not a sum of %embed and outputs of sublayers"
@@ -213,7 +213,7 @@ def test_post_norm_layers_are_no_identity_whatever_their_weights() -> None:
     assert worst(before, silent) > 0.01  # norm(x + 0) is not x
 
 
-def test_inserted_layers_get_caches_and_go_again() -> None:
+def test_inserted_layers_get_caches_and_can_be_pruned() -> None:
     before = deep(5, 7, 9)
     after = run_passes(before, "insert-layers{after=-1}, kv-cache", verify=True)
     assert sum(n.endswith(".key") for n in after.inputs) == 4
@@ -223,7 +223,7 @@ def test_inserted_layers_get_caches_and_go_again() -> None:
     np.testing.assert_array_equal(interpret(back, inputs)["logits"], interpret(before, inputs)["logits"])
 
 
-def test_branches_behind_a_scale_end_where_something_can_be_zero() -> None:
+def test_scaled_branches_get_zero_weights_before_the_scale() -> None:
     g = Graph("scaled")
     x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 6)))
     for i in range(2):
@@ -245,7 +245,7 @@ def test_branches_behind_a_scale_end_where_something_can_be_zero() -> None:
 
 
 @pytest.mark.parametrize("layers", ["[0]", "[1]", "[0, 2]"])
-def test_layers_that_share_weights_in_turns(layers: str) -> None:
+def test_layers_with_alternating_shared_weights(layers: str) -> None:
     """A weight stays as long as one of its layers does, and is not taken for that of another."""
     g = Graph("turns")
     x = g.add_input("x", TensorType(dtypes.f32, (BATCH, SEQ, 6)))

@@ -23,7 +23,7 @@ def test_rewrites(case: Rewrite) -> None:
 @pytest.mark.parametrize(
     "name", ["family/gpt2-untied", "family/gpt-oss", "packed/family bert", "packed/variant repeated", "family/mixtral"]
 )
-def test_another_order_is_the_same_model(name: str) -> None:
+def test_permuted_model_keeps_outputs(name: str) -> None:
     before = ZOO[name]()
     after = applied("permute-neurons{seed=3}", before)
     assert any(isinstance(p.recipe, Shuffle) for p in after.params.values()) and worst(before, after) <= EXACT
@@ -32,7 +32,7 @@ def test_another_order_is_the_same_model(name: str) -> None:
     assert str(other) != str(after) and worst(before, other) <= EXACT
 
 
-def test_the_order_of_one_side_only_is_another_model() -> None:
+def test_permuting_one_side_only_changes_outputs() -> None:
     before = ZOO["family/gpt2-untied"]()
     wrong = applied("permute-neurons", before)
     for name, p in wrong.params.items():
@@ -41,7 +41,7 @@ def test_the_order_of_one_side_only_is_another_model() -> None:
     assert worst(before, wrong) > 0.05
 
 
-def test_all_weights_are_put_into_another_order_or_none() -> None:
+def test_all_weights_of_a_feed_forward_are_permuted_together() -> None:
     """Also where another pass has changed one of them since."""
     before = applied("permute-neurons, fold-norm-scale", ZOO["packed/variant tied"]())
     assert worst(before, applied("permute-neurons", before)) <= EXACT

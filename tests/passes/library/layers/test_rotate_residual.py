@@ -109,6 +109,6 @@ def test_weights_of_norms_do_not_commute_with_it() -> None:
         ("variant/encoder, ALiBi", FOLD, "is an output of the graph"),
     ],
 )
-def test_what_cannot_be_rotated(name: str, before: str, reason: str) -> None:
+def test_norms_that_do_not_commute_are_refused(name: str, before: str, reason: str) -> None:
     with pytest.raises(WeftError, match=reason):
         applied(f"{before}, rotate-residual", ZOO[name]())

@@ -49,7 +49,7 @@ def largest(graph: Graph, op: str = "add") -> float:
     return max(found)
 
 
-def test_what_overflows_in_half_precision_fits_after_it() -> None:
+def test_scaled_stream_fits_half_precision() -> None:
     g = applied("scale-residual-stream{factor=131072}", Tiny().graph())  # a stream as T5's, at the border of f16
     del g.meta["residual_scale"]
     assert largest(g) > 65504
@@ -66,7 +66,7 @@ def test_eps_must_be_scaled_too() -> None:
     assert worst(before, wrong) > 1e-4
 
 
-def test_a_second_factor_takes_the_place_of_the_first() -> None:
+def test_second_factor_replaces_the_first() -> None:
     before = Tiny(norm="layer").graph()
     after = applied("scale-residual-stream{factor=4.0}, scale-residual-stream{factor=0.5}", before)
     once = applied("scale-residual-stream{factor=0.5}", before)

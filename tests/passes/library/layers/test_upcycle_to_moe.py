@@ -26,7 +26,7 @@ def test_rewrites(case: Rewrite) -> None:
     "name",
     ["family/gpt2-tied", "packed/family phi3", "variant/clamped gate", "packed/variant repeated", "family/bert"],
 )
-def test_copies_are_the_same_model(name: str, k: int) -> None:
+def test_upcycled_model_keeps_outputs(name: str, k: int) -> None:
     before = ZOO[name]()
     after = applied(f"upcycle-to-moe{{experts=3, top_k={k}}}", before)
     dense = sum(isinstance(match_feed_forward(n), FeedForward) for n in before.nodes)

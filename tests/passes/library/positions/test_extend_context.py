@@ -40,7 +40,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("text", METHODS)
-def test_extends(text: str) -> None:
+def test_methods_set_the_published_frequencies(text: str) -> None:
     for before in (rotary(), rotary(fraction=0.5, interleaved=True), decoder(MLA(2, 8, 6, 4, 6, ROPE), context=12)):
         if "ntk" in text and recipes(before)[0].dim < 4:
             continue

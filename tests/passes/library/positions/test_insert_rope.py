@@ -56,7 +56,7 @@ def test_rewrites(case: Rewrite) -> None:
         encoder,
     ],
 )
-def test_inserts(text: str, make: Callable[[], Graph]) -> None:
+def test_queries_and_keys_are_rotated(text: str, make: Callable[[], Graph]) -> None:
     before = make()
     after = run_passes(before, text, verify=True)
     turned = [n for n in after.nodes if n.op is ops.rope]
@@ -66,7 +66,7 @@ def test_inserts(text: str, make: Callable[[], Graph]) -> None:
         run_passes(after, "kv-cache", verify=True)
 
 
-def test_a_layer_by_hand() -> None:
+def test_rotated_attention_equals_complex_arithmetic() -> None:
     """On tokens and learned positions: the rotated attention as sums over complex numbers."""
     g, heads, d = Graph("one"), 2, 6
     ids, at = (g.add_input(n, TensorType(dtypes.i64, (BATCH, SEQ))) for n in ("input_ids", "position_ids"))
@@ -115,7 +115,7 @@ def test_positions_are_counted_where_none_are_given() -> None:
         applied("insert-rope", other)
 
 
-def test_layers_that_are_rotated_stay() -> None:
+def test_rotated_layers_are_unchanged() -> None:
     trace = Trace()
     mixed = Decoder(19, 16, [Block(Attention(2, rope=r), FEED) for r in (None, ROPE, None)]).graph()
     after = applied("insert-rope{theta=77}", mixed, trace)

@@ -39,7 +39,9 @@ def test_rewrites(case: Rewrite) -> None:
         ("sections=[6, 0, 0]", [0] * 6),
     ],
 )
-def test_every_pair_turns_along_its_axis(settings: str, axes: list[int], pairs: str, rng: np.random.Generator) -> None:
+def test_every_pair_rotates_along_its_axis(
+    settings: str, axes: list[int], pairs: str, rng: np.random.Generator
+) -> None:
     before = parse(GRAPH.format(interleaved=pairs))
     after = run_passes(before, f"multimodal-rope{{{settings}}}", verify=True)
     x, at = rng.standard_normal((2, 5, 24)), rng.integers(0, 40, (2, 5, 3))
@@ -73,13 +75,13 @@ def test_refusals(settings: str, reason: str) -> None:
         run_passes(MODEL.graph(), f"multimodal-rope{settings}")
 
 
-def test_there_must_be_rotations() -> None:
+def test_graph_without_rotations_is_refused() -> None:
     still = Decoder(vocab=30, dim=16, layers=1, block=Block(Attention(2), GatedMLP(24)))
     with pytest.raises(WeftError, match="nothing in graph decoder is rotated by the input position_ids"):
         run_passes(still.graph(), "multimodal-rope{sections=[2, 1, 1]}")
 
 
-def test_weft_run_says_what_it_lacks(tmp_path: Path) -> None:
+def test_weft_run_reports_missing_positions(tmp_path: Path) -> None:
     weft.compile(MODEL, tmp_path / "out", passes="default, multimodal-rope{sections=[2, 1, 1]}")
     with pytest.raises(WeftError, match="rope_positions"):
         weft.load(tmp_path / "out").generate([1, 2, 3], max_tokens=2)

@@ -89,7 +89,7 @@ REASONS = {
 
 @pytest.mark.parametrize("to", ["behind", "before"])
 @pytest.mark.parametrize("kind", REASONS)
-def test_what_does_not_commute(kind: str, to: str) -> None:
+def test_norms_that_do_not_commute_are_refused(kind: str, to: str) -> None:
     graph, other, trace = turned(kind, behind=to == "before"), turned(kind, behind=to == "behind"), Trace()
     assert str(applied(f"norm-across-rope{{to={to}}}", graph, trace)) == str(graph)
     assert REASONS[kind] in trace.refusals[0].reason
@@ -100,7 +100,7 @@ def test_what_does_not_commute(kind: str, to: str) -> None:
     )
 
 
-def test_what_others_read_stays() -> None:
+def test_norms_with_other_readers_are_refused() -> None:
     for to, behind, name in (("behind", False, "norm"), ("before", True, "norm")):
         trace = Trace()
         graph = turned("read", behind)
@@ -108,7 +108,7 @@ def test_what_others_read_stays() -> None:
         assert trace.refusals[0].reason == f"%{name} is read by others too"
 
 
-def test_norms_of_a_model() -> None:
+def test_norms_of_queries_and_keys_move() -> None:
     before = ZOO["variant/norms of q and k, no weights"]()
     after = run_passes(before, "norm-across-rope, pack-qkv, kv-cache", verify=True)
     assert count(after, "rms_norm") == count(before, "rms_norm")

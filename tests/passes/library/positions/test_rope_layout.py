@@ -48,7 +48,7 @@ def test_rewrites(case: Rewrite) -> None:
         ("packed/quantized gguf", False),
     ],
 )
-def test_there_and_back(name: str, interleaved: bool) -> None:
+def test_layouts_convert_back(name: str, interleaved: bool) -> None:
     before = ZOO[name]()
     there, back = (HALF, NEIGHBOURS) if interleaved else (NEIGHBOURS, HALF)
     assert layouts(before) == {interleaved} and str(applied(back, before)) == str(before)
@@ -72,7 +72,7 @@ def test_rows_are_those_that_gguf_stores() -> None:
         np.testing.assert_array_equal(after.params[name].recipe.evaluate(after.reader), wanted)
 
 
-def test_before_and_after_other_passes() -> None:
+def test_rope_layout_combines_with_other_passes() -> None:
     before = ZOO["variant/norms of q and k"]()
     for pipeline in (
         f"pack-qkv, {NEIGHBOURS}, kv-cache",
@@ -160,7 +160,7 @@ def forced(kind: str, names: str = "qk") -> Graph:
     return graph
 
 
-def test_the_rewrite_by_hand_is_right_where_it_is_right() -> None:
+def test_rewrite_by_hand_is_exact_where_the_pass_fires() -> None:
     assert worst(turned(), forced("")) <= EXACT
     assert worst(turned(), forced("", "q")) > 0.01  # both sides
     assert worst(turned(), forced("", "")) > 0.01  # and not the rotations alone
@@ -179,7 +179,7 @@ def test_norms_between_need_their_weights_in_order() -> None:
     assert worst(before, after) > 1e-4
 
 
-def test_sizes_may_be_fixed() -> None:
+def test_fixed_sizes_are_supported() -> None:
     graph = parse(str(turned()).replace("batch", "2").replace("seq", "5"))
     after = applied(NEIGHBOURS, graph)
     assert layouts(after) == {True} and worst(graph, after) <= EXACT
@@ -190,7 +190,7 @@ def test_unknown_layouts() -> None:
         applied("rope-layout{layout=quarters}", turned())
 
 
-def test_caches_are_left() -> None:
+def test_graphs_with_caches_are_unchanged() -> None:
     trace, graph = Trace(), ZOO["cached/family mistral-gqa"]()
     assert str(applied(NEIGHBOURS, graph, trace)) == str(graph)
     assert {r.reason for r in trace.refusals} == {"its cache holds rotated keys; run rope-layout before kv-cache"}

@@ -54,7 +54,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize(("name", "first"), by_turns(POSITIONED, ["", "pack-qkv, fuse-residual-norm, "]))
-def test_strips(name: str, first: str) -> None:
+def test_positions_are_removed(name: str, first: str) -> None:
     before = POSITIONED[name]()
     after = run_passes(before, f"{first}strip-positions", verify=True)
     assert "position_ids" not in after.inputs and "max_positions" not in after.meta
@@ -96,7 +96,7 @@ def test_strip_refuses() -> None:
         run_passes(rotary(), "kv-cache, strip-positions")
 
 
-def test_what_is_left_in_is_caught() -> None:
+def test_check_notices_remaining_positions() -> None:
     before = POSITIONED["everything"]()
     (one,) = parse_pipeline("strip-positions").passes
     after = run_passes(before, "strip-positions")

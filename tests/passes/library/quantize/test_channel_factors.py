@@ -9,7 +9,7 @@ from weft.ir.types.block_layouts import build_integer_layout
 from weft.passes.library.quantize.channel_factors import fit_channel_factors
 
 
-def test_even_channels_stay() -> None:
+def test_even_channels_have_no_factors() -> None:
     draw = np.random.default_rng(0)
     x, weight = draw.normal(size=(300, 64)), draw.normal(size=(48, 64))
     assert fit_channel_factors(x, [weight], build_integer_layout(4, 32, True)) is None
@@ -30,7 +30,7 @@ def test_even_channels_stay() -> None:
     assert error(x / found, weight * found) < 0.3 * error(x, weight)
 
 
-def test_channels_without_numbers() -> None:
+def test_channels_of_zeros_have_finite_factors() -> None:
     draw = np.random.default_rng(0)
     x, weight = draw.normal(size=(300, 64)), draw.normal(size=(48, 64))
     x[:, 3], weight[:, 5] = 0, 0

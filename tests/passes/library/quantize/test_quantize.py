@@ -84,7 +84,7 @@ def test_floats_of_4_bits_lose_more_than_those_of_8(form: str) -> None:
         assert error(graph, fp8) < error(graph, quantized) < error(graph, int2)
 
 
-def test_bits_of_heads_and_names_to_keep(text: Path) -> None:
+def test_head_bits_and_kept_names(text: Path) -> None:
     graph, report = model(), Report()
     quantized = run_passes(graph, 'quantize{bits=4, head=8, method=rtn, keep="down, layers.1.attn.*"}', report=report)
     bits = {n: p.recipe.bits for n, p in quantized.params.items() if isinstance(p.recipe, Quantize)}
@@ -106,7 +106,7 @@ def test_shared_weights_are_rounded_once_for_all_that_they_multiply(text: Path) 
     assert len(fitted.params["layers.0.attn.q.weight"].users) == 2
 
 
-def test_a_tied_table_stays_one_when_the_stream_is_rotated() -> None:
+def test_tied_table_stays_tied_when_the_stream_is_rotated() -> None:
     graph = model(tied=True)
     rotated = run_passes(graph, "fold-norm-scale, rotate-residual", verify=True)
     np.testing.assert_allclose(logits(rotated), logits(graph), rtol=0, atol=1e-4 * np.abs(logits(graph)).max())
@@ -116,7 +116,7 @@ def test_a_tied_table_stays_one_when_the_stream_is_rotated() -> None:
     assert "final_norm.gain.weight" not in apart.params
 
 
-def test_a_second_time_leaves_alone_what_is_quantized() -> None:
+def test_quantized_weights_are_not_quantized_again() -> None:
     once = run_passes(model(), 'quantize{method=rtn, keep="down"}')
     report = Report()
     twice = run_passes(once, "quantize{bits=8, method=rtn}", report=report)
@@ -126,7 +126,7 @@ def test_a_second_time_leaves_alone_what_is_quantized() -> None:
     assert isinstance(down, Quantize) and down.bits == 8
 
 
-def test_packing_keeps_blocks_of_one_layout_only() -> None:
+def test_packing_joins_blocks_of_equal_layout_only() -> None:
     graph = run_passes(model(), 'quantize{method=rtn, keep="v"}, quantize{bits=8, method=rtn}, pack-qkv')
     for param in graph.params.values():
         if param.type.rank == 2 and param.uses:
@@ -156,12 +156,12 @@ def test_packing_keeps_blocks_of_one_layout_only() -> None:
         ("method=hqq, calibration=a.txt", "method=hqq reads no text"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: str, why: str) -> None:
+def test_invalid_arguments_are_refused(arguments: str, why: str) -> None:
     with pytest.raises(WeftError, match=why):
         run_passes(model(), f"quantize{{{arguments}}}")
 
 
-def test_a_text_that_is_too_short_says_how_many_tokens_it_takes(tmp_path: Path) -> None:
+def test_short_calibration_text_is_refused_with_the_required_length(tmp_path: Path) -> None:
     np.save(tmp_path / "few.npy", np.arange(40)[None])
     with pytest.raises(WeftError, match="has 40 tokens, and gptq needs 256 or more"):
         run_passes(model(), f"quantize{{method=gptq, calibration={tmp_path / 'few.npy'}}}")
@@ -182,7 +182,7 @@ def test_graphs_without_matrices_are_refused() -> None:
         run_passes(graph, "quantize")
 
 
-def test_broken_weights_are_named() -> None:
+def test_weights_that_are_not_finite_are_named() -> None:
     graph = model()
     reader = graph.reader
     assert isinstance(reader, MemoryReader)

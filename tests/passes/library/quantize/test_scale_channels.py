@@ -58,7 +58,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 @pytest.mark.parametrize("tiny", [TINY, replace(TINY, norm="layer", bias="q v gate up"), replace(TINY, tied=True)])
-def test_the_same_function_with_powers_of_two(tiny: Tiny) -> None:
+def test_outputs_stay_equal_bit_by_bit(tiny: Tiny) -> None:
     before, trace = uneven(tiny), Trace()
     after = applied("scale-channels", before, trace)
     assert {f"layers.{i}.{name}" for i in range(2) for name in ("attn_norm", "mlp_norm")} <= fired(trace)
@@ -68,7 +68,7 @@ def test_the_same_function_with_powers_of_two(tiny: Tiny) -> None:
         assert (mantissas == 0.5).all() and np.ptp(exponents) >= 2 and abs(exponents - 1).max() <= FARTHEST
 
 
-def test_less_is_lost() -> None:
+def test_quantization_error_shrinks() -> None:
     one = replace(TINY, layers=1)
     exact, rounded = logits(uneven(one)), "quantize{bits=4, method=rtn}"
     pipelines = rounded, f"scale-channels{{bits=4}}, {rounded}"
@@ -76,7 +76,7 @@ def test_less_is_lost() -> None:
     assert scaled < 0.8 * plain
 
 
-def test_pieces_of_packed_weights() -> None:
+def test_packed_weights_are_scaled_by_piece() -> None:
     before = applied("pack-qkv, pack-gate-up", uneven())
     after = applied("scale-channels", before)
     assert {"layers.0.attn_norm.factors", "layers.0.mlp.glu.factors"} <= factors(after).keys()
@@ -96,26 +96,26 @@ def test_pieces_of_packed_weights() -> None:
         ("fold-norm-scale", "layers.0.attn_norm", "rms_norm (%layers.0.attn_norm) has no weight"),
     ],
 )
-def test_what_stays(pipeline: str, place: str, reason: str) -> None:
+def test_channels_that_cannot_be_scaled_are_refused(pipeline: str, place: str, reason: str) -> None:
     trace = Trace()
     after = applied("scale-channels", applied(pipeline, uneven()), trace)
     assert reason in {refusal.at: refusal.reason for refusal in trace.refusals}[place]
     assert f"{place}.factors" not in factors(after)
 
 
-def test_a_tied_head_stays() -> None:
+def test_tied_head_is_not_scaled() -> None:
     trace = Trace()
     applied("scale-channels", uneven(replace(TINY, tied=True)), trace)
     assert "%embed.weight is also a weight of embedding (%embed)" in [refusal.reason for refusal in trace.refusals]
 
 
-def test_experts_stay() -> None:
+def test_experts_are_not_scaled() -> None:
     graph, trace = Decoder(37, 64, 1, Block(Attention(4), MoE(32, 4, 2))).graph(), Trace()
     applied("scale-channels", graph, trace)
     assert any("is read by moe" in refusal.reason for refusal in trace.refusals)
 
 
-def test_tables_that_computed_ids_look_up_stay() -> None:
+def test_tables_looked_up_by_computed_ids_are_not_scaled() -> None:
     graph = uneven()
     table = weight(graph, "types.weight", 3, 64)
     first, at = next(iter(graph.nodes)), graph.inputs["position_ids"]
@@ -126,7 +126,7 @@ def test_tables_that_computed_ids_look_up_stay() -> None:
     assert factors(after) and worst(graph, after) <= EXACT
 
 
-def test_a_check_that_can_fail() -> None:
+def test_check_notices_wrong_factors() -> None:
     before = uneven()
     after = applied("scale-channels", before)
     ScaleChannels().check(before, after, EquivalenceCheck())
@@ -151,13 +151,13 @@ def test_refusals(pipeline: str, sentence: str) -> None:
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_short_text(tmp_path: Path) -> None:
+def test_short_calibration_text_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(20))
     with pytest.raises(WeftError, match=r"factors need 128 tokens or more, and .*ids.npy has 20"):
         run_passes(TINY.graph(), f'scale-channels{{calibration="{tmp_path / "ids.npy"}"}}')
 
 
-def test_nothing_to_scale() -> None:
+def test_graph_without_norms_is_unchanged() -> None:
     graph = Graph("none")
     graph.add_output("y", ops.relu(graph.add_input("x", TINY.graph().inputs["input_ids"].type)))
     assert str(applied("scale-channels", graph)) == str(graph)

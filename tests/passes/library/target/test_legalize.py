@@ -25,6 +25,6 @@ def test_rewrites(case: Rewrite) -> None:
         ('python-names{usual=["embed"]}', 'usual="embed" is not of the form'),
     ],
 )
-def test_what_is_not_there_is_refused(passes: str, words: str) -> None:
+def test_unknown_targets_and_forms_are_refused(passes: str, words: str) -> None:
     with pytest.raises(WeftError, match=words):
         run_passes(ZOO["variant/grouped"](), passes)

@@ -63,7 +63,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("passes", ["dce", "default", "default, cast{dtype=f16}"])
-def test_the_parts_compute_the_whole(passes: str, pooled: bool) -> None:
+def test_encoder_and_decoder_compute_the_whole_model(passes: str, pooled: bool) -> None:
     whole = run_passes(seq2seq(pooled=pooled), passes if not pooled else passes.replace("default", "pack-qkv"))
     before = str(whole)
     encoder, decoder = split(whole)
@@ -78,7 +78,7 @@ def test_the_parts_compute_the_whole(passes: str, pooled: bool) -> None:
     equivalence.check_close(equivalence.run(whole, inputs), {name: found[name] for name in whole.outputs}, EXACT)
 
 
-def test_the_interface() -> None:
+def test_inputs_and_outputs_of_both_sides() -> None:
     encoder, decoder = split(run_passes(seq2seq()))
     keys = [f"cross.{i}.{part}" for i in (0, 1) for part in ("key", "value")]
     assert list(encoder.inputs) == ["encoder_input_ids", "encoder_attention_mask"]
@@ -105,7 +105,7 @@ def test_connections_have_types() -> None:
         join_encoder_decoder(wide, decoder, "keys").find_connections()
 
 
-def test_every_weight_is_where_it_is_read() -> None:
+def test_each_side_has_the_weights_that_it_reads() -> None:
     encoder, decoder = split(seq2seq())
     assert encoder.params.keys() & decoder.params.keys() == {"embed.weight"}
     assert "decoder.layers.1.cross.k.weight" in encoder.params
@@ -115,14 +115,14 @@ def test_every_weight_is_where_it_is_read() -> None:
     assert count(encoder, "affine") == count(decoder, "affine") == 1
 
 
-def test_other_values_cross_under_their_own_names() -> None:
+def test_values_other_than_the_hidden_states_keep_their_names() -> None:
     encoder, decoder = split(seq2seq(pooled=True, layers=1))
     assert list(encoder.outputs) == ["mean", "cross.0.key", "cross.0.value", "memory"]
     assert "mean" in decoder.inputs
     assert list(decoder.outputs) == ["logits"]
 
 
-def test_what_nobody_reads_does_not_cross() -> None:
+def test_unread_values_are_not_passed_to_the_decoder() -> None:
     g = seq2seq(pooled=True)
     (summed,) = next(n.output for n in g.nodes if n.output.name == "mean").users
     token = summed.inputs[0]
@@ -150,7 +150,7 @@ STATES = {name: ZOO[name] for name in ("family/t5", "family/bart", "variant/enco
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_one_value_crosses(name: str) -> None:
+def test_model_is_split_at_a_given_value(name: str) -> None:
     """Both sides compute their part, a loss that both add to included, and have names as models of their own."""
     whole = STATES[name]()
     encoder, decoder = (run_passes(whole, f"{kind}-side{{at=states}}", verify=True) for kind in ("encoder", "decoder"))
