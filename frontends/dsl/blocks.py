@@ -170,8 +170,7 @@ class ShortcutBlock:
     The result is block₂(block₁(x)) + moe(n), where n = N(x + attn₁(N(x))) is the input of the first feed-forward
     (Cai 2024, ScMoE, arXiv 2404.05019; LongCat-Flash). Every sublayer and norm has separate weights.
 
-    Norms and sublayers are called ``first.attn_norm``, ``first.attn``, ``first.ffn_norm``, ``first.ffn``, ``second.…``,
-    and ``moe``.
+    Norms and sublayers are called ``first.attn_norm``, ``first.attn``, ``first.ffn_norm``, …, ``second.…``, ``moe``.
     """
 
     attn: Layer

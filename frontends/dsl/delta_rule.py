@@ -20,8 +20,8 @@ class GatedDeltaNet:
     """The gated delta rule with `heads` value heads in `groups` groups that share q and k (Yang 2024, Gated DeltaNet).
 
     - q, k, v: projected by ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim], in this order; then a causal
-      convolution over `conv` tokens, ``conv.weight``, and SiLU. q and k are divided by their norms per head, q also by
-      √head_dim.
+      convolution over `conv` tokens, ``conv.weight``, and SiLU; q and k of each head are divided by their norms, q also
+      by √head_dim.
     - β = σ(x W), ``beta.weight`` [heads, dim]; doubled with `negative`, for negative eigenvalues (Grazzi 2024).
     - log decay of the state: −e^a_log · softplus(x W + dt.bias), ``dt.weight`` [heads, dim], ``dt.bias``, ``a_log``
       [heads]. With `per_key` every key feature has a decay (Kimi Linear, 2025): ``dt.weight`` [heads·head_dim, dim].

@@ -35,9 +35,8 @@ class MLP:
     """The feed-forward act(x W_up) W_down with an inner width of `hidden`.
 
     `activation` is a name (relu, gelu, gelu_tanh, silu, …) or a module such as `XIELU`. `sub_norm` normalizes the input
-    of W_down (Wang 2022, Magneto). Parameters: ``up.weight`` [hidden, dim], ``down.weight`` [dim, hidden], with `bias`
-    ``up.bias`` and ``down.bias``.
-    """
+    of W_down (Wang 2022, Magneto). Parameters: ``up.weight`` [hidden, dim], ``down.weight`` [dim, hidden], biases if
+    `bias`."""
 
     hidden: int
     activation: str | Layer = "gelu"
@@ -99,8 +98,7 @@ class GatedMLP:
 
 
 def _subtract_quantile(x: Value, share: float) -> Value:
-    """Return max(x − c, 0), with c the `share`-quantile of a normal distribution with the mean and deviation of
-    x [..., width] over the last axis."""
+    """Return max(x − c, 0), c the `share`-quantile of a normal distribution fitted to x [..., width] over the last axis."""
     last = (len(x.shape) - 1,)
     mean = ops.mean(x, axes=last, keepdims=True)
     deviation = ops.sqrt(ops.mean(ops.square(ops.sub(x, mean)), axes=last, keepdims=True))
@@ -155,8 +153,7 @@ class Router:
     first tokens first: an integer, or a float for ⌈capacity · seq / experts⌉ (Fedus 2021); None means all. Tokens
     compete for experts within each sequence, or if `batched` in the whole batch. `zero_experts` additional experts, the
     last of the router, return tokens unchanged (Meituan 2025, LongCat-Flash). `aux_loss` λ adds λ · experts ·
-    Σ_j f_j p_j of every such layer to the graph output ``aux_loss``, with f_j the share of tokens of expert j and p_j
-    its mean probability (Fedus 2021).
+    Σ_j f_j p_j (f_j: share of tokens of expert j, p_j: its mean probability) to the output ``aux_loss`` (Fedus 2021).
     """
 
     choice: str = "token"

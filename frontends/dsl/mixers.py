@@ -297,8 +297,7 @@ class TransientGlobalAttention:
 
     A global token is the sum of the tokens of a block, normalized by `norm`; every layer computes new global tokens.
     The encoder's `TransientGlobals` defines window and blocks. Parameters: ``q``, ``k``, ``v`` [heads·head_dim, dim],
-    ``o`` [dim, heads·head_dim], no biases, and ``global_norm``. `head_dim` defaults to dim / heads, `scale` to
-    1/√head_dim. Not causal.
+    ``o`` [dim, heads·head_dim], no biases; ``global_norm``. `head_dim` defaults to dim/heads, `scale` to 1/√head_dim.
     """
 
     heads: int
@@ -343,8 +342,7 @@ class SpanConvAttention:
     Attention and convolution have `heads` heads of dim / (2·heads) features each. The convolution is of a projection
     ``conv`` of x; its kernel of `conv` taps (odd) per token and head is softmax((q ⊙ s) W), where s is a projection
     ``span`` of a depthwise convolution of x. Parameters: ``q``, ``k``, ``v``, ``span`` and ``conv`` [dim/2, dim],
-    ``depthwise.weight`` [dim, conv], ``kernel`` (W) [heads·conv, dim/2], ``o`` [dim, dim]; all except depthwise have
-    biases. Not causal.
+    ``depthwise.weight`` [dim, conv], ``kernel`` (W) [heads·conv, dim/2], ``o`` [dim, dim]; biases except in depthwise.
     """
 
     heads: int

@@ -89,8 +89,7 @@ def provide_positions(x: Value) -> Iterator[None]:
 def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
     """Apply the layers to x [batch, seq, dim] and return the result; store x and all outputs as ``hidden_states``.
 
-    All layers are provided with the model's ``position_bias`` and with x as ``embedded``, layer i with
-    ``per_layer[i]`` as ``per_layer``.
+    All layers are provided with the model's ``position_bias``, x as ``embedded``, layer i with its ``per_layer``.
     """
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
@@ -106,8 +105,7 @@ def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] =
 
 
 def _find_embedding_table(model: Decoder | Encoder) -> Value:
-    """Return the embedding table [vocab, embed_dim or dim]: that of an enclosing model which shares it, else a
-    parameter of `model`."""
+    """Return the embedding table [vocab, embed_dim or dim]: shared by an enclosing model, else a parameter."""
     shared, narrow = provided("embedding"), getattr(model, "embed_dim", None)
     if shared is not None and narrow not in (None, shared.width):
         raise WeftError(f"embed_dim={narrow} differs from the width {shared.width} of the shared embedding")
@@ -270,8 +268,7 @@ class Encoder(Displayable):
     - relative: the `RelativeTable`, `SinusoidalDistances` or `TransientGlobals` of the layers'
       `DisentangledAttention`, `TransformerXLAttention` or `TransientGlobalAttention`.
     - causal: True masks later keys, as for hidden states of a decoder's layers. final_norm: a norm after the layers.
-    - pooler: adds the output tanh(W x₀ + b) of the first token. sentence: adds an embedding of the sequence. head: adds
-      scores for a task.
+    - pooler: adds the output tanh(W x₀ + b) of the first token. sentence: adds a sequence embedding. head: adds scores.
     """
 
     vocab: int

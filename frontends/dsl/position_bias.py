@@ -31,8 +31,7 @@ def _find_positions(x: Value) -> Value:
 class ALiBi:
     """The bias −slope·(i − j) of query position i and key position j (Press 2022), −slope·|i − j| if not causal.
 
-    The slope of head h = 1, 2, … is scale · 2^(−max_bias · h/heads) if `heads` is a power of 2, else as in the paper's
-    code. `causal` None follows the model.
+    The slope of head h = 1, 2, … is scale · 2^(−max_bias · h/heads) if `heads` is a power of 2, else see `AlibiSlopes`.
     """
 
     max_bias: float = 8.0

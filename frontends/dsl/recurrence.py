@@ -36,8 +36,7 @@ def scan(
     without the batch axis, such as ``(heads, d)``, which then starts as zeros, or a `State`. With a dict of states by
     name, the step receives and returns a tuple of states. States are f32. `name` is the name of the scan node.
 
-    The result is an output [batch, seq, ...], or a tuple of outputs. Generation stores the state between decode
-    steps. ::
+    The result is an output [batch, seq, ...], or a tuple of outputs. Generation caches the state between steps. ::
 
         def step(h, a, b):
             h = a * h + b

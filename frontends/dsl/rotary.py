@@ -77,8 +77,8 @@ class RoPE(RopeScaling):
 class Temperature:
     """A scale of queries x at position p: x · (1 + `strength` · ln(1 + ⌊(p + `offset`)/`length`⌋)) (Llama 4).
 
-    Softmax flattens as the number of keys grows; larger queries compensate. The factor stays constant once
-    p + offset ≥ 511 · `length`.
+    Softmax flattens as the number of keys grows; larger queries compensate. From p + offset = 511 · length on, the
+    factor is constant.
     """
 
     strength: float

@@ -83,8 +83,7 @@ class Mamba:
         return ops.concat(*outputs, axis=2, name="heads_joined")
 
     def _scan(self, u: Value, rank: int) -> Value:
-        """Return `selective_scan` of u [batch, seq, channels], with step (of `rank` features), B and C projected from
-        u."""
+        """Return `selective_scan` of u [batch, seq, channels]; step (`rank` features), B and C are projected from u."""
         inner, state = u.width, self.state
         parts = ops.split.emit(linear(u, rank + 2 * state, "x"), sizes=(rank, state, state), name=("step", "b", "c"))
         if self.norms is not None:
@@ -106,8 +105,7 @@ class Mamba2:
       with `conv_bias` ``conv.bias``.
     - Δ = softplus(step + ``dt.bias``), at least `least_step`; A = −e^``a_log``; ``dt.bias``, ``a_log``, ``d`` [heads].
     - The op `ssd`, times SiLU(gate), is projected by ``out.weight`` [dim, inner]. `norm` (None: no norm), with
-      ``norm.weight`` [inner], comes after the gate, or before it if `norm_first`, over `norm_groups` equal runs of
-      channels each.
+      ``norm.weight`` [inner], follows the gate (precedes it if `norm_first`), on each of `norm_groups` channel runs.
 
     `bias` adds biases to in and out; `out_bias` overrides it for out. Initial values are those of the authors' code.
     """

@@ -85,8 +85,7 @@ class WeightedLayerPooling:
 
 @module
 class WordWeights:
-    """A scaling of each token by ``weights[token id]``, in `SentencePooling.before`. Means divide by the sum of the
-    weights."""
+    """A scaling of tokens by ``weights[token id]``, in `SentencePooling.before`; means divide by the sum of weights."""
 
     weights: tuple[float, ...]
 
@@ -111,9 +110,8 @@ class SentencePooling:
     - token: the first token with the id `token`, or if `token` is None with the largest id of the sequence (CLIP)
     - end: the last position, even if it is padding (SigLIP)
 
-    Padding is pooled only by mode end. The modules `before` map token vectors, the modules `after` map the pooled
-    vector before it is normalized. Without `include_prompt`, tokens with mask 2 (the prompt) are visible to attention,
-    but not pooled.
+    Padding is pooled only by mode end. The modules `before` map token vectors, the modules `after` the pooled vector
+    before it is normalized. Without `include_prompt`, tokens with mask 2 (a prompt) are visible, but not pooled.
     """
 
     mode: str | tuple[str, ...] = "mean"
