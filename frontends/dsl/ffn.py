@@ -35,8 +35,8 @@ class MLP:
     """The feed-forward act(x W_up) W_down with an inner width of `hidden`.
 
     `activation` is a name (relu, gelu, gelu_tanh, silu, …) or a module such as `XIELU`. `sub_norm` normalizes the input
-    of W_down (Wang 2022, Magneto). Parameters: ``up.weight`` [hidden, dim], ``down.weight`` [dim, hidden], biases if
-    `bias`."""
+    of W_down (Wang 2022, Magneto). `bias` adds ``up.bias`` and ``down.bias`` to ``up.weight`` and ``down.weight``.
+    """
 
     hidden: int
     activation: str | Layer = "gelu"
@@ -98,7 +98,7 @@ class GatedMLP:
 
 
 def _subtract_quantile(x: Value, share: float) -> Value:
-    """Return max(x − c, 0), c the `share`-quantile of a normal distribution fitted to x [..., width] over the last axis."""
+    """Return max(x − c, 0), c the `share`-quantile of a normal distribution fitted to x over its last axis."""
     last = (len(x.shape) - 1,)
     mean = ops.mean(x, axes=last, keepdims=True)
     deviation = ops.sqrt(ops.mean(ops.square(ops.sub(x, mean)), axes=last, keepdims=True))

@@ -34,8 +34,8 @@ def _build_stem(config: Config) -> SoundStem:
     activation = ACTIVATIONS[config.get("feat_extract_activation", "gelu")]
     bias, eps = config.get("conv_bias", False), key("layer_norm_eps", default=1e-5)(config)
     layers = [
-        Convolution(dim, size, apart, bias=bias, norm=norm, activation=activation)
-        for dim, size, apart, norm in zip(channels, kernels, strides, norms, strict=False)
+        Convolution(dim, size, stride, bias=bias, norm=norm, activation=activation)
+        for dim, size, stride, norm in zip(channels, kernels, strides, norms, strict=False)
     ]
     kernel, groups = config.get("num_conv_pos_embeddings", 128), config.get("num_conv_pos_embedding_groups", 16)
     norm = LayerNorm(eps) if config.get("feat_proj_layer_norm", True) else None
