@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from weft.backends.viz.model.network import build_network
+from weft.backends.viz.model.network import Vertex, build_network, describe_layout
 from weft.backends.viz.model.totals import compute_totals
 from weft.frontends.app.api.draw.fact_sheet import build_fact_sheet
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
+from weft.ir import parse
+from weft.ir.types.block_layouts import LAYOUTS, build_integer_layout
 
 from .quantized import DECODER, PIPELINE, build_quantized_network
 
@@ -48,3 +50,45 @@ def test_decode_step_reads_packed_bytes() -> None:
             assert weight.bits is not None
             saved = rows * width * 2 - round(rows * width * weight.bits / 8)
         assert one["read"] - two["read"] == saved
+
+
+GRAPH = """
+graph g {
+  input %x: f32[batch, seq, 4]
+  input %ids: i64[batch, seq]
+  param %table: f32[7, 4] = source("t")
+  param %unread: f16[3] = source("u")
+  %e: f32[batch, seq, 4] = embedding(%ids, %table)
+  %s: f32[batch, seq, 4] = add(%x, %e)
+  %y: f32[batch, seq, 7] = linear(%s, %table)
+  output out = %y
+}
+"""
+
+
+def test_operations_have_operands_weights_and_types() -> None:
+    network = build_network(parse(GRAPH))
+    embed, total, head = network.vertices
+    assert (embed.op, embed.reads, embed.roles, embed.makes) == ("embedding", ("ids",), ("ids",), ("e",))
+    assert (total.reads, total.types, total.weights) == (("x", "e"), ("f32[batch, seq, 4]",), ())
+    assert network.inputs == {"x": "f32[batch, seq, 4]", "ids": "i64[batch, seq]"}
+    assert network.outputs == {"out": ("y", "f32[batch, seq, 7]")}
+    (table,) = head.weights
+    assert (table.name, table.dims, table.dtype, table.bytes) == ("table", ("7", "4"), "f32", 4 * 28)
+
+
+def test_shared_parameter_counts_once_and_unread_ones_are_listed() -> None:
+    network = build_network(parse(GRAPH))
+    assert [w.learned for v in network.vertices for w in v.weights] == [28, 0]
+    assert [(w.name, w.bytes) for w in network.unread] == [("unread", 6)]
+
+
+def test_layouts_are_described_in_words() -> None:
+    assert describe_layout(LAYOUTS["q8_0"]) == "int8, groups of 32"
+    assert describe_layout(build_integer_layout(4, 64, True)) == "int4, groups of 64 with zero points"
+    assert describe_layout(LAYOUTS["mxfp4"]) == "fp4, groups of 32"
+
+
+def test_attributes_are_read_without_quotes() -> None:
+    vertex = Vertex("v", "glu", "", (), (), attrs={"activation": "'gelu'"})
+    assert vertex.text("activation") == "gelu" and vertex.text("absent", "none") == "none"
