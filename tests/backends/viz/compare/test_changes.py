@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from weft.backends.viz.compare.changes import find_changes, strip_tensor_names, summarize_changes
 from weft.backends.viz.compare.networks import Comparison, compare_networks
 from weft.backends.viz.model.labels import label_part
-from weft.backends.viz.model.network import Network, build_network
+from weft.backends.viz.model.network import Network, Vertex, Weight, build_network
 from weft.backends.viz.model.outline import build_outline
 from weft.passes import run_passes
 
@@ -49,3 +53,57 @@ def test_changes_list_old_and_new_values() -> None:
     assert changes["layers.0.attn.k"]["weight: type"] == ("f32[768, 768]", "f32[256, 768]")
     was, now = changes["layers.0.attn.k"]["weight: recipe"]
     assert was != now and was in now
+
+
+def linear(**changes: Any) -> Vertex:
+    weight = Weight("q.weight", "[8, 4]", "f32", 128, "source(key='q')")
+    plain = Vertex("q", "linear", "", ("x",), ("q",), ("x",), ("f32[n, 8]",), {"axis": "1"}, (weight,))
+    return replace(plain, **changes)
+
+
+def list_changes(before: Vertex, after: Vertex, **names: str) -> list[tuple[str, str, str]]:
+    return [(c.what, c.before, c.after) for c in find_changes(before, after, names, lambda w: w.recipe)]
+
+
+def test_equal_operations_have_no_changes() -> None:
+    assert list_changes(linear(), linear()) == []
+    assert list_changes(linear(), linear(reads=("renamed",)), x="renamed") == []
+
+
+def test_changes_cover_operator_attributes_operands_types_and_weights() -> None:
+    assert list_changes(linear(), linear(op="matmul", attrs={})) == [("operation", "linear", "matmul")]
+    assert list_changes(linear(), linear(attrs={"axis": "2"})) == [("axis", "1", "2")]
+    assert list_changes(linear(), linear(attrs={})) == [("axis", "1", "not set")]
+    assert list_changes(linear(), linear(reads=("x", "m"), roles=("x", "mask"))) == [("reads mask", "not set", "m")]
+    assert list_changes(linear(), linear(types=("f16[n, 8]",))) == [("makes", "f32[n, 8]", "f16[n, 8]")]
+    other = replace(linear().weights[0], dtype="f16", recipe="source(key='k')")
+    assert list_changes(linear(), linear(weights=(other,))) == [
+        ("weight: type", "f32[8, 4]", "f16[8, 4]"), ("weight: recipe", "source(key='q')", "source(key='k')")
+    ]  # fmt: skip
+    assert list_changes(linear(), linear(weights=()))[0] == ("weight: type", "f32[8, 4]", "none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "summary"),
+    [
+        ({"op": "norm_linear"}, ("was Linear",)),
+        ({"attrs": {"axis": "2"}}, ("axis was 1",)),
+        ({"reads": ("x", "m"), "roles": ("x", "mask")}, ("reads mask too",)),
+        ({"reads": ("z",)}, ("reads other values",)),
+        ({"reads": (), "roles": ()}, ("reads no x now",)),
+        ({"types": ("f16[n, 8]",)}, ("was f32",)),
+        ({"types": ("f32[n, 9]",)}, ("was f32[n, 8]",)),
+        ({"weights": (Weight("q.weight", "[8, 4]", "f32", 128, "zeros"),)}, ("other weights",)),
+        ({"weights": (Weight("q.weight", "[6, 4]", "f32", 96, "source(key='q')"),)}, ("was 4 to 8",)),
+    ],
+)
+def test_changes_are_summarized(changes: dict[str, Any], summary: tuple[str, ...]) -> None:
+    before, after = linear(), linear(**changes)
+    assert summarize_changes(before, after, find_changes(before, after, {}, lambda w: w.recipe)) == summary
+
+
+def test_tensor_names_are_stripped_with_escaped_quotes() -> None:
+    assert (
+        strip_tensor_names(r"""add(source(key='a\'b'), source(key="c"), 2)""")
+        == "add(source(key=''), source(key=''), 2)"
+    )

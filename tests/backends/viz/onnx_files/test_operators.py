@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from weft.backends.viz.layout.scene import build_scene
+from weft.backends.viz.model.network import Vertex, Weight
+from weft.backends.viz.onnx_files.operators import find_equivalent, label_gates
+from weft.ir.errors import WeftError
 
 from ..onnx_models import wrapped
 from .reading import read_model
@@ -88,3 +93,67 @@ def test_attention_without_a_number_of_heads_keeps_its_operator(tmp_path: Path) 
     node = helper.make_node("GroupQueryAttention", ["a", "a", "a"], ["b"], domain="com.microsoft", num_heads="None")
     found = read_model(wrapped([node], [("a", FLOAT, [1, 2, 8])], [("b", FLOAT, [1, 2, 8])]), tmp_path)
     assert [v.weft_op.op for v in found.vertices] == ["GroupQueryAttention"]
+
+
+def vertex(op: str, roles: str, weight: str = "", **attrs: str) -> Vertex:
+    weights = (Weight("w", weight, "f32", 4, ""),) if weight else ()
+    return Vertex("v", op, "", tuple(roles.split()), ("v",), tuple(roles.split()), (), attrs, weights)
+
+
+@pytest.mark.parametrize(
+    ("found", "shape"),
+    [
+        (vertex("MatMul", "A", "[8, 3]"), "[3, 8]"),
+        (vertex("Gemm", "A", "[8, 3]", transB="1"), "[8, 3]"),
+        (vertex("MatMulNBits", "A", "[24, 1, 4]", N="24", K="8"), "[24, 8]"),
+    ],
+)
+def test_products_by_a_weight_are_linear_maps(found: Vertex, shape: str) -> None:
+    linear = find_equivalent(found, {})
+    assert linear is not None and (linear.op, linear.weights[0].shape) == ("linear", shape)
+
+
+@pytest.mark.parametrize(
+    ("found", "op"),
+    [
+        (vertex("MatMul", "A B"), "matmul"),
+        (vertex("MatMul", "B", "[8, 3]"), "matmul"),  # the weight is at the left
+        (vertex("Gather", "indices", "[7, 4]"), "embedding"),
+        (vertex("Gather", "indices", "[7, 4]", axis="1"), None),
+        (vertex("QuickGelu", "X", alpha="1.0"), "swish"),
+        (vertex("QuickGelu", "X"), "gelu"),
+        (vertex("MoE", "input", k="2"), "moe"),
+        (vertex("NonZero", "X"), None),
+    ],
+)
+def test_only_exact_equivalents_are_mapped(found: Vertex, op: str | None) -> None:
+    equivalent = find_equivalent(found, {})
+    assert (equivalent and equivalent.op) == op
+
+
+def test_standard_attention_reads_its_heads_off_the_types() -> None:
+    types = {"Q": "f32[batch, 8, seq, 64]", "K": "f32[batch, 2, total, 64]"}
+    found = find_equivalent(vertex("Attention", "Q K V", softcap="30.0"), types)
+    assert found is not None
+    assert (found.op, found.attrs) == ("attention", {"heads": "8", "kv_heads": "2", "softcap": "30.0"})
+    assert find_equivalent(vertex("Attention", "Q K V"), {"Q": "f32[batch, seq, 512]"}) is None
+
+
+def test_attribute_that_is_not_a_number_is_refused() -> None:
+    with pytest.raises(WeftError, match=r"v \(GroupQueryAttention\): softcap is 'high', not a number"):
+        find_equivalent(vertex("GroupQueryAttention", "query", num_heads="4", softcap="high"), {})
+
+
+def test_gates_written_as_products_are_labelled() -> None:
+    def step(name: str, op: str, *reads: str, equivalent: str = "") -> Vertex:
+        found = Vertex(name, op, "", reads, (name,))
+        return replace(found, equivalent=replace(found, op=equivalent)) if equivalent else found
+
+    up, gate = (step(name, "MatMul", "x", equivalent="linear") for name in ("up", "gate"))
+    swish = step("s", "Sigmoid", "gate"), step("swish", "Mul", "gate", "s")
+    gated = step("gated", "Mul", "up", "swish")
+    *_, activation, product = label_gates([up, gate, *swish, gated])
+    assert activation.weft_op.op == "swish"
+    assert (product.weft_op.op, product.weft_op.attrs) == ("glu", {"activation": "silu"})
+    *_, plain = label_gates([up, gate, step("plain", "Mul", "up", "gate")])
+    assert plain.equivalent is None
