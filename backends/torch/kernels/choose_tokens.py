@@ -52,8 +52,8 @@ def store_token(token, largest, row, chosen, ids, positions, active):
 
 @jit
 def lower_bound(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
-    """Return a lower bound on the logits that the filters keep. A row is cut into `number` parts; `parts` holds the
-    largest logit of each, and `whole` is the total weight of the row."""
+    """Return a lower bound on the logits that the filters keep. `parts` are the largest logits of the `number` parts of
+    a row, `largest` is the largest of all, and `whole` the total weight of the row."""
     bound = tl.full([], float("-inf"), tl.float32)
     if top_k > 0:
         if top_k <= number:
@@ -82,8 +82,8 @@ def finish_scan(
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the token of a row and its largest logit, from the results of all its programs. With FILTER, ignore the
-    returned token: `keep_kernel` chooses, and its bound and the total weight of the row are stored for it."""
+    """Reduce the results of all programs of a row; return its token and its largest logit. With FILTER the token has no
+    meaning: the bound and the total weight of the row are stored for `keep_kernel`, which chooses."""
     i = tl.arange(0, PLACES)
     at = row * blocks + i
     top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
@@ -246,9 +246,9 @@ def choose_tokens(
     At `temperature` 0 this is the likeliest token (the lowest id if several are equal). Otherwise it is drawn from the
     tokens that the filters keep: the first whose cumulative probability exceeds uniforms[row, spent[row]], with
     `uniforms` f64 [batch, most] in [0, 1). Then `spent` i64 [batch, 1] is incremented, unless only one token is
-    possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next step. They
-    are updated in place in active rows: ids to the token (0 if that is negative), positions by + 1. `tickets`: see
-    `tickets.counters`, TICKETS per row. `kernel`: see `uses_torch`.
+    possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next decode step.
+    In rows where `active`, they are updated in place: ids to the token (0 if that is negative), positions by + 1.
+    `tickets` are counters (see `zero_counters`), TICKETS per row. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, or `temperature` > 0 without `uniforms` and `spent`.

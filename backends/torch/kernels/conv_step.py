@@ -58,7 +58,8 @@ def conv_step(
 
     `inputs` are the width − 1 previous inputs in `past`, oldest first, then x. x [batch, channels] may be a slice of a
     projection, weight [channels, width], bias [channels], past [batch, width − 1, channels] → y like x. The new state
-    is written to `present`, which may be `past` itself; without `present`, to a new tensor. `kernel`: see `uses_torch`.
+    is written to `present`, which may be `past` itself; without `present`, to a new tensor. `kernel` forces Triton or
+    torch.
 
     Raises:
         ValueError: if shapes do not fit, a state is not contiguous, or the activation is unknown.

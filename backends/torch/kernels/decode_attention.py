@@ -160,20 +160,20 @@ def decode_attention(
     positions i64 [batch] or [batch, 1] of the new tokens → like q, with dv instead of d. Positions are below capacity
     unless `rolling`; a row at a negative position has no keys, and its result is 0. Several consecutive tokens, q
     [batch, seq, heads, d], are at positions from `start` on; up to 16 are one launch if all earlier keys are visible,
-    else `prefill_attention` is used. `kernel`: see `uses_torch`; the kernel is for inference, gradients come from
+    else `prefill_attention` is used. `kernel` forces Triton or torch; the kernel is for inference, gradients come from
     torch.
 
     - scale: 1/√d by default
     - window: the last `window` keys and the first `keep_first` are visible
     - chunk: only keys in the query's own chunk of positions are visible
-    - dilation: only keys at a distance that is a multiple of it are visible
+    - dilation: only keys whose distance is a multiple of `dilation` are visible
     - rolling: position p is in slot p modulo capacity, after `keep_first` slots that are never overwritten; if capacity
       is below `window`, all stored keys are visible
     - softcap: scores s become softcap · tanh(s / softcap)
     - sinks: [heads], scores of one more key per head, with value 0
     - slopes: [heads], ALiBi's factors of the distance
-    - k_scale, v_scale: f32 [kv_heads]; k and v are then u8, the bytes of FP8 (e4m3) values to be multiplied by them
-    - tickets: see `tickets.counters`; batch · heads suffice
+    - k_scale, v_scale: f32 [kv_heads], scales of an FP8 cache, whose k and v are u8, the bytes of e4m3 values
+    - tickets: counters that are 0 between launches (see `zero_counters`); batch · heads suffice
     - splits: number of parts of the keys that run in parallel, by default chosen for the device
 
     Raises:

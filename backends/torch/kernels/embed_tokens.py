@@ -88,7 +88,7 @@ def embed_tokens(
 
     ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim] or None → x [batch, seq, dim]. An entry
     of `rotary` is (frequencies f64 [pairs], amplitude); its cos and sin, f32 [batch·seq, pairs], are amplitude ·
-    cos(position · frequency) and amplitude · sin(position · frequency). `kernel`: see `uses_torch`.
+    cos(position · frequency) and amplitude · sin(position · frequency). `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit.

@@ -111,7 +111,7 @@ def latent_qk(
     may be slices of a projection. weight [heads·plain, rank] is the keys' up-projection; cache [batch, 1, capacity,
     rank + rope], positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos,
     sin f32 [batch, rope/2] belong to the tokens' RoPE angles. `interleaved`, `rolling`, `keep_first` and the slot of a
-    position are as in `norm_qkv`. `kernel`: see `uses_torch`.
+    position are as in `norm_qkv`. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is a layer norm.

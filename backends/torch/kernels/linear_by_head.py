@@ -37,7 +37,7 @@ def linear_by_head_kernel(
 def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int, *, kernel: bool | None = None) -> torch.Tensor:
     """Return W_h x_h for each head h: x [..., heads·in], weight [heads·out, in] → [..., heads·out].
 
-    Sums are fp32, and only the result is rounded. `kernel`: see `uses_torch`.
+    Sums are fp32, and only the result is rounded. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit.

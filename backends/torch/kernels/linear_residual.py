@@ -112,8 +112,9 @@ def linear_residual(
     """Return residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [...,
     out].
 
-    Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are the model's own counters
-    of finished blocks; without them, launches on a stream share counters. `kernel`: see `uses_torch`.
+    Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are counters of finished
+    blocks that only this model uses; without them, launches on a stream share counters. `kernel` forces Triton or
+    torch.
 
     Raises:
         ValueError: if shapes do not fit, or the norm is unknown.

@@ -206,7 +206,8 @@ def matrix_step(
     are normed per head by `unit`; q, k and β are multiplied by `q_scale`, `k_scale` and `beta_scale`; `norm` is an RMS
     norm of each of `norm_groups` parts of y, with the same gain for all. Operands with a batch axis may be slices of a
     projection. S' is written to `present`, which may be `past` itself; without `present`, to a new tensor. `tickets`:
-    as in `linear_residual`; batch·norm_groups suffice. `kernel`: see `uses_torch`; torch computes in f32 (f64 for f64).
+    counters, see `linear_residual`; batch·norm_groups suffice. `kernel` forces Triton or torch; torch computes in f32
+    (f64 for f64).
 
     Raises:
         ValueError: if shapes do not fit, a norm is not supported, or a state is not contiguous.

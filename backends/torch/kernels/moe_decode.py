@@ -135,9 +135,8 @@ def moe_decode(
     first capped at `limit`, and up(n) clipped to ±limit. x and residual [tokens, in], chosen i32 or i64 and weights
     [tokens, k], up and gate [experts, hidden, in], down [experts, in, hidden], up_bias and gate_bias [experts, hidden],
     down_bias [experts, in] → like x. Sums are fp32; hidden features and result are rounded to the dtype of x.
-    `tickets`: as in `linear_residual`.
-    `kernel`: see `uses_torch`; torch loops over experts, on CUDA over all of them, because the host does not know the
-    choices.
+    `tickets`: counters, see `linear_residual`. `kernel` forces Triton or torch; torch loops over experts, on CUDA over
+    all of them, because the host does not know the choices.
 
     Raises:
         ValueError: if shapes do not fit, or the activation is unknown.

@@ -45,7 +45,7 @@ def norm_linear(
 ) -> torch.Tensor:
     """Return act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out].
 
-    x may be a slice of a projection. Sums are fp32, and only the result is rounded. `kernel`: see `uses_torch`.
+    x may be a slice of a projection. Sums are fp32, and only the result is rounded. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or activation is unknown.

@@ -134,8 +134,9 @@ def norm_qkv(
     Position p is written to slot p; in a `rolling` cache, which takes one token at a time, to slot p if p < keep_first,
     else to keep_first + (p − keep_first) modulo (capacity − keep_first). Tokens whose slot is outside the cache are not
     written. With `k_scale` and `v_scale` f32 [kv_heads] the caches are u8 bytes of FP8 (e4m3): keys and values are
-    divided by their scales and rounded. `tickets`: as in `linear_residual`; heads + kv_heads suffice. `kernel`: see
-    `uses_torch`. For more than 64 tokens, torch computes the products, and `norm_rope_cache` norms, rotates and writes.
+    divided by their scales and rounded. `tickets`: counters, see `linear_residual`; heads + kv_heads suffice. `kernel`
+    forces Triton or torch. For more than 64 tokens, torch computes the products, and `norm_rope_cache` norms, rotates
+    and writes.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.

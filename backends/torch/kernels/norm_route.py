@@ -1,6 +1,6 @@
 """Norm, router projection and top-k choice of experts in one kernel, for up to 64 tokens (arXiv 1701.06538).
 
-Each block computes the logits of a few experts; the last one chooses for all tokens. See `gemv` and `choice`.
+Each block computes the logits of a few experts; the last one chooses for all tokens. See `shared.gemv`, `shared.top_k`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def norm_route(
 
     x [tokens, in], weight [experts, in], bias [experts]. `correction` [experts] is added to the scores for the choice
     only (the `bias` of `route`); `scoring` to `group_score` are as in `route`. Logits are fp32 and not rounded.
-    `tickets`: as in `linear_residual`. `kernel`: see `uses_torch`.
+    `tickets`: counters, see `linear_residual`. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, or the norm or scoring is unknown.

@@ -133,7 +133,7 @@ def selective_step(
     channels] and `bias` [channels]; with `weight` [channels, rank] it is norm(delta) Wᵀ + bias for delta [batch, rank];
     with `softplus`, softplus is then applied. With `log_a`, A is −exp(a). B and C are normed by `b_norm` and `c_norm`.
     Operands with a batch axis may be slices of a projection. h is written to `present`, which may be `past` itself;
-    without `present`, to a new tensor. `kernel`: see `uses_torch`.
+    without `present`, to a new tensor. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, a norm is a layer norm, or a state is not contiguous.

@@ -100,8 +100,8 @@ def ssd_step(
     past [batch, heads, states, p] → y like x, and h. Head h reads B and C of group ⌊h·groups/heads⌋. Δ is delta + bias,
     or with `softplus`, softplus(delta + bias); with `log_a`, A is −exp(a). The RMS norm is applied to each of
     `norm_groups` parts of y; its gain is [heads·p]. Operands with a batch axis may be slices of a projection. h is
-    written to `present`, which may be `past` itself; without `present`, to a new tensor. `tickets`: as in
-    `linear_residual`; batch·norm_groups suffice. `kernel`: see `uses_torch`.
+    written to `present`, which may be `past` itself; without `present`, to a new tensor. `tickets`: counters, see
+    `linear_residual`; batch·norm_groups suffice. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, the norm is a layer norm, or a state is not contiguous.

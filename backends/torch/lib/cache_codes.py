@@ -42,8 +42,8 @@ def update_quantized(
     bits: int,
 ) -> tuple[Tensor, Tensor]:
     """Write the new k and v [batch, heads, seq, width] into `cache` as codes of `bits`; return its keys and values,
-    dequantized, one per column of `mask`. Without a cache or mask, return k and v rounded in the same way: the result
-    must not depend on how a sequence is split into calls."""
+    dequantized, one per column of `mask`. Without a cache or mask, return k and v, also rounded: the result must not
+    depend on how a sequence is split into calls."""
     k_codes, v_codes = quantize_heads(k, k_scale, bits), quantize_heads(v, v_scale, bits)
     if cache is not None:
         assert positions is not None
@@ -59,7 +59,7 @@ def update_quantized_keys(
     scale: Tensor,
     bits: int,
 ) -> Tensor:
-    """Write k and return the keys like `update_quantized`; the first elements of the cached keys are the values."""
+    """Write k as `update_quantized` does, and return the dequantized keys, whose first elements are the values."""
     codes = quantize_heads(k, scale, bits)
     if cache is not None:
         assert positions is not None

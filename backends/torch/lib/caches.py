@@ -1,4 +1,4 @@
-"""KV caches of layers: growing, rolling, quantized, and of an encoder's output."""
+"""KV caches of layers: of fixed capacity, rolling, FP8, and of an encoder's output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Cache(list[Any]):
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
     """Return the causal mask [batch or 1, 1, seq, n] of tokens at `positions` [batch or 1, seq] over `keys` (positions)
-    [batch or 1, n]; on a GPU a causal bias for flash attention, if all batch rows begin at one position, `first`."""
+    [batch or 1, n]; on a GPU a bias for flash attention if all rows begin at one position, `first` (else None)."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
@@ -110,7 +110,7 @@ def mask_padding(positions: Tensor, last: Tensor) -> Tensor:
 
 def write_rolling(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> None:
     """Write `new` [batch, heads, seq, width], keys or values of tokens at `positions` [batch or 1, seq] (negative:
-    padding at the end), into the rolling cache `held` [batch, heads, slots, width], over those outside the window."""
+    padding at the end), into the rolling cache `held` [batch, heads, slots, width], over the oldest ones."""
     slots, first = held.shape[2], positions[:, :1]
     if positions.shape[1] == 1:
         slot = torch.where(first < keep, first, keep + (first - keep) % max(slots - keep, 1))
@@ -172,9 +172,9 @@ def update_float8(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Write the new k and v into an FP8 `cache`, divided by the scales [heads]; return keys and values like its
-    `update`, dequantized. The new ones are rounded as well, so that the result does not depend on how a sequence is
-    split into calls."""
+    """Write the new k and v into an FP8 `cache`, divided by the scales [heads]; return keys and values as its `update`
+    does, but dequantized: new ones are also rounded, so that the result does not depend on how a sequence is split into
+    calls."""
     k_bytes, v_bytes = cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, mask)
     return from_bytes(k_bytes, k_scale, k.dtype), from_bytes(v_bytes, v_scale, v.dtype)
 

@@ -21,8 +21,8 @@ def gather_rows(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def scatter_rows(x: Tensor, rows: Tensor, indices: Tensor, dim: int = 1) -> Tensor:
-    """Return x [batch, …, n, …] with rows [batch, …, m, …] written at indices [batch, m] of `dim`. The last of equal
-    indices wins."""
+    """Return x [batch, …, n, …] with rows [batch, …, m, …] written at indices [batch, m] of `dim`. Of equal indices the
+    last wins."""
     order = torch.arange(indices.shape[1], device=x.device).expand_as(indices)
     last = order.new_full((x.shape[0], x.shape[dim]), -1).scatter_reduce(1, indices.long(), order, "amax")
     last = last.view(x.shape[0], *[1] * (dim - 1), x.shape[dim], *[1] * (x.dim() - dim - 1))

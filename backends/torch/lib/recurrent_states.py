@@ -1,4 +1,4 @@
-"""States of recurrences, kept between calls."""
+"""States of recurrences, which are stored between forward passes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class RecurrentState:
-    """The state of a recurrence between calls: the tensors `values`, zero at the start of a sequence."""
+    """The state of a recurrence: the tensors `values`, which are zero at the start of a sequence."""
 
     growth = "constant"
 

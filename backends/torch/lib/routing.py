@@ -82,14 +82,14 @@ def expert_capacity(tokens: int, experts: int, factor: float) -> int:
 
 
 def limit_capacity(combine: Tensor, capacity: int) -> Tensor:
-    """Return combine [..., tokens, experts] with 0 for an expert's tokens after its first `capacity` (Fedus 2021)."""
+    """Return combine [..., tokens, experts], 0 except for each expert's first `capacity` tokens (Fedus 2021)."""
     taken = (combine != 0).cumsum(-2)
     return combine.masked_fill(taken > capacity, 0)
 
 
 def expert_choice(logits: Tensor, capacity: int) -> Tensor:
     """Return the softmax over experts of logits [..., tokens, experts], 0 except for the `capacity` tokens of each
-    expert with the largest (Zhou 2022, arXiv 2202.09368); the first token wins a tie."""
+    expert with its largest scores (Zhou 2022, arXiv 2202.09368); the first token wins a tie."""
     scores = F.softmax(wide(logits), dim=-1)
     rank = scores.argsort(dim=-2, descending=True, stable=True).argsort(dim=-2)
     return scores.where(rank < capacity, 0).to(logits.dtype)

@@ -1,4 +1,4 @@
-"""Softmax attention in forms for which torch has no operator."""
+"""Softmax attention with features that no operator of torch has."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def last_rows(x: Tensor, last: Tensor) -> Tensor:
 def block_counts(
     length: int, block: int, sides: int, first: int, last: int, first_weight: int, dense: int, like: Tensor
 ) -> Tensor:
-    """Return how often each query counts each key in `block_sparse_attention`, [queries, keys]; 0: masked."""
+    """Return how often a query counts a key in `block_sparse_attention` (0: masked), [length, length] like `like`."""
     at = torch.arange(length, device=like.device) // block
     ends = (at < first) | (at >= at[-1:] + 1 - last)
     near = (at[:, None] - at).abs() <= sides

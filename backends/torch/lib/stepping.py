@@ -12,8 +12,8 @@ from ..kernels.shared.float8 import as_bytes
 
 
 def update_cache(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Write k, v [batch, heads, 1, width] of one token per batch row at positions [batch, 1] into `cache`; return all
-    its slots, keys and values."""
+    """Write k, v [batch, heads, 1, width] of one token per batch row at positions [batch, 1] into `cache`; return
+    (keys, values) of all its slots."""
     cache.update(k, v, positions, None)
     return cache.k, cache.v
 
@@ -27,7 +27,7 @@ def update_cache_float8(
 
 
 def update_latent_cache(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
-    """Write k [batch, heads, 1, width] of one token per batch row at positions [batch, 1]; return all keys' slots."""
+    """Write k [batch, heads, 1, width] of one token per batch row at positions [batch, 1]; return all cached keys."""
     cache.update(k, positions, None)
     return cache.k
 

@@ -29,8 +29,8 @@ WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads wider than 128 need
 class KeyVisibility:
     """The keys that the new tokens attend to, by a predicate on positions; it computes each mask once for all layers.
 
-    queries [batch or 1, seq] and keys [batch or 1, n] are positions; `first` is that of the first query if they are
-    consecutive, equal in all batch rows, and visible keys depend on causality and a window only; else None.
+    queries [batch or 1, seq] and keys [batch or 1, n] are positions; `first` is the position of query 0 if positions
+    are consecutive and equal in all batch rows, and only causality and a window hide keys; else None.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class KeyVisibility:
         return x[:, :, self._order]
 
     def first_key(self, keep_first: int) -> int | None:
-        """Return the position of the key after the first `keep_first`; None if keys of the whole sequence are there."""
+        """Return the position of the key after the first `keep_first`; None if `keys` has all keys of the sequence."""
         missing = self._length - self.keys.shape[1]
         return keep_first + missing if missing > 0 else None
 
@@ -123,7 +123,7 @@ def attend(
 def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
     """Return whether to use flex_attention: with gradients, 128 tokens or more, on a GPU with Triton.
 
-    It is never used in an exported program, which must run on all devices.
+    It needs heads of 16 to 256 elements, and is never used in an exported program, which must run on all devices.
     """
     if not requires_grad(q, k, v, sinks) or not q.is_cuda or q.shape[2] < 128 or torch.compiler.is_exporting():
         return False

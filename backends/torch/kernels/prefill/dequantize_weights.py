@@ -88,7 +88,8 @@ def can_dequantize(weight: Codes, dtype: torch.dtype) -> bool:
 
 
 def dequantize_weights(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
-    """Return `weight` dequantized to [out, in], computed in fp32 and rounded to `dtype`. `kernel`: see `uses_torch`."""
+    """Return `weight` dequantized to [out, in], computed in fp32 and rounded to `dtype`. `kernel` forces Triton or
+    torch."""
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):

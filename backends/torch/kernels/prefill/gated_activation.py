@@ -52,7 +52,7 @@ def gated_activation(
 ) -> torch.Tensor:
     """Return act(gate) ⊙ (up + shift) [..., hidden] for `both` = [gate, up] [..., 2·hidden].
 
-    With `limit`, gate is first capped at `limit`, and up clipped to ±limit. `kernel`: see `uses_torch`.
+    With `limit`, gate is first capped at `limit`, and up clipped to ±limit. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if the activation is unknown.

@@ -226,8 +226,8 @@ def mamba2_scan(
 
     x [batch, seq, heads·p], delta [batch, seq, heads], a (negative) and d [heads], b, c [batch, seq, groups·states]
     (head h reads group ⌊h·groups/heads⌋) → y like x. Operands may be slices of a wider last axis. `past` [batch, heads,
-    states, p] is the state before x (None: zero); the state after x has the dtype of `past`, or f32 without. `kernel`:
-    see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
+    states, p] is the state before x (None: zeros). The state after x has the dtype of `past`, f32 if that is None.
+    `kernel` forces Triton or torch; torch goes token by token, in f32 (f64 for f64).
 
     Raises:
         ValueError: if shapes do not fit.

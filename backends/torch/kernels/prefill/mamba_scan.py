@@ -157,8 +157,9 @@ def mamba_scan(
 
     x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels], of any
     floating dtypes → y like x. Operands may be slices of a wider last axis. `past` [batch, states, channels] is the
-    state before x (None: zero); the state after x has the dtype of `past`, or f32 without. `chunk`: tokens per program,
-    by default chosen by shape. `kernel`: see `uses_torch`; torch goes token by token, in f32 (f64 for f64).
+    state before x (None: zeros). The state after x has the dtype of `past`, f32 if that is None. `chunk`: tokens per
+    program, by default chosen by shape. `kernel` forces Triton or torch; torch goes token by token, in f32 (f64 for
+    f64).
 
     Raises:
         ValueError: if shapes do not fit.

@@ -132,7 +132,7 @@ def norm_rope_cache(
 
     `projected` is [batch·seq, (heads + 2·kv_heads)·d], the tokens of each batch row of the caches consecutive;
     positions i64 has one position per token → q [batch·seq, heads, d]. Caches, norms and keywords are as in `norm_qkv`.
-    `kernel`: see `uses_torch`.
+    `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, or a norm is unknown.

@@ -61,10 +61,10 @@ def quantize_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) 
     [1, rows], one per `group` elements of a row: x ≈ scale · value.
 
     The bytes of a row are ordered and zero-padded like a row of packed weights (`shared.quantized_gemv`). `group` is a
-    multiple of 64, or `in`. Values are rounded to nearest, ties to even. `kernel`: see `uses_torch`.
+    multiple of 64, or `in`. Values are rounded to nearest, ties to even. `kernel` forces Triton or torch.
 
     Raises:
-        ValueError: if `group` is not `in`, and is not a multiple of 64 or does not divide `in`.
+        ValueError: if `group` is neither `in` nor a multiple of 64 that divides `in`.
     """
     K, width = x.shape[1], padded_width(x)
     if group != K and (group % 64 or K % group):

@@ -153,7 +153,7 @@ def window_attention(
     keep_first − 1 and visible to all queries; the keys after them are at consecutive positions from `first_key` on (by
     default `keep_first`: no gap). `scale` is 1/√d by default; scores s become softcap · tanh(s / softcap); `sinks`
     [heads] are scores of one more key with value 0. The result of a query without visible keys is 0. Gradients come
-    from torch, which computes all [seq, keys] scores. `kernel`: see `uses_torch`.
+    from torch, which computes all [seq, keys] scores. `kernel` forces Triton or torch.
     """
     check_heads(q, k, v, 4, "[batch, heads, seq, d]")
     if window < 1 or start < 0 or keep_first < 0:

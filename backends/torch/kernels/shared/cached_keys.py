@@ -18,7 +18,7 @@ def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.
     """Return (kept, first, count), i32, which describe the keys that the query at `position` attends to. The first
     `kept` keys of the sequence are visible (at most KEEP; 0 without WINDOW); `first` is the position of the first
     visible key after them, and `count` the number of all visible keys. After the kept keys, a key is visible if it is
-    among the last WINDOW (0: all), in the query's CHUNK (0: all), and a multiple of STEP before the query."""
+    among the last WINDOW (0: all), in the query's CHUNK (0: all), at a distance divisible by STEP."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
@@ -46,7 +46,7 @@ def key_slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.c
 
 @jit
 def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
-    """Return the slot where the key of a new token at `position` is written; a slot outside `capacity`: not written."""
+    """Return the slot of the key at `position`; a key whose slot is `capacity` or more is not stored."""
     if ROLLING:
         position = tl.where(position < keep, position, keep + (position - keep) % (capacity - keep))
     return position
@@ -75,7 +75,7 @@ class CacheMask:
     - window: the key is among the last `window` keys or the first `keep_first`
     - rolling: slots are reused; in a cache with less slots than `window`, all stored keys are visible
     - chunk: the key is in the token's own chunk of this many positions
-    - dilation: the key is a multiple of it before the token
+    - dilation: the distance of the key from the token is a multiple of `dilation`
 
     Raises:
         ValueError: if a cache rolls without a window, or has room for its first keys only, or `keep_first` is given

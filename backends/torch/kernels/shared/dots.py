@@ -34,8 +34,8 @@ def dot_operand(x):
 
 @jit
 def row_moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return mean and 1/√(variance + ε) [BLOCK_M, 1] over the K columns of rows at pointers x. The pointers include the
-    first columns, k [1, BLOCK_K]."""
+    """Return mean and 1/√(variance + ε), each [BLOCK_M, 1], of rows of K columns. x [BLOCK_M, BLOCK_K] points to the
+    first columns of the rows, k [1, BLOCK_K]."""
     total = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
@@ -49,8 +49,8 @@ def row_moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def apply_gain(x, gain, shift, k, there):
-    """Return x ⊙ gain + shift for x [m, ·] in fp32 at columns k [·]; without gain or shift, leave it out. `there` masks
-    the loads (None: no mask)."""
+    """Return x ⊙ gain + shift for x [m, ·] in fp32 at columns k [·]; gain and shift may be None. `there` masks the
+    loads (None: no mask)."""
     if gain is not None:
         x = x * tl.load(gain + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     if shift is not None:

@@ -104,7 +104,7 @@ def unpack_float4(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 @jit
 def scale_of_byte(x, DTYPE: tl.constexpr):
-    """Convert byte x, a non-negative e4m3 scale, to DTYPE (to fp32 in the interpreter, for bf16)."""
+    """Convert byte x, a non-negative e4m3 scale, to DTYPE (in the interpreter to fp32 where DTYPE is bf16)."""
     if tl.float16 == DTYPE:
         return (x.to(tl.int16) << 7).to(DTYPE, bitcast=True) * 256
     if INTERPRETER:

@@ -198,8 +198,8 @@ def sum_vectors(x, VECTOR: tl.constexpr):
 
 @jit
 def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return mean and 1/√(variance + ε) [BLOCK_M, 1, 1] over the K columns of rows at pointers x. The pointers include
-    the first columns, k [1, 1, BLOCK_K]."""
+    """Return mean and 1/√(variance + ε), each [BLOCK_M, 1, 1], of rows of K columns. x points to the first columns of
+    the rows, k [1, 1, BLOCK_K]."""
     total = tl.zeros([BLOCK_M, 1, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)

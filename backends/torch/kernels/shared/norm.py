@@ -1,4 +1,4 @@
-"""The description of a norm that is fused into a kernel: its kind and weights, and the same norm in torch."""
+"""The description of a norm that is fused into a kernel: its kind and weights, and a torch version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Norm:
         return F.layer_norm(x, x.shape[-1:], self.gain, self.shift, self.eps) if self.kind == "layer" else x
 
     def check(self, width: int) -> None:
-        """Check that the kind is known, uses the weights given, and that they have `width` elements.
+        """Check that `kind` is known and uses the gain and shift given, which must have `width` elements.
 
         Raises:
             ValueError: if the kind is unknown, a gain or shift is given that it does not use, or has another shape.

@@ -17,7 +17,7 @@ def requires_grad(*tensors: torch.Tensor | None) -> bool:
 
 
 def gradient_refusal(*tensors: torch.Tensor | None) -> str | None:
-    """Return the reason to fall back to torch if any of `tensors` requires a gradient, else None."""
+    """Return the reason (str) to fall back to torch if any of `tensors` requires a gradient, else None."""
     return "a gradient is wanted" if requires_grad(*tensors) else None
 
 
@@ -51,8 +51,8 @@ def check_step(
 
 
 def contiguous_tokens(t: torch.Tensor) -> torch.Tensor:
-    """Return t [batch, seq, width] with stride 1 in width and one stride between tokens of all rows; copy if needed. A
-    slice of a projection has such strides and is not copied."""
+    """Return t [batch, seq, width] with stride 1 along width, and one stride between consecutive tokens of all batch
+    rows. A slice of a projection has these strides; other layouts are copied."""
     even = t.stride(2) == 1 and t.stride(0) == t.shape[1] * t.stride(1)
     return t if even else t.contiguous()
 

@@ -88,8 +88,8 @@ def step_in_place(
 
     `step` maps states, tokens and constants to new states and outputs; `generated` is its kernel, whose programs take
     `block` of the `count` state rows of a sequence each. `tokens` are [batch or 1, 1, ...], `outputs` the shapes of
-    outputs without batch and token; their dtype is that of the first token. `kernel`: see `uses_torch`; torch computes
-    in f32 (f64 for f64).
+    outputs without batch and token; their dtype is that of the first token. `kernel` forces Triton or torch; torch
+    computes in f32 (f64 for f64).
 
     Raises:
         ValueError: if a state is not contiguous.

@@ -1,4 +1,4 @@
-"""RoPE (arXiv 2104.09864) from given cosines and sines: the layout of pairs in a head, and the same in torch."""
+"""RoPE (arXiv 2104.09864) from given cosines and sines: the layout of pairs in a head, and a torch version."""
 
 from __future__ import annotations
 

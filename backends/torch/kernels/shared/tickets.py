@@ -16,9 +16,10 @@ _counters: dict[tuple[int, int], torch.Tensor] = {}
 
 @jit
 def is_last(ticket, blocks):
-    """Return whether this program is the last of `blocks` to call this; it then sees the stores of all of them.
+    """Return whether this program is the last of `blocks` to call this with one `ticket`; it then sees the stores of
+    all.
 
-    Read their stores with the cache modifier ".cg": the L1 cache may hold stale values.
+    Read these stores with the cache modifier ".cg": the L1 cache may hold stale values.
     """
     tl.debug_barrier()  # all threads have stored before one of them takes the ticket
     last = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == blocks - 1
@@ -28,8 +29,8 @@ def is_last(ticket, blocks):
 
 
 def zero_counters(x: torch.Tensor, number: int) -> torch.Tensor:
-    """Return at least `number` counters, i32 at 0, on the device of x, shared by the launches of a stream, which run
-    one after the other.
+    """Return at least `number` counters, i32 zeros, on the device of x. All launches of a stream share them, because
+    they run one after the other.
 
     During capture of a CUDA graph new counters are allocated, and each replay first zeroes them with one more kernel. A
     captured model avoids that by keeping its own `torch.zeros(number, dtype=torch.int32)`.

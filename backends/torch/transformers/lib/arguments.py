@@ -1,4 +1,4 @@
-"""Arguments of a forward that a model does not declare: the cache under a newer name, and attention arguments."""
+"""Arguments that a forward receives in kwargs: the cache under its newer name, and those of attention functions."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from transformers import Cache
 
 
 def count_tokens(cache: Cache, x: Tensor) -> None:
-    """Count the new tokens, x [batch, seq, width], by an update with keys of width 1: recurrent states do not count."""
+    """Let `cache` count the new tokens x [batch, seq, width] by an update with keys of width 1: states do not count."""
     layer_idx = next(i for i, layer in enumerate(cache.layers) if hasattr(layer, "keys"))
     nothing = x.new_zeros(x.shape[0], 1, x.shape[1], 1)
     cache.update(nothing, nothing, layer_idx)
@@ -21,7 +21,7 @@ def mask_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int = 1) -> Any:
-    """Return the states of a layer so far, `count` of them from number `first`; None before the first token."""
+    """Return a layer's states `first` to first + count − 1 (a tuple if several); None before the first token."""
     if cache is None:
         return None
     layer = cache.layers[layer_idx]
@@ -32,7 +32,7 @@ def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int 
 
 
 def keep_states(cache: Cache | None, layer_idx: int, made: tuple[Tensor, Any], first: int = 0) -> Tensor:
-    """Store the states in `made` = (result, new state or tuple of states) from number `first` on; return the result."""
+    """Store the new states of `made` = (result, state or tuple of states) from index `first` on; return the result."""
     y, after = made
     if cache is not None:
         for i, state in enumerate(after if isinstance(after, tuple) else (after,), first):

@@ -78,7 +78,7 @@ class SoftmaxAttention(nn.Module):
         **kwargs: Any,
     ) -> Tensor:
         """Return the attention of `eager_scored_attention` as [batch, seq, heads · width], also over cached keys and
-        values; the cache stores the new ones under `layer_idx`, by default the module's own number."""
+        values; the cache stores k and v under `layer_idx` (None: that of the module)."""
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx, kwargs=kwargs)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_scored_attention)
@@ -87,7 +87,7 @@ class SoftmaxAttention(nn.Module):
 
 
 def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
-    """Return j − i [1, seq, n] for new tokens i, x [batch, seq, ...], and keys j of layers with full caches."""
+    """Return distances j − i [1, seq, n] of keys j in full KV caches from new tokens i, x [batch, seq, ...]."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:
         sliding, linear = past_key_values.is_sliding, past_key_values.is_linear
