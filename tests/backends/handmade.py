@@ -27,7 +27,7 @@ def save(folder: Path, model: onnx.ModelProto, external: bool = False, **facts: 
 
 
 def graph(nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str, Any], *constants: Any) -> onnx.ModelProto:
-    """A model; inputs are int64 and outputs float32 unless a pair gives another type."""
+    """Return a model; inputs are int64 and outputs float32 unless a pair gives another type."""
 
     def described(values: dict[str, Any], usual: int) -> list[onnx.ValueInfoProto]:
         pairs = {name: v if isinstance(v, tuple) else (usual, v) for name, v in values.items()}
@@ -39,7 +39,7 @@ def graph(nodes: Sequence[Any], inputs: dict[str, Any], outputs: dict[str, Any],
 
 
 def encoder(tables: tuple[Values, Values], *, types: bool = True, output: str = "last_hidden_state") -> onnx.ModelProto:
-    """Every token's vector plus the mean of its row's, so that padding would show."""
+    """Return an encoder: the vector of each token plus the mean of its row, so padding would change results."""
     node, size = helper.make_node, ["batch", "seq"]
     nodes = [
         node("Gather", ["words", "input_ids"], ["w"]),
@@ -62,7 +62,8 @@ def opened(folder: Path, **options: Any) -> Any:
 
 
 def decoder(**changed: Any) -> onnx.ModelProto:
-    """A decoder in name: logits from a table, caches handed through. A change of None takes an input or output away."""
+    """Return a decoder whose logits are a table and whose caches pass through; a change of None removes an input or
+    output."""
     cache = (1, ["batch", 1, "capacity", 8])
     size = ["batch", "seq"]
     inputs = {"input_ids": size, "attention_mask": ["batch", "total"]}

@@ -34,7 +34,7 @@ def test_instruction_sets(found: list[str], name: str, monkeypatch: pytest.Monke
     assert cpu.detect_instruction_set.__wrapped__() == "aarch64"
 
 
-def test_slow_blocks_are_told(
+def test_slow_blocks_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """When they are compiled, and when they are run: that may be elsewhere."""

@@ -57,7 +57,7 @@ def test_only_target_torch_calls_its_kernels(op: str) -> None:
 
 
 def rewrites(path: Path) -> list[str]:
-    """Places of a file that rewrite a graph, or run passes."""
+    """List the places of a file that rewrite a graph, or run passes."""
     tree, found = ast.parse(path.read_text(encoding="utf-8")), list[ast.AST]()
     passes = {
         alias.asname or alias.name

@@ -27,7 +27,8 @@ KeyVisibility = Callable[[Array, Array], Array]  # of query and key positions
 def decoder(
     bias: Callable[[Graph, Value], Value] | None = None, *, sinks: Array | None = None, v: bool = True, **attrs: Any
 ) -> Graph:
-    """y [batch, seq, heads·d] of causal attention over the inputs q, k and v (without: `value_dim` of each key)."""
+    """Return a graph of causal attention: y [batch, seq, heads·d] from q, k and v (without v: `value_dim` of each
+    key)."""
     graph = Graph("one", MemoryReader({} if sinks is None else {"sinks": sinks}))
     graph.meta["kind"] = "decoder"
     shape = {"heads": HEADS, "kv_heads": KV_HEADS, "causal": True, **attrs}
@@ -42,7 +43,7 @@ def decoder(
 
 
 def draw(rng: np.random.Generator, graph: Graph, batch: int, length: int) -> dict[str, Array]:
-    """Random q, k and v of `length` tokens."""
+    """Return random q, k and v of `length` tokens."""
     return {n: rng.standard_normal((batch, length, graph.inputs[n].width)) for n in "qkv" if n in graph.inputs}
 
 
@@ -58,7 +59,7 @@ def formula(
     causal: bool = True,
     dim: int = DIM,
 ) -> Array:
-    """Attention of all tokens at once, one query and head at a time."""
+    """Compute attention of all tokens at once, one query and head at a time."""
     q, k = inputs["q"], inputs["k"]
     batch, length, width = q.shape
     heads = width // dim
@@ -103,7 +104,7 @@ class Decoding:
         self.wanted = {i.name for i in self.session.get_inputs()}
 
     def call(self, inputs: dict[str, Array], at: Array, mask: Array, rows: slice = slice(None)) -> Array:
-        """y of one call: the tokens of `inputs` at positions `at` [batch, seq], in the `rows` of the caches."""
+        """Return y of one call: the tokens of `inputs` at positions `at` [batch, seq], in the `rows` of the caches."""
         feeds = {k: v.astype(np.float32) for k, v in inputs.items()}
         feeds |= {"position_ids": at.astype(np.int64), "attention_mask": mask.astype(np.int64)}
         binding = self.session.io_binding()
@@ -122,7 +123,7 @@ class Decoding:
         return found
 
     def chunks(self, inputs: dict[str, Array], cuts: Sequence[int]) -> Array:
-        """y of all tokens, in calls of `cuts` tokens."""
+        """Return y of all tokens, in calls of `cuts` tokens."""
         batch = len(inputs["q"])
         found, start = [], 0
         for n in cuts:

@@ -137,7 +137,7 @@ class _Placement:
         return free or (value in self.host and not host)
 
     def _crossing(self, value: ir.Value, host: bool) -> str:
-        """Say why a kernel on the GPU cannot read `value`, from `host` memory or not; "" if it can."""
+        """Return why a kernel on the GPU cannot read `value`, from `host` memory or not; "" if it can."""
         if host and value in self.inputs:
             return f"input {value.name} is read on the CPU, so a CUDA graph would not see it change"
         if host and value not in self.host:
@@ -157,5 +157,5 @@ def _is_static(node: ir.Node) -> bool:
 
 
 def _elements(value: ir.Value) -> int:
-    """Elements of an initializer; one that is folded from others is taken to be small."""
+    """Return the number of elements of an initializer; one folded from others is assumed to be small."""
     return 1 if value.shape is None else math.prod(size if isinstance(size, int) else 1 for size in value.shape)

@@ -27,8 +27,8 @@ def write(
     std: float = 0.3,
     store: Callable[[np.ndarray, Type], np.ndarray] = quantize,
 ) -> Path:
-    """A tiny llama whose tensors are stored as `kinds` says, by the last part of their name ("" for the others); some
-    have other `blocks` than what `store` makes of numbers."""
+    """Write a tiny llama whose tensors are stored as `kinds` says, by the last part of their name ("": all others);
+    `blocks` replace the result of `store` for some tensors."""
     rng = np.random.default_rng(3)
     writer = GGUFWriter(path, "llama")
     writer.add_vocab_size(vocab)

@@ -96,7 +96,7 @@ def test_models_can_be_captured(name: str, dtype: str) -> None:
     )  # as read back: no types between the nodes
 
 
-def test_all_operators_of_a_llama_are_fused() -> None:
+def test_llama_uses_fused_operators_only() -> None:
     built = compiled(MODELS["grouped"], "f16")
     kinds = [node.op_type for node in built.model.graph]
     assert kinds.count("GroupQueryAttention") == 2 and kinds.count("SkipSimplifiedLayerNormalization") == 4
@@ -166,7 +166,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_problem_is_found(problem: str) -> None:
+def test_uncapturable_node_is_reported(problem: str) -> None:
     assert cuda_problems(parsed(PROBLEMS[problem])) == [problem]
 
 
@@ -179,7 +179,7 @@ def test_shapes_may_reach_host_inputs() -> None:
     assert cuda_problems(model) == []
 
 
-def test_a_static_shape_is_a_constant() -> None:
+def test_static_shape_needs_no_host_computation() -> None:
     model = parsed("g (float16[2,3] x) => (float16[2,3] y) { n = Shape(x)  f = Cast<to=10>(n)  y = Mul(x, f) }")
     assert cuda_problems(model) == []
 
@@ -192,7 +192,7 @@ def test_widening_keeps_the_names_of_outputs() -> None:
     onnx.checker.check_model(onnx_ir.to_proto(model), full_check=True)
 
 
-def test_all_that_has_no_bf16_kernel_is_widened() -> None:
+def test_no_bf16_list_matches_the_kernel_table() -> None:
     """The list of operators is that of the table of kernels."""
     assert all(types <= set(dtypes.ALL) for kernel in KERNELS.values() for _, types in kernel)
     lacking = {
@@ -202,7 +202,7 @@ def test_all_that_has_no_bf16_kernel_is_widened() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_a_kernel_that_asks_wrong_experts_is_left_out_and_said(dtype: str, tmp_path: Path) -> None:
+def test_bf16_moe_kernel_is_left_out_with_a_note(dtype: str, tmp_path: Path) -> None:
     report = weft.compile(MODELS["experts"].graph(), tmp_path / "out", target="ort-cuda", dtype=dtype)
     assert any("reads bf16 logits of a router as f32" in note for note in report.notes) == (dtype == "bf16")
     model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)

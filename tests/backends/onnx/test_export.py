@@ -36,7 +36,7 @@ def test_unknown_targets_and_dtypes_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None:
+def test_streamed_weights_are_aligned_and_equal_their_recipe(tmp_path: Path) -> None:
     graph = Graph("big")
     x = graph.add_input("x", TensorType(dtypes.f32, (1, 2048)))
     recipe = Normal((700, 2048), 0.02, "w")  # three blocks
@@ -57,7 +57,7 @@ def test_weights_are_written_in_blocks_aligned_and_equal(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("target", "writes"), [("ort-cpu", 3 * 3), ("onnx", 11 + 1 + 2)])
-def test_quantized_weights_are_what_their_recipes_make(
+def test_quantized_weights_equal_their_recipes(
     target: str, writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For ort-cpu in blocks of all parts; for onnx transposed, as 4-bit integers in blocks of an odd number."""
@@ -77,7 +77,7 @@ def test_quantized_weights_are_what_their_recipes_make(
         np.testing.assert_array_equal(stored[name].astype(whole.dtype), whole, name)
 
 
-def test_a_full_disk_is_noticed_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage(NamedTuple):
         free: int
 
@@ -87,7 +87,7 @@ def test_a_full_disk_is_noticed_before_the_first_byte(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weft.compile(decoder(), tmp_path / "out")
     before = (tmp_path / "out" / "model.onnx").read_bytes()
 
@@ -101,7 +101,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "out" / "model.onnx").read_bytes() == before
 
 
-def test_an_encoder_in_bf16_hands_out_f32(tmp_path: Path) -> None:
+def test_bf16_encoder_returns_f32(tmp_path: Path) -> None:
     encoder = Encoder(vocab=96, dim=64, layers=1, block=Block(Attention(heads=4, causal=False), MLP(80)), context=32)
     weft.compile(encoder, tmp_path / "out", target="ort-cuda", dtype="bf16")
     (output,) = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph.output

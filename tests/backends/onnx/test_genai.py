@@ -13,6 +13,12 @@ import pytest
 
 import weft
 from weft import MLA, Attention, Block, Decoder, GatedMLP, LightningIndex, RMSNorm, RoPE
+from weft.backends import target as backends
+from weft.backends.onnx.genai import build_config, find_refusal
+from weft.ir import Graph, TensorType, ops
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import sym
+from weft.passes import run_passes
 
 from ...e2e.families import ROWS
 
@@ -35,7 +41,7 @@ def compiled(layers: list[Block], folder: Path, target: str, passes: str = "defa
 
 
 def genai(folder: Path, prompt: np.ndarray, tokens: int, **options: Any) -> list[int]:
-    """The greedy continuation by onnxruntime-genai."""
+    """Return the greedy continuation by onnxruntime-genai."""
     model = og.Model(str(folder))
     params = og.GeneratorParams(model)
     params.set_search_options(max_length=len(prompt) + tokens, do_sample=False, **options)
@@ -47,7 +53,7 @@ def genai(folder: Path, prompt: np.ndarray, tokens: int, **options: Any) -> list
 
 
 def in_a_batch(folder: Path, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """The greedy continuations of `prompts`, padded on the right, by onnxruntime-genai."""
+    """Return the greedy continuations of `prompts`, right-padded, by onnxruntime-genai."""
     model, longest = og.Model(str(folder)), max(map(len, prompts))
     params = og.GeneratorParams(model)
     params.set_search_options(max_length=longest + tokens, do_sample=False, batch_size=len(prompts))
@@ -59,14 +65,14 @@ def in_a_batch(folder: Path, prompts: list[list[int]], tokens: int) -> list[list
 
 
 def continued(folder: Path) -> list[int]:
-    """The same by weft's runtime."""
+    """Return the greedy continuation by weft's runtime."""
     (answer,) = weft.load(folder).generate([PROMPT.tolist()], max_tokens=20)
     return list(answer.tokens)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("layers", LAYERS)
-def test_tokens_are_those_of_full_caches(layers: str, target: str, tmp_path: Path) -> None:
+def test_genai_gives_the_tokens_of_full_caches(layers: str, target: str, tmp_path: Path) -> None:
     full = compiled(LAYERS[layers], tmp_path / "full", target, FULL)
     rolling = compiled(LAYERS[layers], tmp_path / "rolling", target)
     wanted = continued(full)
@@ -83,7 +89,7 @@ UNEQUAL = [PROMPT.tolist(), PROMPT[5:].tolist(), PROMPT[:3].tolist(), PROMPT[:1]
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("layers", [*LAYERS, "gemma3"])
-def test_unequal_prompts_and_short_texts_run(layers: str, target: str, tmp_path: Path) -> None:
+def test_genai_runs_unequal_and_short_prompts(layers: str, target: str, tmp_path: Path) -> None:
     """Shorter than the window, too."""
     model: Any = Decoder(vocab=64, dim=64, layers=LAYERS[layers]) if layers in LAYERS else gemma3(tmp_path / "hf")
     out = tmp_path / "out"
@@ -95,7 +101,7 @@ def test_unequal_prompts_and_short_texts_run(layers: str, target: str, tmp_path:
 
 
 def gemma3(folder: Path) -> Path:
-    """A tiny Gemma 3 with local and global layers."""
+    """Write a tiny Gemma 3 with local and global layers."""
     ROWS["gemma3"].save(folder)
     return folder
 
@@ -122,7 +128,7 @@ def test_windows_of_two_sizes(tmp_path: Path) -> None:
     assert genai(tmp_path, PROMPT, 20) == continued(tmp_path)
 
 
-def test_what_it_cannot_run_is_said(tmp_path: Path) -> None:
+def test_models_that_genai_cannot_run_are_reported(tmp_path: Path) -> None:
     latent = MLA(heads=4, rank=16, head_dim=8, rope_dim=8, v_head_dim=8, rope=RoPE(10_000))
     reasons = {
         "it has no latent caches": latent,
@@ -132,3 +138,28 @@ def test_what_it_cannot_run_is_said(tmp_path: Path) -> None:
         model = Decoder(vocab=64, dim=64, layers=[Block(mixer, GatedMLP(48), norm=RMSNorm(1e-6))])
         report = weft.compile(model, tmp_path / str(i), max_length=64)
         assert f"onnxruntime-genai cannot run this model: {reason}" in report.notes
+
+
+@pytest.mark.parametrize("tokens", [[], [7], [7, 8]])
+@pytest.mark.parametrize("target", ["ort-cpu", "ort-cuda"])
+def test_config_describes_the_caches_of_a_decoder(tokens: list[int], target: str) -> None:
+    graph = run_passes(Decoder(vocab=64, dim=64, layers=[WIDE, WIDE], context=32).graph(), "kv-cache")
+    graph.meta["eos_token_ids"] = tokens
+    config = build_config(graph, backends.TARGETS[target], 32, capture=False, filename="other.onnx")
+    model, decoder = config["model"], config["model"]["decoder"]
+    assert (model["vocab_size"], model["context_length"], model["pad_token_id"]) == (64, 32, tokens[0] if tokens else 0)
+    assert model.get("eos_token_id") == {0: None, 1: 7, 2: [7, 8]}[len(tokens)] and "bos_token_id" not in model
+    assert (decoder["num_attention_heads"], decoder["num_key_value_heads"], decoder["head_size"]) == (4, 2, 16)
+    assert (decoder["num_hidden_layers"], decoder["hidden_size"], decoder["filename"]) == (2, 64, "other.onnx")
+    providers = [{"cuda": {"enable_cuda_graph": "0"}}] if target == "ort-cuda" else []
+    assert decoder["session_options"]["provider_options"] == providers
+
+
+@pytest.mark.parametrize(("width", "reason"), [(8, None), (6, "it requires keys and values of equal width")])
+def test_unequal_widths_of_keys_and_values_are_refused(width: int, reason: str | None) -> None:
+    graph = Graph("widths")
+    graph.meta["kind"] = "decoder"
+    shapes = {"q": 16, "k": 16, "v": 2 * width}
+    q, k, v = (graph.add_input(n, TensorType(dtypes.f32, (sym("batch"), sym("seq"), w))) for n, w in shapes.items())
+    graph.add_output("y", ops.attention(q, k, v, heads=2, kv_heads=2, causal=True))
+    assert find_refusal(run_passes(graph, "kv-cache")) == reason

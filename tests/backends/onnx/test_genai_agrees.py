@@ -60,7 +60,7 @@ def compiled(name: str, folder: Path, passes: str = "default") -> Path:
 
 
 def genai(folder: Path, prompts: list[list[int]], count: int, **options: Any) -> list[list[int]]:
-    """`count` tokens after prompts of one length."""
+    """Return `count` tokens after prompts of equal length."""
     model = og.Model(str(folder))
     params = og.GeneratorParams(model)
     begin = len(prompts[0])
@@ -78,7 +78,7 @@ def ours(folder: Path, prompts: list[list[int]], count: int, **options: Any) -> 
     return [result.tokens for result in model.generate(prompts, max_tokens=count, **options)]
 
 
-def test_batches(folder: Path) -> None:
+def test_batches_agree_with_genai(folder: Path) -> None:
     wanted = ours(folder, PROMPTS, 20)
     assert len({token for row in wanted for token in row}) > 8
     assert genai(folder, PROMPTS, 20) == wanted
@@ -86,7 +86,7 @@ def test_batches(folder: Path) -> None:
         assert genai(folder, [prompt], 20) == [row]
 
 
-def test_beams(name: str, folder: Path, tmp_path: Path) -> None:
+def test_beams_agree_with_genai(name: str, folder: Path, tmp_path: Path) -> None:
     """onnxruntime-genai searches with full caches only."""
     rolls = name in ("rolling", "local-global")
     full = compiled(name, tmp_path / "full", "default, -rolling-buffer") if rolls else folder
@@ -107,6 +107,6 @@ def test_rolling_caches_that_keep_the_first_keys(tmp_path: Path) -> None:
     assert wanted == ours(tmp_path / "full", PROMPTS, 30)
 
 
-def test_caches_filled_to_their_end(folder: Path) -> None:
+def test_full_caches_agree_with_genai(folder: Path) -> None:
     count = LONGEST - len(PROMPTS[0])
     assert genai(folder, PROMPTS[:1], count) == ours(folder, PROMPTS[:1], count)

@@ -20,7 +20,7 @@ def test_every_lowering_names_an_op_and_known_targets() -> None:
         assert all(any(low.targets(target) for target in TARGETS.values() if target.opset) for low in found)
 
 
-def test_positions_turned_in_other_heads_are_not_absorbed() -> None:
+def test_rope_with_another_head_count_is_not_absorbed() -> None:
     """A rotation of half as many, twice as wide heads is another function than the kernel's."""
     graph = run_passes(decoder().graph(), "default")
     (rope,) = [n for n in graph.nodes if n.op is ops.rope and n.output.name == "layers.1.attn.q_rope"]
@@ -32,7 +32,7 @@ def test_positions_turned_in_other_heads_are_not_absorbed() -> None:
     assert [n.scope for n in chosen if n.op is ops.rope] == ["layers.1.attn"] * 2
 
 
-def test_an_op_that_nothing_lowers_is_named_with_each_refusal() -> None:
+def test_op_without_lowering_is_reported_with_each_refusal() -> None:
     graph = Graph("odd")
     x = graph.add_input("x", TensorType(dtypes.f32, (2, 3)))
     graph.add_output("y", ops.add(x, x))

@@ -11,7 +11,7 @@ from weft.backends.onnx import export
 from .small_decoder import decoder
 
 
-def test_a_tied_embedding_is_stored_once(tmp_path: Path) -> None:
+def test_tied_embedding_is_stored_once(tmp_path: Path) -> None:
     for target in ("ort-cpu", "onnx"):
         tied = weft.compile(decoder(tie=True), tmp_path / f"tied-{target}", target=target)
         untied = weft.compile(decoder(tie=False), tmp_path / f"untied-{target}", target=target)
@@ -20,7 +20,7 @@ def test_a_tied_embedding_is_stored_once(tmp_path: Path) -> None:
         assert tied.weight_bytes <= stored + 16 * export.INLINE_BYTES
 
 
-def test_the_folder_describes_itself(tmp_path: Path) -> None:
+def test_manifest_and_genai_config_describe_the_model(tmp_path: Path) -> None:
     weft.compile(decoder(), tmp_path / "out", target="ort-cuda", dtype="bf16", max_length=32)
     manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
     assert (manifest["kind"], manifest["target"], manifest["dtype"]) == ("decoder", "ort-cuda", "bf16")

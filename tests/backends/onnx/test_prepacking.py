@@ -16,7 +16,7 @@ from .small_decoder import decoder
 
 
 def packed_entries(folder: Path) -> list[tuple[str, int, int]]:
-    """(tensor, offset, length) of every block that ONNX Runtime packed ahead."""
+    """Return (tensor, offset, length) of every prepacked block."""
     found = []
     for tensor in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer:
         for entry in tensor.external_data:
@@ -26,7 +26,7 @@ def packed_entries(folder: Path) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_packed_weights_stand_in_the_file_and_are_used(tmp_path: Path) -> None:
+def test_prepacked_weights_are_stored_and_used(tmp_path: Path) -> None:
     model, ids = decoder(dim=1024), [5, 9, 2, 77, 31]
     weft.compile(model, tmp_path / "plain")
     weft.compile(model, tmp_path / "packed", prepack=True)
@@ -51,7 +51,7 @@ def test_packed_weights_stand_in_the_file_and_are_used(tmp_path: Path) -> None:
         assert np.abs(weft.load(tmp_path / "packed").logits(ids) - want).max() > 1e-3
 
 
-def test_packing_of_another_processor_is_not_used(tmp_path: Path) -> None:
+def test_prepacking_for_another_cpu_is_ignored(tmp_path: Path) -> None:
     """Its hash differs from what the kernels pack here; then they keep their own, whatever the file holds."""
     ids = [5, 9, 2, 77, 31]
     weft.compile(decoder(dim=256), tmp_path / "out", prepack=True)
@@ -71,9 +71,7 @@ def test_packing_of_another_processor_is_not_used(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weft.load(tmp_path / "out").logits(ids), want)
 
 
-def test_packing_that_fails_is_told_in_a_sentence_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_prepacking_is_reported_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise ort.capi.onnxruntime_pybind11_state.Fail("write failed:\nNo space left on device")
 
@@ -83,12 +81,12 @@ def test_packing_that_fails_is_told_in_a_sentence_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_small_weights_are_not_packed(tmp_path: Path) -> None:
+def test_small_weights_are_not_prepacked(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="--prepack has no effect here, so leave it out: ONNX Runtime packs none"):
         weft.compile(decoder(dim=8), tmp_path / "out", prepack=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_packing_is_for_ort_cpu_only(tmp_path: Path) -> None:
+def test_prepack_supports_ort_cpu_only(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="--prepack supports target ort-cpu only"):
         weft.compile(decoder(), tmp_path / "out", target="onnx", prepack=True)

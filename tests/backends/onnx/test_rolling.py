@@ -24,7 +24,7 @@ CUTS = [(30,), (1,) * 30, (20, 1, 1, 1, 7), (3,) * 10, (8, 8, 8, 6), (5, 19, 1, 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 @pytest.mark.parametrize("slack", [0, 3])
-def test_any_calls_equal_one_pass(target: str, cuts: tuple[int, ...], slack: int) -> None:
+def test_rolling_cache_equals_a_full_pass_for_any_call_lengths(target: str, cuts: tuple[int, ...], slack: int) -> None:
     graph = decoder(window=8)
     decoding = Decoding(graph, target, 1, 0, f"kv-cache, rolling-buffer{{slack={slack}}}")
     assert {c.shape[2] for c in decoding.caches.values()} == {8 + slack}
@@ -38,7 +38,7 @@ SLOPES = np.linspace(0.1, 0.4, HEADS)
 
 
 def by_key(graph: Graph, q: Value) -> Value:
-    """A slope per head times the position of the key, [1, heads, 1, keys]."""
+    """Return a slope per head times the position of the key: [1, heads, 1, keys]."""
     graph.reader.arrays["slopes"] = SLOPES.reshape(1, HEADS, 1, 1)
     slopes = graph.add_param("slopes", TensorType(dtypes.f32, (1, HEADS, 1, 1)), Source("slopes"))
     return ops.mul(slopes, ops.cast(ops.iota(q, axis=1), to=dtypes.f32))
@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("cuts", [CUTS[1], CUTS[5]], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(target: str, cuts: tuple[int, ...], variant: str) -> None:
+def test_attention_variants_roll(target: str, cuts: tuple[int, ...], variant: str) -> None:
     options = VARIANTS[variant]
     graph = decoder(window=8, **{**options, "bias": by_key if "bias" in options else None})
     decoding = Decoding(graph, target, 1, 0, ROLL)
@@ -69,7 +69,7 @@ def test_variants(target: str, cuts: tuple[int, ...], variant: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_of_a_batch_continue_alone(target: str) -> None:
+def test_batch_rows_continue_independently(target: str) -> None:
     """Prompts of unequal lengths, each alone; then steps of all rows under a mask of the maximum length."""
     graph, lengths, steps = decoder(window=8), np.array([20, 3, 8, 9]), 12
     decoding = Decoding(graph, target, 4, 0, ROLL)
@@ -87,7 +87,7 @@ def test_rows_of_a_batch_continue_alone(target: str) -> None:
         lengths = lengths + 1
 
 
-def test_the_standard_operators_continue_padded_rows_and_repeat_steps() -> None:
+def test_standard_operators_allow_padded_rows_and_repeated_steps() -> None:
     graph, lengths = decoder(window=8), np.array([13, 3, 8])
     decoding = Decoding(graph, "onnx", 3, 0, ROLL)
     inputs = draw(np.random.default_rng(0), graph, 3, 32)
@@ -104,7 +104,7 @@ def test_the_standard_operators_continue_padded_rows_and_repeat_steps() -> None:
         start = start + parts
 
 
-def test_only_windows_below_the_longest_text_roll() -> None:
+def test_only_windows_shorter_than_the_context_roll() -> None:
     graph = decoder(window=8)
     assert "rolling" not in str(run_passes(graph, "kv-cache, rolling-buffer{length=8}"))
     trace = Trace()
@@ -115,7 +115,7 @@ def test_only_windows_below_the_longest_text_roll() -> None:
     assert "[batch, 2, 8, 8]" in str(run_passes(graph, ROLL))
 
 
-def test_the_condition_is_checked() -> None:
+def test_rolling_buffer_passes_its_own_check() -> None:
     cached = run_passes(decoder(window=5), "kv-cache")
     run_passes(decoder(window=5), "kv-cache, rolling-buffer{slack=2}", verify=True)
     rolled = run_passes(cached, "rolling-buffer")

@@ -9,7 +9,7 @@ import torch
 
 
 def randomized(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """All parameters of `model` random, the logits well apart."""
+    """Fill all parameters of `model` with random values whose logits are well apart."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""A CUDA device that is none: what the runtime does on one, checked where there is no GPU."""
+"""A simulated CUDA device: the CUDA path of the runtime, tested where there is no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Device:
         self.released: list[int] = []
 
     def pretend(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Be the onnxruntime of the runtime."""
+        """Replace the onnxruntime of the runtime."""
         for module in ("buffers", "session"):
             monkeypatch.setattr(f"weft.backends.runtime.ort.{module}.import_onnxruntime", lambda: self)
 

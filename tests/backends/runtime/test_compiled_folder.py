@@ -1,4 +1,4 @@
-"""Opening compiled folders: devices, and everything that can be wrong with a folder, a graph or a device."""
+"""Compiled folders: manifests and files that are damaged, and folders of the builder of onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.ir.errors import WeftError
 from ..handmade import LONGEST, MANIFEST, VOCAB, decoder, opened, save
 
 
-def test_a_folder_of_the_genai_builder_opens(tmp_path: Path) -> None:
+def test_genai_builder_folder_opens(tmp_path: Path) -> None:
     cache = (1, ["batch", 1, "past", "width"])  # the builder leaves the head size open
     names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
     onnx.save(decoder(**dict.fromkeys(names, cache)), tmp_path / "other.onnx")
@@ -73,7 +73,7 @@ def changed(**facts: Any) -> Callable[[Path], object]:
         (cut("model.onnx.data", 10), "model.onnx: ONNX Runtime cannot open it"),
     ],
 )
-def test_damaged_folders(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
+def test_damaged_folder_is_reported(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
     save(tmp_path, decoder(), external=True)
     assert isinstance(opened(tmp_path), Generator)
     damage(tmp_path)
@@ -82,7 +82,7 @@ def test_damaged_folders(tmp_path: Path, damage: Callable[[Path], object], words
     assert "\n" not in str(caught.value)
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="nowhere: no such folder"):
         weft.load(tmp_path / "nowhere")
     (tmp_path / "file").touch()

@@ -55,7 +55,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("", "", True, ("or weft[torch]", "or weft[torch]", "ONNX Runtime cannot be imported")),
     ],
 )
-def test_what_runs_where(machine: Any, ort: str, pytorch: str, gpu: bool, found: tuple[Place | str, ...]) -> None:
+def test_place_is_chosen_by_packages_and_devices(
+    machine: Any, ort: str, pytorch: str, gpu: bool, found: tuple[Place | str, ...]
+) -> None:
     machine(ort, pytorch, gpu)
     for device, wanted in zip(("auto", "cpu", "cuda"), found, strict=True):
         if isinstance(wanted, Place):
@@ -80,7 +82,7 @@ def test_what_runs_where(machine: Any, ort: str, pytorch: str, gpu: bool, found:
         ("tpu", None, "device is 'tpu', but it must be one of auto, cpu, cuda"),
     ],
 )
-def test_a_target_that_is_asked_for(machine: Any, device: str, target: str | None, found: Place | str) -> None:
+def test_requested_target_decides_the_device(machine: Any, device: str, target: str | None, found: Place | str) -> None:
     machine("cpu", "cpu", gpu=False)
     if isinstance(found, Place):
         assert choose_place(device, target) == found
@@ -89,5 +91,5 @@ def test_a_target_that_is_asked_for(machine: Any, device: str, target: str | Non
             choose_place(device, target)
 
 
-def test_a_place_in_words() -> None:
+def test_place_is_printed_as_runtime_and_device() -> None:
     assert [str(p) for p in (ORT_CPU, TORCH_CUDA)] == ["ONNX Runtime on the CPU", "PyTorch on the GPU"]

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def taken(size: int) -> tuple[mmap.mmap, np.ndarray]:
-    """Fresh memory of numbers, away from numpy's own, which asks for huge pages itself."""
+    """Map new memory, separate from numpy's, which requests huge pages itself."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     numbers = np.frombuffer(memory, np.uint32)
     numbers[:] = np.arange(numbers.size)
@@ -26,7 +26,7 @@ def taken(size: int) -> tuple[mmap.mmap, np.ndarray]:
 
 
 def in_huge_pages() -> int:
-    """Bytes of the process that are in huge pages."""
+    """Return the bytes of the process that are in huge pages."""
     found = re.search(r"^AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
     assert found
     return int(found[1]) << 10
@@ -39,7 +39,7 @@ def finish() -> None:
             assert not thread.is_alive()
 
 
-def test_memory_taken_inside_is_moved_and_keeps_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocated_memory_moves_to_huge_pages_with_its_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     finish()  # what other tests have opened
     other, outside = taken(32 * MIB)
     asking, asked = taken(32 * MIB)
@@ -64,7 +64,7 @@ def test_memory_taken_inside_is_moved_and_keeps_its_contents(monkeypatch: pytest
     memory.close(), other.close(), asking.close()
 
 
-def test_memory_given_back_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_freed_during_collapse_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges: list[module.Ranges] = []
     monkeypatch.setattr(module, "_collapse_ranges", lambda found, page: ranges.append(found))
     monkeypatch.setattr(module, "_read_page_size", lambda: 2 * MIB)
@@ -97,7 +97,7 @@ def test_little_memory_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None
         (None, None, 0),
     ],
 )
-def test_what_the_system_says_is_obeyed(
+def test_system_setting_for_huge_pages_is_obeyed(
     enabled: str | None, size: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SETTINGS", tmp_path)
@@ -110,7 +110,7 @@ def test_what_the_system_says_is_obeyed(
     assert module._read_page_size() == 0
 
 
-def test_what_is_new_is_the_difference_of_the_mappings() -> None:
+def test_ranges_are_subtracted() -> None:
     draw = random.Random(0)
 
     def mappings() -> list[tuple[int, int]]:

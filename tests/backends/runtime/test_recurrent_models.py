@@ -61,7 +61,7 @@ def test_every_way_to_read_a_text_gives_the_same_logits(name: str, target: str, 
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
-def test_the_pruned_model_generates_what_the_full_one_does(tmp_path: Path) -> None:
+def test_pruned_logits_generate_the_same_tokens(tmp_path: Path) -> None:
     for name, passes in (("full", "default,-last-token-logits"), ("pruned", "default")):
         weft.compile(MODELS["hybrid"], tmp_path / name, passes=passes)
     prompts = [[1, 2, 3, 4, 5], [6, 7], [8] * 40]

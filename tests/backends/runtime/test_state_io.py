@@ -16,7 +16,7 @@ from weft.ir.schema.states import Growth
 from ..handmade import decoder, opened, save
 
 
-def test_states_are_those_that_the_manifest_records(tmp_path: Path) -> None:
+def test_manifest_records_override_inferred_states(tmp_path: Path) -> None:
     """Without a record, as in older folders, the names of the inputs tell."""
     cache = (1, ["batch", 1, 4, 8])
     names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]

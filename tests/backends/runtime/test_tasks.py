@@ -69,7 +69,7 @@ def test_tokens_for_masks_equal_the_pipeline(tmp_path: Path) -> None:
     assert np.allclose(scores, [[line["score"] for line in mask] for mask in theirs], atol=1e-5)
 
 
-def test_an_answer_is_the_likeliest_span_of_the_context(tmp_path: Path) -> None:
+def test_extractive_answer_is_the_likeliest_span(tmp_path: Path) -> None:
     model = save(tmp_path, "BertForQuestionAnswering")
     question, context = "who ran ?", TEXTS[2]
     encoded = tokenizer()(question, context, return_tensors="pt", return_offsets_mapping=True)
@@ -98,7 +98,7 @@ def test_padding_of_a_batch_changes_nothing(tmp_path: Path) -> None:
         assert together == pytest.approx(alone, abs=1e-6)
 
 
-def test_what_does_not_fit_the_head_is_refused(tmp_path: Path) -> None:
+def test_methods_of_another_head_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "base", "BertModel")
     with pytest.raises(weft.WeftError, match="without a head"):
         compiled(tmp_path / "base").classify("a cat")

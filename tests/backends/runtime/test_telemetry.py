@@ -37,7 +37,7 @@ def test_no_connection_and_no_file_outside_the_output(tmp_path: Path, root: Path
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_the_users_own_setting_is_kept(before: str | None) -> None:
+def test_user_setting_for_telemetry_is_kept(before: str | None) -> None:
     from weft.backends.runtime.ort.session import import_onnxruntime
 
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def test_the_users_own_setting_is_kept(before: str | None) -> None:
         assert os.environ["ORT_DISABLE_TELEMETRY"] == (before or "1")
 
 
-def test_only_one_place_imports_it(root: Path) -> None:
+def test_onnxruntime_is_imported_in_one_module(root: Path) -> None:
     """Everything else asks `onnxruntime()`, whose file names the module in a call of importlib."""
     folders = ("ir", "passes", "backends", "frontends", "benchmarks", "examples")
     sources = [path for folder in folders for path in (root / folder).rglob("*") if path.suffix in (".py", ".j2")]

@@ -22,7 +22,7 @@ PATTERNS: dict[str, tuple[dict[str, Any], Callable[[Array, Array], Array]]] = {
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_full_pass(name: str, causal: bool, target: str) -> None:
+def test_sparse_pattern_in_a_full_pass(name: str, causal: bool, target: str) -> None:
     attrs, seen = PATTERNS[name]
     graph = decoder(**{**attrs, "causal": causal})
     decoding = Decoding(graph, target, 2, LENGTH, "dce")
@@ -35,7 +35,7 @@ def test_full_pass(name: str, causal: bool, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("cuts", [(1,) * LENGTH, (11, 1, 9, 1, 1, 3)], ids=str)
 @pytest.mark.parametrize("name", PATTERNS)
-def test_cached(name: str, cuts: tuple[int, ...], target: str) -> None:
+def test_sparse_pattern_in_cached_decoding(name: str, cuts: tuple[int, ...], target: str) -> None:
     attrs, seen = PATTERNS[name]
     graph = decoder(**attrs)
     decoding = Decoding(graph, target, 2 if target == "onnx" else 1, 32)

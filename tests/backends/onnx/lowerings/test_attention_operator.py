@@ -48,13 +48,13 @@ def t5(graph: Graph, q: Value) -> Value:
 
 
 def by_key(graph: Graph, q: Value) -> Value:
-    """A number per head times the position of the key: [1, heads, 1, keys]."""
+    """Return a slope per head times the position of the key: [1, heads, 1, keys]."""
     keys = ops.cast(ops.iota(q, axis=1), to=dtypes.f32)
     return ops.mul(weight(graph, "free", FREE.reshape(1, HEADS, 1, 1)), keys)
 
 
 def bucket(distance: int) -> int:
-    """T5's causal bucket of 8 with a maximum distance of 16: 4 exact, 4 logarithmic."""
+    """Return T5's causal bucket of 8 with a maximum distance of 16: 4 exact, 4 logarithmic."""
     return distance if distance < 4 else min(7, 4 + int(math.log(distance / 4) / math.log(16 / 4) * 4))
 
 
@@ -82,7 +82,7 @@ def test_biases_by_position(target: str, cuts: tuple[int, ...], name: str) -> No
 @pytest.mark.parametrize("target", CPU)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 @pytest.mark.parametrize("window", [None, 6])
-def test_biases_beside_sinks(target: str, cuts: tuple[int, ...], window: int | None) -> None:
+def test_biases_with_attention_sinks(target: str, cuts: tuple[int, ...], window: int | None) -> None:
     make, bias = BIASES["alibi"]
     graph = decoder(make, sinks=FREE, window=window)
     decoding = Decoding(graph, target, 1, 30)
@@ -93,7 +93,7 @@ def test_biases_beside_sinks(target: str, cuts: tuple[int, ...], window: int | N
 
 
 @pytest.mark.parametrize("target", CPU)
-def test_biases_serve_rows_at_different_positions(target: str) -> None:
+def test_biases_of_rows_at_different_positions(target: str) -> None:
     make, bias = BIASES["alibi"]
     graph = decoder(make)
     decoding = Decoding(graph, target, 3, 30)
@@ -112,7 +112,7 @@ def test_biases_serve_rows_at_different_positions(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", CPU)
-def test_layers_share_what_they_compute_of_positions(target: str) -> None:
+def test_layers_share_masks_and_biases(target: str) -> None:
     def count(layers: int) -> int:
         graph = Graph("many", decoder().reader)
         widths = {"q": 32, "k": 16, "v": 16}
@@ -130,7 +130,7 @@ def test_layers_share_what_they_compute_of_positions(target: str) -> None:
 @pytest.mark.parametrize("target", CPU)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 @pytest.mark.parametrize("value_dim", [8, 5])
-def test_latent_caches(target: str, cuts: tuple[int, ...], value_dim: int) -> None:
+def test_latent_cache_serves_keys_and_values(target: str, cuts: tuple[int, ...], value_dim: int) -> None:
     """One tensor holds keys and values."""
     graph = decoder(v=False, kv_heads=1, value_dim=value_dim)
     decoding = Decoding(graph, target, 1, 30)
@@ -145,7 +145,7 @@ def mla(**sizes: Any) -> MLA:
     return MLA(rope=RoPE(10_000), **sizes)
 
 
-def test_a_latent_decoder_is_cached() -> None:
+def test_latent_decoder_gets_one_kv_cache() -> None:
     small = mla(heads=3, rank=6, head_dim=4, rope_dim=2, v_head_dim=5)
     model = Decoder(vocab=17, dim=12, layers=[Block(small, GatedMLP(11), norm=RMSNorm(1e-6))])
     before = model.graph()
@@ -155,7 +155,7 @@ def test_a_latent_decoder_is_cached() -> None:
     assert "past_key_values.0.value" not in after.inputs
 
 
-def test_a_deepseek_v3_layer_leaves_576_numbers_a_token() -> None:
+def test_deepseek_v3_caches_576_values_per_token_and_layer() -> None:
     layer = mla(heads=128, rank=512, head_dim=128, rope_dim=64, v_head_dim=128)
     model = Decoder(vocab=32, dim=7168, layers=[Block(layer, GatedMLP(64), norm=RMSNorm(1e-6))] * 2)
     graph = run_passes(model.graph(), "kv-cache, cast{dtype=bf16}")

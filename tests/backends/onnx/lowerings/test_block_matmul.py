@@ -29,7 +29,7 @@ SHAPES = [(64, 64), (1, 64), (33, 96), (40, 72), (16, 24)]  # [out, in]: rows en
 
 
 def product(bits: int, zeros: bool, group: int, shape: tuple[int, int], normed: bool) -> tuple[Graph, Array]:
-    """x Wᵀ + b with a quantized W, which has a row of zeros, and an x."""
+    """Return x Wᵀ + b with a quantized W, which has a row of zeros, and an x."""
     rows, width = shape
     rng = np.random.default_rng(bits)
     weight = rng.standard_normal(shape).astype(np.float32)
@@ -101,7 +101,7 @@ def test_lookups(bits: int, zeros: bool, group: int, tied: bool) -> None:
     assert len(codes) == (2 if tied and bits == 8 else 1 if bits != 3 or tied else 0)
 
 
-def test_scales_are_f16_in_the_file_and_folded_and_packed_as_if_they_were_f32(tmp_path: Path) -> None:
+def test_f16_scales_are_folded_and_prepacked_like_f32(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": GGMLQuantizationType.F32})
     for name, prepack in (("plain", False), ("packed", True)):
         weft.compile(source, tmp_path / name, weights="int4{method=rtn}", prepack=prepack)
@@ -133,5 +133,5 @@ def test_scales_are_f16_in_the_file_and_folded_and_packed_as_if_they_were_f32(tm
 
 
 def _packing(tensor: onnx.TensorProto) -> list[str]:
-    """The kernel and the hash of each packing of a weight."""
+    """Return the kernel and the hash of each packing of a weight."""
     return [entry.value.split("|")[0] for entry in tensor.external_data if entry.key.startswith("prepacked_")]

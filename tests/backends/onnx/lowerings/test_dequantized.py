@@ -31,7 +31,7 @@ LEVEL = "session.qdq_matmulnbits_accuracy_level"
 
 
 def written(graph: Graph, folder: Path) -> Path:
-    """The model of `graph` for the target onnx, in a folder."""
+    """Write the model of `graph` for the target onnx into a folder."""
     backend, legal = TARGETS.lookup("onnx"), graph.clone()
     legalize(legal, backend.refusals)
     export.write_models({export.MODEL: export.build_model(legal, backend, 16)}, folder)
@@ -39,7 +39,7 @@ def written(graph: Graph, folder: Path) -> Path:
 
 
 def by_onnxruntime(model: Path, feeds: dict[str, Array], level: str) -> tuple[Array, list[str]]:
-    """The first output, and the operators that ONNX Runtime made of the model."""
+    """Return the first output, and the operators of the model after ONNX Runtime's optimizations."""
     options = ort.SessionOptions()
     options.optimized_model_filepath = str(model.parent / "optimized.onnx")
     options.add_session_config_entry(LEVEL, level)
@@ -50,7 +50,7 @@ def by_onnxruntime(model: Path, feeds: dict[str, Array], level: str) -> tuple[Ar
 
 
 def by_the_standard(model: Path, feeds: dict[str, Array]) -> Array:
-    """The first output as ONNX's own evaluator finds it, in a model that its checker accepts."""
+    """Return the first output by ONNX's reference evaluator, of a model that its checker accepts."""
     proto = onnx.load(model)
     onnx.checker.check_model(str(model), full_check=True)
     assert {node.domain for node in proto.graph.node} <= {""}
@@ -60,7 +60,9 @@ def by_the_standard(model: Path, feeds: dict[str, Array]) -> Array:
 
 @pytest.mark.parametrize(("bits", "zeros", "group"), LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products(bits: int, zeros: bool, group: int, shape: tuple[int, int], tmp_path: Path) -> None:
+def test_dequantized_products_equal_the_interpreter(
+    bits: int, zeros: bool, group: int, shape: tuple[int, int], tmp_path: Path
+) -> None:
     graph, x = product(bits, zeros, group, shape, False)
     model, exact = written(graph, tmp_path), interpret(graph, {"x": x})["y"]
     assert relative(by_the_standard(model, {"x": x}), exact) < 2e-5
@@ -80,7 +82,9 @@ def test_products_after_a_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("layout", "tied", "width"), each(3, itertools.product(LAYOUTS, (False, True), (64, 72))))
-def test_lookups(layout: tuple[int, bool, int], tied: bool, width: int, tmp_path: Path) -> None:
+def test_dequantized_embeddings_equal_the_interpreter(
+    layout: tuple[int, bool, int], tied: bool, width: int, tmp_path: Path
+) -> None:
     bits, zeros, group = layout
     rng = np.random.default_rng(0)
     table = rng.standard_normal((2051, width)).astype(np.float32)
@@ -114,7 +118,7 @@ def test_f16(tmp_path: Path) -> None:
     assert relative(found.astype(np.float64), exact) < 64 * float(dtypes.f16.eps)
 
 
-def test_a_model_keeps_its_codes(tmp_path: Path) -> None:
+def test_folder_stores_codes_of_all_matrices(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": GGMLQuantizationType.F32})
     weft.compile(source, tmp_path / "out", target="onnx", max_length=32, weights="int4{method=rtn}")
     nodes = [n.op_type for n in onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph.node]

@@ -25,7 +25,7 @@ LENGTH = 17
 
 
 def scales(bits: int, per: str, width: int, heads: int = KV_HEADS) -> Array:
-    """Scales with which numbers of size 1 take all codes."""
+    """Return scales with which values of size 1 use all codes."""
     rng = np.random.default_rng(bits)
     channels = rng.uniform(0.5, 2.0, heads * width) / (1 << (bits - 1))
     if per == "tensor":
@@ -34,7 +34,7 @@ def scales(bits: int, per: str, width: int, heads: int = KV_HEADS) -> Array:
 
 
 def rounded(x: Array, scale: Array, bits: int) -> tuple[Array, Array]:
-    """Codes and numbers of x [batch, n, heads · width], by the definition."""
+    """Return codes and values of x [batch, n, heads · width], by the definition."""
     limit = 1 << (bits - 1)
     codes = np.minimum(np.maximum(np.round(x / scale), -limit), limit - 1)
     return codes, codes * scale
@@ -52,7 +52,7 @@ def coded(
     latent: int | None = None,
     **attrs: Any,
 ) -> Graph:
-    """y of an attention over q, k, v, whose cache has codes."""
+    """Return an attention over q, k and v whose cache has codes."""
     tensors = {name: scales(bits, per, dim, kv_heads) * by for name, by in (("k_scale", 1), ("v_scale", 1.5))}
     tensors |= {"frequencies": FREQUENCIES[: dim // 2], **({} if sinks is None else {"sinks": sinks})}
     graph = Graph("coded", MemoryReader({n: x.astype(np.float32) for n, x in tensors.items()}))
@@ -73,14 +73,14 @@ def coded(
 
 
 def between_codes(rng: np.random.Generator, shape: tuple[int, ...], scale: Array, bits: int) -> Array:
-    """Numbers that are far from the middle between two codes; one in ten or so is beyond the last."""
+    """Return values far from the middle between two codes; about one in ten is beyond the last code."""
     limit = 1 << (bits - 1)
     whole = rng.integers(int(-1.1 * limit), int(1.1 * limit), shape)
     return (whole + rng.uniform(-0.4, 0.4, shape)) * scale.astype(np.float64)
 
 
 def turned(x: Array, heads: int, by: float) -> Array:
-    """x [batch, n, heads · d] rotated to its positions, or with `by` −1 back from them."""
+    """Return x [batch, n, heads · d] rotated to its positions, or with `by` −1 back from them."""
     apart = x.reshape(*x.shape[:2], heads, 2, -1)
     turn = np.exp(1j * by * np.arange(x.shape[1])[:, None, None] * FREQUENCIES[: apart.shape[-1]])
     z = (apart[..., 0, :] + 1j * apart[..., 1, :]) * turn
@@ -90,7 +90,7 @@ def turned(x: Array, heads: int, by: float) -> Array:
 def drawn(
     graph: Graph, batch: int, length: int = LENGTH, v_scale: str = "v_scale"
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Inputs of `graph`, and those of the formula: queries and keys rotated, keys and values rounded."""
+    """Return inputs of `graph`, and those of the formula: queries and keys rotated, keys and values rounded."""
     rng, (node,) = np.random.default_rng(7), [n for n in graph.nodes if n.op is ops.attention]
     bits, heads = node.attrs["cache_bits"], {"q": node.attrs["heads"], "k": node.attrs["kv_heads"]}
     rope = any(n.op is ops.rope for n in graph.nodes)
@@ -126,7 +126,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("per", ["channel", "head", "tensor"])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_prompt_and_steps(variant: str, bits: int, per: str, target: str) -> None:
+def test_prefill_and_decode_steps_match_the_formula(variant: str, bits: int, per: str, target: str) -> None:
     attrs, meaning = VARIANTS[variant]
     graph = coded(bits, per, **attrs)
     decoding = Decoding(graph, target, 1, 32)
@@ -138,7 +138,7 @@ def test_a_prompt_and_steps(variant: str, bits: int, per: str, target: str) -> N
 
 @pytest.mark.parametrize("target", TARGETS_ON_CPU)
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_cache_holds_codes(bits: int, target: str) -> None:
+def test_cache_stores_codes(bits: int, target: str) -> None:
     graph = coded(bits, "channel", rope=True)
     decoding = Decoding(graph, target, 2, 20)
     inputs, _ = drawn(graph, 2)
@@ -158,7 +158,7 @@ def test_a_cache_holds_codes(bits: int, target: str) -> None:
 @pytest.mark.parametrize("rolling", [False, True])
 @pytest.mark.parametrize("dim", [8, 32])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_windows(bits: int, dim: int, rolling: bool, target: str) -> None:
+def test_quantized_cache_with_a_window(bits: int, dim: int, rolling: bool, target: str) -> None:
     """Also in caches that roll; ONNX Runtime's kernel rolls codes of wide heads only."""
     graph = coded(bits, "channel", dim, window=4)
     decoding = Decoding(graph, target, 1, 32, "kv-cache, rolling-buffer" if rolling else "kv-cache")
@@ -171,7 +171,7 @@ def test_windows(bits: int, dim: int, rolling: bool, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS_ON_CPU)
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_latent_cache(bits: int, target: str) -> None:
+def test_quantized_latent_cache(bits: int, target: str) -> None:
     graph = coded(bits, "channel", kv_heads=1, latent=6, value_dim=6)
     inputs, meant = drawn(graph, 2)
     found = Decoding(graph, target, 2, 32).chunks(inputs, (6, 1, 1, 5, 1, 3))
@@ -180,7 +180,7 @@ def test_a_latent_cache(bits: int, target: str) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("target", TARGETS_ON_CPU)
-def test_rows_of_a_batch_step_alone(target: str, bits: int) -> None:
+def test_batch_rows_step_independently(target: str, bits: int) -> None:
     graph = coded(bits, "channel", rope=True)
     inputs, meant = drawn(graph, 3)
     decoding = Decoding(graph, target, 3, 32)
@@ -189,7 +189,7 @@ def test_rows_of_a_batch_step_alone(target: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_the_interpreter_means_the_same(bits: int) -> None:
+def test_interpreter_agrees_with_the_formula(bits: int) -> None:
     graph = coded(bits, "channel", rope=True, window=5, softcap=2.0)
     inputs, meant = drawn(graph, 2)
     at = np.tile(np.arange(LENGTH), (2, 1))
@@ -198,7 +198,7 @@ def test_the_interpreter_means_the_same(bits: int) -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-12)
 
 
-def test_another_kernel_reads_one_scale_and_several() -> None:
+def test_mixed_scales_use_standard_operators() -> None:
     """Standard operators compute what the fused kernel refuses, on the same target."""
     graph = coded(8, "channel")
     (node,) = [n for n in graph.nodes if n.op is ops.attention]

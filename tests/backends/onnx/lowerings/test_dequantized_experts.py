@@ -26,7 +26,7 @@ CHOICES = {"few of many": (16, 2), "most": (4, 2)}
 def layer(
     bits: int, zeros: bool, group: int, choice: str, dim: int = 128, hidden: int = 128, gated: bool = True
 ) -> tuple[Graph, dict[str, np.ndarray]]:
-    """A router and experts with biases, over x [batch, seq, dim]; and some x."""
+    """Return a router and experts with biases over x [batch, seq, dim], and values of x."""
     experts, k = CHOICES[choice]
     rng = np.random.default_rng(bits)
     stacks = {"up": (experts, hidden, dim), "down": (experts, dim, hidden), "gate": (experts, hidden, dim)}
@@ -54,7 +54,9 @@ def layer(
 
 @pytest.mark.parametrize(("bits", "zeros", "group"), LAYOUTS)
 @pytest.mark.parametrize("choice", CHOICES)
-def test_the_meaning(bits: int, zeros: bool, group: int, choice: str, tmp_path: Path) -> None:
+def test_dequantized_experts_equal_the_interpreter(
+    bits: int, zeros: bool, group: int, choice: str, tmp_path: Path
+) -> None:
     graph, feeds = layer(bits, zeros, group, choice)
     model, exact = written(graph, tmp_path), interpret(graph, feeds)["y"]
     assert relative(by_the_standard(model, feeds), exact) < 2e-5

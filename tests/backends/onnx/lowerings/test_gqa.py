@@ -21,7 +21,7 @@ from ..attention_models import decoder as attention_decoder
 from ..small_decoder import decoder, op_types
 
 
-def test_attention_takes_the_shared_cache_kernel_where_it_fits_and_says_why_not(tmp_path: Path) -> None:
+def test_gqa_is_used_or_refused_with_a_reason(tmp_path: Path) -> None:
     fits = weft.compile(decoder(), tmp_path / "fits")
     assert fits.trace == []
     assert op_types(tmp_path / "fits").count("GroupQueryAttention") == 2
@@ -31,14 +31,14 @@ def test_attention_takes_the_shared_cache_kernel_where_it_fits_and_says_why_not(
     assert any("GroupQueryAttention refused: head sizes 12 and 12" in line for line in odd.trace)
 
 
-def test_rotary_positions_are_absorbed_only_when_the_kernel_can_turn_them(tmp_path: Path) -> None:
+def test_rope_is_absorbed_only_if_the_kernel_supports_its_size(tmp_path: Path) -> None:
     weft.compile(decoder(dim=32), tmp_path / "small")  # heads of 8: four pairs, not a multiple of eight
     kinds = op_types(tmp_path / "small")
     assert kinds.count("GroupQueryAttention") == 2
     assert kinds.count("RotaryEmbedding") == 4
 
 
-def test_the_cuda_kernel_takes_a_bias_or_sinks() -> None:
+def test_gqa_on_cuda_refuses_bias_with_sinks() -> None:
     place = TARGETS["ort-cuda"]
     for sinks, wanted in ((None, None), (np.zeros(HEADS), "the CUDA kernel takes a bias or sinks, not both")):
         graph = run_passes(attention_decoder(alibi, sinks=sinks), "kv-cache, cast{dtype=f16}")
@@ -56,7 +56,7 @@ ROTARY = {
 
 @pytest.mark.parametrize("name", ROTARY)
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
-def test_rotations_join_the_kernel(target: str, name: str) -> None:
+def test_gqa_absorbs_rope(target: str, name: str) -> None:
     """GroupQueryAttention rotates queries and keys itself, and computes what the graph means."""
     model = Decoder(29, 24, 2, Block(ROTARY[name], GatedMLP(20)), context=32)
     graph, place = run_passes(model.graph(), "kv-cache"), TARGETS[target]

@@ -20,7 +20,7 @@ STORED = f"it is stored as f16, not as {', '.join(LAYOUTS)} or integers in group
 
 @pytest.mark.parametrize("prepack", [False, True])
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0], ids=lambda k: k.name)
-def test_kept_blocks_compute_what_widened_weights_do(kind: Type, prepack: bool, tmp_path: Path) -> None:
+def test_kept_blocks_give_the_logits_of_dequantized_weights(kind: Type, prepack: bool, tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": kind})
     weft.compile(source, tmp_path / "wide", passes="default,-last-token-logits")
     weft.compile(source, tmp_path / "kept", passes="default,-last-token-logits", keep_blocks="all", prepack=prepack)
@@ -36,7 +36,7 @@ def test_kept_blocks_compute_what_widened_weights_do(kind: Type, prepack: bool, 
         np.testing.assert_allclose(kept.logits(ids), want, rtol=0, atol=3e-5 * np.abs(want).max())
 
 
-def test_what_no_kernel_takes_is_widened_and_told(tmp_path: Path) -> None:
+def test_blocks_without_kernel_are_dequantized_with_a_reason(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0, "attn_v": Type.Q8_0, "ffn_down": Type.F16})
     report = weft.compile(source, tmp_path / "kept", keep_blocks="all")
     told = "\n".join(report.trace)
@@ -45,7 +45,7 @@ def test_what_no_kernel_takes_is_widened_and_told(tmp_path: Path) -> None:
     assert products(tmp_path / "kept") == Counter({"MatMulNBits": 3 * LAYERS + 1, "FusedMatMul": 2 * LAYERS})
 
 
-def test_a_source_without_blocks_is_refused(tmp_path: Path) -> None:
+def test_keep_blocks_refuses_a_source_without_blocks(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.F16})
     with pytest.raises(WeftError, match=f"--keep-blocks all has no effect.*: no weights keep their blocks: {STORED}"):
         weft.compile(source, tmp_path / "out", keep_blocks="all")
@@ -60,7 +60,7 @@ def test_other_targets_keep_no_blocks(tmp_path: Path) -> None:
         weft.compile(source, tmp_path / "out", target="onnx", keep_blocks="all")
 
 
-def test_the_head_alone_keeps_its_blocks(tmp_path: Path) -> None:
+def test_keep_blocks_head_keeps_only_the_output_head(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_1, "token_embd": Type.Q8_0})
     weft.compile(source, tmp_path / "kept", keep_blocks="head")
     assert products(tmp_path / "kept") == Counter({"MatMulNBits": 1, "FusedMatMul": 5 * LAYERS})

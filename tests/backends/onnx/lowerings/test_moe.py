@@ -32,7 +32,7 @@ Router = Callable[[Graph, Value], Value]
 
 
 def sparse(rng: np.random.Generator, *shape: int, k: int = 2) -> np.ndarray:
-    """Weights of up to k of the experts on the last axis."""
+    """Return weights of up to k of the experts on the last axis."""
     weights = rng.uniform(0.1, 1, shape)
     rank = np.argsort(np.argsort(rng.random(shape), -1), -1)
     return np.where(rank < rng.integers(0, k + 1, (*shape[:-1], 1)), weights, 0)
@@ -87,7 +87,7 @@ def run(built: BuiltModel, feeds: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def check(layer: Layer, target: str, feeds: dict[str, np.ndarray]) -> Counter[str]:
-    """Equal to the interpreter; returns the operators used."""
+    """Compare with the interpreter; return the operators used."""
     built = layer.build(target)
     want, got = interpret(layer.graph, feeds)["y"], run(built, feeds)
     scale = np.abs(want).max()
@@ -121,7 +121,7 @@ UNITS: dict[str, tuple[bool, dict[str, Any]]] = {  # whether ONNX Runtime's oper
 @pytest.mark.parametrize(
     ("unit", "target", "active"), each(5, itertools.product(UNITS, ("onnx", "ort-cpu"), (None, 2, 3)))
 )
-def test_units(unit: str, target: str, active: int | None, rng: np.random.Generator) -> None:
+def test_expert_activations(unit: str, target: str, active: int | None, rng: np.random.Generator) -> None:
     fits, attrs = UNITS[unit]
     layer = Layer()
     combine = layer.input("combine", sym("batch"), sym("seq"), EXPERTS)
@@ -168,7 +168,7 @@ ROUTERS: dict[str, tuple[Router, bool]] = {  # and whether the operator can choo
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("name", ROUTERS)
-def test_routers(name: str, target: str, rng: np.random.Generator) -> None:
+def test_routers_equal_the_interpreter(name: str, target: str, rng: np.random.Generator) -> None:
     make, direct = ROUTERS[name]
     layer = Layer()
     logits = layer.input("logits", sym("batch"), sym("seq"), EXPERTS)
@@ -184,7 +184,7 @@ def test_routers(name: str, target: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "not renormalized", "switch", "sigmoid"])
-def test_the_operator_may_get_the_memory_of_its_input(name: str, rng: np.random.Generator) -> None:
+def test_moe_operator_may_run_in_place(name: str, rng: np.random.Generator) -> None:
     """Between two other operators ONNX Runtime gives it one piece of memory for both."""
     layer = Layer()
     layer.x = ops.neg(layer.x)
@@ -196,7 +196,7 @@ def test_the_operator_may_get_the_memory_of_its_input(name: str, rng: np.random.
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("shape", [(DIM,), (7, DIM), (2, 3, 4, DIM)])
-def test_any_number_of_axes(shape: tuple[int, ...], target: str, rng: np.random.Generator) -> None:
+def test_experts_take_any_number_of_axes(shape: tuple[int, ...], target: str, rng: np.random.Generator) -> None:
     layer = Layer()
     layer.x = layer.input("tokens", *shape)
     layer.moe(layer.input("combine", *shape[:-1], EXPERTS), active=2)
@@ -206,7 +206,7 @@ def test_any_number_of_axes(shape: tuple[int, ...], target: str, rng: np.random.
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("case", ["idle", "one expert", "many tokens", "last expert"])
-def test_uneven_loads(case: str, target: str, rng: np.random.Generator) -> None:
+def test_unevenly_loaded_experts(case: str, target: str, rng: np.random.Generator) -> None:
     tokens = 700 if case == "many tokens" else 5
     layer = Layer(experts=16)
     layer.moe(layer.input("combine", sym("batch"), sym("seq"), 16), activation="gelu", active=3)
@@ -219,7 +219,7 @@ def test_uneven_loads(case: str, target: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_experts_that_nobody_asks_are_not_computed(activation: str, target: str, rng: np.random.Generator) -> None:
+def test_unused_experts_are_not_computed(activation: str, target: str, rng: np.random.Generator) -> None:
     """Their weights are not even read: they may be any numbers."""
     layer = Layer()
     layer.moe(ops.route(layer.input("logits", sym("batch"), sym("seq"), EXPERTS), k=2), activation=activation, active=2)
@@ -238,7 +238,7 @@ def test_experts_that_nobody_asks_are_not_computed(activation: str, target: str,
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
 @pytest.mark.parametrize("target", PLACES)
-def test_the_number_of_nodes_does_not_grow_with_the_experts(activation: str, target: str) -> None:
+def test_node_count_does_not_grow_with_experts(activation: str, target: str) -> None:
     found = []
     for experts in (8, 256):
         layer = Layer(experts)
@@ -248,7 +248,7 @@ def test_the_number_of_nodes_does_not_grow_with_the_experts(activation: str, tar
     assert found[0] == found[1]
 
 
-def test_expert_choice_compares_no_pairs_of_tokens() -> None:
+def test_expert_choice_has_no_token_by_token_tensor() -> None:
     layer = Layer()
     layer.graph.add_output("y", ops.expert_choice(layer.input("logits", sym("batch"), sym("seq"), EXPERTS)))
     for target in PLACES:

@@ -54,7 +54,9 @@ def saved(folder: Path, family: str, **config: Any) -> Any:
 
 @pytest.mark.parametrize("every", [False, True], ids=["last", "every"])
 @pytest.mark.parametrize(("family", "target"), [("Llama", "ort-cpu"), ("Llama", "onnx"), ("Gemma2", "onnx")])
-def test_any_mask_gives_each_row_alone(family: str, every: bool, target: str, tmp_path: Path) -> None:
+def test_any_attention_mask_gives_the_result_of_each_row_alone(
+    family: str, every: bool, target: str, tmp_path: Path
+) -> None:
     model = saved(tmp_path / "hf", family, sliding_window=8)
     weft.compile(
         tmp_path / "hf", tmp_path / "out", target=target, passes="default,-last-token-logits" if every else "default"
@@ -73,7 +75,7 @@ def test_any_mask_gives_each_row_alone(family: str, every: bool, target: str, tm
 
 
 @pytest.mark.parametrize(("family", "target"), [("Mamba", "ort-cpu"), ("Mamba", "onnx"), ("Gemma2", "onnx")])
-def test_padding_that_would_harm_a_state_makes_the_row_nan(family: str, target: str, tmp_path: Path) -> None:
+def test_padding_that_would_enter_a_state_gives_nan_logits(family: str, target: str, tmp_path: Path) -> None:
     saved(tmp_path / "hf", family, sliding_window=4)
     weft.compile(tmp_path / "hf", tmp_path / "out", target=target)
     raw = Raw(tmp_path / "out", 4, 16)

@@ -58,7 +58,7 @@ class Layer:
         return self.graph
 
     def plain(self, **attrs: Any) -> Graph:
-        """With a router of softmax and the two largest."""
+        """Return a layer with a softmax router that chooses two experts."""
         return self.moe(ops.route(self.logits(), k=2), active=2, **attrs)
 
 
@@ -67,7 +67,7 @@ def kinds(graph: Graph, target: str = "ort-cpu") -> set[str]:
 
 
 def check(layer: Layer, graph: Graph, name: str = "QMoE") -> None:
-    """Equal to the float64 meaning where activations are not rounded."""
+    """Compare with the float64 reference where activations are not rounded."""
     exact = interpret(graph, layer.feeds)["y"]
     KeepBlocks("quantized").run(graph, Trace())
     assert name in kinds(graph)
@@ -87,7 +87,7 @@ def test_wide_groups_in_f32() -> None:
         check(layer, layer.plain())
 
 
-def test_codes_of_8_bits_round_always_so_that_f32_takes_the_numbers() -> None:
+def test_8_bit_codes_are_dequantized_for_f32_arithmetic() -> None:
     layer = Layer(8, False)
     check(layer, graph := layer.plain(), "MoE")
     assert any("rounds activations" in line for line in select_lowerings(graph, TARGETS["ort-cpu"]).trace)
@@ -95,7 +95,7 @@ def test_codes_of_8_bits_round_always_so_that_f32_takes_the_numbers() -> None:
 
 
 def bound(layer: Layer, graph: Graph) -> Array:
-    """The largest error of a token's outputs if activations of an expert are off by 1/254 of their largest."""
+    """Return the largest error of a token's outputs if activations of an expert are off by 1/254 of their largest."""
     arrays = {name: graph.params[name].recipe.evaluate(graph.reader).astype(np.float64) for name in graph.params}
     x = layer.feeds["x"].astype(np.float64)
     combine = next(node.output for node in graph.nodes if node.op is ops.route)
@@ -140,13 +140,13 @@ ROUTERS = {
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_routers(router: str) -> None:
+def test_any_router_weights_quantized_experts(router: str) -> None:
     layer = Layer()
     active = None if router in ("all", "expert choice") else 2
     check(layer, layer.moe(ROUTERS[router](layer), active=active))
 
 
-def test_shared_experts() -> None:
+def test_quantized_shared_experts() -> None:
     """A feed-forward of all tokens beside the mixture, as in Qwen2-MoE and DeepSeek."""
     layer = Layer()
     graph = layer.plain()
@@ -166,7 +166,7 @@ UNITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_units(unit: str) -> None:
+def test_quantized_expert_activations(unit: str) -> None:
     layer = Layer()
     check(layer, layer.plain(**UNITS[unit]))
 
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[Layer, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_kernel_lacks_is_told_and_computed_from_the_numbers(name: str) -> None:
+def test_experts_that_qmoe_lacks_are_dequantized_with_a_reason(name: str) -> None:
     layer, attrs, reason = REFUSED[name]
     graph = Layer(*layer.scheme[:1], layer.scheme[2], layer.scheme[1], layer.dim, layer.hidden).plain(**attrs)
     exact = interpret(graph, layer.feeds)["y"]
@@ -193,7 +193,7 @@ def test_what_the_kernel_lacks_is_told_and_computed_from_the_numbers(name: str) 
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_no_copy_in_floats_is_stored(bits: int) -> None:
+def test_experts_are_not_stored_as_floats(bits: int) -> None:
     graph = Layer(bits).plain()
     built = build_model(graph, TARGETS["ort-cpu"], 16)
     elements = 3 * EXPERTS * HIDDEN * DIM
@@ -214,7 +214,7 @@ def test_f16() -> None:
     assert relative(on_onnxruntime(graph, feeds).astype(np.float64), exact) < 64 * float(dtypes.f16.eps)
 
 
-def test_cuda_takes_what_its_kernel_is_known_to_take() -> None:
+def test_qmoe_on_cuda_takes_f16_without_zero_points() -> None:
     symmetric, others = Layer(4, False), [(Layer(4, True), "zero points"), (Layer(4, False, 16), "groups of 16")]
     graph = run_passes(symmetric.plain(), "cast{dtype=f16}")
     (node,) = (n for n in build_model(graph, TARGETS["ort-cuda"], 16).model.graph if n.op_type == "QMoE")

@@ -34,7 +34,7 @@ def draw(*shape: int) -> Array:
 
 
 def lowered(op: Op, operands: dict[str, Any], target: str, dtype: str = "f32", **attrs: Any) -> BuiltModel:
-    """`op` for any batch and length; operands of rank 1 and 2 (but not `positions`) are weights."""
+    """Lower `op` for any batch and length; operands of rank 1 and 2 (but not `positions`) are weights."""
     weights = {k: v for k, v in operands.items() if v is not None and v.ndim < 3 and k != "positions"}
     graph = Graph(op.name, MemoryReader(dict(weights)))
     values: list[Value | None] = []
@@ -73,12 +73,12 @@ def close(found: Array, wanted: Array, bound: float = ROUNDING) -> None:
 
 
 def rounded(operands: dict[str, Any]) -> dict[str, Any]:
-    """In numbers that f32 holds."""
+    """Round to values that f32 represents."""
     return {k: v if v is None or v.dtype.kind != "f" else v.astype(np.float32) for k, v in operands.items()}
 
 
 def scanned(step: float, seq: int, batch: int = 2) -> dict[str, Any]:
-    """Operands of selective_scan; steps of about `step` times rates of −1 … −16."""
+    """Return operands of selective_scan: steps of about `step` times rates of −1 … −16."""
     channels, states = 6, 5
     delta = step * np.abs(draw(batch, seq, channels))
     a, d = -np.linspace(1, 16, channels * states).reshape(channels, states), draw(channels)
@@ -88,7 +88,7 @@ def scanned(step: float, seq: int, batch: int = 2) -> dict[str, Any]:
 
 
 def dual(step: float, seq: int, batch: int = 2) -> dict[str, Any]:
-    """Operands of ssd: 4 heads of 3, 2 groups of 5 states."""
+    """Return operands of ssd: 4 heads of 3, 2 groups of 5 states."""
     delta = step * np.abs(draw(batch, seq, 4))
     operands = {"x": draw(batch, seq, 12), "delta": delta, "a": -np.linspace(1, 16, 4)}
     operands |= {"b": draw(batch, seq, 10), "c": draw(batch, seq, 10), "d": draw(4), "past": draw(batch, 4, 5, 3)}
@@ -96,7 +96,7 @@ def dual(step: float, seq: int, batch: int = 2) -> dict[str, Any]:
 
 
 def delta(gates: int, seq: int, batch: int = 2) -> dict[str, Any]:
-    """Operands of gated_delta_rule: 4 heads of values of 3, keys of 5 in 2 groups, as many `gates`."""
+    """Return operands of gated_delta_rule: 4 value heads of 3, keys of 5 in 2 groups, and `gates`."""
     k = draw(batch, seq, 2, 5)
     k = (k / np.linalg.norm(k, axis=-1, keepdims=True)).reshape(batch, seq, 10)
     operands = {"q": draw(batch, seq, 10), "k": k, "v": draw(batch, seq, 12), "beta": RNG.random((batch, seq, 4))}
@@ -105,7 +105,7 @@ def delta(gates: int, seq: int, batch: int = 2) -> dict[str, Any]:
 
 
 def linear(turned: bool, seq: int, batch: int = 2) -> dict[str, Any]:
-    """Operands of linear_attention: 3 heads of 4, values of 5."""
+    """Return operands of linear_attention: 3 heads of 4, values of 5."""
     operands: dict[str, Any] = {
         "q": draw(batch, seq, 12),
         "k": draw(batch, seq, 12),
@@ -118,7 +118,8 @@ def linear(turned: bool, seq: int, batch: int = 2) -> dict[str, Any]:
 
 
 def recurrence(operands: dict[str, Any], groups: int = 1) -> tuple[Array, Array]:
-    """h_t = e^{Δ_t A} h_{t−1} + Δ_t x_t B_tᵀ with the state of every channel [batch, channels, states], one by one."""
+    """Compute h_t = e^{Δ_t A} h_{t−1} + Δ_t x_t B_tᵀ, the state of every channel [batch, channels, states], step by
+    step."""
     x, delta, a, b, c, d, state = (np.asarray(v, np.float64) for v in operands.values())
     batch, seq, channels = x.shape
     if a.ndim == 1:
@@ -178,7 +179,7 @@ def test_small_features_keep_their_weight() -> None:
 
 @pytest.mark.parametrize("target", CPU)
 @pytest.mark.parametrize("cuts", [(70,), (33, 37), (1,) * 5 + (64, 1), (2, 1, 67)])
-def test_pieces_are_one_run(target: str, cuts: tuple[int, ...]) -> None:
+def test_recurrence_in_chunks_equals_one_call(target: str, cuts: tuple[int, ...]) -> None:
     conv = rounded({"x": draw(2, 70, 6), "weight": draw(6, 4), "bias": draw(6), "past": np.zeros((2, 3, 6))})
     runs: list[tuple[Op, dict[str, Any], dict[str, Any], list[str]]] = [
         (ops.selective_scan, scanned(0.2, 70), {}, ["past"]),
@@ -204,7 +205,7 @@ def test_pieces_are_one_run(target: str, cuts: tuple[int, ...]) -> None:
             close(a, b)
 
 
-def test_half_precision_sums_in_full() -> None:
+def test_half_precision_accumulates_in_f32() -> None:
     """Errors are the rounding of what goes in and out, not of the sums: 3000 features of about 1 end where f16 has
     steps of 2, and a state is rounded a hundred times."""
     operands = scanned(0.01, 500)
@@ -226,7 +227,7 @@ def test_half_precision_sums_in_full() -> None:
 
 @pytest.mark.parametrize("target", CPU)
 @pytest.mark.parametrize("gates", [0, 20])
-def test_the_delta_rule_in_half_precision(gates: int, target: str) -> None:
+def test_delta_rule_in_half_precision(gates: int, target: str) -> None:
     """Changes of 500 tokens are summed in f32: what is left is the rounding of operands and results."""
     operands, sizes = delta(gates, 500), {"heads": 4, "groups": 2}
     half = {k: None if v is None else v.astype(np.float16).astype(np.float64) for k, v in operands.items()}
@@ -244,7 +245,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 @pytest.mark.parametrize("target", CPU)
-def test_what_is_computed_grows_with_the_length_only(target: str) -> None:
+def test_recurrence_cost_is_linear_in_the_length(target: str) -> None:
     """No tensor has two axes of tokens beyond a chunk: ten times the tokens make the largest ten times as large."""
     runs: list[tuple[Op, Any, dict[str, Any]]] = [
         (ops.selective_scan, scanned, {}),
@@ -280,7 +281,7 @@ def test_on_cuda_a_recurrence_is_one_kernel(dtype: str) -> None:
         assert cuda_problems(built.model) == []
 
 
-def test_other_activations_of_a_convolution_go_around_the_kernels() -> None:
+def test_convolution_activations_without_kernel_are_expanded() -> None:
     operands = rounded({"x": draw(2, 9, 6), "weight": draw(6, 3), "bias": draw(6)})
     wide = [np.asarray(v, np.float64) for v in operands.values() if v is not None]
     for name in ("gelu_tanh", "elu", "relu2"):
@@ -292,7 +293,7 @@ def test_other_activations_of_a_convolution_go_around_the_kernels() -> None:
 
 
 def published() -> list[TestCase]:
-    """The cases of the ONNX standard that the ops can express: heads of values that share no state, convolutions over
+    """List the cases of the ONNX standard that the ops can express: value heads that share no state, convolutions over
     two tokens or more."""
     found = []
     for case in node_cases("LinearAttention", "CausalConvWithState"):
@@ -306,7 +307,7 @@ def published() -> list[TestCase]:
 
 
 def expressed(kind: str, given: dict[str, Array], attrs: dict[str, Any]) -> tuple[Op, dict[str, Any], dict[str, Any]]:
-    """A published case as an op, its operands and its attributes."""
+    """Return a published case as an op, its operands and its attributes."""
     past = given.get("past_state")
     if kind == "LinearAttention":
         heads = attrs["kv_num_heads"]
@@ -327,7 +328,7 @@ def expressed(kind: str, given: dict[str, Array], attrs: dict[str, Any]) -> tupl
 
 @pytest.mark.parametrize("target", CPU)
 @pytest.mark.parametrize("case", published(), ids=lambda c: c.name)
-def test_cases_of_the_standard(case: TestCase, target: str) -> None:
+def test_onnx_standard_cases(case: TestCase, target: str) -> None:
     assert case.model is not None and case.data_sets is not None
     node = case.model.graph.node[0]
     attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -342,7 +343,7 @@ def test_cases_of_the_standard(case: TestCase, target: str) -> None:
         close(got.transpose(layout), wanted.astype(np.float64), 64 * dtype.eps)
 
 
-def test_names_of_outputs_are_theirs_alone() -> None:
+def test_output_names_are_unique_across_subgraphs() -> None:
     """A value within the model, or within the step of a scan, may be called like an output of the model."""
     graph = Graph("names")
     x = graph.add_input("x", TensorType(dtypes.f32, (2, 3, 4)))

@@ -16,7 +16,7 @@ from ..lowered import Builder, op_types, run
 
 
 def decay(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """h ← W h / 2 + x; y = 3 h."""
+    """Compute h ← W h / 2 + x and y = 3 h."""
     (h,), (x, weight) = states, tokens
     new = ops.add(ops.affine(ops.linear(h, weight), by=0.5), x)
     return [new], [ops.affine(new, by=3.0)]

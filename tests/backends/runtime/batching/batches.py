@@ -34,7 +34,7 @@ def answers(model: Generator, **options: Any) -> list[Answer]:
 
 
 def run(batch: Batch, joining: list[Answer], at_a_time: int = 2) -> None:
-    """Let `joining` join, so many between two steps, until all have left."""
+    """Let `joining` join, `at_a_time` between two steps, until all have left."""
     rest = list(joining)
     for _ in range(1000):
         for answer in rest[:at_a_time]:

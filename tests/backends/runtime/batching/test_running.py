@@ -37,7 +37,7 @@ STACKS = {
 
 @pytest.fixture(scope="module", params=STACKS)
 def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of one model by target."""
+    """Return folders of one model by target."""
     home = tmp_path_factory.mktemp("stack")
     model = Decoder(vocab=VOCAB, dim=32, layers=STACKS[request.param], context=320)
     for target in ("ort-cpu", "torch"):
@@ -46,7 +46,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(("target", "compact"), each(3, itertools.product(("ort-cpu", "torch"), (True, False))))
-def test_answers_are_those_of_their_prompts_alone(
+def test_batched_answers_equal_answers_alone(
     stack: dict[str, Path], target: str, compact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows join while others decode, move, and read prompts in chunks between steps; caches grow on the way."""
@@ -63,7 +63,7 @@ def test_answers_are_those_of_their_prompts_alone(
     assert batch.read_tokens == sum(map(len, PROMPTS))
 
 
-def test_long_answers_take_turns(stack: dict[str, Path]) -> None:
+def test_long_answers_are_preempted_after_a_quantum(stack: dict[str, Path]) -> None:
     """Two rows, four answers: none waits for the end of another, and what was set aside goes on where it was."""
     model = weft.load(stack["ort-cpu"])
     assert isinstance(model, Generator)
@@ -89,7 +89,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Generator:
     return found
 
 
-def test_an_answer_that_leaves_frees_its_row(model: Generator) -> None:
+def test_leaving_answer_frees_its_row(model: Generator) -> None:
     batch = new_batch(model.decoder, 2)
     given = answers(model)[2:6]
     for answer in given:
@@ -104,7 +104,7 @@ def test_an_answer_that_leaves_frees_its_row(model: Generator) -> None:
     assert [answer.result.tokens for answer in given[1:3]] == alone(model)[3:5]
 
 
-def test_rows_are_sampled_each_in_its_own_way(model: Generator) -> None:
+def test_rows_have_sampling_options_of_their_own(model: Generator) -> None:
     ways = [
         Sampling(temperature=1.0, seed=3),
         Sampling(temperature=0.7, top_k=9, seed=3),
@@ -144,7 +144,7 @@ class Evens:
             raise WeftError("no such token")
 
 
-def test_a_constrained_row_leaves_the_others_alone(model: Generator) -> None:
+def test_constraint_of_a_row_does_not_change_other_rows(model: Generator) -> None:
     given = [*answers(model)[:3], model.answer([3, 3], max_tokens=20, constraint=Evens())]
     run(new_batch(model.decoder, 4), given, 4)
     assert [answer.result.tokens for answer in given[:3]] == alone(model)[:3]
@@ -166,7 +166,7 @@ def test_log_probabilities_are_those_of_the_logits(model: Generator) -> None:
         text.append(token)
 
 
-def test_an_answer_that_cannot_be_drawn_ends_alone(model: Generator) -> None:
+def test_failed_draw_ends_only_its_answer(model: Generator) -> None:
     class Nothing(Evens):
         def mask_logits(self, logits: Any) -> Any:
             return np.full_like(logits, -np.inf if self.count == 2 else 0)
@@ -177,7 +177,7 @@ def test_an_answer_that_cannot_be_drawn_ends_alone(model: Generator) -> None:
     assert [answer.result.tokens for answer in given[1:]] == alone(model)[:3]
 
 
-def test_rows_without_memory_end_alone(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_ends_only_the_longest_rows(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches that cannot grow: the longest text ends with the reason, the others go on."""
     monkeypatch.setattr("weft.backends.runtime.core.decoder.STEP", {"cpu": 8})
     new_context = model.decoder.new_context
@@ -196,7 +196,7 @@ def test_rows_without_memory_end_alone(model: Generator, monkeypatch: pytest.Mon
     assert len(given[1].result.tokens) == 15 and given[2].result.tokens == []
 
 
-def test_on_a_pretended_device(stack: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_cuda_device_gives_the_same_tokens(stack: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are computed at each step, by captured graphs, in memory that is reached only by copies."""
     real = weft.load(stack["ort-cpu"])
     assert isinstance(real, Generator)

@@ -10,10 +10,11 @@ from weft.backends.runtime.batching import StaticBatch, new_batch
 from weft.backends.runtime.core.generation import Generator
 from weft.frontends import load_source
 
+from ..sums import SumDecoder, continue_sums
 from .batches import VOCAB, alone, answers, block, run
 
 
-def test_an_encoder_decoder_runs_static_batches(tmp_path: Path) -> None:
+def test_encoder_decoder_runs_in_static_batches(tmp_path: Path) -> None:
     from weft import CrossAttention, Encoder, EncoderDecoder
 
     half = {"dim": 16, "layers": 1}
@@ -39,3 +40,19 @@ def test_an_encoder_decoder_runs_static_batches(tmp_path: Path) -> None:
     for answer in given:
         batch.leave(answer)
     assert not len(batch) and batch.advance() == []
+
+
+def test_next_batch_begins_when_the_last_answer_has_ended() -> None:
+    model = Generator(SumDecoder())
+    batch = StaticBatch(model.decoder, 2)
+    prompts, lengths = [[1], [2, 3], [4]], [2, 5, 1]
+    given = [model.answer(prompt, max_tokens=n) for prompt, n in zip(prompts, lengths, strict=True)]
+    for answer in given:
+        batch.join(answer)
+    assert batch.advance() == given[:2] and batch.active == given[:2] and len(batch) == 3
+    assert batch.advance() == given[:2] and batch.active == given[1:2]  # a free row stays free
+    while batch.active:
+        batch.advance()
+    assert batch.advance() == given[2:] and not len(batch)
+    wanted = [continue_sums(prompt, n) for prompt, n in zip(prompts, lengths, strict=True)]
+    assert [answer.result.tokens for answer in given] == wanted

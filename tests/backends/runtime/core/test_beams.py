@@ -41,7 +41,7 @@ STOPS: list[list[int]] = [[], [7], [7, 20, 33, 34, 35, 41]]
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A model of transformers and the decoder compiled from it."""
+    """Return a model of transformers and the decoder compiled from it."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs: Any = randomized(MODELS[request.param]())
     theirs.save_pretrained(folder / "hf")
@@ -50,9 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(("how", "stop"), each(2, itertools.product(HOWS, STOPS)), ids=str)
-def test_texts_and_scores_are_those_of_transformers(
-    pair: tuple[Any, Any], how: dict[str, Any], stop: list[int]
-) -> None:
+def test_beams_and_scores_equal_transformers(pair: tuple[Any, Any], how: dict[str, Any], stop: list[int]) -> None:
     theirs, ours = pair
     model = Generator(ours.decoder, stop_ids=frozenset(stop))
     results = model.generate(PROMPTS, max_tokens=14, **{"beams": 4, "returned": 2, **how})
@@ -63,7 +61,7 @@ def test_texts_and_scores_are_those_of_transformers(
     assert [r.prompt for r in results] == [prompt for prompt in PROMPTS for _ in range(2)]
 
 
-def test_a_search_beats_the_greedy_text(pair: tuple[Any, Any]) -> None:
+def test_beam_search_scores_at_least_greedy(pair: tuple[Any, Any]) -> None:
     """Were the caches not reordered with their texts, the score would not be that of the text."""
     _, ours = pair
     model = Generator(ours.decoder)
@@ -94,7 +92,7 @@ def test_timings_of_a_search(pair: tuple[Any, Any]) -> None:
     assert timings.cache_bytes == ours.decoder.cache_bytes(9, 20)
 
 
-def test_forced_tokens_open_and_close_a_text() -> None:
+def test_forced_tokens_begin_and_end_a_beam() -> None:
     one = BeamSearch(Beams(beams=2), 3, frozenset([9]), TokenRules(begin=((4,),), last=9))
     rng = np.random.default_rng(0)
     parents, tokens = one.advance(rng.standard_normal((2, 10)).astype(np.float32))
@@ -105,14 +103,14 @@ def test_forced_tokens_open_and_close_a_text() -> None:
 
 
 @pytest.mark.parametrize(("early_stopping", "penalty", "goes_on"), [(False, 1, 0), ("never", 1, 1), ("never", -1, 0)])
-def test_a_search_goes_on_while_it_may_improve(early_stopping: Any, penalty: float, goes_on: int) -> None:
+def test_early_stopping_decides_when_a_search_ends(early_stopping: Any, penalty: float, goes_on: int) -> None:
     """ln 0.35 is below ln 0.45 of what has ended, but a tenth of it is not."""
     one = BeamSearch(Beams(1, penalty, early_stopping), 10, frozenset([0]), TokenRules())
     one.advance(np.log(np.float32([[0.45, 0.35, 0.2]])))
     assert one.open == bool(goes_on) and [text.tokens for text in one.best] == [(0,)]
 
 
-def test_a_vocabulary_smaller_than_the_beams() -> None:
+def test_beams_may_outnumber_the_vocabulary() -> None:
     one = BeamSearch(Beams(beams=5, returned=5), 2, frozenset(), TokenRules())
     logits = np.log(np.float32([[0.7, 0.3]] * 5))
     assert one.advance(logits) == ([0] * 5, [0, 1, 0, 0, 0])
@@ -148,7 +146,7 @@ def test_bad_searches_are_refused(pair: tuple[Any, Any], options: dict[str, Any]
         pair[1].generate([1], **options)
 
 
-def test_broken_logits_end_a_search() -> None:
+def test_nan_logits_raise_in_a_beam_search() -> None:
     logits = np.full((2, 5), np.nan, np.float32)
     with pytest.raises(WeftError, match="largest logit"):
         BeamSearch(Beams(beams=2), 3, frozenset(), TokenRules()).advance(logits)

@@ -1,4 +1,4 @@
-"""The runtime on tiny hand-written ONNX decoders, against the same model recomputed in float64 without any cache."""
+"""Generation with small ONNX decoders written by hand, against the same model in float64 without a cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tiny:
         return cls(weights)
 
     def logits(self, ids: list[int]) -> NDArray[np.float64]:
-        """[len(ids), vocab], everything recomputed."""
+        """Compute [len(ids), vocab] without a cache."""
         w = {name: value.astype(np.float64) for name, value in self.weights.items()}
         n = len(ids)
         cos, sin = w["cos"][:n, None], w["sin"][:n, None]
@@ -94,7 +94,8 @@ class Tiny:
         return name
 
     def build(self, *, standard: bool = False, every: bool = False, cache: int = 1, output: int = 1) -> onnx.ModelProto:
-        """GroupQueryAttention, or the standard ops where `standard`; the caches and logits in these ONNX types."""
+        """Return a model of GroupQueryAttention, or of standard operators with `standard`; `cache` and `output` are
+        ONNX types."""
         op, self.nodes = self.op, []
         self.constants = [numpy_helper.from_array(value, name) for name, value in self.weights.items()]
         valid = op("ReduceSum", "attention_mask", self.constant(1), keepdims=0)
@@ -214,7 +215,7 @@ TOLERANCE = 10 * 2**-24 * 8 * np.sqrt(DIM * LAYERS * 8)
 
 @pytest.mark.parametrize("standard", [False, True], ids=["gqa", "standard"])
 @pytest.mark.parametrize("every", [False, True], ids=["last", "all"])
-def test_every_path_gives_the_reference_tokens(tiny: Tiny, tmp_path: Path, standard: bool, every: bool) -> None:
+def test_every_call_size_gives_the_reference_tokens(tiny: Tiny, tmp_path: Path, standard: bool, every: bool) -> None:
     model = opened(save(tmp_path, tiny.build(standard=standard, every=every)))
     wanted = [tiny.greedy(prompt, 12) for prompt in PROMPTS]
     assert len({t for row in wanted for t in row}) > 6  # the model does not just repeat itself
@@ -236,7 +237,7 @@ def test_logits_of_all_positions(tiny: Tiny, tmp_path: Path, every: bool, chunk:
     np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
 
 
-def test_caches_of_many_steps(tiny: Tiny, model: Generator) -> None:
+def test_caches_grow_past_their_first_capacity(tiny: Tiny, model: Generator) -> None:
     prompt = list(np.random.default_rng(2).integers(VOCAB, size=250))  # grows past the first 256 slots
     (result,) = model.generate(prompt, max_tokens=None, chunk=64)
     assert len(result.tokens) == LONGEST + 1 - 250 and result.finish == "length"
@@ -244,7 +245,7 @@ def test_caches_of_many_steps(tiny: Tiny, model: Generator) -> None:
     np.testing.assert_array_equal(tiny.logits(ids[:-1])[249:].argmax(-1), result.tokens)
 
 
-def test_rows_end_on_their_own(tiny: Tiny, tmp_path: Path) -> None:
+def test_rows_end_at_their_own_stop_tokens(tiny: Tiny, tmp_path: Path) -> None:
     alone = [tiny.greedy(prompt, 20) for prompt in PROMPTS]
     stop = alone[0][4]
     model = opened(save(tmp_path, tiny.build(), eos_token_ids=[stop]))
@@ -267,7 +268,7 @@ def test_contexts_are_independent_and_used_again(tiny: Tiny, model: Generator) -
         np.testing.assert_allclose(three.prefill([[8]])[0], tiny.logits([8])[-1], atol=TOLERANCE)
 
 
-def test_timings_count_what_was_done(model: Generator) -> None:
+def test_timings_count_tokens(model: Generator) -> None:
     results = model.generate(PROMPTS, max_tokens=5)
     timings = results[0].timings
     assert timings is results[1].timings
@@ -275,7 +276,7 @@ def test_timings_count_what_was_done(model: Generator) -> None:
     assert timings.prefill_rate > 0 and timings.decode_rate > 0
 
 
-def test_seeds(model: Generator) -> None:
+def test_seeds_repeat_draws(model: Generator) -> None:
     options: Any = {"max_tokens": 20, "temperature": 1.5, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.2}
     batch = tokens(model.generate(PROMPTS, seed=7, **options))
     assert batch == tokens(model.generate(PROMPTS, seed=7, chunk=3, **options))
@@ -307,7 +308,7 @@ def test_half_precision(tiny: Tiny, tmp_path: Path, standard: bool, cache: int, 
 
 
 @pytest.mark.parametrize(("cache", "output"), [(1, 1), (16, 16)], ids=["f32", "bf16"])
-def test_the_cuda_path_on_a_pretended_device(
+def test_cuda_path_on_a_simulated_device(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: int, output: int
 ) -> None:
     path = save(tmp_path, tiny.build(standard=cache == 16, cache=cache, output=output)) / "model.onnx"

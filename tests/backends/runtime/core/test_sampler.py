@@ -37,7 +37,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def reference(options: dict[str, Any], prompt: list[int], logits: np.ndarray) -> np.ndarray:
-    """The processors that transformers' generate would build, in its order."""
+    """Apply the processors that transformers' generate would build, in its order."""
     processors = LogitsProcessorList()
     if "repetition_penalty" in options:
         processors.append(RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
@@ -54,7 +54,7 @@ def reference(options: dict[str, Any], prompt: list[int], logits: np.ndarray) ->
 
 @pytest.mark.parametrize("options", CASES, ids=lambda case: ",".join(f"{k}={v}" for k, v in case.items()))
 @pytest.mark.parametrize("vocab", [2, 65, 1000])
-def test_the_same_scores_as_transformers(options: dict[str, Any], vocab: int, rng: np.random.Generator) -> None:
+def test_scores_equal_transformers(options: dict[str, Any], vocab: int, rng: np.random.Generator) -> None:
     for spread in (0.5, 3.0, 12.0):
         logits = (spread * rng.standard_normal(vocab)).astype(np.float32)
         logits[rng.integers(vocab)] = -np.inf
@@ -83,7 +83,7 @@ EXTREME = [1e-300, 1e-45, 1e-40, 1.2e-38, 1e-30, 1e-9]
 
 
 def spread(rng: np.random.Generator) -> list[np.ndarray]:
-    """Logits around and far from 0, with hidden tokens, the likeliest of which is not the last."""
+    """Return logits around and far from 0, with masked tokens; the likeliest is not the last."""
     found = []
     for offset, width in ((0, 1), (500, 20), (-500, 20), (3e38, 1e37), (-3e38, 1e37)):
         logits = (offset + width * rng.standard_normal(50)).astype(np.float32)
@@ -97,9 +97,7 @@ def spread(rng: np.random.Generator) -> list[np.ndarray]:
     "filters", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"repetition_penalty": 1.0 + 1e-9}]
 )
 @pytest.mark.parametrize("temperature", EXTREME)
-def test_the_limit_of_low_temperatures_is_greedy(
-    temperature: float, filters: dict[str, Any], rng: np.random.Generator
-) -> None:
+def test_low_temperature_limit_is_greedy(temperature: float, filters: dict[str, Any], rng: np.random.Generator) -> None:
     for logits in spread(rng):
         draw = Sampler(Sampling(temperature=temperature, seed=1, **filters), [1, 2])
         assert {draw(logits) for _ in range(8)} == {7}
@@ -109,7 +107,7 @@ def test_the_limit_of_low_temperatures_is_greedy(
 
 
 @pytest.mark.parametrize("temperature", [1e30, 1e39, 1e300])
-def test_the_limit_of_high_temperatures_is_uniform(temperature: float, rng: np.random.Generator) -> None:
+def test_high_temperature_limit_is_uniform(temperature: float, rng: np.random.Generator) -> None:
     logits = rng.standard_normal(50).astype(np.float32)
     logits[:3] = -np.inf
     ids, scores = Sampler(Sampling(temperature=temperature), []).filter_candidates(logits)
@@ -126,7 +124,7 @@ def test_extreme_penalties_leave_numbers(penalty: float) -> None:
 
 
 @pytest.mark.parametrize("top_p", [1e-300, 1e-45, 1e-20, 1e-9])
-def test_the_smallest_nucleus_is_the_likeliest_token(top_p: float) -> None:
+def test_smallest_nucleus_is_the_likeliest_token(top_p: float) -> None:
     for logits in (np.zeros(7, np.float32), np.arange(7, dtype=np.float32)):
         ids, _ = Sampler(Sampling(temperature=1, top_p=top_p), []).filter_candidates(logits)
         assert ids.size >= 1 and logits[ids].max() == logits.max()
@@ -134,7 +132,7 @@ def test_the_smallest_nucleus_is_the_likeliest_token(top_p: float) -> None:
         assert p.isfinite().all() and p.argmax() == p[0].nonzero()[-1]
 
 
-def test_the_repetition_penalty_remembers_what_was_drawn() -> None:
+def test_repetition_penalty_counts_drawn_tokens() -> None:
     logits = np.array([3, 2.9, 2.8, -1], np.float32)
     draw = Sampler(Sampling(repetition_penalty=1.2), [2, 77])  # 77: seen, but outside of these logits
     assert [draw(logits) for _ in range(3)] == [0, 1, 0]

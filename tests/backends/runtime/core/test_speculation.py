@@ -36,7 +36,7 @@ def target(request: pytest.FixtureRequest) -> str:
 
 
 def every(target: str) -> str:
-    """Passes that leave the logits of all tokens."""
+    """Return passes that leave the logits of all tokens."""
     return "default" if target == "torch" else "default,-last-token-logits"
 
 
@@ -65,7 +65,7 @@ class Guesses(Drafter):
 
 @pytest.mark.parametrize("options", [{}, {**SAMPLED, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[:1]], ids=["batch", "one"])
-def test_drafts_right_and_wrong(
+def test_right_and_wrong_drafts_give_the_same_tokens(
     model: Generator, prompts: list[list[int]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows accept different numbers of tokens, and end at different times."""
@@ -90,7 +90,7 @@ def test_prompt_lookup(model: Generator, count: int) -> None:
     assert found[0].timings.accepted_tokens > 10
 
 
-def test_an_assistant(model: Generator, folder: Path, target: str, tmp_path: Path) -> None:
+def test_assistant_drafts_give_the_same_tokens(model: Generator, folder: Path, target: str, tmp_path: Path) -> None:
     plain = model.generate(PROMPTS, max_tokens=20)
     same = model.generate(PROMPTS, max_tokens=20, assistant=weft.load(folder, device="cpu", trust=True))
     assert tokens(same) == tokens(plain)
@@ -115,7 +115,7 @@ def test_sampling_has_the_same_distribution(model: Generator) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 57, None])
-def test_answers_end_where_they_end_without_drafts(model: Generator, most: int | None) -> None:
+def test_length_limits_are_the_same_with_drafts(model: Generator, most: int | None) -> None:
     """At a number of tokens, and where the model's length ends."""
     prompt = PROMPTS[0]
     (plain,) = model.generate([prompt], max_tokens=most)
@@ -124,7 +124,7 @@ def test_answers_end_where_they_end_without_drafts(model: Generator, most: int |
         assert (found.tokens, found.finish) == (plain.tokens, plain.finish)
 
 
-def test_a_stop_token_among_drafts(folder: Path) -> None:
+def test_accepted_stop_token_ends_the_answer(folder: Path) -> None:
     model = weft.load(folder, device="cpu", trust=True)
     (plain,) = model.generate([PROMPTS[0]], max_tokens=40)
     last = plain.tokens[-1]
@@ -133,7 +133,7 @@ def test_a_stop_token_among_drafts(folder: Path) -> None:
     assert found.tokens == plain.tokens[: plain.tokens.index(last) + 1] and found.finish == "stop"
 
 
-def test_what_cannot_be_verified_is_said(model: Generator, target: str, tmp_path: Path) -> None:
+def test_models_that_cannot_verify_drafts_are_refused(model: Generator, target: str, tmp_path: Path) -> None:
     assert "rolling" in CAREFUL
     rolling = weft.load(built([LOCAL, LOCAL], tmp_path / "rolling", target, every(target)), device="cpu", trust=True)
     with pytest.raises(WeftError, match="states and rolling caches cannot drop tokens"):
@@ -161,7 +161,7 @@ def test_what_cannot_be_verified_is_said(model: Generator, target: str, tmp_path
             short.generate(PROMPTS, prompt_lookup_num_tokens=2)
 
 
-def test_what_is_looked_up() -> None:
+def test_prompt_lookup_proposes_the_last_longest_match() -> None:
     lookup = PromptLookup()
     assert lookup.propose([1, 2, 3, 4], 5) == []  # nothing occurred twice
     assert lookup.propose([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
@@ -170,7 +170,7 @@ def test_what_is_looked_up() -> None:
     assert PromptLookup().propose([5, 6, 5, 6], 7) == [5, 6, 5, 6, 5, 6, 5]  # a text that repeats goes on
 
 
-def test_drafts_grow_and_shrink() -> None:
+def test_draft_length_adapts_to_accepted_tokens() -> None:
     class Counting(Drafter):
         def propose(self, text: Sequence[int], most: int) -> list[int]:
             return [0] * most
@@ -183,7 +183,7 @@ def test_drafts_grow_and_shrink() -> None:
         assert len(drafts.propose([], 100)) == count
 
 
-def test_drafts_rest_where_nothing_was_right() -> None:
+def test_failed_drafts_pause_drafting() -> None:
     class Counting(Drafter):
         def propose(self, text: Sequence[int], most: int) -> list[int]:
             return [0] * most
@@ -197,7 +197,7 @@ def test_drafts_rest_where_nothing_was_right() -> None:
     assert rests == [1, 2, 4, 8, 16, 16, 0, 1]
 
 
-def test_the_assistant_gives_its_caches_back(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assistant_releases_its_caches(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     new_context = model.decoder.new_context
 

@@ -37,7 +37,7 @@ SOURCES = [[5, 9, 33, 4, 60, 7, 11], [3], [40, 41, 42, 43]]
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A model of transformers and the folder compiled from it."""
+    """Return a model of transformers and the folder compiled from it."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs: Any = randomized(MODELS[request.param](), seed=3)
     if request.param == "bart":  # as in its checkpoints for summaries and translations
@@ -50,7 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("stop", [[2], [2, 7, 20, 33]], ids=["stop", "stops"])
 @pytest.mark.parametrize("limit", [1, 14])
-def test_answers_are_those_of_transformers(pair: tuple[Any, Any], stop: list[int], limit: int) -> None:
+def test_answers_equal_transformers(pair: tuple[Any, Any], stop: list[int], limit: int) -> None:
     theirs, ours = pair
     model = Generator(ours.decoder, stop_ids=frozenset(stop), forced=ours.forced)
     results = model.generate(SOURCES, max_tokens=limit)
@@ -61,7 +61,7 @@ def test_answers_are_those_of_transformers(pair: tuple[Any, Any], stop: list[int
 
 
 @pytest.mark.parametrize("how", [{}, {"length_penalty": 2.0, "early_stopping": True, "beams": 3}])
-def test_beams_are_those_of_transformers(pair: tuple[Any, Any], how: dict[str, Any]) -> None:
+def test_beams_equal_transformers(pair: tuple[Any, Any], how: dict[str, Any]) -> None:
     theirs, ours = pair
     results = ours.generate(SOURCES, max_tokens=11, **{"beams": 4, "returned": 2, **how})
     wanted = [text for source in SOURCES for text in searched(theirs, source, [2], 11, **how)]
@@ -69,7 +69,7 @@ def test_beams_are_those_of_transformers(pair: tuple[Any, Any], how: dict[str, A
     np.testing.assert_allclose([result.score for result in results], [score for _, score in wanted], rtol=1e-4)
 
 
-def test_the_encoder_runs_once_a_batch(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_runs_once_per_batch(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     _, ours = pair
     runs: list[int] = []
     encoder = type(ours.decoder.sources)
@@ -90,7 +90,7 @@ def test_every_turn_of_a_conversation_reads_its_source(pair: tuple[Any, Any]) ->
         assert talk.generate(source, max_tokens=5) == ours.generate(source, max_tokens=5)
 
 
-def test_on_a_pretended_device(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulated_cuda_device_gives_the_same_tokens(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     _, ours = pair
     wanted = [ours.generate(SOURCES, max_tokens=8, beams=beams) for beams in (1, 3)]
     known = ours.decoder
@@ -105,7 +105,7 @@ def test_on_a_pretended_device(pair: tuple[Any, Any], monkeypatch: pytest.Monkey
     assert not encoding.graph_ids  # sources differ in length, so that their runs are not captured
 
 
-def test_seeds(pair: tuple[Any, Any]) -> None:
+def test_seeds_repeat_draws(pair: tuple[Any, Any]) -> None:
     _, ours = pair
     options: Any = {"max_tokens": 12, "temperature": 1.5, "repetition_penalty": 1.3, "seed": 4}
     first, second = ([r.tokens for r in ours.generate(SOURCES, **options)] for _ in range(2))
@@ -148,7 +148,7 @@ def test_bad_manifests(pair: tuple[Any, Any], tmp_path: Path, facts: dict[str, A
         weft.load(tmp_path)
 
 
-def test_an_encoder_that_is_none(pair: tuple[Any, Any], tmp_path: Path) -> None:
+def test_encoder_file_with_other_inputs_is_refused(pair: tuple[Any, Any], tmp_path: Path) -> None:
     for file in pair[1].folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "encoder.onnx").write_bytes((tmp_path / "model.onnx").read_bytes())

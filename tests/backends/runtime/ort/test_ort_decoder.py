@@ -59,7 +59,7 @@ def model(folder: Path) -> Generator:
 
 @pytest.fixture(scope="module")
 def wanted(kind: str) -> list[list[int]]:
-    """The greedy continuations of the prompts by 14 tokens, everything recomputed for each in float64."""
+    """Return the greedy continuations of the prompts by 14 tokens, recomputed for each token in float64."""
     graph = load_source(stack(kind), seed=5).graph
     found = []
     for prompt in PROMPTS:
@@ -80,20 +80,20 @@ def test_batches_of_unequal_prompts(model: Generator, wanted: list[list[int]], c
         assert tokens(model.generate(prompt, max_tokens=14, chunk=chunk)) == [row]
 
 
-def test_on_standard_operators(kind: str, wanted: list[list[int]], tmp_path: Path) -> None:
+def test_standard_operators_give_the_same_tokens(kind: str, wanted: list[list[int]], tmp_path: Path) -> None:
     weft.compile(stack(kind), tmp_path / "out", target="onnx", seed=5)
     model = opened(tmp_path / "out")
     assert tokens(model.generate(PROMPTS, max_tokens=14, chunk=5)) == wanted
 
 
-def test_rows_that_end_leave_the_others_alone(model: Generator, wanted: list[list[int]]) -> None:
+def test_ended_rows_do_not_change_other_rows(model: Generator, wanted: list[list[int]]) -> None:
     stopping = Generator(model.decoder, stop_ids=frozenset([wanted[0][3], wanted[2][1]]))
     for row, result in zip(wanted, stopping.generate(PROMPTS, max_tokens=14), strict=True):
         ends = [at + 1 for at, token in enumerate(row) if token in stopping.stop_ids]
         assert result.tokens == row[: min(ends, default=14)]
 
 
-def test_padding_stays_out_of_states(kind: str, model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_never_enters_states(kind: str, model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = model.decoder
     assert isinstance(decoder, OrtDecoder)
     runs = []
@@ -105,7 +105,7 @@ def test_padding_stays_out_of_states(kind: str, model: Generator, monkeypatch: p
     assert decoder.can_rewind == (kind not in CAREFUL)
 
 
-def test_beams_follow_their_states(model: Generator) -> None:
+def test_beam_scores_are_log_probabilities(model: Generator) -> None:
     """The score of a text is its log-probability, which it is only if everything moved along with it."""
     for result in model.generate(PROMPTS, max_tokens=10, beams=3, returned=3):
         ids = [*result.prompt, *result.tokens]
@@ -115,7 +115,7 @@ def test_beams_follow_their_states(model: Generator) -> None:
         np.testing.assert_allclose(result.score, score / 10, rtol=1e-4)
 
 
-def test_a_context_used_again_starts_anew(model: Generator) -> None:
+def test_reused_context_has_fresh_states(model: Generator) -> None:
     with model.decoder.context(1, 40) as context:
         first = context.prefill([PROMPTS[0]]).copy()
         for token in range(5):
@@ -138,7 +138,7 @@ def test_caches_are_as_large_as_reported(kind: str, model: Generator, folder: Pa
     assert model.decoder.cache_bytes(len(PROMPTS), 35) == len(PROMPTS) * numbers * 4
 
 
-def test_a_rolling_buffer_of_mistral_is_an_eighth(tmp_path: Path) -> None:
+def test_rolling_buffer_of_mistral_is_an_eighth_of_a_full_cache(tmp_path: Path) -> None:
     """Layers of the shape of Mistral 7B at 32k tokens."""
     wide = {"heads": 32, "kv_heads": 8, "head_dim": 128, "rope": RoPE(10_000), "window": 4096}
     model = Decoder(vocab=VOCAB, dim=32, layers=[block(Attention(**wide))] * 2, context=32_768)
@@ -151,7 +151,7 @@ def test_a_rolling_buffer_of_mistral_is_an_eighth(tmp_path: Path) -> None:
         assert context.cache_bytes == rolling.cache_bytes(1, 32_768) == full.cache_bytes(1, 32_768) // 8
 
 
-def test_a_latent_cache_is_rank_and_rotary_wide(tmp_path: Path) -> None:
+def test_latent_cache_width_is_rank_plus_rotary_dim(tmp_path: Path) -> None:
     """576 numbers a token and layer, two bytes each in bf16, as in DeepSeek."""
     latent = MLA(heads=2, rank=512, head_dim=8, rope_dim=64, v_head_dim=8, rope=RoPE(10_000))
     model = Decoder(vocab=VOCAB, dim=32, layers=[block(latent)] * 3, context=256)
@@ -161,7 +161,7 @@ def test_a_latent_cache_is_rank_and_rotary_wide(tmp_path: Path) -> None:
     assert decoder.cache_bytes(1, 256) == 576 * 3 * 256 * 4
 
 
-def test_on_a_pretended_device(
+def test_simulated_cuda_device_gives_the_same_tokens(
     kind: str, folder: Path, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = read_facts(folder)
@@ -193,7 +193,7 @@ def talking(model: Generator) -> Any:
     return model.conversation()
 
 
-def test_turns_read_only_what_is_new(model: Generator, talking: Any) -> None:
+def test_conversation_prefills_only_new_tokens(model: Generator, talking: Any) -> None:
     fresh, held = [list(range(3, 30))], 0
     for _ in range(4):  # 27, then 41 more tokens a turn: the caches grow past their first 256 slots
         prompt = fresh[-1]
@@ -204,7 +204,7 @@ def test_turns_read_only_what_is_new(model: Generator, talking: Any) -> None:
         fresh.append([*prompt, *result.tokens, *range(40, 46), *range(30)])
 
 
-def test_another_beginning_is_read_again(kind: str, model: Generator, talking: Any) -> None:
+def test_changed_prefix_is_prefilled_again(kind: str, model: Generator, talking: Any) -> None:
     talking.generate(PROMPTS[4], max_tokens=3)
     changed = [*PROMPTS[4][:12], 7, 7, 7]
     (result,) = talking.generate(changed, max_tokens=8)
@@ -215,7 +215,7 @@ def test_another_beginning_is_read_again(kind: str, model: Generator, talking: A
     assert again.timings.prompt_tokens == (15 if kind in CAREFUL else 1)
 
 
-def test_an_interrupted_run_is_forgotten(model: Generator, talking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_invalidates_the_cache(model: Generator, talking: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     talking.generate(PROMPTS[4], max_tokens=3)
 
     def interrupted(*given: Any) -> None:
@@ -237,7 +237,7 @@ def test_an_interrupted_run_is_forgotten(model: Generator, talking: Any, monkeyp
 
 
 def recurrent(shape: list[Any], *, present: bool = True) -> onnx.ModelProto:
-    """logits[t] = the row of a table for the sum of all tokens so far; the sum is the state."""
+    """Return a model whose logits[t] are the row of a table for the sum of all tokens so far; the sum is the state."""
     node = helper.make_node
     nodes = [
         node("Cast", ["input_ids"], ["x"], to=TensorProto.FLOAT),
@@ -267,7 +267,7 @@ def saved(folder: Path, model: onnx.ModelProto) -> Path:
     return folder
 
 
-def test_a_graph_of_states_alone(tmp_path: Path) -> None:
+def test_decoder_with_recurrent_states_only(tmp_path: Path) -> None:
     model = opened(saved(tmp_path, recurrent(["batch", 1])))
     for chunk in (1, 2, 4, 100):
         for prompt, result in zip(PROMPTS, model.generate(PROMPTS, max_tokens=6, chunk=chunk), strict=True):
@@ -305,7 +305,7 @@ def test_bad_states(tmp_path: Path, changed: dict[str, Any], words: str) -> None
         ({f"{a}.0.{b}": None for a in ("past_key_values", "present") for b in ("key", "value")}, "no past_key_values"),
     ],
 )
-def test_graphs_that_are_no_decoder(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+def test_graph_without_decoder_inputs_is_refused(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
     with pytest.raises(WeftError, match=words):
         opened(save(tmp_path, decoder(**changed)))
 
@@ -319,7 +319,7 @@ def test_caches_of_a_size_fixed_in_the_graph(tmp_path: Path) -> None:
         model.generate([1, 2], max_tokens=5)
 
 
-def test_a_full_cache_is_refused(tmp_path: Path) -> None:
+def test_full_cache_raises(tmp_path: Path) -> None:
     model = opened(save(tmp_path, decoder()))
     with model.decoder.context(1, LONGEST) as context:
         context.prefill([[1] * LONGEST])

@@ -37,7 +37,9 @@ def write_tokenizer(folder: Path) -> None:
 
 @pytest.mark.parametrize("types", [True, False], ids=["types", "no-types"])
 @pytest.mark.parametrize("batch", [1, 3, 32])
-def test_encoder(tmp_path: Path, tables: tuple[Values, Values], types: bool, batch: int) -> None:
+def test_vectors_are_pooled_and_normalized(
+    tmp_path: Path, tables: tuple[Values, Values], types: bool, batch: int
+) -> None:
     model = opened(save(tmp_path, encoder(tables, types=types), kind="encoder"))
     assert isinstance(model, EncoderModel)
     write_tokenizer(tmp_path)
@@ -58,7 +60,7 @@ def test_encoder(tmp_path: Path, tables: tuple[Values, Values], types: bool, bat
     assert len(model.encode([])) == 0
 
 
-def test_the_way_an_encoder_was_trained(tmp_path: Path, tables: tuple[Values, Values]) -> None:
+def test_encoder_uses_its_trained_settings_by_default(tmp_path: Path, tables: tuple[Values, Values]) -> None:
     plain = opened(save(tmp_path, encoder(tables), kind="encoder"))
     model = opened(save(tmp_path, encoder(tables), kind="encoder", pooling="cls", normalize=True))
     np.testing.assert_array_equal(model.encode(IDS), plain.encode(IDS, pooling="cls", normalize=True))

@@ -22,7 +22,7 @@ from weft.ir.errors import WeftError
 from ...handmade import decoder, encoder, opened, save
 
 
-def test_bad_devices(tmp_path: Path) -> None:
+def test_invalid_devices_and_threads_are_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, decoder())
     with pytest.raises(WeftError, match="device is 'gpu', but it must be one of auto, cpu, cuda"):
         weft.load(folder, device="gpu")
@@ -101,7 +101,7 @@ MISSING: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wished", "words"), MISSING)
-def test_cuda_that_cannot_be_had(
+def test_unusable_cuda_is_reported(
     tmp_path: Path, fake: Any, wished: dict[str, Any], words: str, caplog: Any, capsys: Any
 ) -> None:
     folder = save(tmp_path, decoder(), target="onnx")
@@ -121,7 +121,7 @@ def test_cuda_that_cannot_be_had(
     assert capsys.readouterr().out == ""
 
 
-def test_cuda_sessions(tmp_path: Path, fake: Any, caplog: Any) -> None:
+def test_cuda_session_options_and_fallbacks(tmp_path: Path, fake: Any, caplog: Any) -> None:
     ort = fake()
     session = sessions.open_session(tmp_path, target=TARGETS["ort-cuda"], graphs=True)
     assert (session.device, session.graphs) == ("cuda", True)
@@ -144,19 +144,19 @@ def test_cuda_sessions(tmp_path: Path, fake: Any, caplog: Any) -> None:
             sessions.open_session(tmp_path, device="cuda", graphs=True)
 
 
-def test_nodes_on_the_cpu_are_seen(tmp_path: Path) -> None:
+def test_host_operators_are_listed(tmp_path: Path) -> None:
     model = opened(save(tmp_path, encoder((np.eye(8, dtype=np.float32),) * 2), kind="encoder"))
     assert sessions.list_host_ops(model.session.ort) == ["ReduceSum"]
 
 
-def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnxruntime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     with pytest.raises(WeftError, match=r"ONNX Runtime cannot be imported .*weft\[cpu\]"):
         sessions.import_onnxruntime()
 
 
 @pytest.mark.parametrize(("said", "threads"), [("3", 3), ("2,4", 2), ("", 0), ("many", 0), ("-1", 0), ("99999", 0)])
-def test_threads_of_the_environment(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omp_num_threads_is_the_default(said: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers as PyTorch reads them; 0 leaves them to ONNX Runtime."""
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert sessions.read_default_threads() == threads

@@ -49,7 +49,7 @@ class Scripted:
         return self._logits()
 
     def new_sampling_step(self, samplers: Sequence[Any]) -> None:
-        """The host draws."""
+        """Return None: the host samples."""
 
     def extend(self, tokens: Sequence[int]) -> Any:
         raise AssertionError("generating needs no extend")
@@ -65,7 +65,7 @@ class Scripted:
 
 
 def byte_level() -> Tokenizer:
-    """A token a byte, and the specials <s> </s>; text is preceded by <s>."""
+    """Return a tokenizer with a token per byte and the special tokens <s> and </s>; <s> precedes every text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -78,7 +78,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """Words with a leading ▁, bytes as <0xXX>, the first space dropped: as llama-2 tokenizers decode."""
+    """Return a tokenizer of words with a leading ▁ and bytes as <0xXX>, which drops the first space as llama-2 does."""
     words = ["▁the", "▁cat", "s", "▁", "▁sat"]
     vocab = {f"<0x{i:02X}>": i for i in range(256)} | {word: 256 + i for i, word in enumerate(words)}
     fast = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
@@ -93,7 +93,7 @@ PLAIN.no_truncation()
 
 
 def ids(text: str) -> list[int]:
-    """The tokens of `text`, one a byte."""
+    """Return the tokens of `text`, one per byte."""
     return list(PLAIN.encode(text, add_special_tokens=False).ids)
 
 

@@ -33,7 +33,7 @@ def write_chat(folder: Path, template: Any, own: bool) -> None:
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["jinja", "config"])
-def test_chat(folder: Path, own: bool) -> None:
+def test_chat_prompt_is_rendered_from_either_file(folder: Path, own: bool) -> None:
     write_chat(folder, CHATML, own)
     wanted = "<|system|>Be <b>rief.</s>\n<|user|>Hi 👋</s>\n"
     assert ChatTemplate(folder).render(MESSAGES, answer=False) == wanted
@@ -43,7 +43,7 @@ def test_chat(folder: Path, own: bool) -> None:
     assert "".join(model.stream(prompt)) == "Hello!"
 
 
-def test_a_conversation(folder: Path) -> None:
+def test_conversation_tracks_messages(folder: Path) -> None:
     write_chat(folder, CHATML, own=True)
     system = {"role": "system", "content": "Be brief."}
     model = speaker(folder, ids("Yes! No"))
@@ -129,7 +129,7 @@ def test_bad_chats_are_refused(folder: Path, template: str | None, messages: Any
     "template",
     ["{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{{ 9 ** (9 ** 9) }}"],
 )
-def test_templates_that_go_on_and_on_are_ended(folder: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_templates_time_out(folder: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chat.SECONDS == 2
     monkeypatch.setattr(chat, "SECONDS", 1)
     write_chat(folder, template, own=True)

@@ -1,4 +1,4 @@
-"""Text in and out of the runtime: growing text, stop strings, streams, chat templates; a scripted decoder speaks."""
+"""Tokenizers, streaming detokenization and stop strings; a scripted decoder chooses the tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_stream_is_the_text_and_never_breaks_a_code_point(folder: Path, text: str) -> None:
+def test_stream_pieces_join_to_the_text_without_broken_code_points(folder: Path, text: str) -> None:
     stream = speaker(folder, ids(text)).stream("hi")
     pieces = list(stream)
     assert "".join(pieces) == text == stream.result.text == str(stream.result)
@@ -42,14 +42,14 @@ def test_a_stream_is_the_text_and_never_breaks_a_code_point(folder: Path, text: 
     assert result.text == text and result.tokens == stream.result.tokens
 
 
-def test_text_cut_inside_a_code_point_shows_what_there_is(folder: Path) -> None:
+def test_truncated_code_point_becomes_a_replacement_character(folder: Path) -> None:
     stream = speaker(folder, ids("a👍")[:3]).stream("hi", max_tokens=3)
     assert list(stream) == ["a", "\ufffd"]
     assert stream.result.finish == "length"
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
-def test_growing_text_is_the_text_of_all_tokens(tmp_path: Path, make: Any, rng: np.random.Generator) -> None:
+def test_streaming_detokenizer_equals_decoding_all_tokens(tmp_path: Path, make: Any, rng: np.random.Generator) -> None:
     make().save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path)
     texts = ["the café", "日本 👩🏽!", " a  b "]
@@ -87,7 +87,7 @@ def test_stop_strings(folder: Path, text: str, stop: Any, wanted: str, finish: s
 
 
 @pytest.mark.parametrize(("text", "stop", "wanted", "finish"), STOPS)
-def test_stop_strings_wherever_tokens_begin(text: str, stop: Any, wanted: str, finish: str) -> None:
+def test_stop_string_filter_for_every_split_of_the_text(text: str, stop: Any, wanted: str, finish: str) -> None:
     for cuts in range(2 ** (len(text) - 1)):
         stops, said, start = StopStringFilter([stop] if isinstance(stop, str) else stop), "", 0
         for end in range(1, len(text) + 1):
@@ -98,7 +98,7 @@ def test_stop_strings_wherever_tokens_begin(text: str, stop: Any, wanted: str, f
         assert said + stops.flush() == wanted and stops.stopped == (finish == "stop_string")
 
 
-def test_a_batch_of_texts(folder: Path) -> None:
+def test_batch_of_prompts_gets_an_answer_each(folder: Path) -> None:
     model = speaker(folder, ids("yes"), ids("no, never"), ids("ok STOP"))
     results = model.generate(["a", "bc", [5, 6]], max_tokens=7, stop="STOP")
     assert [r.text for r in results] == ["yes", "no, nev", "ok "]
@@ -106,13 +106,13 @@ def test_a_batch_of_texts(folder: Path) -> None:
     assert [r.prompt for r in results] == [[BOS, *ids("a")], [BOS, *ids("bc")], [5, 6]]
 
 
-def test_the_last_token_needs_no_room(folder: Path) -> None:
+def test_last_token_needs_no_cache_slot(folder: Path) -> None:
     model = speaker(folder, ids("abcdefgh"), max_length=6)
     assert model.generate([1, 2, 3, 4], max_tokens=None)[0].text == "abc"
     assert model.generate([1, 2, 3, 4, 5, 6], max_tokens=None)[0].text == "a"
 
 
-def test_a_model_without_tokenizer(tmp_path: Path) -> None:
+def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
     model = speaker(tmp_path, [1, 2, 3])
     (result,) = model.generate([5])
     assert result.tokens == [1, 2, 3, EOS] and result.text == ""
@@ -157,13 +157,13 @@ def test_bad_arguments_are_refused(folder: Path, prompt: Any, options: dict[str,
             model.stream(prompt, **options)
 
 
-def test_a_stream_takes_one_prompt(folder: Path) -> None:
+def test_stream_refuses_a_batch(folder: Path) -> None:
     several: Any = ["a", "b"]
     with pytest.raises(WeftError, match="one prompt"):
         speaker(folder, []).stream(several)
 
 
-def test_a_tokenizer_that_fails_on_a_text_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_failure_and_panic_raise_weft_error(tmp_path: Path) -> None:
     """The library raises of any kind, and its panics are no Exception."""
     tokenizers.Tokenizer(models.WordLevel({"the": 0}, unk_token="absent")).save(str(tmp_path / "tokenizer.json"))
     ours = Tokenizer(tmp_path)

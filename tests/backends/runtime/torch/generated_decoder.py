@@ -22,14 +22,14 @@ def opened(folder: Path, **changes: Any) -> Generator:
 
 
 def logits_of(graph: Graph, ids: list[int]) -> np.ndarray:
-    """The logits [tokens, vocab] of one full pass in float64."""
+    """Compute the logits [tokens, vocab] of one full pass in float64."""
     inputs = {"input_ids": np.array([ids]), "position_ids": np.arange(len(ids))[None]}
     found: np.ndarray = interpret(graph, {name: inputs[name] for name in graph.inputs})["logits"][0]
     return found
 
 
 def assert_greedy(graph: Graph, results: list[Any], count: int) -> None:
-    """Each result is the greedy continuation of its prompt by `count` tokens."""
+    """Check that each result is the greedy continuation of its prompt by `count` tokens."""
     for result in results:
         assert len(result.tokens) == count
         wanted = logits_of(graph, [*result.prompt, *result.tokens])[len(result.prompt) - 1 : -1].argmax(-1)

@@ -34,14 +34,14 @@ OPTIONS: list[dict[str, Any]] = [{}, {"chunk": 3}, {"beams": 3}, {"temperature":
 
 
 def both(name: str, folder: Path) -> list[Any]:
-    """The model as PyTorch and as ONNX, opened."""
+    """Open the model as PyTorch and as ONNX."""
     for target in ("torch", "ort-cpu"):
         weft.compile(ZOO[name](), folder / target, target=target, max_length=LONGEST)
     return [weft.load(folder / target, device="cpu", trust=True) for target in ("torch", "ort-cpu")]
 
 
 @pytest.mark.parametrize("name", each(2, DECODERS))
-def test_language_models(name: str, tmp_path: Path) -> None:
+def test_language_models_agree_with_onnx(name: str, tmp_path: Path) -> None:
     models = both(name, tmp_path)
     for model in models:
         assert isinstance(model, Generator)
@@ -58,7 +58,7 @@ def test_language_models(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["preset/bert-base", "variant/encoder, T5 bias"])
-def test_encoders(name: str, tmp_path: Path) -> None:
+def test_encoders_agree_with_onnx(name: str, tmp_path: Path) -> None:
     models = both(name, tmp_path)
     assert all(isinstance(model, EncoderModel) for model in models)
     ours, theirs = (model.encode(PROMPTS) for model in models)

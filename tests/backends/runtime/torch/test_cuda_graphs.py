@@ -1,4 +1,4 @@
-"""Prompts that the decode step of a folder reads: held against float64, and captured where they recur."""
+"""Decode steps and prompts captured as CUDA graphs: replayed without CUDA, and compared with float64."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The positions where prompts that a step read begin, and how many tokens they have."""
+    """Record where prompts that a step runs begin, and their numbers of tokens."""
     found: list[tuple[int, int]] = []
     real = TorchContext._read_prompt
 
@@ -58,7 +58,7 @@ def test_prompts_of_a_batch(
     assert set(wanted) <= set(pieces)
 
 
-def test_speculated_tokens_are_checked_at_once(folder: Path, pieces: list[tuple[int, int]]) -> None:
+def test_drafts_are_verified_in_one_call(folder: Path, pieces: list[tuple[int, int]]) -> None:
     model, text = opened(folder), [3, 1, 2] * 6
     (plain,) = model.generate([text], max_tokens=20)
     pieces.clear()
@@ -103,7 +103,7 @@ class Held(list[Any]):
     capacity, length = 64, 0
 
 
-def test_steps_are_captured_anew_for_a_longer_source_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_source_at_the_same_address_is_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     captured: list[Any] = []
     monkeypatch.setattr(torch_steps, "capture_graph", lambda *given: captured.append(given) or replayed(*given))
     source = torch.ones(1, 1, 12)

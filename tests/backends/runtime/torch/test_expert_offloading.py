@@ -58,7 +58,7 @@ def answers(model: Generator, prompts: Sequence[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("most", each(3, [3, 1, 2, 99, 5, EXPERTS]))
-def test_the_logits_are_bit_for_bit_those_of_all_experts(folder: Path, most: int) -> None:
+def test_offloaded_experts_give_bit_identical_logits(folder: Path, most: int) -> None:
     """Prompts are read in several chunks, which ask more experts than there is room for."""
     whole, some = opened(folder), opened(folder, most)
     whole.decoder.step = whole.decoder._run_step  # type: ignore[attr-defined]  # decode.py rounds otherwise
@@ -118,7 +118,7 @@ class Recorded(PagedExperts):
         self.events.append(("evict", expert))
 
 
-def test_the_expert_used_longest_ago_goes() -> None:
+def test_least_recently_used_expert_is_evicted() -> None:
     """Against a list of all uses, in which the last use of every expert is looked up."""
     draw, store = random.Random(3), Recorded(9, 4)
     uses: list[int] = []
@@ -142,7 +142,7 @@ def test_the_expert_used_longest_ago_goes() -> None:
     assert counts.bytes == (counts.asked - counts.found) * (6 + 2) * 4
 
 
-def test_guesses_that_are_right_are_counted() -> None:
+def test_correct_prefetches_are_counted() -> None:
     store = Recorded(6, 3)
     assert store.load_experts([1, 2], guess=True) == ExpertCounts(bytes=64)
     assert store.load_experts([2, 4]) == ExpertCounts(asked=2, found=1, guessed=1, bytes=32)
@@ -150,7 +150,7 @@ def test_guesses_that_are_right_are_counted() -> None:
     assert store.load_experts([5, 0]) == ExpertCounts(asked=2, bytes=64)  # 1 goes, which nobody asked
 
 
-def test_the_next_mixture_is_guessed(folder: Path) -> None:
+def test_next_mixture_is_prefetched(folder: Path) -> None:
     model = opened(folder, 4)
     counts = model.generate(PROMPTS[:1], max_tokens=20)[0].timings.experts
     assert 0 < counts.guessed <= counts.found < counts.asked
@@ -189,7 +189,7 @@ def test_memory_stays_bounded(tmp_path: Path, warm: dict[str, str]) -> None:
     assert found[2][0] < 40 < 100 < found[0][0], found
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_impossible_offloading_is_refused(tmp_path: Path) -> None:
     dense, mixed = feeds(GatedMLP(HIDDEN)), feeds(FEEDS["Mixtral"])
     folder = compiled(dense, tmp_path / "dense")
     with pytest.raises(weft.WeftError, match="dense: it has no mixture of experts to offload"):
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         offload_experts(mapped.model.double(), 2, "cpu", "model")
 
 
-def test_stores_hold_no_more_than_there_are() -> None:
+def test_expert_stores_are_no_larger_than_the_experts() -> None:
     stacks = [torch.zeros(3, 4, 2)]
     store = CopiedExperts(stacks, 7, torch.device("cpu"), Late())
     assert store.most == 3 and store.slots[0].shape == (3, 4, 2)

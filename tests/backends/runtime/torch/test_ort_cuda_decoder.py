@@ -41,7 +41,7 @@ def drawing(folder: Path) -> Generator:
     return model
 
 
-def test_what_it_draws_is_what_the_host_draws(folder: Path) -> None:
+def test_device_tokens_equal_host_tokens(folder: Path) -> None:
     model, own = opened(folder), drawing(folder)
     for generator in (model, own):
         generator.stop_ids = frozenset([7])  # rows end at different times
@@ -52,7 +52,7 @@ def test_what_it_draws_is_what_the_host_draws(folder: Path) -> None:
         assert tokens(own.generate(PROMPTS[0], max_tokens=12, **some)) == wanted[:1], options
 
 
-def test_the_host_goes_on_where_the_device_stopped(folder: Path) -> None:
+def test_host_continues_after_device_sampling(folder: Path) -> None:
     """Conversations, beams and penalties before and behind steps that draw: on the same caches."""
     found = []
     for model in (opened(folder), drawing(folder)):
@@ -69,7 +69,7 @@ def test_the_host_goes_on_where_the_device_stopped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_no_numbers_are_named(folder: Path, wrong: float) -> None:
+def test_nan_logits_are_reported(folder: Path, wrong: float) -> None:
     model: Any = drawing(folder)
 
     class Context(SamplingOrtContext):
@@ -82,12 +82,12 @@ def test_logits_that_are_no_numbers_are_named(folder: Path, wrong: float) -> Non
 
 
 def on_the_device(buffer: Buffer) -> torch.Tensor:
-    """The memory of a pretended device, which is the CPU's."""
+    """Return the memory of a simulated device, which is the CPU's."""
     raw = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.address)
     return torch.from_numpy(np.frombuffer(raw, buffer.host.dtype).reshape(buffer.shape))
 
 
-def test_only_tokens_cross_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tokens_are_copied_to_the_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a pretended GPU: no input is pushed and no logit pulled while tokens are drawn; every run is a captured one
     that waits for nothing."""
     wanted = tokens(opened(folder).generate(PROMPTS, max_tokens=9))

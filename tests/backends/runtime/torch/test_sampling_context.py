@@ -40,7 +40,7 @@ SAMPLED = [
 
 
 @pytest.mark.parametrize("options", each(2, SAMPLED))
-def test_what_the_device_draws_is_what_the_host_draws(folder: Path, model: Generator, options: Any) -> None:
+def test_device_tokens_equal_host_tokens(folder: Path, model: Generator, options: Any) -> None:
     drawing = opened(folder, draws=True)
     for generator in (model, drawing):
         generator.stop_ids = frozenset([7])  # rows end at different times
@@ -50,7 +50,7 @@ def test_what_the_device_draws_is_what_the_host_draws(folder: Path, model: Gener
 
 
 @pytest.mark.parametrize("name", ["latent", "rolling"])
-def test_rows_end_where_the_model_does(name: str, tmp_path: Path) -> None:
+def test_device_sampling_stops_at_the_maximum_length(name: str, tmp_path: Path) -> None:
     """No step begins behind the last slot; what a step left behind is not taken for text by the next turn."""
     weft.compile(stack(name), tmp_path / "out", target="torch", seed=5, max_length=24)
     drawing, plain = (opened(tmp_path / "out", draws=draws) for draws in (True, False))
@@ -64,7 +64,7 @@ def test_rows_end_where_the_model_does(name: str, tmp_path: Path) -> None:
     assert found[2] == found[3]
 
 
-def test_the_host_draws_where_tokens_are_counted(folder: Path, model: Generator) -> None:
+def test_penalties_are_sampled_on_the_host(folder: Path, model: Generator) -> None:
     options: Any = {"temperature": 1.0, "repetition_penalty": 1.4, "seed": 2}
     drawing = opened(folder, draws=True)
     assert tokens(drawing.generate(PROMPTS, **options, max_tokens=9)) == tokens(
@@ -72,7 +72,7 @@ def test_the_host_draws_where_tokens_are_counted(folder: Path, model: Generator)
     )
 
 
-def test_logits_that_are_no_numbers_are_named(folder: Path) -> None:
+def test_nan_logits_are_reported(folder: Path) -> None:
     drawing = opened(folder, draws=True)
     decoder: Any = drawing.decoder
     step = decoder.step

@@ -66,7 +66,7 @@ def test_logits_are_those_of_a_full_pass(graph: Graph, model: Generator) -> None
         assert got.shape == wanted.shape and compute_relative_error(got, wanted) <= TOLERANCE, chunk
 
 
-def test_rows_that_end_leave_the_others_alone(model: Generator) -> None:
+def test_ended_rows_do_not_change_other_rows(model: Generator) -> None:
     wanted = tokens(model.generate(PROMPTS, max_tokens=12))
     stopping = Generator(model.decoder, stop_ids=frozenset([wanted[0][3], wanted[2][1]]))
     for row, result in zip(wanted, stopping.generate(PROMPTS, max_tokens=12), strict=True):
@@ -74,7 +74,7 @@ def test_rows_that_end_leave_the_others_alone(model: Generator) -> None:
         assert result.tokens == row[: min(ends, default=12)]
 
 
-def test_beams_follow_their_states(graph: Graph, model: Generator) -> None:
+def test_beam_scores_are_log_probabilities(graph: Graph, model: Generator) -> None:
     """The score of a text is its log-probability, which it is only if everything moved along with it."""
     for result in model.generate(PROMPTS[:3], max_tokens=8, beams=3, returned=3):
         logits = logits_of(graph, [*result.prompt, *result.tokens[:-1]])[len(result.prompt) - 1 :]
@@ -83,7 +83,7 @@ def test_beams_follow_their_states(graph: Graph, model: Generator) -> None:
         np.testing.assert_allclose(result.score, score / 8, rtol=1e-4)
 
 
-def test_turns_read_only_what_is_new(graph: Graph, model: Generator) -> None:
+def test_conversation_prefills_only_new_tokens(graph: Graph, model: Generator) -> None:
     talk, prompt, held = model.conversation(), list(range(3, 30)), 0
     for turn in range(4):  # 27, then 41 more tokens a turn: the caches grow past their first 256 slots
         (result,) = talk.generate(prompt, max_tokens=35, chunk=16)
@@ -94,7 +94,7 @@ def test_turns_read_only_what_is_new(graph: Graph, model: Generator) -> None:
         prompt = [*prompt, *result.tokens, *range(40, 46), *range(30)]
 
 
-def test_another_beginning_is_read_again(kind: str, graph: Graph, model: Generator) -> None:
+def test_changed_prefix_is_prefilled_again(kind: str, graph: Graph, model: Generator) -> None:
     talk = model.conversation()
     talk.generate(PROMPTS[4], max_tokens=3)
     changed = [*PROMPTS[4][:12], 7, 7, 7]
@@ -103,7 +103,7 @@ def test_another_beginning_is_read_again(kind: str, graph: Graph, model: Generat
     assert result.timings.prompt_tokens == (15 if kind in CAREFUL else 3)
 
 
-def test_an_interrupted_run_is_forgotten(graph: Graph, model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_invalidates_the_cache(graph: Graph, model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = model.conversation()
     talk.generate(PROMPTS[4], max_tokens=3)
 
@@ -137,7 +137,7 @@ def test_caches_are_as_large_as_the_manifest_says(kind: str, model: Generator, f
     assert decoder.padded == (kind != "hybrid")
 
 
-def test_the_decode_step_of_the_folder_is_the_same_model(folder: Path, graph: Graph) -> None:
+def test_decode_step_file_gives_the_same_tokens(folder: Path, graph: Graph) -> None:
     """Without Triton its kernels compute with PyTorch."""
     assert json.loads((folder / "weft.json").read_text())["kernels"]
     stepping = opened(folder)
@@ -170,7 +170,7 @@ def test_steps_are_captured_once_or_for_each_bound(
     assert len(captured) == times
 
 
-def test_the_next_step_begins_before_the_last_is_read(
+def test_next_step_is_launched_before_tokens_are_read(
     folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless a row has ended, or what is kept are states."""
@@ -191,9 +191,7 @@ def test_the_next_step_begins_before_the_last_is_read(
     assert happened == (["launch_step", *drawn] if model.decoder.can_rewind else drawn)
 
 
-def test_steps_that_wait_for_the_device_are_launched(
-    folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_synchronizing_steps_run_without_a_graph(folder: Path, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     def waits(*_: Any) -> None:
         raise torch_steps.SynchronizationError("called a synchronizing operation")
 
@@ -210,7 +208,7 @@ def test_steps_that_wait_for_the_device_are_launched(
     assert len(said) == 1  # tried once for all steps that see few keys
 
 
-def test_a_vocabulary_that_the_manifest_gets_wrong(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_vocabulary_in_the_manifest_is_reported(model: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.decoder, "vocab", model.decoder.vocab + 1)
     monkeypatch.setattr(model.decoder, "_spare", None)
     with pytest.raises(weft.WeftError, match=r"logits are \d+ wide, but the manifest records a vocabulary of"):
