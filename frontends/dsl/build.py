@@ -272,8 +272,7 @@ def _choose_name(module: Any, builder: _Builder) -> str:
 
 
 def named(module: Callable[P, R], name: str) -> Callable[P, R]:
-    """Return `module` as a function that runs under `name`, not its field's name: ``named(self.norm, "n")(x)``; with
-    "" it runs in the caller's scope (a leaf under its class's name)."""
+    """Return `module` as a function that runs as `name` ("": in the caller's scope): ``named(self.norm, "n")(x)``."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
@@ -348,8 +347,7 @@ def initializing(init: Init) -> Iterator[None]:
 def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     """Return the f32 parameter `name` of the current scope, created on first use; the same name is the same parameter.
 
-    `init` (`normal`, `uniform` or `fill`) declares initial values; the default is the `init` of an enclosing
-    `Initialized`, else ``normal(0.02)``.
+    `init` (`normal`, `uniform` or `fill`) declares initial values; default: that of `Initialized`, or normal(0.02).
 
     Raises:
         WeftError: if the parameter exists with another shape.

@@ -92,9 +92,7 @@ class MLA:
         return bias
 
     def _project_queries(self, x: Value) -> tuple[Value, Value]:
-        """Return both parts of queries, [batch, seq, heads·head_dim] and, to be rotated, [batch, seq, heads·rope_dim].
-
-        x is the latent of queries if `q_rank` is set, else the input of the layer."""
+        """Return the queries' parts [batch, seq, heads·head_dim] and, to be rotated, [batch, seq, heads·rope_dim]."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
@@ -376,9 +374,7 @@ class SpanConvAttention:
         return linear(y, width, "span", bias=True)
 
     def _gather_neighbours(self, x: Value, taps: Value) -> Value:
-        """Return the `conv` nearest tokens of each token of x, [batch, seq, conv, width], with zeros past the ends.
-
-        `taps` [conv] are the indices 0, 1, …, conv − 1."""
+        """Return the `conv` nearest tokens of each token of x, [batch, seq, conv, width]; `taps` is 0, …, conv − 1."""
         zeros = _emit_zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
         return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)

@@ -178,8 +178,7 @@ class Decoder(Displayable):
     def __call__(self, input_ids: Value, attention_mask: Value | None = None) -> Any:
         """Map input_ids [batch, seq] to logits [batch, seq, vocab].
 
-        With a `head`, map input_ids and attention_mask [batch, seq] (0: padding, on the right) to outputs by name:
-        last_hidden_state and those of the head.
+        With a `head`, map input_ids and attention_mask [batch, seq] (0: right padding) to last_hidden_state and scores.
         """
         if self.head is None:
             return self._compute_logits(self._compute_states(input_ids, table := _find_embedding_table(self)), table)

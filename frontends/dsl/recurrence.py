@@ -99,8 +99,7 @@ def _parse_state(declared: Declared) -> State:
 
 
 def _name_operands(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:
-    """Return the names of the states, then of the `count` inputs: the names of the parameters of `step` if it has one
-    for the state(s) and one per input, else state, x0, x1, …; with `several` states, their names are `states`."""
+    """Return names for the states (`states` if `several`) and `count` inputs: parameters of `step`, else x0, x1, …."""
     try:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [p.name for p in inspect.signature(step).parameters.values() if p.kind in kinds]

@@ -372,8 +372,7 @@ class AudioEncoder(Displayable):
 
     def __call__(self, sound: Value, mask: Value | None = None) -> dict[str, Value]:
         """Map sound [batch, samples] or [batch, bins, frames], and a mask [batch, samples] (0: right padding) if the
-        stem reads one, to outputs by name: last_hidden_state [batch, frames, dim]; with a mask frame_mask [batch,
-        frames]; those of the head."""
+        stem reads one, to last_hidden_state [batch, frames, dim], frame_mask [batch, frames] and the head's outputs."""
         x = self.stem(sound, self.dim)
         seen = None if mask is None else self.stem.frame_mask(mask, x)
         facts = {} if seen is None else {"key_mask": seen}

@@ -37,9 +37,7 @@ class Unchanged:
 @module
 class Dense:
     """A dense layer act(x Wᵀ + b) to `width` features: ``linear.weight`` [width, dim], with `bias` ``linear.bias``.
-
-    `residual` adds x to the result; if the widths differ, it adds x mapped by ``residual.weight`` [width, dim].
-    """
+    `residual` adds x to the result; if the widths differ, it adds x mapped by ``residual.weight`` [width, dim]."""
 
     width: int
     activation: str = "tanh"

@@ -65,8 +65,7 @@ def pick_windows(config: Config, window: int | None, types: list[str]) -> tuple[
 def alternate_windows(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
     """Return the rule for `window`: of each `every` layers, all except the last (`first_global`: first) are local.
 
-    Local layers have the window sliding_window, by default `window`; global layers have None. layer_types of the config
-    has priority; the value of the config key `period` overrides `every`.
+    Local layers have sliding_window, by default `window`. layer_types has priority; the key `period` overrides `every`.
     """
 
     def rule(config: Config) -> tuple[int | None, ...]:

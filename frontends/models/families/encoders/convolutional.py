@@ -78,8 +78,7 @@ def _squeeze_conv(name: str, taps: bool = False) -> Template:
 
 
 def _expand_grouped_linear(name: str, down: bool) -> Template:
-    """Return a template for a grouped linear layer, stored [groups, in, out], as a block-diagonal matrix [out, in].
-    `down` distinguishes the second from the first layer of a feed-forward. With one group it is stored [out, in]."""
+    """Return a template for a grouped linear layer, stored [groups, in, out]; `down`: the second of a feed-forward."""
 
     def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]

@@ -204,8 +204,7 @@ def _build_hybrid_mamba2(config: Config, eps: float) -> Mamba2:
 
 
 def _select_periodic(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
-    """Return the function that returns for each layer whether it is of `kind`: those at `offset` in each `period`.
-    The config keys `kind`_layer_period and `kind`_layer_offset override both."""
+    """Return the rule for which layers are of `kind`: those at `offset` in each `period`; the config overrides both."""
 
     def layers(config: Config) -> tuple[bool, ...]:
         step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)
