@@ -84,7 +84,7 @@ class TransformersFolder:
             )
         if RESERVED_WORD in name.lower():
             raise WeftError(
-                f"--class-name {name}: choose one without {RESERVED_WORD!r}, by which transformers knows other caches"
+                f"--class-name {name} contains {RESERVED_WORD!r}, a word that transformers reserves: choose another"
             )
         self._graph, self._name, self._length = graph, name or derive_class_name(graph.name), length
         self._stem = derive_stem(self._name)

@@ -13,8 +13,8 @@ CONFIG = "config"  # the variable of the config in generated code
 
 @dataclass(frozen=True)
 class ConfigValue:
-    """A number that generated code reads from the config: its `value` here, and its `size` as an expression over
-    fields, whose source is the str and repr: f-strings of generated code contain it."""
+    """A number that generated code reads from the config. value: the number. size: the expression over config fields,
+    whose source is str() and repr() of this object, so that f-strings write it."""
 
     value: Any
     size: Size

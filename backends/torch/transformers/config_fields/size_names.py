@@ -54,7 +54,7 @@ class SizeNames:
                 self.name_attr(node, "by", sizes.sym(fields.choose_name(role, node.attrs["by"])))
 
     def name_attr(self, node: Node, attr: str, size: Size) -> None:
-        """Let the expression `size` over config fields stand for the attribute `attr` of `node`."""
+        """Store the expression `size` over config fields for the attribute `attr` of `node`."""
         self._attrs[node, attr] = size
 
     def get_size(self, value: Value, axis: int) -> ConfigValue | Size:

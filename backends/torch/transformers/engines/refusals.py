@@ -134,8 +134,8 @@ def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
     """Return "kind of parallelism: reason" for tensor and pipeline parallelism that vLLM and SGLang cannot use. Tensor
     parallelism requires that the heads of all attentions can be divided, pipeline parallelism several stages."""
     attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
-    whole = next((scope for scope in attentions if scope not in plans.units), None)
-    limits = [] if whole is None else [f"tensor parallelism: {LAYER.sub('.*', whole)} is not divided"]
+    scope = next((scope for scope in attentions if scope not in plans.units), None)
+    limits = [] if scope is None else [f"tensor parallelism: {LAYER.sub('.*', scope)} is not divided"]
     return [*limits, f"pipeline parallelism: {plans.one_stage}"] if plans.one_stage else limits
 
 

@@ -144,8 +144,8 @@ def _emit_inline(
 def emit_cache_update(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
     """Emit the cache update with new keys and values k, v; return (all keys, all values). Paged caches of continuous
     batching read `kwargs`."""
-    own = ".self_attention_cache" if e.cross_attentions else ""
-    text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{own}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
+    part = ".self_attention_cache" if e.cross_attentions else ""
+    text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{part}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
     outputs = e.emit_tuple(text, CACHE, INDEX, k, v, names=("k", "v"))
     return outputs[0], outputs[1]
 

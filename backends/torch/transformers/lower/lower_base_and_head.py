@@ -59,7 +59,7 @@ class LoweredModel:
         return {name: path if path in self.full_graph.params else name for name, path in within.items()}
 
     @property
-    def tied(self) -> dict[str, str]:
+    def tied_keys(self) -> dict[str, str]:
         """Map the key of each head weight that is also a base model weight to its key in the base model."""
         weights = {} if self.head is None else self.head.weights
         return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}

@@ -122,8 +122,8 @@ class HFEmitter(Emitter):
             elif name in (HIDDEN, MASK):
                 self._operands[value] = self.arguments[name]
             elif name == "token_type_ids":
-                self._operands[value] = made = Var(name, value.shape)
-                self._emit_early(f"{ZEROS} if {{0}} is None else {{0}}", (self.arguments[name], self.embeds), made, 0)
+                self._operands[value] = ids = Var(name, value.shape)
+                self._emit_early(f"{ZEROS} if {{0}} is None else {{0}}", (self.arguments[name], self.embeds), ids, 0)
             elif name == "attention_mask":
                 self._operands[value] = self._complete_mask(value)
         self.program.inputs = [*self.arguments.values()]

@@ -123,7 +123,7 @@ def _write_fixed_kinds(base: BaseModel) -> Property | None:
 
 
 def _write_layer_kinds(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:
-    """Return the source of the list of all layers' cache kinds, and the lines of the table that it reads, if any."""
+    """Return the source of the list of all layers' cache kinds, and the lines of the table that the source reads."""
     e = base.lowered.emitter
     inside = {n: list_block_kinds(c.callee, e) for n, c in zip(base.blocks, stack.calls, strict=True)}
     if len(inside) == 1:

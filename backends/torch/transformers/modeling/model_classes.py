@@ -169,7 +169,8 @@ class HFClassWriter(ClassWriter):
         return self.emitter.shares_weights and self.get_numbers(method).count > 0
 
     def takes_index(self, method: Method) -> bool:
-        """Return whether the constructor of the method's class takes the number of its first cache."""
+        """Return whether the constructor takes the number of its first cache: it has caches, and layers share no
+        weights."""
         return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
     def is_layer(self, path: str) -> bool:
@@ -309,8 +310,8 @@ FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
 def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
     """Replace ``config.x`` in the `lines` of a method by ``self.x``, and assign self.x in the constructor lines `init`.
 
-    If x is in `taken` (attributes that exist), or `taken` is None, ``self.config.x`` replaces it. Both lists change in
-    place.
+    If x is in `taken` (attributes that exist), or `taken` is None, ``self.config.x`` replaces it. `lines` and `init`
+    change in place.
     """
     used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
     attributes = [] if taken is None else [name for name in used if name not in taken]

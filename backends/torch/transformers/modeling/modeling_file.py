@@ -185,7 +185,8 @@ def _list_weights(sides: Sequence[LoweredModel]) -> Iterator[tuple[str, Param, s
 
 
 def _is_indexed(base: BaseModel, method: Method) -> bool:
-    """Return whether the constructor of the method's class takes a cache number; that of a layer always does."""
+    """Return whether the constructor of the method's class takes a cache number, as for layers and modules with
+    caches."""
     return not base.lowered.emitter.shares_weights and (
         base.writer.takes_index(method) or base.writer.is_layer(method.path)
     )

@@ -63,24 +63,24 @@ def _count_layer_caches(calls: list[ModuleCall], e: HFEmitter) -> int | None:
 class CacheNumbers:
     """The cache numbers (layer_idx) within a method, from 0.
 
-    first: first number of each call, and of each statement with a cache. own: end of the numbers of self-attention
-    caches and states. source: end of the numbers of cross-attention caches, the same numbers in another cache.
+    first: first number of each call, and of each statement with a cache. self_count: end of the numbers of
+    self-attention caches and states. cross_count: end of those of cross-attention caches, which are in another cache.
     """
 
     first: dict[object, int] = field(default_factory=dict)
-    own: int = 0
-    source: int = 0
+    self_count: int = 0
+    cross_count: int = 0
 
     @property
     def count(self) -> int:
-        return max(self.own, self.source)
+        return max(self.self_count, self.cross_count)
 
-    def add(self, item: object, own: int, source: int) -> None:
-        """Assign the next numbers to `item`, which has `own` self-attention and `source` cross-attention caches."""
-        if own and source:
-            self.own = self.source = self.count
-        self.first[item] = self.own if own or not source else self.source
-        self.own, self.source = self.own + own, self.source + source
+    def add(self, item: object, attention: int, cross: int) -> None:
+        """Assign the next numbers to `item`, with `attention` self-attention and `cross` cross-attention caches."""
+        if attention and cross:
+            self.self_count = self.cross_count = self.count
+        self.first[item] = self.self_count if attention or not cross else self.cross_count
+        self.self_count, self.cross_count = self.self_count + attention, self.cross_count + cross
 
 
 def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> CacheNumbers:
@@ -99,12 +99,12 @@ def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> C
                 numbers.first[item] = shared
                 continue
             if state is not None:
-                states, shared = {state}, numbers.own
+                states, shared = {state}, numbers.self_count
             numbers.add(item, int(item not in e.cross_writes), int(item in e.cross_writes))
         elif isinstance(item, ModuleCall):
             inner = number_caches(item.callee, e)
-            alike = inner.own and inner.source
-            numbers.add(item, inner.count if alike else inner.own, inner.count if alike else inner.source)
+            alike = inner.self_count and inner.cross_count
+            numbers.add(item, inner.count if alike else inner.self_count, inner.count if alike else inner.cross_count)
         else:
             for call in item.calls:
                 count = number_caches(call.callee, e).count

@@ -24,8 +24,9 @@ from .traffic import Collective, list_collectives
 class StageCost:
     """The costs of one device of a pipeline stage: weights, KV cache and states in bytes.
 
-    layers: first layer (inclusive) and last (exclusive). cache: KV cache of one sequence of `ParallelCosts.tokens`
-    tokens. state: recurrent states of one sequence. flops: operations of the entire stage for all its tokens.
+    layers: index of the first layer, and of the one after the last. cache: KV cache of one sequence of
+    `ParallelCosts.tokens` tokens. state: recurrent states of one sequence. flops: operations of the entire stage for
+    all its tokens.
     """
 
     layers: tuple[int, int]
@@ -51,11 +52,11 @@ class ParallelCosts:
     bubble: float
 
     def json(self) -> dict[str, Any]:
-        """Return all fields as JSON-compatible data, with `Split.devices` and the bytes per token `Collective.sent`."""
+        """Return all fields as JSON-compatible data, and `Split.devices` and `Collective.sent_bytes` (key sent)."""
         data = asdict(self)
         data["split"]["devices"] = self.split.devices
         for collective, entry in zip(self.collectives, data["collectives"], strict=True):
-            entry["sent"] = collective.sent
+            entry["sent"] = collective.sent_bytes
         return data
 
 

@@ -26,7 +26,7 @@ def count_shard_elements(key: str, shape: Sequence[int], split: Split, plans: Ma
 def find_divided_axis(
     key: str, rank: int, split: Split, plans: Mapping[str, Mapping[str, Any]]
 ) -> tuple[int, int | None]:
-    """Return the number of devices that have (parts of) the weight `key`, and its divided axis; None: replicated."""
+    """Return (number of devices, the axis along which they divide the weight `key`; None if each has all of it)."""
     path = LAYER.sub(".*", key)
     module, _, name = path.rpartition(".")
     whole_experts = plans.get("base_model_ep_plan", {}) if split.ep > 1 else {}

@@ -23,8 +23,8 @@ EXAMPLE = "tp=8,ep=8,pp=2"
 class Split:
     """Degrees of parallelism.
 
-    tp: devices that share the linear maps of a layer. ep: devices that share the experts; if ep > tp, they are ep / tp
-    groups, each of which processes other sequences. pp: pipeline stages. microbatches: per forward pass.
+    tp: devices that share the linear maps of a layer. ep: devices that share the experts; if ep > tp, there are ep / tp
+    groups of tp devices, each with its own sequences. pp: pipeline stages. microbatches: per forward pass.
     """
 
     tp: int = 1

@@ -42,7 +42,7 @@ class Stages:
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
         stages = {self.find_stage(path)}
-        return sorted(stages | ({self.count - 1} if path in self.lowered.tied.values() else set()))
+        return sorted(stages | ({self.count - 1} if path in self.lowered.tied_keys.values() else set()))
 
     def map_nodes(self) -> dict[Node, int]:
         """Map each node of the graph to its stage: that of its layer, the last for the head, and for other nodes that

@@ -20,7 +20,8 @@ SEND, BROADCAST = "send", "broadcast"
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective operation among `degree` devices on the result of the module `path` in pipeline stage `stage`.
+    """A collective operation among `degree` devices in pipeline stage `stage` on the result of the module `path`, the
+    "logits" or the "hidden states".
 
     kind: such as "all-reduce". group: the parallelism, tp, ep or pp. size: bytes per token of the full tensor: the sum
     (all-reduce), the gathered tensor (all-gather), or all that one device sends (others).
@@ -34,7 +35,7 @@ class Collective:
     size: int
 
     @property
-    def sent(self) -> float:
+    def sent_bytes(self) -> float:
         """Return the bytes per token that a device sends with optimal algorithms. An all-reduce among n devices is a
         reduce-scatter and an all-gather, each of (n − 1) / n of the tensor."""
         share = (self.degree - 1) / self.degree

@@ -83,7 +83,7 @@ def list_traffic_rows(costs: ParallelCosts) -> Iterator[tuple[str, ...]]:
             f"× {len(collectives)}",
             format_bytes(message),
             format_bytes(message * len(collectives)),
-            format_bytes(round(sum(c.sent for c in collectives))),
+            format_bytes(round(sum(c.sent_bytes for c in collectives))),
             ", ".join(names),
         )
 

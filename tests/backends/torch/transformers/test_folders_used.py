@@ -283,7 +283,7 @@ def test_names_of_classes() -> None:
         "Weft2Layers",
     ]
     with pytest.raises(
-        WeftError, match="--class-name FastMamba: choose one without 'mamba', by which transformers knows other caches"
+        WeftError, match="--class-name FastMamba contains 'mamba', a word that transformers reserves: choose another"
     ):
         TransformersFolder(forms(lowered(graph_of("preset/mamba-130m")), "transformers"), "f32", 64, "FastMamba", [])
 

@@ -37,8 +37,8 @@ def test_linear_maps_are_shared_out() -> None:
     assert stage.cache == 10 * stage.cache_per_token
     reduced = [c for c in found.collectives if c.kind == "all-reduce"]
     assert [c.size for c in reduced] == [2 * DIM] * (2 * LAYERS + 1)
-    assert {c.sent for c in reduced} == {2 * 2 * DIM * 3 / 4}
-    assert [(c.kind, c.size, c.sent) for c in found.collectives if c not in reduced] == [
+    assert {c.sent_bytes for c in reduced} == {2 * 2 * DIM * 3 / 4}
+    assert [(c.kind, c.size, c.sent_bytes) for c in found.collectives if c not in reduced] == [
         ("all-gather", 2 * VOCAB, 2 * VOCAB * 3 / 4)
     ]
 
