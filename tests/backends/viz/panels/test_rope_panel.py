@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from weft import (
     RoPE,
     load_source,
 )
+from weft.backends.viz.panels.rope_panel import compute_wavelengths
+from weft.ir.recipes.frequencies import RopeFrequencies
 
 from ..pages import model_of
 from .graphs import panels_of
@@ -51,3 +54,17 @@ def test_plain_rotary_positions_have_one_curve() -> None:
     (found,) = panels_of(model_of("smollm2-135m").graph)["positions"]
     assert found["after"] is None and found["before"][0] == pytest.approx(2 * math.pi, rel=1e-5)
     assert "positions" not in panels_of(model_of("gpt2").graph)
+
+
+def test_wavelengths_are_two_pi_over_the_frequencies() -> None:
+    """θ = 10,000 over 2 pairs: frequencies 1 and 1/100; linear scaling by 4 makes waves 4 times as long."""
+    plain = RopeFrequencies(dim=4, theta=10_000.0)
+    waves = np.array([2 * math.pi, 200 * math.pi])
+    np.testing.assert_allclose(np.array(compute_wavelengths(plain), float), waves, rtol=1e-5)
+    scaled = replace(plain, scaling="linear", factor=4.0)
+    np.testing.assert_allclose(np.array(compute_wavelengths(scaled), float), 4 * waves, rtol=1e-5)
+
+
+def test_pairs_that_are_not_rotated_have_no_wavelength() -> None:
+    partial = RopeFrequencies(dim=4, theta=10_000.0, scaling="proportional", factor=1.0, rotated=1)
+    assert compute_wavelengths(partial) == [pytest.approx(2 * math.pi, rel=1e-5), None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ from playwright.sync_api import Page
 
 from weft.backends.viz.layout.coordinates import place_shapes
 from weft.backends.viz.layout.scene import ALL, list_default_open
+from weft.backends.viz.web.page import encode_json, list_common_data, list_model_data
 
 from ....sampling import each
 from ..pages import drawn, of_preset
@@ -47,3 +50,25 @@ def test_click_opens_and_closes_a_part(visit: Callable[[str], Page]) -> None:
     assert part.get_attribute("aria-expanded") == "true" and inner.count() == 1
     part.locator("rect.bar").click()
     assert part.get_attribute("aria-expanded") == "false" and inner.count() == 0
+
+
+def test_data_cannot_end_its_script_element() -> None:
+    data = {"name": "</script><b>", "é": [1, None]}
+    text = encode_json(data)
+    assert "<" not in text and "é" in text and json.loads(text) == data
+
+
+def test_page_is_one_file_with_its_model_data() -> None:
+    text = of_preset("smollm2-135m")
+    assert text.startswith("<!doctype html>") and "smollm2-135m</title>" in text
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
+    assert text.count("@font-face") == 2
+
+
+def test_model_data_has_panels_tokens_and_origins() -> None:
+    root = drawn("gpt3-175b")
+    data = list_model_data(root, {"b", "a"})
+    assert (data["opened"], data["tokens"], data["root"]["key"]) == (["a", "b"], 512, "")
+    assert "attention" in data["panels"]
+    assert list_model_data(root.inner[0], ()).keys() == {"root", "opened"}  # a part alone has no model
+    assert list_common_data()["numbers"]["tokens"] == 512
