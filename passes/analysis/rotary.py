@@ -82,7 +82,8 @@ def match_ropes(attention: Node) -> tuple[Node, Node] | str:
 
 
 def get_frequencies(rope: Node) -> RopeFrequencies | None:
-    """Return the recipe of the frequencies of the node `rope`; None if they are no parameter or have another recipe."""
+    """Return the recipe of the frequencies of the node `rope`; None if they are not a parameter or have another
+    recipe."""
     param = rope.inputs[2]
     return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
 

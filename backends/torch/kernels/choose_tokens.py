@@ -23,7 +23,7 @@ BLOCK = 2048  # logits of a program
 PARTS = 16  # into which it cuts them to find a bound on the k-th largest
 CHUNK = 512  # candidates that the last program weighs at a time
 TICKETS = 3  # counters of a row
-WRONG = (math.nan, math.inf, -math.inf)  # largest logits that are no numbers, for which the tokens -1, -2, -3 stand
+WRONG = (math.nan, math.inf, -math.inf)  # largest logits that the tokens -1, -2, -3 report
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 

@@ -156,7 +156,7 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
     belong = q.dim() == 3 and cache.shape[:2] == (q.shape[0], 1) and cache.shape[3:] == q.shape[2:]
     if not belong or not 0 < rank <= q.shape[2]:
         raise ValueError(
-            f"q {[*q.shape]} and cache {[*cache.shape]} are no [batch, heads, {rank} + rope] and its cache"
+            f"q {[*q.shape]} and cache {[*cache.shape]} must be [batch, heads, {rank} + rope] and its cache"
         )
     if cache.stride()[2:] != (q.shape[2], 1):
         raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")

@@ -124,7 +124,7 @@ def latent_qk(
         raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
     heads = (q.shape[-1] - len(weight)) // rope  # a query has `rope` numbers beside those that weight has rows for
     if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
-        raise ValueError(f"q {[*q.shape]} are no heads of {rope} numbers and those of weight {[*weight.shape]}")
+        raise ValueError(f"q {[*q.shape]} do not match {rope} rotated features and weight {[*weight.shape]}")
     if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):
         raise ValueError(f"q {[*q.shape]} and latent {[*latent.shape]} are not one token for each of {batch} rows")
     norm.check(rank)

@@ -64,7 +64,7 @@ class MlaAbsorb(Pass):
             keys = node.attrs["kv_heads"] * latent.k_rows.shape[1]
             reason = latent.reason
             if reason is None and latent.latent.width >= keys:
-                reason = f"its keys of {keys} features are no wider than their source of {latent.latent.width}"
+                reason = f"its keys of {keys} features are not wider than their source of {latent.latent.width}"
             _absorb_weights(node, latent, reason, self.name, trace)
 
 
@@ -110,7 +110,7 @@ class SlimAttention(Pass):
             width = latent.latent.width + (0 if latent.shared is None else latent.shared.width)
             reason = latent.reason
             if reason is None and width >= kv_width:
-                reason = f"its keys and values of {kv_width} features are no wider than their source of {width}"
+                reason = f"its keys and values of {kv_width} features are not wider than their source of {width}"
             _absorb_weights(node, latent, reason, self.name, trace)
 
 

@@ -115,9 +115,9 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if max(head_dim, value_dim) * dtype.itemsize > WIDEST * 2:
-        return f"keys of {head_dim} and values of {value_dim} numbers of {dtype} are more than registers hold"
+        return f"keys of {head_dim} and values of {value_dim} elements of {dtype} are more than registers hold"
     if head_dim * dtype.itemsize % 16 or value_dim * dtype.itemsize % 16:
-        return f"keys of {head_dim} and values of {value_dim} numbers of {dtype} are no multiples of 16 bytes"
+        return f"keys of {head_dim} and values of {value_dim} elements of {dtype} are not multiples of 16 bytes"
     return None
 
 

@@ -97,9 +97,9 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, ax
     """
     alike = q.dim() == dims and k.dim() == 4 and k.shape[:3] == v.shape[:3]
     if not alike or (q.shape[0], q.shape[-1]) != k.shape[::3]:
-        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are no {axes}")
+        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are not {axes}")
     if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} KV heads")
+        raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} KV heads")
     if not coded and not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
 

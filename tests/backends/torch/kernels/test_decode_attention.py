@@ -227,7 +227,7 @@ def test_what_it_cannot_do_is_said() -> None:
     q, cache, at = torch.zeros(1, 4, 8), torch.zeros(1, 2, 10, 8), torch.zeros(1, dtype=torch.int64)
     for wrong, options, why in (
         ((q[0], cache, cache, at), {}, r"are no \[batch, heads, d\] and its caches"),
-        ((q[:, :3], cache, cache, at), {}, "3 query heads are no multiple of 2 KV heads"),
+        ((q[:, :3], cache, cache, at), {}, "3 query heads are not a multiple of 2 KV heads"),
         ((q.half(), cache, cache, at), {}, "differ in dtype"),
         ((q, cache, cache, at.repeat(2)), {}, "must be one per row"),
         ((q, cache, cache, at), {"rolling": True, "window": 9, "keep_first": 10}, "does not hold window=9"),

@@ -151,8 +151,8 @@ def test_grouped_keys_of_a_latent() -> None:
         ("bias", "mla-absorb", "its keys or values have a bias"),
         ("bias", "slim-attention", "its keys or values have a bias"),
         ("cached", "mla-absorb", "it has a cache of its keys and values; run the pass before kv-cache"),
-        ("wide", "mla-absorb", "its keys of 4 features are no wider than their source of 9"),
-        ("wide", "slim-attention", "its keys and values of 8 features are no wider than their source of 9"),
+        ("wide", "mla-absorb", "its keys of 4 features are not wider than their source of 9"),
+        ("wide", "slim-attention", "its keys and values of 8 features are not wider than their source of 9"),
     ],
 )
 def test_refusals(kind: str, rule: str, reason: str) -> None:

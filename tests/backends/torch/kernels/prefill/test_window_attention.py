@@ -146,7 +146,7 @@ def test_what_it_cannot_do_is_said() -> None:
     q, k = torch.zeros(1, 4, 6, 8), torch.zeros(1, 2, 6, 8)
     for wrong, options, why in (
         ((q[0], k, k, 3), {}, r"are no \[batch, heads, seq, d\]"),
-        ((q[:, :3], k, k, 3), {}, "3 query heads are no multiple of 2 KV heads"),
+        ((q[:, :3], k, k, 3), {}, "3 query heads are not a multiple of 2 KV heads"),
         ((q.half(), k, k, 3), {}, "differ in dtype"),
         ((q, k, k, 0), {}, "window=0 must be positive"),
         ((q, k, k, 3), {"first_key": 2, "keep_first": 3}, "first_key=2 is among the keep_first=3 keys"),
