@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.frontends.dsl import Attention, Block, Decoder, GatedMLP, RMSNorm, RoPE
+from weft.frontends.models.families import Settings
 from weft.ir import Graph
 
 
@@ -14,3 +15,6 @@ def decoder(**changes: Any) -> Graph:
     ffn = changes.pop("ffn", GatedMLP(24))
     block = Block(Attention(**attention), ffn, norm, **changes.pop("block", {}))
     return Decoder(vocab=17, dim=16, layers=changes.pop("layers", 2), block=block, **changes).graph()
+
+
+SETTINGS = Settings(vocab=17, dim=16, layers=2, heads=4, kv_heads=2, head_dim=4, ffn=24, context=64, rope=RoPE())

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from weft.frontends.dsl import GatedMLP, RMSNorm, RoPE
-from weft.frontends.export.matching import match_graphs
-from weft.ir import Graph, TensorType, ops
+from weft.frontends.export.matching import check_exportable, match_graphs
+from weft.ir import Graph, TensorType, WeftError, ops
 from weft.ir.recipes import Source
 from weft.ir.types import dtypes, sizes
 from weft.passes import run_passes
@@ -94,3 +94,13 @@ def test_number_of_operands_is_compared() -> None:
     (told,) = match_graphs(joined(3), joined(2)).differences
     assert (told.ours, told.theirs) == ("3 operands", "2 operands")
     assert match_graphs(joined(2), joined(2)).differences == []
+
+
+def test_graphs_with_caches_or_last_logits_only_are_not_exportable() -> None:
+    check_exportable(decoder())
+    with pytest.raises(WeftError, match="export it before kv-cache"):
+        check_exportable(run_passes(decoder(), "kv-cache"))
+    last = Graph()
+    last.add_output("logits", last.add_input("x", TensorType(dtypes.f32, (sizes.sym("batch"), 1, 17))))
+    with pytest.raises(WeftError, match="export it before last-token-logits"):
+        check_exportable(last)
