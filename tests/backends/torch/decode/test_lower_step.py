@@ -80,14 +80,14 @@ def assert_steps(graph: Graph, module: Any) -> None:
 
 
 @pytest.mark.parametrize("name", each(4, (n for n in TRIED if not n.startswith("cached/"))))
-def test_steps_are_what_one_pass_gives(name: str) -> None:
+def test_decode_steps_agree_with_a_full_pass(name: str) -> None:
     if reason(name):
         return
     assert_steps(graph_of(name), module_of(name))
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_steps_of_narrow_dtypes(name: str) -> None:
+def test_decode_steps_in_bf16(name: str) -> None:
     """bf16 weights and caches stay near the interpreter that has the same weights."""
     name = f"variant/{name}"
     graph, ids = graph_of(name), tokens()
@@ -100,20 +100,20 @@ def test_steps_of_narrow_dtypes(name: str) -> None:
         assert_close(got[row], exact[row, length : length + STEPS], tolerance(graph, torch.bfloat16))
 
 
-def test_most_of_the_zoo_has_a_step() -> None:
+def test_most_decoders_of_the_zoo_have_a_decode_step() -> None:
     """So that the tests above do not pass by having nothing to do."""
     decoders = [n for n in TRIED if n.startswith(("variant/", "packed/")) and not reason(n)]
     assert len(decoders) > 60
 
 
-def test_windows_that_keep_first_tokens() -> None:
+def test_decode_steps_of_windows_with_first_keys() -> None:
     graph = strong(attends(window=3, keep_first=2).graph())
     assert "keep_first=2" in write_step(graph)[0]
     assert_steps(graph, build_module(graph).eval())
 
 
 @pytest.mark.parametrize(("norm", "rope"), [(LayerNorm(), RoPE()), (RMSNorm(), RoPE(fraction=0.5))])
-def test_latents_that_no_kernel_prepares(norm: Any, rope: RoPE) -> None:
+def test_latent_attention_without_a_kernel_for_its_queries(norm: Any, rope: RoPE) -> None:
     graph = strong(decoder(MLA(3, 9, 5, 8, 7, rope, norm=norm)).graph())
     text = write_step(graph)[0]
     assert "latent_decode(" in text and "latent_qk(" not in text
@@ -131,7 +131,7 @@ class Both:
         return add(named(self.first, "first")(x), named(self.second, "second")(x))
 
 
-def test_states_stay_where_the_model_keeps_them() -> None:
+def test_caches_are_nested_as_in_the_model() -> None:
     """Two attentions that are computed with the norm around them would leave their module without its states; where
     that shows, they stay, and read what is normed."""
     alone, beside = (decoder(Both(Attention(3), Attention(3)), ffn) for ffn in (None, Mamba(21, 5)))
@@ -145,6 +145,6 @@ def test_states_stay_where_the_model_keeps_them() -> None:
     ("name", "why"),
     [("family/bert", "not a decoder"), ("family/bart", "not a decoder"), ("cached/preset gpt2", "no cache or state")],
 )
-def test_what_has_no_step_says_why(name: str, why: str) -> None:
+def test_models_without_a_decode_step_give_a_reason(name: str, why: str) -> None:
     with pytest.raises(WeftError, match=f"^no decode step: .*{why}"):
         build_step(graph_of(name), module_of(name))

@@ -51,7 +51,7 @@ def classes(text: str) -> dict[str, str]:
     return found
 
 
-def test_smollm2_reads_as_reviewed(smollm2: str) -> None:
+def test_decode_step_of_smollm2_is_the_golden_file(smollm2: str) -> None:
     """After a change that is meant: ``WEFT_GOLDEN=write pytest`` this file, and read the diff."""
     if os.environ.get("WEFT_GOLDEN") == "write":
         GOLDEN.write_text(smollm2, encoding="utf-8")
@@ -65,7 +65,7 @@ def test_a_layer_of_smollm2_is_five_launches(smollm2: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["family/gpt2-tied", "family/gemma2", "family/mamba", "variant/post", "family/bert"])
-def test_sums_fused_with_norms_read_the_same(name: str) -> None:
+def test_residual_norms_leave_the_source_unchanged(name: str) -> None:
     """They end the layer before, as in the model; the kernels of a step norm what they read."""
     graph, fused = graph_of(name), graph_of(name).clone()
     lookup("fuse-residual-norm")().run(fused, trace := Trace())
@@ -86,7 +86,7 @@ LAYERS = {  # what is called for a layer of a model: a launch each, attention to
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_is_few_launches(name: str) -> None:
+def test_layers_launch_these_kernels_and_nothing_else(name: str) -> None:
     """Between kernels nothing is computed but views: no operator, no function."""
     text = write_step(graph_of(name))[0]
     layer = "".join(body for called, body in classes(text).items() if called != "Step")
@@ -104,7 +104,7 @@ def test_a_layer_is_few_launches(name: str) -> None:
         ("variant/linear attention", "self.attn_qkv, bias=self.attn_qkv_bias, norm=self.attn_norm).split((30, 30, 30)"),
     ],
 )
-def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
+def test_parallel_projections_are_one_launch(name: str, line: str) -> None:
     """Without a kernel for more of the attention: q, k and v, then the head."""
     text = write_step(graph_of(name))[0]
     assert f"q, k, v = norm_linear(x, {line}" in text
@@ -112,7 +112,7 @@ def test_linear_maps_side_by_side_are_one_launch(name: str, line: str) -> None:
 
 
 @pytest.mark.parametrize("name", each(2, NAMES))
-def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
+def test_decode_source_is_repeatable_lint_free_and_standalone(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)
     text, kernels = write_step(graph)
     assert (text, kernels) == write_step(graph)
@@ -135,7 +135,7 @@ def test_text_is_clean_and_alone(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["grouped", "delta rule", "RWKV-7"])
-def test_a_folder_steps_by_itself(name: str, tmp_path: Path) -> None:
+def test_folders_decode_without_weft(name: str, tmp_path: Path) -> None:
     """Model, step and kernels need torch alone, wherever they are."""
     write_code(generate_model(build_step_graphs(graph_of(f"variant/{name}"))), tmp_path)
     with alone(tmp_path), torch.inference_mode():
@@ -149,7 +149,7 @@ def test_a_folder_steps_by_itself(name: str, tmp_path: Path) -> None:
     assert got.shape == want.shape and (got - want).abs().max() < 1e-5 * want.abs().max()
 
 
-def test_kernels_that_are_named_are_called() -> None:
+def test_kernel_files_are_those_that_the_source_calls() -> None:
     for name in NAMES:
         text, files = write_step(graph_of(name))
         helpers = {"shared.norm" for _ in re.findall(r"\bNorm\(", text)} | {

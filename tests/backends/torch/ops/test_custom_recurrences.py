@@ -39,7 +39,7 @@ def made(net: Any, feeds: dict[str, np.ndarray]) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize(("seed", "bent"), each(3, itertools.product(SEEDS, BENT)))
-def test_random_steps(seed: int, bent: bool) -> None:
+def test_random_recurrences_agree_with_the_interpreter(seed: int, bent: bool) -> None:
     drawn = RandomStep(seed, bent)
     graph = drawn.graph()
     net, _ = built(graph)
@@ -50,7 +50,7 @@ def test_random_steps(seed: int, bent: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_affine_steps_are_found(seed: int) -> None:
+def test_affine_form_of_affine_steps_holds_for_any_state(seed: int) -> None:
     """All that ops keep affine are, and what the analysis says of them holds for any state."""
     drawn = RandomStep(seed, bent=False)
     (node,) = (n for n in drawn.graph().nodes if n.op is ops.scan)
@@ -69,7 +69,7 @@ def test_affine_steps_are_found(seed: int) -> None:
         np.testing.assert_allclose(after[name], new[name], rtol=1e-12, atol=1e-12)
 
 
-def test_bent_steps_are_no_affine_ones() -> None:
+def test_steps_called_affine_map_midpoints_to_midpoints() -> None:
     """A step that the analysis calls affine maps the middle of two states to the middle of what it makes of them."""
     verdicts = []
     for seed in range(60):
@@ -119,7 +119,7 @@ def _zeroed(states: Value, q: Value, k: Value, v: Value, a: Value) -> tuple[Valu
 
 
 @pytest.mark.parametrize("keys", [1, KEYS])
-def test_factors_may_be_zero_or_negative(keys: int) -> None:
+def test_decay_factors_may_be_zero_or_negative(keys: int) -> None:
     """Factors that erase a state, change its sign, or vanish over a chunk: gradients stay finite, and right."""
     batch, seq = sizes.sym("batch"), sizes.sym("seq")
     shapes = {"q": (HEADS, KEYS), "k": (HEADS, KEYS), "v": (HEADS, VALUES), "a": (HEADS, keys)}
@@ -172,7 +172,7 @@ MATRICES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], tuple[tuple[int
 
 @pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize("seq", [2, 7, 64])
-def test_matrices(kind: str, seq: int) -> None:
+def test_matrix_recurrences_run_in_chunks(kind: str, seq: int) -> None:
     step, row, matrix, axes = MATRICES[kind]
     batch, length = sizes.sym("batch"), sizes.sym("seq")
     with building(Graph("matrices")) as graph:
@@ -187,7 +187,7 @@ def test_matrices(kind: str, seq: int) -> None:
     np.testing.assert_allclose(found.numpy(), interpret(graph, feeds)["y"], rtol=1e-9, atol=1e-12)
 
 
-def test_a_wide_matrix_runs_one_by_one() -> None:
+def test_wide_transition_matrices_run_token_by_token() -> None:
     """Its transitions would be products of 40 × 40 matrices for a state of 40 numbers."""
     with building(Graph("wide")) as graph:
         m, x = (graph.add_input(n, TensorType(dtypes.f32, (1, 3, *s))) for n, s in (("m", (40, 40)), ("x", (40,))))
@@ -206,7 +206,7 @@ def test_the_delta_rule_is_a_triangular_system() -> None:
 
 
 @pytest.mark.parametrize("gates", [1, KEYS])
-def test_so_is_one_with_gates(gates: int) -> None:
+def test_gated_delta_rule_is_a_triangular_system(gates: int) -> None:
     """Of heads or of keys: outputs and gradients are those of the op, whose reference goes from token to token."""
     batch, length, shape = sizes.sym("batch"), sizes.sym("seq"), (2, 70)
     rows = {"q": (HEADS, KEYS), "k": (HEADS, KEYS), "v": (HEADS, VALUES), "beta": (HEADS,), "g": (HEADS, gates)}

@@ -42,7 +42,7 @@ def graph_of(name: str, layers: int = 2) -> Graph:
     return strong(replace(MODELS[name], layers=layers).graph())
 
 
-def sizes(graph: Graph, name: str) -> np.ndarray:
+def root_mean_squares(graph: Graph, name: str) -> np.ndarray:
     """The root mean square over a head of a linear map of normed numbers, by the names of the zoo's parameters."""
     params = {n: p.recipe.evaluate(graph.reader).astype(np.float64) for n, p in graph.params.items()}
     (weight,) = (w for n, w in params.items() if n.endswith(f"layers.0.attn.{name}.weight"))
@@ -57,7 +57,7 @@ def nearest(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_keys_and_values_are_rounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float8_caches_round_keys_and_values_to_the_nearest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits are those of the model whose caches keep what a search among all floats finds, however a text is cut."""
     graph = graph_of(name)
     plain: Any = build_module(graph).eval()
@@ -101,11 +101,11 @@ def test_keys_and_values_are_rounded(name: str, monkeypatch: pytest.MonkeyPatch)
         assert 1e-3 < float((want - exact).norm() / exact.norm()) < 0.1
 
 
-def test_scales_are_the_sizes_of_heads() -> None:
+def test_float8_scales_are_the_root_mean_squares_of_heads() -> None:
     module: Any = build_module(graph := graph_of("biases, layer norm"), float8_caches=True).eval()
     for role in "kv":
         np.testing.assert_allclose(
-            getattr(module.layers[0].attn, f"{role}_scale").numpy(), sizes(graph, role), rtol=1e-5
+            getattr(module.layers[0].attn, f"{role}_scale").numpy(), root_mean_squares(graph, role), rtol=1e-5
         )
     normed: Any = build_module(graph := graph_of("norms of q and k"), float8_caches=True).eval()
     gain = next(
@@ -117,7 +117,7 @@ def test_scales_are_the_sizes_of_heads() -> None:
 
 @pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("name", each(2, MODELS))
-def test_kernels_step_as_the_module_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_kernels_with_float8_caches_agree_with_the_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "INTERPRETED", True)
     graph = graph_of(name, layers=1)
     text, files = write_step(graph, float8_caches=True)
@@ -138,7 +138,7 @@ def test_kernels_step_as_the_module_does(name: str, monkeypatch: pytest.MonkeyPa
             assert_close(got, whole[:, i : i + 1].double().numpy(), tolerance(graph, torch.float32))
 
 
-def test_folders_say_so_and_take_a_quarter(tmp_path: Path) -> None:
+def test_folders_record_float8_caches_of_a_quarter_of_the_bytes(tmp_path: Path) -> None:
     source, length = attends(), {"target": "torch", "max_length": 16}
     found = {}
     for name, more in (("plain", {}), ("fp8", {"cache_dtype": "fp8"})):
@@ -155,7 +155,7 @@ def test_folders_say_so_and_take_a_quarter(tmp_path: Path) -> None:
     assert found["fp8"][2]["cache_dtype"] == "fp8" and "cache_dtype" not in found["plain"][2]
 
 
-def test_what_cannot_be_is_told(tmp_path: Path) -> None:
+def test_limits_of_float8_caches_are_described(tmp_path: Path) -> None:
     latent = decoder(MLA(3, 9, 5, 4, 7, RoPE(interleaved=True))).graph()
     unnormed = replace(attends(), block=replace(attends().block, arrangement="post")).graph()
     for graph, words in (

@@ -45,7 +45,7 @@ def coded(name: str, bits: int, per: str = "channel") -> Graph:
 @pytest.mark.parametrize(
     ("name", "bits", "per"), each(5, itertools.product(MODELS, (8, 4), ("channel", "head", "tensor")))
 )
-def test_calls_give_what_the_interpreter_does(name: str, bits: int, per: str) -> None:
+def test_quantized_caches_agree_with_the_interpreter_in_any_pieces(name: str, bits: int, per: str) -> None:
     """In float64, where no number is rounded to another code."""
     graph = coded(name, bits, per)
     ids = np.random.default_rng(4).integers(0, 23, (2, LENGTH))
@@ -63,7 +63,7 @@ def test_calls_give_what_the_interpreter_does(name: str, bits: int, per: str) ->
             np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
 
 
-def test_it_is_not_what_numbers_give() -> None:
+def test_4_bit_caches_change_the_logits() -> None:
     """The check above can fail: 4 bits are not the numbers themselves."""
     plain: Any = build_module(strong(MODELS["grouped"].graph()), dtype=torch.float64).eval()
     module: Any = build_module(coded("grouped", 4), dtype=torch.float64).eval()
@@ -73,12 +73,12 @@ def test_it_is_not_what_numbers_give() -> None:
 
 
 @pytest.mark.parametrize(("bits", "bytes"), [(8, 1), (4, 0.5)])
-def test_caches_take_so_many_bytes(bits: int, bytes: float) -> None:
+def test_quantized_caches_take_8_or_4_bits_per_value(bits: int, bytes: float) -> None:
     module: Any = build_module(coded("grouped", bits)).eval()
     assert caches.count_bytes(module.new_cache(3, 20)) == 2 * 2 * 3 * 20 * 2 * 4 * bytes
 
 
-def test_scales_stay_f32() -> None:
+def test_cache_scales_stay_f32_when_the_model_is_cast() -> None:
     module: Any = build_module(coded("grouped", 8)).eval().to(torch.bfloat16)
     scales = {n: b.dtype for n, b in module.named_buffers() if n.endswith("_scale")}
     assert len(scales) == 4
@@ -87,7 +87,7 @@ def test_scales_stay_f32() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_folder_generates_what_onnxruntime_does(bits: int, tmp_path: Path) -> None:
+def test_folders_with_quantized_caches_generate_as_onnxruntime_does(bits: int, tmp_path: Path) -> None:
     source = strong(MODELS["grouped"].graph())
     pipeline = f"default, quantize-cache{{bits={bits}}}"
     for target in ("torch", "ort-cpu"):

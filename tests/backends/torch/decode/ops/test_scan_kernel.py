@@ -109,7 +109,7 @@ def assert_step(step: Step, batch: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [*MODELS, *PAPERS])
-def test_recurrences_of_models(name: str, dtype: torch.dtype, batch: int) -> None:
+def test_kernels_of_recurrences_agree_with_float64(name: str, dtype: torch.dtype, batch: int) -> None:
     step = of_paper(name) if name in PAPERS else step_of(graph_of(f"variant/{name}"))
     assert_step(step, batch, dtype)
 
@@ -132,7 +132,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", [*sorted(TEXTS), *OTHERS])
-def test_an_op(name: str) -> None:
+def test_kernels_of_each_op_in_a_step(name: str) -> None:
     """Each op that kernels have, of a token and a state."""
 
     def step(h: Value, x: Value) -> tuple[Value, Value]:
@@ -153,7 +153,7 @@ def test_an_op(name: str) -> None:
     assert_step(own(step, (3, 5), x=(3, 5)), 2, torch.float32)
 
 
-def test_sums_of_what_does_not_vary() -> None:
+def test_sums_over_expanded_axes_count_each_element() -> None:
     """A number for all keys, expanded to them, counts for each of them."""
 
     def step(h: Value, x: Value) -> tuple[Value, Value]:
@@ -163,7 +163,7 @@ def test_sums_of_what_does_not_vary() -> None:
     assert_step(own(step, (3, 5), x=(3, 1)), 2, torch.float32)
 
 
-def test_products_with_columns_and_rows() -> None:
+def test_products_of_a_state_with_columns_and_rows() -> None:
     """A state is read from its other side, and rows of a token are columns of it."""
 
     def step(h: Value, q: Value, v: Value) -> tuple[Value, Value]:
@@ -189,12 +189,12 @@ def test_products_with_columns_and_rows() -> None:
         (lambda h, x: (h + x, ops.mean(h, axes=(1, 2))), "its op mean does not run over one axis"),
     ],
 )
-def test_steps_without_a_kernel_say_why(step: Any, why: str) -> None:
+def test_steps_without_a_kernel_give_a_reason(step: Any, why: str) -> None:
     with pytest.raises(NoKernel, match=why):
         write_scan_kernel(own(step, (3, 5), x=(3, 5)))
 
 
-def test_an_axis_of_queries_is_none_of_a_state() -> None:
+def test_an_axis_that_no_state_has_is_refused() -> None:
     step = own(lambda h, q: (h * 0.5, q @ h), (2, 5, 6), q=(2, 4, 5))
     with pytest.raises(NoKernel, match="q has an axis that no state has"):
         write_scan_kernel(step)
@@ -217,7 +217,7 @@ def test_tokens_of_all_texts_and_states_with_gaps() -> None:
 
 
 @pytest.mark.parametrize("bent", [False, True])
-def test_random_steps(bent: bool) -> None:
+def test_kernels_of_random_recurrences(bent: bool) -> None:
     """Most have a kernel; those that have none say which op is in the way."""
     reasons = []
     for seed in range(30):
