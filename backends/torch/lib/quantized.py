@@ -40,7 +40,7 @@ def block_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, bits: int = 4
 ) -> Tensor:
     """Return x Wᵀ + b, x [..., in] → [..., out], for W given by codes, scales and offsets as in `Quantized`. Where
-    `packed_linear` returns None, W is dequantized for each product, in parts that fit into a CPU cache."""
+    `packed_linear` cannot run, W is dequantized for each product, in parts that fit into a CPU cache."""
     width, dtype = x.shape[-1], x.dtype
     packed = packed_linear(x, codes, scales, offsets, bits)
     if packed is not None:
@@ -143,7 +143,7 @@ class Quantized(nn.Module):
         return codes.view(torch.uint8 if self.bits == 4 else torch.float8_e4m3fn)
 
     def numbers(self, scales: Tensor) -> Tensor:
-        """Return `scales` as kernels take them: nvfp4's bytes viewed as float8_e4m3fn, all other scales unchanged."""
+        """Return `scales` as kernels read them: nvfp4's bytes viewed as float8_e4m3fn, all other scales unchanged."""
         return scales.view(self.kind) if self.tensor_scales is not None else scales
 
     def linear(self, x: Tensor) -> Tensor:

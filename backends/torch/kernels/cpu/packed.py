@@ -124,9 +124,9 @@ class HalfPrecision:
 def packed_linear(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
 ) -> torch.Tensor | None:
-    """Return x Wᵀ with packed weights, x [..., in] → [..., out], for the fields of a `Codes`. Return None where the
-    caller has to dequantize W: on a GPU, for more rows than MOST_ROWS, if gradients are needed, while torch compiles,
-    if the CPU lacks the operator, or if memory is short."""
+    """Return x Wᵀ with packed weights, x [..., in] → [..., out]; W is given by the fields of its `Codes`. Return None
+    where the caller has to dequantize W: on a GPU, for more rows than MOST_ROWS, if gradients are needed, while torch
+    compiles, if the CPU lacks the operator, or if memory is short."""
     if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return None
     if codes.dtype != torch.int32 or refusal(x.dtype) is not None or requires_grad(x, scales, offsets):
