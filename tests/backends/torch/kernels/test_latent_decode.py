@@ -90,8 +90,8 @@ def test_what_it_cannot_do_is_said() -> None:
     assert "more than the 128 and 128" in str(refusal(512, 64, F32))
     q, cache, at = torch.zeros(1, 4, 8), torch.zeros(1, 1, 10, 8), torch.zeros(1, dtype=torch.int64)
     for wrong, options, why in (
-        ((q, cache[0], at, 5), {}, r"are no \[batch, heads, 5 \+ rope\] and its cache"),
-        ((q, cache, at, 9), {}, r"are no \[batch, heads, 9 \+ rope\] and its cache"),
+        ((q, cache[0], at, 5), {}, r"must be \[batch, heads, 5 \+ rope\] and its cache"),
+        ((q, cache, at, 9), {}, r"must be \[batch, heads, 9 \+ rope\] and its cache"),
         ((q, torch.zeros(1, 1, 10, 16)[..., ::2], at, 5), {}, "one behind the other"),
         ((q.half(), cache, at, 5), {}, "differ in dtype"),
         ((q, cache, at.repeat(2), 5), {}, "must be one per row"),

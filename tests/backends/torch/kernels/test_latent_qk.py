@@ -135,7 +135,7 @@ def test_what_it_cannot_do_is_said(device: torch.device) -> None:
     for changed, words in (
         ({"cos": given["cos"][:1]}, "do not fit a cache"),
         ({"weight": given["weight"][:, :7]}, "do not fit a cache"),
-        ({"weight": given["weight"][:7]}, "are no heads of 2 numbers"),
+        ({"weight": given["weight"][:7]}, "do not match 2 rotated features"),
         ({"cache": given["cache"].expand(2, 1, 7, 10).mT.contiguous().mT}, "one behind the other"),
         ({"positions": given["positions"][:1]}, "not one token for each of 2 rows"),
         ({"norm": Norm("layer")}, "by RMS norms"),

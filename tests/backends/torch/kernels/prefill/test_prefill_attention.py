@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         decode_attention(q, k, k, at, rolling=True, window=4)
     with pytest.raises(ValueError, match=r"positions \[1, 4\] must be one for each token of q \[1, 5, 2, 8\]"):
         decode_attention(q, k, k, at[:, 1:])
-    with pytest.raises(ValueError, match=r"no \[batch, seq, heads, d\] and its caches"):
+    with pytest.raises(ValueError, match=r"not \[batch, seq, heads, d\] and its caches"):
         decode_attention(q, k[..., :4], k, at)
     with pytest.raises(ValueError, match="2 query heads are not a multiple of 3 KV heads"):
         decode_attention(q, torch.zeros(1, 3, 12, 8), torch.zeros(1, 3, 12, 8), at)

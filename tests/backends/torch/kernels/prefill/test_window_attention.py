@@ -142,7 +142,7 @@ def test_what_it_cannot_do_is_said() -> None:
     assert refusal(256, 256, B16) is None
     assert refusal(64, 64, torch.float64) == "no kernel for torch.float64"
     assert "more than registers hold" in str(refusal(256, 128, F32))
-    assert "no multiples of 16 bytes" in str(refusal(64, 33, B16))
+    assert "not multiples of 16 bytes" in str(refusal(64, 33, B16))
     q, k = torch.zeros(1, 4, 6, 8), torch.zeros(1, 2, 6, 8)
     for wrong, options, why in (
         ((q[0], k, k, 3), {}, r"are no \[batch, heads, seq, d\]"),
