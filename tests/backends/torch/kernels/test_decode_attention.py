@@ -226,7 +226,7 @@ def test_what_it_cannot_do_is_said() -> None:
     assert "more than shared memory holds" in str(refusal(2048, 512, B16))
     q, cache, at = torch.zeros(1, 4, 8), torch.zeros(1, 2, 10, 8), torch.zeros(1, dtype=torch.int64)
     for wrong, options, why in (
-        ((q[0], cache, cache, at), {}, r"are no \[batch, heads, d\] and its caches"),
+        ((q[0], cache, cache, at), {}, r"are not \[batch, heads, d\] and its caches"),
         ((q[:, :3], cache, cache, at), {}, "3 query heads are not a multiple of 2 KV heads"),
         ((q.half(), cache, cache, at), {}, "differ in dtype"),
         ((q, cache, cache, at.repeat(2)), {}, "must be one per row"),

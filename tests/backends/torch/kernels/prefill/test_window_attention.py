@@ -145,7 +145,7 @@ def test_what_it_cannot_do_is_said() -> None:
     assert "not multiples of 16 bytes" in str(refusal(64, 33, B16))
     q, k = torch.zeros(1, 4, 6, 8), torch.zeros(1, 2, 6, 8)
     for wrong, options, why in (
-        ((q[0], k, k, 3), {}, r"are no \[batch, heads, seq, d\]"),
+        ((q[0], k, k, 3), {}, r"are not \[batch, heads, seq, d\]"),
         ((q[:, :3], k, k, 3), {}, "3 query heads are not a multiple of 2 KV heads"),
         ((q.half(), k, k, 3), {}, "differ in dtype"),
         ((q, k, k, 0), {}, "window=0 must be positive"),
