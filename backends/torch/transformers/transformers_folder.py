@@ -113,7 +113,7 @@ class TransformersFolder:
 
     @property
     def base(self) -> BaseModel:
-        """Return the classes of the base model; those of the decoder for an encoder-decoder."""
+        """Return the classes of the base model; for an encoder-decoder, the classes of its decoder."""
         return self.modeling.bases[0]
 
     def _list_fields(self, length: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def prefill_attention(
     """Return softmax(scale · q kᵀ) v for tokens at positions from `start` on, whose keys and values are already cached.
 
     q [batch, seq, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv] → [batch, seq, heads,
-    dv]. Keywords are those of `decode_attention`; caches do not roll. `kernel` forces Triton or torch.
+    dv]. Keywords: see `decode_attention`; caches do not roll. `kernel` forces Triton or torch.
 
     Raises:
         ValueError: if shapes do not fit, or the positions are outside the cache.

@@ -258,7 +258,7 @@ def _name_heads(names: SizeNames, node: Node) -> None:
 
 
 def _name_rope_heads(names: SizeNames, node: Node) -> None:
-    """Name the heads of a RoPE node like those of the attention that reads its result."""
+    """Name the heads of a RoPE node like the heads of the attention that reads its result."""
     if (match := find_attention(node.output)) is not None:
         attention, role = match
         heads, kv_heads = name_head_counts(attention, names.fields)

@@ -59,7 +59,7 @@ def _list_common_reasons(base: BaseModel) -> Iterator[str]:
     if any(mask.kind == CHUNKED for mask in e.masks.values()):
         yield "attention in chunks, for which engines make no masks"
     if any(n.op in (ops.expert_choice, ops.limit_capacity) for n in graph.nodes):
-        yield "experts choose among all tokens of a forward pass, also those of other sequences"
+        yield "experts choose among all tokens of a forward pass, also of other sequences"
     shapes = {
         (n.attrs["heads"], n.attrs["kv_heads"], n.required_operand("k").width // n.attrs["kv_heads"])
         for n in attentions

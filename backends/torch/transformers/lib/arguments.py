@@ -1,4 +1,4 @@
-"""Arguments that a forward receives in kwargs: the cache under its newer name, and those of attention functions."""
+"""Arguments that a forward receives in kwargs: the cache under its newer name, and arguments of attention."""
 
 from __future__ import annotations
 

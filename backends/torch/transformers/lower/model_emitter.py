@@ -136,7 +136,7 @@ class HFEmitter(Emitter):
         return self.names.get_attr(node, name)
 
     def _emit_defaults(self) -> None:
-        """Emit the default values of arguments of the forward, except those of `inputs_embeds` (`emit_embedding`)."""
+        """Emit the default values of arguments of the forward, except `inputs_embeds` (see `emit_embedding`)."""
         arguments = self.arguments
         if not self.is_decoder:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"

@@ -141,7 +141,7 @@ class HFClassWriter(ClassWriter):
         self.usual_std = DEFAULT_STD  # the most common standard deviation of initial weights
         self.other_classes: dict[str, WrittenClass] = {}  # classes of other base models
         self.own_classes: dict[str, WrittenClass] = {}
-        self.reused: set[str] = set()  # names of those that this base model uses
+        self.reused: set[str] = set()  # names of other classes that this base model uses
         self.methods: dict[str, Method] = {}  # class name: its forward
         self._numbers: dict[Method, CacheNumbers] = {}
         body = type("Body", (HFMethodWriter,), {"writer": self})

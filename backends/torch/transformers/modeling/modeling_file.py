@@ -254,7 +254,7 @@ def get_task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
 
 
 def _read_snippets() -> dict[str, Snippet]:
-    """Return name → snippet: those of target torch except names in `IMPORTS`, then those of `lib`, which win."""
+    """Return name → snippet of target torch, without names in `IMPORTS`; snippets of `lib` replace equal names."""
     return {name: part for name, part in read_library().items() if name not in IMPORTS} | read_library(
         own_snippets.__name__
     )

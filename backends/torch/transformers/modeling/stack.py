@@ -64,7 +64,8 @@ class CacheNumbers:
     """The cache numbers (layer_idx) within a method, from 0.
 
     first: first number of each call, and of each statement with a cache. self_count: end of the numbers of
-    self-attention caches and states. cross_count: end of those of cross-attention caches, which are in another cache.
+    self-attention caches and states. cross_count: end of the numbers of cross-attention caches, which another cache
+    has.
     """
 
     first: dict[object, int] = field(default_factory=dict)
