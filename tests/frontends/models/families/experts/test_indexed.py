@@ -25,7 +25,7 @@ FILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "said",
+    "config",
     [
         {},
         {"index_topk_freq": 4},
@@ -38,11 +38,11 @@ FILE: dict[str, Any] = {
     ],
     ids=str,
 )
-def test_types_are_those_of_transformers(said: dict[str, Any]) -> None:
-    assert read_index_types(LATENT | said) == transformers.GlmMoeDsaConfig(**LATENT, **said).indexer_types
+def test_index_types_equal_those_of_transformers(config: dict[str, Any]) -> None:
+    assert read_index_types(LATENT | config) == transformers.GlmMoeDsaConfig(**LATENT, **config).indexer_types
 
 
-def test_layers_keep_what_others_share() -> None:
+def test_layers_keep_the_selection_that_later_layers_share() -> None:
     mixers = FAMILIES["glm_moe_dsa"].settings["mixer"](LATENT | {"index_topk_pattern": "FFSSFSF"})
     assert [m.index is not None for m in mixers] == [True, True, False, False, True, False, True]
     assert [m.keep_index for m in mixers] == [None, "index", None, None, "index", None, None]
@@ -51,7 +51,7 @@ def test_layers_keep_what_others_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "said", "message"),
+    ("family", "config", "message"),
     [
         ("glm_moe_dsa", {"index_topk_pattern": "SFFFFFF"}, "index_topk_pattern=.* full for the first"),
         ("glm_moe_dsa", {"indexer_types": ["full"] * 6}, "indexer_types=.* for each of the 7 layers"),
@@ -60,16 +60,16 @@ def test_layers_keep_what_others_share() -> None:
         ("deepseek_v32", {"layer_types": ["full_attention"] * 7}, "layer_types has 'full_attention'"),
     ],
 )
-def test_refusals(family: str, said: dict[str, Any], message: str) -> None:
+def test_refusals(family: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(WeftError, match=message):
-        FAMILIES[family].settings["mixer"](LATENT | said)
+        FAMILIES[family].settings["mixer"](LATENT | config)
 
 
-def test_files_say_which_layers_have_an_index() -> None:
+def test_files_list_layers_with_an_index() -> None:
     rule = FAMILIES["glm_moe_dsa"].gguf.settings["mixer"]
 
-    def own(**said: Any) -> list[bool]:
-        return [m.index is not None for m in rule({**FILE, **said})]
+    def own(**config: Any) -> list[bool]:
+        return [m.index is not None for m in rule({**FILE, **config})]
 
     assert own(**{INDEXED: [0, 2]}) == [True, False, True, False]
     # Some files repeat the tensors in layers that do not use them.
