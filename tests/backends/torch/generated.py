@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import sys
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.backends.runtime.torch.open_torch import import_from
+from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.lower.identifiers import map_parameter_names
 from weft.ir import Graph, interpret
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import MemoryReader
 from weft.passes.core.equivalence import EquivalenceCheck
 
-from ...lowered import build_module
+from ...lowered import build_module, lower
 from ...passes.zoo import ZOO
 
 Arrays = dict[str, NDArray[Any]]
@@ -123,3 +125,10 @@ def errors(got: Tensor, want: NDArray[Any]) -> NDArray[np.float64]:
 def assert_close(got: Tensor, want: NDArray[Any], bound: float) -> None:
     error = float(errors(got, want).max(initial=0))
     assert error <= bound, f"{error:.2e} is more than {bound:.2e}"
+
+
+def class_docs(graph: Graph) -> dict[str, str]:
+    """Map the names of the generated classes of `graph` to their docstrings, in the order of the source."""
+    tree = ast.parse(write_source(lower(graph)).text)
+    found = [n for n in tree.body if isinstance(n, ast.ClassDef) and "nn.Module" in map(ast.unparse, n.bases)]
+    return {n.name: ast.get_docstring(n) or "" for n in found}

@@ -17,7 +17,6 @@ from weft.backends.torch.transformers.engines.refusals import BATCHES
 from weft.backends.torch.transformers.transformers_folder import TransformersFolder, derive_class_name
 from weft.frontends.app.api.source.sources import load_source
 from weft.ir import Graph, WeftError
-from weft.passes import Report
 
 from ....lowered import forms
 from ....sampling import ALL, each
@@ -57,7 +56,7 @@ def quiet() -> None:
 
 
 @pytest.mark.parametrize("name", each(2, USED))
-def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
+def test_generates_with_every_cache(name: str, tmp_path: Path) -> None:
     graph = lowered(graph_of(name))
     model, ids = model_of(graph, tmp_path), tokens_of(graph, 2, 5)
     with torch.no_grad():
@@ -80,7 +79,7 @@ def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", decoders() if ALL else BATCHED[:3:2])
-def test_generates_batches_of_what_waits(name: str, tmp_path: Path) -> None:
+def test_continuous_batching_generates_greedily(name: str, tmp_path: Path) -> None:
     """Continuous batching, with keys and values in pages."""
     graph = lowered(graph_of(name))
     if name not in BATCHED and folder_of(graph, tmp_path).refusals[BATCHES]:
@@ -96,7 +95,7 @@ def test_generates_batches_of_what_waits(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_texts_in_one_row_are_told_apart_by_their_positions(name: str, tmp_path: Path) -> None:
+def test_packed_sequences_are_separated_by_positions(name: str, tmp_path: Path) -> None:
     """Tokens of several texts in one row without a mask, as training on packed rows gives them."""
     graph = lowered(graph_of(name))
     model, rows = model_of(graph, tmp_path), [tokens_of(graph, n, seed=n) for n in (4, 7, 3)]
@@ -127,7 +126,7 @@ def loss_of(model: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["preset/smollm2-135m", "preset/gpt3-175b", "variant/hybrid", "preset/mixtral-8x7b"])
-def test_other_numbers_make_another_model(name: str, tmp_path: Path) -> None:
+def test_changed_config_makes_another_model(name: str, tmp_path: Path) -> None:
     """More layers and fewer, twice as wide throughout: such models train from scratch, and are saved and loaded."""
     graph = lowered(graph_of(name))
     folder_of(graph, tmp_path / "folder")
@@ -194,7 +193,7 @@ def test_records_hidden_states_and_attentions(name: str, tmp_path: Path) -> None
     assert all(torch.allclose(a.sum(-1), torch.ones(()), atol=1e-5) or "gpt" in name for a in made.attentions)
 
 
-def test_embeddings_take_the_place_of_tokens(tmp_path: Path) -> None:
+def test_inputs_embeds_replace_tokens(tmp_path: Path) -> None:
     graph = lowered(graph_of("family/gemma2"))
     model, ids = model_of(graph, tmp_path), tokens_of(graph, 2, 7)
     with torch.no_grad():
@@ -206,28 +205,7 @@ def test_embeddings_take_the_place_of_tokens(tmp_path: Path) -> None:
             model(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "engine", "reason"),
-    [
-        ("preset/mamba-130m", "vLLM", "recurrent layers keep states"),
-        ("variant/repeated", "SGLang", "layers share weights"),
-        ("family/bloom", "vLLM", "a bias by distance"),
-        ("family/gpt-oss", "vLLM", "attention has sinks"),
-        ("family/gemma2", "transformers generate_batch", "scores have a soft cap"),
-        ("variant/chunked", "transformers generate_batch", "attention in chunks"),
-        ("variant/experts that choose", "transformers generate_batch", "experts choose among all tokens"),
-        ("variant/relative", "vLLM", "relative keys and values"),
-        ("variant/encoder, blocks", "vLLM", "blocks of keys"),
-        ("variant/latent, expanded", "SGLang", "values and keys differ in width"),
-    ],
-)
-def test_refusals_name_engine_and_reason(name: str, engine: str, reason: str, tmp_path: Path) -> None:
-    built = folder_of(lowered(graph_of(name)), tmp_path)
-    assert any(reason in why for why in built.refusals[engine])
-    assert any(line.startswith(f"{engine}: ") and reason in line for line in built.explain(Report()))
-
-
-def test_smollm2_is_short(tmp_path: Path) -> None:
+def test_smollm2_source_is_golden(tmp_path: Path) -> None:
     """Everything that transformers asks of a model, and SmolLM2, in 253 lines."""
     from weft.frontends.models.presets import PRESETS
 
@@ -264,7 +242,7 @@ def test_the_command_writes_what_auto_classes_load(tmp_path: Path) -> None:
     assert answer[0, 5:].tolist() == [7042, 30]  # " Paris."
 
 
-def test_each_way_out_names_the_other(tmp_path: Path) -> None:
+def test_compile_and_export_name_each_other(tmp_path: Path) -> None:
     """Architectures that transformers has, and those that it has not."""
     source = Path(__file__).parents[4] / "examples/differential.py"
     report = compile_model(source, tmp_path / "own", target="transformers")
@@ -273,7 +251,7 @@ def test_each_way_out_names_the_other(tmp_path: Path) -> None:
         export(source, tmp_path / "native")
 
 
-def test_names_of_classes() -> None:
+def test_class_names_avoid_those_of_engines() -> None:
     """None that transformers or an engine takes for a model of its own, or that `generate` treats otherwise."""
     assert [derive_class_name(n) for n in ("my-model-7b", "llama3.2-1b", "model", "hybrid_mamba", "2-layers")] == [
         "MyModel",
@@ -288,7 +266,7 @@ def test_names_of_classes() -> None:
         TransformersFolder(forms(lowered(graph_of("preset/mamba-130m")), "transformers"), "f32", 64, "FastMamba", [])
 
 
-def test_a_choice_of_keys_is_refused(tmp_path: Path) -> None:
+def test_lightning_index_is_refused(tmp_path: Path) -> None:
     choosing = MLA(4, 16, 8, 8, 8, RoPE(), index=LightningIndex(2, 8, top_k=5))
     with pytest.raises(WeftError, match=r"keys of a lightning index \(%layers\.0\.attn\.index\.chosen\)"):
         compile_model(Decoder(64, 32, 1, Block(choosing, MLP(48))), tmp_path / "out", target="transformers")

@@ -1,4 +1,4 @@
-"""Folders of models with windows: the kernels that model.py imports stand beside it."""
+"""Folders of PyTorch: they contain the kernels that model.py imports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.package.source_folder import generate_model, write_code
 from weft.frontends.app.api.modules import build_step_graphs
 
-from ...lowered import lower
-from .generated import alone, call, feeds_of, graph_of, module_of, tensors
+from ....lowered import lower
+from ..generated import alone, call, feeds_of, graph_of, module_of, tensors
 
 
-def test_a_folder_has_the_kernels_that_its_model_imports(tmp_path: Path) -> None:
-    """The folder alone computes what the module in process does; a model without windows imports no kernel."""
+def test_folder_contains_the_kernels_that_its_model_imports(tmp_path: Path) -> None:
+    """Check that the folder computes what the module does without weft; a model without windows imports no kernel."""
     graph = graph_of("family/gpt-oss")
     built = generate_model(build_step_graphs(graph))
     assert {"shared.online_softmax", "shared.launch", "prefill.window_attention"} <= set(built.kernels)

@@ -1,4 +1,4 @@
-"""Whatever names a graph has, its generated module runs, computes what the graph means, and gives its weights back."""
+"""Names of graphs as Python identifiers: modules run under any names, and their weights go back into the graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.backends.torch.lower.identifiers import map_argument_names, rename_for
 from weft.ir import interpret, parse, verify
 from weft.ir.graph import Graph
 
-from ...sampling import ALL
+from ....sampling import ALL
 
 WORDS = (
     "def None True class lambda in is scores logits self cache last x y F nn torch Tensor forward training parameters "
@@ -36,7 +36,7 @@ def graph_of(kind: str) -> Graph:
 
 
 def renamed(graph: Graph, rng: random.Random) -> Graph | None:
-    """A copy of `graph` with some names of `WORDS` in the place of its own; None where two would be the same."""
+    """Return a copy of `graph` with some names replaced by `WORDS`; None if two names would be equal."""
     graph = graph.clone()
     values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
     scopes = {node.scope for node in graph.nodes}
@@ -74,7 +74,7 @@ def renamed(graph: Graph, rng: random.Random) -> Graph | None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_any_name_runs(kind: str) -> None:
+def test_modules_run_under_any_names(kind: str) -> None:
     checked = 0
     for seed in range(40):
         graph = renamed(graph_of(kind), random.Random(f"{kind} {seed}"))
@@ -100,13 +100,13 @@ def check(graph: Graph) -> None:
     np.testing.assert_allclose(again, want, rtol=0, atol=1e-5)
 
 
-def test_ordinary_names_stay_as_they_are() -> None:
+def test_valid_names_are_unchanged() -> None:
     graph = graph_of("dense")
     before = str(graph)
     assert rename_for_python(graph) == [] and str(graph) == before
 
 
-def test_siblings_stay_apart() -> None:
+def test_siblings_get_distinct_identifiers() -> None:
     text = """graph g {
       input %class: f32[batch, 4] as a-b
       input %in: f32[batch, 4] as a_b

@@ -17,15 +17,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.backends.torch import kernels
 from weft.backends.torch.codegen.model_source import write_source
+from weft.backends.torch.package.module import assign_weights, evaluate_weights, run_source
 from weft.backends.torch.program.snippets import find_bound_names, find_names
 from weft.passes.analysis.states import find_states
 from weft.passes.core.equivalence import EquivalenceCheck
 
-from ...lowered import build_module, lower
-from ...passes.zoo import ZOO
-from ...sampling import ALL, each
-from .generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted
+from ....lowered import build_module, lower
+from ....passes.zoo import ZOO
+from ....sampling import ALL, each
+from ..generated import SEQ, accepts, assert_close, call, feeds_of, graph_of, module_of, tensors, tolerance, wanted
 
 SPREAD = (
     *("family/llama-gqa-tied", "family/gemma3", "family/gpt2-tied", "family/gpt_neox", "family/bloom", "family/t5"),
@@ -54,12 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_text_is_always_the_same(folder: Path) -> None:
+def test_source_is_deterministic(folder: Path) -> None:
     for i, name in enumerate(SPREAD):
         assert write_source(lower(ZOO[name]())).text == (folder / f"model_{i}.py").read_text()
 
 
-def test_a_linter_and_a_formatter_find_nothing(folder: Path) -> None:
+def test_source_passes_linter_and_formatter(folder: Path) -> None:
     ruff = [sys.executable, "-m", "ruff"]
     length = ["--isolated", "--line-length", "120"]
     # E501: formatted text of one long word; B905: zip of what the generator has counted
@@ -70,7 +72,7 @@ def test_a_linter_and_a_formatter_find_nothing(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_only_torch_is_imported_and_everything_defined_is_used(folder: Path) -> None:
+def test_source_imports_torch_only_and_uses_all_definitions(folder: Path) -> None:
     for path in folder.iterdir():
         tree = ast.parse(path.read_text())
         modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
@@ -92,7 +94,7 @@ def test_modules_copy_and_pickle(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPREAD[::4])
-def test_weights_of_narrow_modules_are_those_of_wide_ones_rounded(name: str) -> None:
+def test_bf16_weights_are_rounded_f32_weights(name: str) -> None:
     want = copy.deepcopy(module_of(name)).to(torch.bfloat16).state_dict()
     got = build_module(graph_of(name), dtype=torch.bfloat16).state_dict()
     assert {key: t.dtype for key, t in got.items()} == {key: t.dtype for key, t in want.items()}
@@ -135,7 +137,7 @@ def test_modules_export_for_any_length(name: str) -> None:
                 assert_close(got, want.double().numpy(), tolerance(graph_of(name), torch.float32))
 
 
-def test_a_cache_that_is_too_small_says_so() -> None:
+def test_too_small_cache_is_refused() -> None:
     module: Any = module_of("family/llama-gqa-tied")
     cache = module.new_cache(2, 5)
     ids = torch.ones(2, 4, dtype=torch.long)
@@ -144,6 +146,56 @@ def test_a_cache_that_is_too_small_says_so() -> None:
         module(ids[:, :2], cache=cache)
 
 
-def test_a_decoder_without_an_encoded_text_says_so() -> None:
+def test_decoder_without_encoder_inputs_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no encoded text: the first call needs the inputs of the encoder"):
         module_of("family/t5")(torch.ones(1, 2, dtype=torch.long))
+
+
+COMMENTED = (
+    *("family/llama-gqa-tied", "family/gemma3", "family/qwen3-gqa", "family/olmo2-gqa", "family/deepseek-v3"),
+    *("family/mamba2", "family/t5", "family/bart", "family/bert", "variant/latent", "variant/latent, expanded"),
+    *("variant/norms of q and k, each", "variant/linear attention, rope", "packed/variant grouped"),
+)
+
+
+CHECK = """
+
+def _check(x, shape, line):
+    assert x.dim() == len(shape), line
+    assert all(want is None or have == want for have, want in zip(x.shape, shape)), (x.shape, line)
+    SEEN.append(line)
+
+
+SEEN = []
+"""
+
+
+def checked(text: str) -> str:
+    """Return `text` with a check after every assignment whose comment has a shape."""
+    lines = text.splitlines()
+    for node in sorted((n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Assign)), key=lambda n: -n.lineno):
+        comment = re.search(r"# \[([^\]]*)\]$", lines[(node.end_lineno or 0) - 1])
+        target = node.targets[0]
+        if comment and isinstance(target, ast.Name):
+            sizes = [size if size.isdigit() else "None" for size in comment[1].split(", ")]
+            check = f"_check({target.id}, ({', '.join(sizes)},), {node.lineno})"
+            lines.insert(node.end_lineno or 0, " " * node.col_offset + check)
+    return "\n".join(lines).replace("from kernels.", f"from {kernels.__name__}.") + CHECK
+
+
+@pytest.mark.parametrize("name", COMMENTED)
+def test_shape_comments_are_true(name: str) -> None:
+    graph = graph_of(name)
+    source = write_source(lower(graph))
+    made = run_source(checked(source.text))
+    with torch.device("meta"):
+        module = made.Model()
+    assign_weights(module, evaluate_weights(source, graph.reader, torch.float32))
+    with torch.inference_mode():
+        call(module, tensors(feeds_of(name), torch.float32))
+    assert made.SEEN
+
+
+def test_roots_and_quotients_are_written_as_such() -> None:
+    assert "/ 30.0).tanh() * 30.0" in write_source(lower(graph_of("family/gemma2"))).text
+    assert "scale=24**-0.5" in write_source(lower(graph_of("family/gemma3"))).text

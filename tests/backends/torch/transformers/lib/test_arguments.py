@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 
-from .folders import error, graph_of, imported, lowered, model_of, tokens_of
+from ..folders import error, graph_of, imported, lowered, model_of, tokens_of
 
 NAMES = ("past_key_values", "cache")
 KINDS = ("preset/smollm2-135m", "preset/mistral-7b", "preset/mamba-130m", "variant/hybrid", "family/t5-v1.1")
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_cache_has_two_names(name: str, tmp_path: Path) -> None:
+def test_cache_is_accepted_under_both_names(name: str, tmp_path: Path) -> None:
     """transformers 5.24 and newer hand it over as `cache`; a model without it would compute something else."""
     model, rows = model_of(lowered(graph_of(name)), tmp_path), tokens_of(graph_of(name), 2, 7)
     with torch.no_grad():
@@ -30,7 +30,7 @@ def test_a_cache_has_two_names(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_caches_that_are_not_understood_are_refused(name: str, tmp_path: Path) -> None:
+def test_other_caches_and_arguments_are_refused(name: str, tmp_path: Path) -> None:
     model, rows = model_of(lowered(graph_of(name)), tmp_path), tokens_of(graph_of(name), 1, 4)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({key: new_cache(model) for key in NAMES}, "give one cache, as past_key_values or as cache"),
@@ -44,7 +44,7 @@ def test_caches_that_are_not_understood_are_refused(name: str, tmp_path: Path) -
             model(**given(model, rows, rows), **more)
 
 
-def test_encoders_have_no_cache(tmp_path: Path) -> None:
+def test_encoders_refuse_caches(tmp_path: Path) -> None:
     model, ids = model_of(lowered(graph_of("preset/bert-base")), tmp_path), torch.tensor([[1, 2, 3]])
     for key in NAMES:
         with pytest.raises(TypeError, match=f"the model has no argument {key}: leave it out"):
@@ -52,7 +52,7 @@ def test_encoders_have_no_cache(tmp_path: Path) -> None:
     assert torch.equal(model(ids, use_cache=False)[0], model(ids, cache=None)[0])
 
 
-def test_arguments_of_engines_and_trainers_are_taken(tmp_path: Path) -> None:
+def test_arguments_of_engines_and_trainers_are_ignored(tmp_path: Path) -> None:
     """Those that attention functions and losses read, and what stands for nothing."""
     model, ids = model_of(lowered(graph_of("preset/smollm2-135m")), tmp_path), torch.tensor([[1, 2, 3, 4]])
     bounds = torch.tensor([0, 4], dtype=torch.int32)
@@ -66,7 +66,7 @@ def test_arguments_of_engines_and_trainers_are_taken(tmp_path: Path) -> None:
         assert abs(model(ids, labels=ids, **more).loss - model(ids, labels=ids).loss) < 1e-6
 
 
-def test_masks_know_a_cache_by_either_name(tmp_path: Path) -> None:
+def test_masks_accept_the_cache_under_both_names(tmp_path: Path) -> None:
     """`generate` lets the model make its masks before a call that is compiled."""
     model, ids = model_of(lowered(graph_of("variant/hybrid")), tmp_path), tokens_of(graph_of("variant/hybrid"), 1, 5)
     masks = imported(tmp_path).attention_masks
