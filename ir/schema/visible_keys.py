@@ -6,11 +6,11 @@
 ``-``, ``%``, ``//``, ``<``, ``>=``, ``|``, ``&``, `abs` and `equal`.
 
 A new pattern needs a name in `Pattern` and a condition in `conditions`; CONTRIBUTING.md lists the checks and labels
-that it also needs. tests/ir/test_visible_keys.py checks three properties for every name. The conditions of a pattern
-together depend on both `query` and `key`: ONNX Runtime requires a mask [queries, keys]. A query sees its own position:
-v-bias-to-o-bias relies on attention weights that sum to 1. A shift of both positions by `stride` changes nothing: views
-of receptive fields rely on it, `_earliest` in backends/viz/panels/mask_panel.py. Kernels that skip keys name the
-patterns that they support, and leave others to masks.
+that it also needs. tests/ir/schema/test_visible_keys.py checks three properties for every name. The conditions of a
+pattern together depend on both `query` and `key`: ONNX Runtime requires a mask [queries, keys]. A query sees its own
+position: v-bias-to-o-bias relies on attention weights that sum to 1. A shift of both positions by `stride` changes
+nothing: views of receptive fields rely on it, `_earliest` in backends/viz/panels/mask_panel.py. Kernels that skip keys
+name the patterns that they support, and leave others to masks.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from weft.ir import TensorType, dtypes, interpret, ops
 from weft.ir.graph import Graph
 from weft.ir.schema.visible_keys import PATTERNS, VisibleKeys
 
-from ..masks import SETTINGS, sees
+from ...masks import SETTINGS, sees
 
 TOKENS = 19
 RULES = [
