@@ -146,7 +146,13 @@ def write_cache(
         return
     inside = (slot >= 0) & (slot < capacity)
     everywhere = not cache.is_cuda and bool(inside.all())  # a GPU is not waited for
-    row = torch.arange(len(slot), device=cache.device) // (len(slot) // len(cache))
+    token, each = torch.arange(len(slot), device=cache.device), len(slot) // len(cache)
+    row = token // each
+    if each > 1 and not everywhere:
+        # A skipped token repeats the last write of its row: writing the old value back could undo another token's write.
+        last = torch.where(inside, token, -1).view(-1, each).amax(1)[row]
+        token = torch.where(inside | (last < 0), token, last)
+        slot, new, inside = slot[token], new[token], inside[token]
     slot, new = slot.clamp(0, capacity - 1), new.to(cache.dtype)
     cache[row, :, slot] = new if everywhere else torch.where(inside[:, None, None], new, cache[row, :, slot])
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from weft.backends.torch.kernels.decode_attention import decode_attention, reference, refusal
-from weft.backends.torch.kernels.shared import split_keys
 from weft.backends.torch.kernels.shared.float8 import as_bytes, from_bytes
 from weft.ir import ops
 
@@ -211,15 +210,6 @@ def test_gradients_come_from_plain_torch(device: torch.device) -> None:
     assert torch.autograd.gradcheck(lambda *t: decode_attention(*t, at, window=3, keep_first=1, softcap=3.0), (q, k, v))
 
 
-def test_the_number_of_splits_fills_the_device_and_no_more_than_the_keys() -> None:
-    x = torch.zeros(1)
-    assert split_keys.count_splits(x, groups=1, most=100) == split_keys.PROGRAMS * split_keys.INTERPRETED
-    assert split_keys.count_splits(x, groups=4, most=100) == 2
-    assert split_keys.count_splits(x, groups=5, most=100) == 1  # ten programs would be more than run at once
-    assert split_keys.count_splits(x, groups=500, most=100) == 1
-    assert split_keys.count_splits(x, groups=1, most=3) == 3
-
-
 def test_what_it_cannot_do_is_said() -> None:
     assert refusal(128, 128, B16) is None
     assert refusal(128, 128, torch.float64) == "no kernel for torch.float64"
@@ -261,8 +251,34 @@ def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path:
     assert torch.equal(decode_attention(q, *far, positions), decode_attention(q, *near, positions))
 
 
-@pytest.mark.parametrize(("groups", "splits"), [(1, 256), (8, 32), (64, 5), (128, 3), (256, 1), (1000, 1)])
-def test_programs_are_resident_together_on_an_h200(groups: int, splits: int) -> None:
-    """Two for each of 132 multiprocessors, or as many more as there are groups; three of them run at once."""
-    assert split_keys.splits_per_group(groups, 132) == splits
-    assert groups * splits <= max(3 * 132, groups)
+CAPACITY = 12
+
+
+def caches(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw keys and values [rows, 2, CAPACITY, 8], the same in every row."""
+    k, v = torch.randn(2, 1, 2, CAPACITY, 8, generator=torch.Generator().manual_seed(0))
+    return k.repeat(rows, 1, 1, 1), v.repeat(rows, 1, 1, 1)
+
+
+@pytest.mark.parametrize("position", [-1, 0, 5, CAPACITY - 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"softcap": 2.0},
+        {"window": 3, "keep_first": 1},
+        {"window": CAPACITY, "rolling": True},
+        {"chunk": 4},
+        {"dilation": 2},
+        {"sinks": torch.tensor([0.3, -0.2, 0.1, 2.0])},
+        {"slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+    ],
+    ids=str,
+)
+def test_one_sequence_on_a_cpu_is_attended_as_in_a_batch(position: int, options: dict[str, Any]) -> None:
+    q = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(2))
+    one = reference(q, *caches(1), torch.tensor([position]), **options)
+    # The other sequence is at the end of the cache, so that none of its keys can be left out.
+    two = reference(q.repeat(2, 1, 1), *caches(2), torch.tensor([position, CAPACITY - 1]), **options)
+    torch.testing.assert_close(one[0], two[0], rtol=1e-5, atol=1e-6)
+    assert (position < 0) == (not one.any())
