@@ -149,7 +149,7 @@ def write_cache(
     token, each = torch.arange(len(slot), device=cache.device), len(slot) // len(cache)
     row = token // each
     if each > 1 and not everywhere:
-        # A skipped token repeats the last write of its row: writing the old value back could undo another token's write.
+        # A skipped token repeats the last write of its row: the old value could undo another token's write.
         last = torch.where(inside, token, -1).view(-1, each).amax(1)[row]
         token = torch.where(inside | (last < 0), token, last)
         slot, new, inside = slot[token], new[token], inside[token]
