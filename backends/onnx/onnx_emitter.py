@@ -215,8 +215,11 @@ class OnnxEmitter:
         return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
-        """Return `shape` as an int64 tensor for Reshape, a constant if all sizes are integers. It is also a constant if
-        `source`, the shape before, is given and Reshape's 0 (copy that axis) and a single -1 can express the others."""
+        """Return `shape` as the int64 operand of a Reshape of a tensor of shape `source`.
+
+        It is a constant if every symbolic size equals that of the same axis of `source` (Reshape's 0), except at most
+        one (Reshape's -1).
+        """
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):

@@ -374,7 +374,11 @@ class SpanConvAttention:
         return linear(y, width, "span", bias=True)
 
     def _gather_neighbours(self, x: Value, taps: Value) -> Value:
-        """Return the `conv` nearest tokens of each token of x, [batch, seq, conv, width]; `taps` is 0, …, conv − 1."""
+        """Return the windows of `conv` tokens centred on each token of x, [batch, seq, conv, width], zero past the
+        ends.
+
+        `taps` is 0, …, conv − 1.
+        """
         zeros = _emit_zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
         return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)

@@ -247,7 +247,7 @@ class MaskScaling:
         """Map x [batch, seq, dim] and the ids [batch, seq] of its tokens to a value of the shape of x."""
         mask = provided("key_mask")
         if mask is None:
-            raise WeftError("the share of mask tokens needs complete sequences: it belongs in an Encoder")
+            raise WeftError("MaskScaling needs complete sequences: use it in an Encoder")
         masks = ops.equal(ids, ops.affine(ids, by=0, plus=self.token))
         masks, mask = (ops.unsqueeze(ops.cast(v, to=dtypes.bool_), axes=(2,)) for v in (masks, mask))
         ones = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x

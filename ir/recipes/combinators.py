@@ -280,7 +280,7 @@ class Shuffle(Recipe):
 
 
 def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
-    """Return `item` at the indices `rows` of axis 0; the rows between are also read if they do not double the count."""
+    """Return the rows `rows` of `item`, in this order; a range of at most 2 · len(rows) rows is read in one piece."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if item.needs_full_read or high - low <= 2 * len(rows):
         return np.asarray(item.read(reader, low, high)[rows - low])

@@ -153,15 +153,16 @@ class BlockLayout:
     A `SuperBlock` as `packing` describes the entire block instead. Unpacked codes have `code_bits` bits, or those of
     the dtype if that is 0.
 
-    Scale and minimum m are stored in the dtype `scale`. With a minimum a weight is scale · code + m, so the offset in
-    the formula of the module is m + scale · 2^{bits−1}. With `has_zeros` a block ends with its zero point, one byte.
-    With `floats` codes are floats of 8 or 4 bits, without minimum. The scales of 4-bit floats are 8-bit floats: e8m0 if
-    `scale` is u8, else f8e4m3. With `tensor_scale` they are multiples of one f32 scale of the matrix; each row ends
-    with an additional block that begins with it.
-
-    With `sums` blocks store no offsets. The offsets of a row are quantized into groups of codes that follow the groups
-    of the row; a product multiplies these by the sums of the activations over each group, which are appended to the
-    activations. Scales are then stored in u8, as 255ths of the largest scale of the row, which is f16.
+    - scale: the dtype of scale and minimum m. With a minimum a weight is scale · code + m; the offset in the formula of
+      the module is then m + scale · 2^{bits−1}.
+    - has_zeros: a block ends with its zero point, one byte.
+    - floats: codes are floats of 8 or 4 bits, without minimum. The scales of 4-bit floats are 8-bit floats: e8m0 if
+      `scale` is u8, else f8e4m3.
+    - tensor_scale: scales are multiples of one f32 scale of the matrix. Each row ends with one more block, whose first
+      4 bytes are this scale.
+    - sums: blocks store no offsets. The offsets of a row are quantized into groups of codes that follow the groups of
+      the row; a product multiplies these by the sums of the activations over each group, which are appended to the
+      activations. Scales are stored in u8, as 255ths of the largest scale of the row, which is f16.
     """
 
     dtype: DType

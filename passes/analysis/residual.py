@@ -161,9 +161,10 @@ def find_stream_operands(node: Node, output: Value) -> tuple[int, ...]:
 
 
 def explain_unmappable(stream: ResidualStream, norms: bool = False) -> str | None:
-    """Return a reason (str) that names the first writer of `stream` whose weights cannot absorb a map; None if all can.
+    """Return why a linear map of `stream` cannot be absorbed by its writers, naming the first that prevents it.
 
-    A norm as writer can only if `norms`; added parameters always can.
+    Return None if all can absorb it. Added parameters always can; norms that write to the stream can if `norms` is
+    true.
     """
     for writer, value in stream.writers.items():
         if isinstance(writer, Param):

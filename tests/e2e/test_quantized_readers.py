@@ -280,7 +280,7 @@ def text(**facts: Any) -> dict[str, Array]:
             without(WORDS, "weight_shape"),
             "there is no 'x.weight_shape' next to 'x.weight_packed'",
         ),
-        (compressed(4, False), without(WORDS, "weight_packed"), "no weight is next to 'x.weight_scale'"),
+        (compressed(4, False), without(WORDS, "weight_packed"), "'x.weight_scale' has no weight"),
         (compressed(4, False), WORDS | {"weight_shape": np.array([64, 99])}, r"for weights \[64, 99\] of 4 bits"),
         (
             compressed(4, False),

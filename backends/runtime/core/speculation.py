@@ -126,9 +126,7 @@ class Speculation:
                 "with the same vocabulary"
             )
         if not self.assistant.can_rewind or self.assistant.start is not None:
-            raise WeftError(
-                "the assistant cannot drop tokens again: use a decoder without recurrent states and rolling caches"
-            )
+            raise WeftError("the assistant cannot undo tokens: choose one without recurrent states and rolling caches")
 
     def new_drafts(self, capacity: int) -> Drafts:
         """Return a new drafter with adaptive lengths, for a batch row of at most `capacity` tokens."""

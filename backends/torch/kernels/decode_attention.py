@@ -202,7 +202,7 @@ def decode_attention(
     check_positions(positions, q)
     if k.stride(3) != 1 or v.stride(3) != 1:
         raise ValueError(
-            f"the numbers of a key must lie one behind the other, not in strides {k.stride()}, {v.stride()}"
+            f"the last axes of k and v must have stride 1, but the strides are {k.stride()} and {v.stride()}"
         )
     d, dv, capacity = q.shape[2], v.shape[3], k.shape[2]
     mask = CacheMask(capacity, window, keep_first, rolling, chunk, dilation)

@@ -170,7 +170,7 @@ def from_matrices(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor
 
 
 def unit_columns(like: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
-    """Return the identity over the keys of a state, its columns split into states [blocks, ...] like `like`."""
+    """Return the identity [keys, keys] in blocks of columns, each a state shaped like `like`: [blocks, ...]."""
     keys, width = (like.shape[order[-2]], like.shape[order[-1]]) if columns else (like.shape[order[-1]], 1)
     blocks, groups = -(-keys // width), math.prod(like.shape[axis] for axis in order[1 : -2 if columns else -1])
     eye = torch.eye(keys, blocks * width, dtype=like.dtype, device=like.device)

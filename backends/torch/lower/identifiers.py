@@ -96,7 +96,10 @@ def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _map_siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map names of siblings to identifiers; if all are indices and the siblings are `listed`, they stay."""
+    """Map the names of siblings to different identifiers, and "" to "_".
+
+    Siblings that may form a ModuleList (`listed`), and whose names are indices without large gaps, map to themselves.
+    """
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < MAX_SPARSE_LIST + 4 * len(parts):

@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def captions(self) -> list[str]:
-        """Return the captions for values that the part reads or produces without a line."""
+        """Return the captions (at most two) of the values of the part that no drawn line connects to it."""
         return list(write_captions(self.part, self.notes, self.layer_outputs, self.unwired_results))
 
     def all(self) -> Iterator[Shape]:

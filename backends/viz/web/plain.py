@@ -166,7 +166,7 @@ def _read_layer_span(key: str) -> tuple[int, int]:
 
 
 def _find_changes(before: Any, after: Any, rename: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
-    """Return (path, new value) wherever `after` differs from `before` with its strings mapped by `rename`."""
+    """Return (path, new value) wherever `after` differs from `before`, after `rename` maps the strings of `before`."""
     differences: list[tuple[list[str | int], Any]] = []
     path: list[str | int] = []
 

@@ -39,7 +39,9 @@ def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
 
 
 def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
-    """Return the metadata keys of the settings `s`, without the architecture's prefix; defaults are left out.
+    """Return the metadata for the settings `s`: {key without the architecture's prefix: value}.
+
+    Settings that are None, and the default scale of attention, have no key.
 
     Raises:
         WeftError: if the architecture cannot express the settings.

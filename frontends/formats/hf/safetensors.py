@@ -97,7 +97,9 @@ class SafetensorsFile:
         if name not in DTYPES:
             raise WeftError(f"{self.path}: tensor {key!r} has dtype {name}, which weft cannot read: convert the file")
         if end - begin != DTYPES[name].bytes_for(math.prod(shape)):
-            raise WeftError(f"{self.path}: tensor {key!r} of {name} {list(shape)} cannot take {end - begin} bytes")
+            raise WeftError(
+                f"{self.path}: tensor {key!r} of {name} {list(shape)} has {end - begin} bytes, another number than its shape needs; fetch the file again"
+            )
         return _Tensor(DTYPES[name], shape, start + begin)
 
     def keys(self) -> Iterable[str]:

@@ -80,7 +80,10 @@ def _find_head(graph: Graph) -> Node | None:
 
 
 def _pad_rows(head: Node, weight: Param, extra: int) -> None:
-    """Append `extra` zero rows to the parameters of `head`, and to token embeddings with the same number of rows."""
+    """Replace `head` by a linear with `extra` more zero rows, and a slice of its logits to the old vocabulary.
+
+    Token embeddings with the same number of rows are padded, too.
+    """
     graph, vocab = head.graph, head.output.width
     tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _is_token_embedding(n)]
     params = dict.fromkeys(

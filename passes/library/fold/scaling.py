@@ -178,7 +178,10 @@ class _Walk:
         return self.edits if self.why is None else self.why
 
     def visit(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
-        """Replace the demands on outputs of `node` by demands on its operands or edits of its parameters, or refuse."""
+        """Replace the demands on outputs of `node` by demands on its operands or edits of its parameters.
+
+        If that is impossible, set `why` to the reason, which ends the walk.
+        """
         op, (value, factor) = node.op, demands[0]
         is_number = not isinstance(factor, Recipe)
         if op in (ops.linear, ops.norm_linear):

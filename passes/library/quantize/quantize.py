@@ -230,7 +230,8 @@ class QuantizeWeights(Pass):
         return unrounded
 
     def _has_few_bits(self, stored: Mapping[Matrix, BlockLayout | None]) -> bool:
-        """Return whether the linear maps in `stored` take fewer than `FEW` bits per weight in their file."""
+        """Return whether the pass quantizes to 4 bits or more, and linears and experts in `stored` have fewer than
+        `FEW` bits per weight in their file."""
         mapped = {matrix: layout for matrix, layout in stored.items() if matrix.kind in ("linear", "experts")}
         bits = sum(count_stored_bits(layout) * matrix.elements for matrix, layout in mapped.items())
         return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)

@@ -73,4 +73,4 @@ class RopeLength(Pass):
         for name, param in restored.params.items():
             param.recipe = before.params[name].recipe
         if str(restored) != str(before):
-            raise WeftError("more than the frequencies is different")
+            raise WeftError(f"{self.name} changed more than RoPE frequencies")

@@ -182,7 +182,7 @@ def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
             if index in cross:
                 names[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[index]}"
     if not names:
-        raise WeftError(f"graph {graph.name} has no value that depends on {' and '.join(SOURCE)} alone")
+        raise WeftError(f"graph {graph.name} has no value that depends only on encoder inputs ({', '.join(SOURCE)})")
     return {name: value for value, name in names.items()}
 
 

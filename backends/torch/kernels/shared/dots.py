@@ -34,8 +34,8 @@ def dot_operand(x):
 
 @jit
 def row_moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return mean and 1/√(variance + ε), each [BLOCK_M, 1], of rows of K columns. x [BLOCK_M, BLOCK_K] points to the
-    first columns of the rows, k [1, BLOCK_K]."""
+    """Return mean and 1/√(variance + ε), each [BLOCK_M, 1], of rows of K columns. x: pointers [BLOCK_M, BLOCK_K] to
+    the first columns of the rows; k: the indices [1, BLOCK_K] of these columns."""
     total = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)

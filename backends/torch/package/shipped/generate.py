@@ -51,7 +51,7 @@ def generate(
 
 
 def print_text(tokens: Iterator[int], stop: set[int], decode: Callable[[list[int]], str]) -> int:
-    """Print the text of `tokens` in complete characters, up to the first one in `stop`; return the number before it."""
+    """Print the text of the tokens before the first in `stop`, in complete characters; return the number of tokens."""
     written, printed = list[int](), 0
     for token in tokens:
         if token in stop:

@@ -30,7 +30,7 @@ class Guide:
         self._matcher = matcher
 
     def copy(self) -> Guide:
-        """Return an independent copy in the same state; a copy of an unused guide is at the start of an answer."""
+        """Return an independent copy in the same state."""
         return Guide(self._matcher.deep_copy())
 
     @property

@@ -60,7 +60,8 @@ def build_usage(prompt: int, completion: int) -> dict[str, Any]:
 
 
 def get_finish_reason(finish: Finish, calls: bool, named: bool) -> str:
-    """Return the finish_reason of an answer: tool_calls if it has `calls`, but stop if the request `named` the tool."""
+    """Return the finish_reason: length if `finish` is; tool_calls if there are `calls` of tools that the request has
+    not `named`; else stop."""
     if finish == "length":
         return "length"
     return "tool_calls" if calls and not named else "stop"

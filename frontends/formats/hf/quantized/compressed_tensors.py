@@ -134,7 +134,7 @@ def read_compressed(
         elif part == "weight_scale" and f"{name}.weight_packed" not in keys:
             weight = f"{name}.weight"
             if weight not in keys:
-                raise WeftError(f"no weight is next to {key!r}; the checkpoint is incomplete or of another layout")
+                raise WeftError(f"{key!r} has no weight; the checkpoint is incomplete or of another layout")
             if (dtype := reader.dtype(weight)) not in _BYTES:
                 raise WeftError(f"{weight!r} next to {key!r} is of dtype {dtype}, not codes: save the model compressed")
     return tensors
@@ -193,7 +193,11 @@ def _read_packed(
         fits &= reader.dtype(zeros) == dtypes.i32 and reader.shape(zeros) == (_count_words(rows, bits, stream), groups)
     if not fits or reader.dtype(key) != dtypes.i32 or not is_scale_dtype(reader.dtype(scales)):
         widest = " or ".join(map(str, sorted(widths)))
-        raise misfit_error(reader, *present, expected=f"for weights [{rows}, {width}] of {widest} bits in whole groups")
+        raise misfit_error(
+            reader,
+            *present,
+            expected=f"for a [{rows}, {width}] matrix of {widest} bits, whose rows are cut into whole groups",
+        )
     group = width // groups
     if index:
         if reader.shape(index) != (width,) or not reader.dtype(index).is_int:
