@@ -9,15 +9,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import weft
-from weft.backends.torch.distillation import training as distillation
-from weft.backends.torch.distillation.sampled_sequences import sample_continuations
-from weft.backends.torch.distillation.student import copy_as_floats, open_student
 from weft.frontends.app.api.heal import HOLD_OUT, heal_and_measure
-from weft.frontends.app.api.modules import build_module_graphs, simplify_trainable
 from weft.frontends.app.api.rewrite import rewrite
 from weft.frontends.formats.weft.model_folder import write_model
 from weft.frontends.model import Model
@@ -179,48 +174,6 @@ def test_training_ends_in_time(text: Path) -> None:
     quantized = run_passes(first, QUANTIZE)
     result = heal_and_measure(quantized, against=first, text=text, **OPTIONS | {"tokens": 10**9, "seconds": 0.5})
     assert 0 < result.steps < 10**4
-
-
-# -- sampled texts, and the loss
-
-
-def test_samples_are_drawn_from_the_distributions_of_the_model() -> None:
-    model = weft.torch(original("tied"))
-    prompts = torch.from_numpy(np.random.default_rng(5).integers(0, VOCAB, (3, 4)))
-    text = sample_continuations(model, prompts, CONTEXT, seed=7)
-    generator, expected = torch.Generator().manual_seed(7), prompts
-    while expected.shape[1] < CONTEXT:  # without caches, each text from its beginning
-        with torch.no_grad():
-            likely = model(expected)[:, -1].softmax(-1)
-        expected = torch.cat([expected, likely.multinomial(1, generator=generator)], 1)
-    assert torch.equal(text, expected)
-
-
-def test_the_gradient_of_the_divergence() -> None:
-    generator = torch.Generator().manual_seed(0)
-    teacher, student = (torch.randn(2, 300, 11, generator=generator) for _ in range(2))  # more rows than go together
-    student.requires_grad_(True)
-    found = distillation.sum_divergence(student, teacher)
-    (gradient,) = torch.autograd.grad(found, student)
-    exact = student.detach().double().requires_grad_(True)
-    p, log_q = teacher.double().log_softmax(-1), exact.log_softmax(-1)
-    wanted = torch.nn.functional.kl_div(log_q, p, log_target=True, reduction="sum")
-    (expected,) = torch.autograd.grad(wanted, exact)
-    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
-    torch.testing.assert_close(gradient.double(), expected, rtol=0, atol=1e-6)
-
-
-def test_scales_stay_within_the_range_of_their_dtype() -> None:
-    quantized = run_passes(original("tied"), QUANTIZE)
-    numbers = copy_as_floats(quantized)
-    student = open_student(quantized, numbers, build_module_graphs(simplify_trainable(numbers.graph)), "cpu")
-    for _, change in student.scales.values():
-        change.data.fill_(1e7)
-    healed = student.build_graph()
-    for param in healed.params.values():
-        if isinstance(param.recipe, BlockRecipe):
-            scales = Stored(param.recipe, "steps").evaluate(healed.reader)
-            assert np.isfinite(scales).all() and np.abs(scales).max() == np.finfo(np.float16).max
 
 
 # -- the command, and bad input
