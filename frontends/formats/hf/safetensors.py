@@ -96,10 +96,9 @@ class SafetensorsFile:
             raise WeftError(f"{self.path}: the header entry of tensor {key!r} is malformed")
         if name not in DTYPES:
             raise WeftError(f"{self.path}: tensor {key!r} has dtype {name}, which weft cannot read: convert the file")
-        if end - begin != DTYPES[name].bytes_for(math.prod(shape)):
-            raise WeftError(
-                f"{self.path}: tensor {key!r} of {name} {list(shape)} has {end - begin} bytes, another number than its shape needs; fetch the file again"
-            )
+        if end - begin != (size := DTYPES[name].bytes_for(math.prod(shape))):
+            where = f"{self.path}: tensor {key!r} of {name} {list(shape)}"
+            raise WeftError(f"{where} has {end - begin} bytes instead of {size}; fetch the file again")
         return _Tensor(DTYPES[name], shape, start + begin)
 
     def keys(self) -> Iterable[str]:

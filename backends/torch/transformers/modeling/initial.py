@@ -48,8 +48,8 @@ def write_init_lines(methods: Mapping[str, Method], weights: Mapping[str, Param]
 def write_expert_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
     """Return the lines of ``_init_weights`` for stacked weights of experts; `experts` is {module path: class name}.
 
-    `weights` has the parameters by their keys in the state_dict. `usual` is the deviation of the config, which matrices
-    with another or unknown initialization do not use.
+    `weights` has the parameters by their keys in the state_dict. `usual` is the most common standard deviation
+    of initial weights, which the lines read from the config.
     """
     lines = []
     for kind in dict.fromkeys(experts.values()):

@@ -237,7 +237,7 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"x": {"dtype": "F32"}}), "entry of tensor 'x' is malformed"),
         (header({"x": {**SOUND, "shape": [-2]}}, b"\0" * 8), "entry of tensor 'x' is malformed"),
         (header({"x": {**SOUND, "dtype": "Q9"}}, b"\0" * 8), "tensor 'x' has dtype Q9, which weft cannot read"),
-        (header({"x": {**SOUND, "shape": [3]}}, b"\0" * 8), r"tensor 'x' of F32 \[3\] has 8 bytes, another number"),
+        (header({"x": {**SOUND, "shape": [3]}}, b"\0" * 8), r"tensor 'x' of F32 \[3\] has 8 bytes instead of 12"),
         (header({"x": SOUND}, b"\0" * 7), "is truncated: its tensors end at byte"),
         (header({"x": SOUND}, b"\0" * 9), "is damaged: tensors end at byte"),
         (header({"x": SOUND, "y": SOUND}, b"\0" * 8), "tensor 'y' at byte .* overlaps tensor 'x'"),
