@@ -62,6 +62,6 @@ def test_values_that_no_scale_reaches_name_the_remedy(save: Any, tmp_path: Path)
     assert "choose --dtype f32" in refusal("hf bf16", folder, tmp_path / "out")
 
 
-def test_a_module_in_process_takes_no_broken_weights(save: Any) -> None:
+def test_module_refuses_broken_weights(save: Any) -> None:
     with pytest.raises(WeftError, match=r"ffn\.down\.weight' holds 100000, beyond the range of f16"):
         weft.torch(broken(save, 1e5), dtype=torch.float16)

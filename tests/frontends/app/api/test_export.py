@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file
 
-from weft.frontends import load_source
 from weft.frontends.app.api.export import export
 from weft.frontends.app.cli import cli
 
-from ...command import refused
 from ...conftest import Save
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let files grow to `size` bytes only, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def run_export(*args: str | Path) -> tuple[int, str]:
     result = CliRunner().invoke(cli, ["export", *map(str, args)])
     return result.exit_code, result.stderr
-
-
-def test_export_names_the_family(save: Save, tmp_path: Path) -> None:
-    _, folder = save("llama", num_key_value_heads=2)
-    (tmp_path / "steps.pipeline").write_text("pack-qkv  # undone\nsliding-window{size=8}\n")
-    status, told = run_export(folder, "-p", tmp_path / "steps.pipeline", "-o", tmp_path / "out")
-    assert (status, told) == (0, f"weft: {tmp_path / 'out'} is a mistral model\n")
-    assert load_source(tmp_path / "out").graph.meta["model_type"] == "mistral"
-    status, told = run_export(folder, "--format", "gguf", "--trace", "-p", "pack-qkv", "-o", tmp_path / "out.gguf")
-    assert status == 0 and "pack-qkv" in told and told.endswith("out.gguf is a llama model\n")
-    assert run_export(folder, "--format", "safetensors", "-o", tmp_path / "out.safetensors") == (0, "")
 
 
 def test_suffix_selects_the_format(save: Save, tmp_path: Path) -> None:
@@ -87,20 +59,3 @@ def test_refusals_are_one_line(save: Save, tmp_path: Path) -> None:
         assert words in told
     assert {p.name for p in tmp_path.iterdir()} == {"model", "file"}
     assert run_export("nowhere", "-o", tmp_path / "out")[0] == 2
-
-
-@pytest.mark.parametrize("kind", ["folder", "hf", "gguf", "safetensors"])
-def test_full_disk_is_one_line(kind: str, save: Save, tmp_path: Path) -> None:
-    """Of files that may not grow as large as the weights, nothing is left."""
-    _, folder = save("llama", num_key_value_heads=2)
-    verb = ["opt"] if kind == "folder" else ["export", "--format", kind]
-    with largest_file(20_000):
-        line = refused(*verb, folder, "-o", tmp_path / "out")
-    assert line.startswith(f"weft: error: cannot write to {tmp_path / 'out'}: ")
-    assert {p.name for p in tmp_path.iterdir()} == {"model"}
-
-
-def test_pass_without_effect_is_reported(save: Save, tmp_path: Path) -> None:
-    _, folder = save("llama", num_key_value_heads=2)
-    status, told = run_export(folder, "-p", "pack-qkv, pack-qkv", "-o", tmp_path / "out")
-    assert status == 0 and "pack-qkv" in told.splitlines()[0]

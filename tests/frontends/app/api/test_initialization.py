@@ -26,7 +26,7 @@ def deviations(model: Any) -> dict[str, float]:
     return {n: p.recipe.std for n, p in model.graph.params.items() if isinstance(p.recipe, Normal)}
 
 
-def test_what_writes_into_the_stream_is_scaled_by_depth() -> None:
+def test_residual_projections_are_scaled_by_depth() -> None:
     found = deviations(weft.initialize(decoder(), "depth", STD))
     written = {name for name in found if name.endswith(("attn.o.weight", "ffn.down.weight"))}
     assert len(written) == 2 * LAYERS
@@ -94,7 +94,7 @@ def test_a_module_may_have_its_own() -> None:
     )
 
 
-def test_what_a_module_says_itself_stays() -> None:
+def test_explicit_initialization_is_kept() -> None:
     found = deviations(weft.initialize(decoder(ffn=Initialized(GatedMLP(64), weft.normal(0.5))), "plain", STD))
     assert (found["layers.0.ffn.up.weight"], found["layers.0.attn.q.weight"]) == (0.5, STD)
     with pytest.raises(weft.WeftError, match="no matrix is initialized as N"):
@@ -109,12 +109,12 @@ def test_what_a_module_says_itself_stays() -> None:
         ({"scheme": "mup", "width": 0}, "width=0 must be positive"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], told: str) -> None:
+def test_initialization_refuses_bad_arguments(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(weft.WeftError, match=told):
         weft.initialize(decoder(), **arguments)
 
 
-def test_what_has_no_random_weights(smollm2_gguf: Any) -> None:
+def test_checkpoints_have_no_random_initialization(smollm2_gguf: Any) -> None:
     with pytest.raises(weft.WeftError, match="initialize needs an architecture without a checkpoint"):
         weft.initialize(smollm2_gguf)
     with pytest.raises(weft.WeftError, match=r"embed\.weight is both the embedding and the head"):

@@ -101,7 +101,7 @@ def test_onnx_versions_that_do_not_exist(tmp_path: Path) -> None:
     assert words in refused("viz", tmp_path / "x.onnx", "-o", tmp_path / "x.svg")
 
 
-def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
@@ -129,19 +129,19 @@ def test_pipelines_that_look_like_options(args: tuple[str, ...], words: str, tin
     assert words in refused("opt", tiny, *args)
 
 
-def test_long_messages_are_cut(tmp_path: Path) -> None:
+def test_long_messages_are_truncated(tmp_path: Path) -> None:
     found = refused("inspect", "x" * 9000)
     assert len(found) < 1500 and found.endswith("more characters)")
 
 
-def test_closed_streams(tiny: Path, tmp_path: Path) -> None:
+def test_closed_standard_streams_are_tolerated(tiny: Path, tmp_path: Path) -> None:
     weft = f"{sys.executable} -m weft"
     script = f"{weft} opt {tiny} -o {tmp_path / 'out'} <&- >&- 2>&- || exit 1; {weft} opt nothing 2>&-"
     assert subprocess.run(["sh", "-c", script], check=False).returncode == 2
     assert (tmp_path / "out" / "model.weft").is_file()
 
 
-def test_without_a_home(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_folder_is_tolerated(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(user: int) -> Never:
         raise KeyError(user)
 
@@ -158,7 +158,7 @@ def test_an_encoder_has_no_answer(tmp_path: Path) -> None:
     assert "--chat asks for an answer to a message, and " in refused("run", tmp_path / "out", "--prompt", "x", "--chat")
 
 
-def test_a_number_that_gguf_cannot_hold(exported: Path, tmp_path: Path) -> None:
+def test_integers_beyond_gguf_are_refused(exported: Path, tmp_path: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**40}))
     found = refused("export", exported, "--format", "gguf", "-o", tmp_path / "x.gguf")

@@ -193,7 +193,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-def test_no_command_runs_what_it_reads(name: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_no_code_that_they_read(
+    name: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, ran = tmp_path / "downloaded", tmp_path / "ran"
     shutil.copytree(sound, folder)
     PAYLOADS[name](folder, ran)
@@ -231,7 +233,7 @@ def test_trusted_code_runs(sound: Path, tmp_path: Path) -> None:
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp"
 
 
-def test_names_of_strangers_are_printed_spelled_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(TINY)
     hostile = tmp_path / f"a{HOSTILE}"

@@ -136,3 +136,26 @@ def url(server: Server) -> str:
 def prompt(number: int) -> str:
     """A prompt of its own for each number."""
     return f"{number * 7919 % 1000} {'xyz'[number % 3]} {number}:"
+
+
+CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+TEXT: dict[str, Any] = {"model": NAME, "prompt": "hi", "max_tokens": 4}
+
+
+def refusal(server: Server, path: str, body: Any, status: int = 400, **options: Any) -> dict[str, Any]:
+    """Return the error object of a request that is refused with `status`."""
+    given = {"content": body} if isinstance(body, bytes) else {"json": body}
+    options.setdefault("headers", {"content-type": "application/json"})
+    with http(server) as plain:
+        response = plain.post(f"/v1/{path}", **given, **options)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and "Traceback" not in response.text
+    return error
+
+
+def post_completion(server: Server, **fields: Any) -> Any:
+    """Return the response to a request for two tokens after "x", changed by `fields`."""
+    with http(server) as plain:
+        return plain.post("/v1/completions", json={"model": NAME, "prompt": "x", "max_tokens": 2, **fields})

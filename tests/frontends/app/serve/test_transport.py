@@ -57,7 +57,7 @@ BODY = b" HTTP/1.1\r\nHost: %s\r\nContent-Length: 9\r\nContent-Type: application
         (b"POST /v1/completions" + BODY % b"example.com", b"403"),
     ],
 )
-def test_half_a_request_is_waited_for_no_longer_than_the_timeout(folder: Path, sent: bytes, answer: bytes) -> None:
+def test_incomplete_requests_end_at_the_timeout(folder: Path, sent: bytes, answer: bytes) -> None:
     with served(folder, client_timeout=WAIT, hosts=frozenset({"localhost"})) as server, connected(server, sent) as open:
         begun = time.monotonic()
         found = rest(open)
@@ -73,7 +73,7 @@ def test_a_request_that_comes_slowly_but_in_time_is_answered(folder: Path) -> No
         assert open.recv(12) == b"HTTP/1.1 200"
 
 
-def test_half_open_connections_keep_no_other_client_out(
+def test_half_open_connections_do_not_block_other_clients(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(serve, "choose_max_connections", lambda: 8)
@@ -112,7 +112,7 @@ def test_more_connections_than_descriptors_neither_stop_it_nor_fill_its_log(fold
     assert len(log.read_text().splitlines()) < 30
 
 
-def test_the_log_spares_what_repeats_itself() -> None:
+def test_repeated_log_records_are_limited() -> None:
     spare, records = RateLimit(), []
     for i in range(1000):
         for line in (1, 2):

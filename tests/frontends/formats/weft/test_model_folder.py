@@ -192,27 +192,6 @@ def test_numbers_out_of_range_leave_the_older_folder(llama: Path, tmp_path: Path
 
 # -- pipelines in files
 
-PIPELINE = """
-# smaller
-pack-qkv          # as one
-fuse: cast{
-    dtype = bf16  # in several lines
-}
-cache: kv-cache, dce
-
--dce
-"""
-
-
-def test_pipelines_are_read_from_files(tmp_path: Path) -> None:
-    (tmp_path / "steps.txt").write_text(PIPELINE)
-    (tmp_path / "steps.pipeline").write_text(PIPELINE)
-    text = resolve_pipeline(f"@{tmp_path / 'steps.txt'}")
-    assert text == "pack-qkv; fuse: cast{ dtype = bf16 }; cache: kv-cache, dce, -dce"
-    assert str(parse_pipeline(text)) == "pack-qkv; fuse: cast{dtype=bf16}; cache: kv-cache"
-    assert resolve_pipeline(str(tmp_path / "steps.pipeline")) == text
-    assert resolve_pipeline(" dce, cse") == "dce, cse"
-
 
 def test_a_published_pipeline_is_exact_but_for_its_last_pass(llama: Path) -> None:
     text = resolve_pipeline("@best-int4")

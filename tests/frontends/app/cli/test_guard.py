@@ -1,0 +1,92 @@
+"""Exit status and error message of commands that fail, are interrupted, or print into a closed pipe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.ir.errors import WeftError
+
+from ...command import WATCHDOG, start, weft_command
+
+
+def test_closed_pipe_ends_with_status_141_and_no_message(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("ops", cwd=tmp_path, stdout=writing)
+    os.close(writing)
+    assert process.communicate(timeout=WATCHDOG) == (None, "")
+    assert process.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (OSError(28, "No space left on device"), 2, "the disk is full"),
+        (PermissionError(13, "Permission denied", "/x"), 2, "/x: permission denied"),
+        (MemoryError(), 2, "not enough memory"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (BrokenPipeError(32, "Broken pipe"), 141, ""),
+    ],
+)
+def test_exit_status_and_message_of_each_error(
+    error: BaseException, status: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> Callable[..., Any]:
+        raise error
+
+    monkeypatch.setattr("weft.frontends.app.api.source.sources.load_source", fail)
+    result = weft_command("inspect", "gpt2")
+    assert result.exit_code == status
+    assert words in result.stderr and result.stderr.count("\n") == bool(words)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts even where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("told", [True, False])
+def test_import_error_after_an_interrupt_is_reported_as_interrupt(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            lost = ImportError("umath failed to import")  # as numpy's C sources do
+        if told:
+            raise WeftError(f"ONNX Runtime cannot be imported ({lost})") from lost
+        raise lost
+
+    monkeypatch.setattr("weft.frontends.app.api.source.sources.load_source", load)
+    result = weft_command("inspect", "gpt2")
+    assert (result.exit_code, result.stderr) == (130, "weft: interrupted\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("module", ["click", "weft.frontends.app.cli.guard", "weft.frontends.app.cli.verify_command"])
+def test_interrupt_during_import_leaves_no_traceback(module: str, root: Path) -> None:
+    code = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from weft.__main__ import main
+main()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    done = subprocess.run([sys.executable, "-c", code, "passes"], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "weft: interrupted\n")
