@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from weft.frontends.app.cli import cli
+from weft.frontends.app.cli.open_model import find_compiled_folder
 
 from ....e2e.head_models import save
 
@@ -67,3 +68,21 @@ def test_a_head_that_is_not_read_is_left_out_of_a_run_if_that_is_accepted(tmp_pa
     command("opt", tmp_path, "-o", tmp_path / "model", "--without", "qa_outputs")
     command("compile", tmp_path / "model", "-o", tmp_path / "out")
     assert "passed, without: qa_outputs" in command("verify", tmp_path / "out").stdout
+
+
+def test_compiled_folders_are_told_from_sources(compiled_tiny: Path, tiny: Path, tmp_path: Path) -> None:
+    assert find_compiled_folder(str(compiled_tiny)) == compiled_tiny
+    for source in (tiny, tmp_path, tmp_path / "gone"):
+        assert find_compiled_folder(str(source)) is None
+
+
+def test_options_of_sources_and_of_compiled_folders_are_refused_for_the_other(compiled_tiny: Path, tiny: Path) -> None:
+    for args, words in (
+        ((compiled_tiny, "--target", "onnx"), "is already compiled: --target applies to uncompiled sources only"),
+        ((compiled_tiny, "--without", "x"), "is already compiled: --without applies to uncompiled sources only"),
+        ((compiled_tiny, "--trust"), "--trust runs the Python of folders compiled for PyTorch, and "),
+        ((tiny, "--check"), "is not compiled: --check applies to compiled folders only"),
+    ):
+        assert words in command("run", *args, "--ids", "1", status=2).stderr
+    (compiled_tiny / "model.onnx").write_bytes(b"changed")
+    assert "model.onnx" in command("run", compiled_tiny, "--check", "--ids", "1", status=2).stderr

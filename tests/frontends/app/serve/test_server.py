@@ -9,6 +9,9 @@ from typing import Any, cast
 import openai
 import pytest
 
+from weft.frontends.app.serve.server import is_loopback, listen
+from weft.ir.errors import WeftError
+
 from .serving import TEXT, held, prompt, served, until
 from .serving import client as official
 
@@ -41,3 +44,15 @@ def test_shutdown_ends_running_answers_and_refuses_waiting_ones(folder: Path, st
                 continue
             with pytest.raises(openai.APIError, match="shutting down"):
                 answer.result(60)
+
+
+def test_listening_on_a_free_port_and_on_one_in_use() -> None:
+    with listen("127.0.0.1", 0) as listening:
+        assert is_loopback(listening)
+        port = listening.getsockname()[1]
+        with pytest.raises(WeftError, match=f"port {port} of 127.0.0.1 is in use: choose another with --port"):
+            listen("127.0.0.1", port)
+    with listen("0.0.0.0", 0) as listening:
+        assert not is_loopback(listening)
+    with pytest.raises(WeftError, match=r"--host 300\.0\.0\.1 is not an address of this machine"):
+        listen("300.0.0.1", 0)

@@ -13,3 +13,17 @@ from weft.ir.errors import WeftError
 def test_times_must_be_finite(name: str, value: float) -> None:
     with pytest.raises(WeftError, match=name):
         ServerSettings(**{"name": "x", name: value})
+
+
+def test_counts_names_and_keys_are_checked() -> None:
+    assert ServerSettings("x", drain=0.0, api_key="a-secret").max_batch == 16
+    for wrong, words in (
+        ({"max_batch": 0}, "max_batch"),
+        ({"name": ""}, "is empty or not printable: choose another by --model-name"),
+        ({"name": "a\nb"}, "is empty or not printable"),
+        ({"api_key": ""}, "the API key must consist of printable ASCII characters"),
+        ({"api_key": "schlüssel"}, "the API key must consist of printable ASCII characters"),
+        ({"client_timeout": 0.05}, "client_timeout is 0.05, but it must be a finite number of seconds, at least 0.1"),
+    ):
+        with pytest.raises(WeftError, match=words):
+            ServerSettings(**{"name": "x", **wrong})

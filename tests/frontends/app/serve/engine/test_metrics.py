@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import openai
 
+from weft.frontends.app.serve.engine.metrics import Counter, Gauge, Histogram, Metrics
 from weft.frontends.app.serve.server import Server
 
 from ..serving import NAME, http
 
 
 def test_health_and_metrics_after_requests(server: Server, client: openai.OpenAI) -> None:
-    client.completions.create(model=NAME, prompt="once", max_tokens=3)
+    client.completions.create(model=NAME, prompt="once", max_tokens=3, temperature=0)
     with http(server) as plain:
         assert plain.get("/health").json() == {"status": "ok"}
         response = plain.get("/metrics")
@@ -25,3 +26,35 @@ def test_health_and_metrics_after_requests(server: Server, client: openai.OpenAI
     assert buckets == sorted(buckets) and buckets[-1] == samples["weft_batch_rows_count"]
     kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
     assert kinds["weft_batch_rows"] == "histogram" and kinds["weft_running"] == "gauge"
+
+
+def test_counters_with_and_without_a_label() -> None:
+    plain, labelled = Counter("n", "Help."), Counter("ends", "Help.", "state")
+    assert [*plain.format_samples()] == ["n 0"] and [*labelled.format_samples()] == []
+    plain.add(2.5)
+    for state in ("ok", "failed", "ok"):
+        labelled.add(1, state)
+    assert [*plain.format_samples()] == ["n 2.5"]
+    assert [*labelled.format_samples()] == ['ends{state="failed"} 1', 'ends{state="ok"} 2']
+
+
+def test_histogram_counts_observations_up_to_each_bound() -> None:
+    histogram = Histogram("t", "Help.", (0.5, 1))
+    for value in (0.25, 0.5, 0.75, 4):  # a bound belongs to its own bucket
+        histogram.observe(value)
+    assert [*histogram.format_samples()] == [
+        't_bucket{le="0.5"} 2',
+        't_bucket{le="1"} 3',
+        't_bucket{le="+Inf"} 4',
+        "t_sum 5.5",
+        "t_count 4",
+    ]
+
+
+def test_gauges_are_read_when_metrics_are_formatted() -> None:
+    metrics, values = Metrics(), [1, 7]
+    metrics.add_gauge("weft_running", "Answers in work.", lambda: values.pop())
+    lines = metrics.format_text().splitlines()
+    at = lines.index("weft_running 7")
+    assert lines[at - 2 : at] == ["# HELP weft_running Answers in work.", "# TYPE weft_running gauge"]
+    assert "weft_running 1" in metrics.format_text() and [*Gauge("g", "", lambda: 0.5).format_samples()] == ["g 0.5"]
