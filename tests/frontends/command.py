@@ -6,6 +6,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,17 @@ def refused(*args: str | Path, **options: Any) -> str:
     return line
 
 
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let files grow to `size` bytes only, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 WATCHDOG = 900  # seconds for what takes one on an idle machine: only a process that hangs needs more on a busy one
 
 
@@ -48,8 +61,6 @@ def start(*args: str | Path, cwd: Path, **options: Any) -> subprocess.Popen[str]
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if "largest" in options:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (options["largest"], options["largest"]))
 
     streams = {s: options.get(s, subprocess.PIPE) for s in ("stdin", "stdout", "stderr")}
     command = [sys.executable, "-m", "weft", *map(str, args)]

@@ -103,7 +103,7 @@ class Job:
     streams: bool = False
     start_time: float = field(default_factory=time.monotonic)
     n_sent: int = 0  # number of log-probabilities already sent
-    has_started: bool = False  # it has generated a token
+    n_tokens: int = 0  # number of generated tokens that the metrics have counted
 
     def next_piece(self) -> AnswerPiece | None:
         """Return the new parts of the answer since the last call, or None if there is nothing to send."""

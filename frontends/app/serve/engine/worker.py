@@ -208,14 +208,15 @@ class DecodingWorker(Worker):
         now, pieces, metrics = time.monotonic(), [], self.metrics
         with metrics.lock:
             metrics.prompt_tokens.add(self._batch.read_tokens - n_read_before)
-            metrics.generated_tokens.add(sum(answer.error is None for answer in updated))
             if updated:
                 metrics.batch.observe(len(updated))
             for answer in updated:
                 job, result = self._jobs[answer], answer.result
-                if result.tokens and not job.has_started:
-                    job.has_started = True
+                if result.tokens and not job.n_tokens:
                     metrics.first_token.observe(now - job.start_time)
+                # A step that completes a prompt generates two tokens: the first one, and that of the decode step.
+                metrics.generated_tokens.add(len(result.tokens) - job.n_tokens)
+                job.n_tokens = len(result.tokens)
                 if (piece := job.next_piece()) is not None:
                     pieces.append((job, piece))
                 if result.finish is not None or answer.error is not None:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from weft.frontends import load_source
 
-from ...command import refused
+from ...command import largest_file, refused
 from ...conftest import Save
 from ..api.test_export import run_export
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let files grow to `size` bytes only, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_export_names_the_family(save: Save, tmp_path: Path) -> None:

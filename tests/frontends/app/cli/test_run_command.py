@@ -18,7 +18,7 @@ import weft
 from weft.backends.runtime import device as place
 from weft.ir.errors import WeftError
 
-from ...command import TINY, WATCHDOG, done, refused, start
+from ...command import TINY, done, refused, start
 
 WORDS = ["<s>", "</s>", "user", "assistant", "hello", "there", "what", "is", "the", "sky", "blue", "."]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}assistant"
@@ -289,5 +289,5 @@ def test_progress_appears_on_terminals_only(tiny: Path, tmp_path: Path) -> None:
     status, screen = on_a_terminal("compile", tiny, "-o", tmp_path / "out", cwd=tmp_path)
     assert status == 0
     assert "reading" in screen and "\x1b[" in screen
-    process = start("compile", tiny, "-o", tmp_path / "out", cwd=tmp_path)
-    assert "\x1b[" not in "".join(process.communicate(timeout=WATCHDOG))
+    piped = done("compile", tiny, "-o", tmp_path / "out")
+    assert "\x1b[" not in piped.stdout + piped.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ....command import TINY, WATCHDOG, done, refused, start
+from ....command import TINY, done, largest_file, refused, weft_command
 
 OTHER = TINY.replace("kv_heads=2", "kv_heads=1").replace("layers=3", "layers=4")
 
@@ -91,8 +91,8 @@ def test_pages_without_passes_or_a_writable_path_are_refused(models: Path) -> No
 @pytest.mark.parametrize("command", ["viz one.py --vs two.py -o a.html", "opt one.py -p cse -o a.weft --viz a.html"])
 def test_full_disk_leaves_the_previous_page(command: str, models: Path) -> None:
     (models / "a.html").write_text("older")
-    process = start(*command.split(), cwd=models, largest=10_000)
-    _, said = process.communicate(timeout=WATCHDOG)
-    assert process.returncode == 2 and said.splitlines()[-1].startswith("weft: error: cannot write to ")
+    with largest_file(10_000):
+        result = weft_command(*command.split())
+    assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith("weft: error: cannot write to ")
     assert (models / "a.html").read_text() == "older"
     assert {p.name for p in models.iterdir()} <= {"one.py", "two.py", "a.html", "__pycache__"}
