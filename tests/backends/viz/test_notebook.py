@@ -29,7 +29,7 @@ SHOWN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-def test_what_shows_itself(kind: str) -> None:
+def test_models_and_graphs_have_html(kind: str) -> None:
     text = SHOWN[kind]._repr_html_()
     found = re.fullmatch(r'<iframe title="([^"]+)" srcdoc="([^"]*)" style="([^"]*)" loading="lazy"></iframe>', text)
     assert found is not None
@@ -38,7 +38,7 @@ def test_what_shows_itself(kind: str) -> None:
     assert "height: 640px" in found[3]
 
 
-def test_a_notebook_cell(visit: Callable[[str], Page]) -> None:
+def test_notebook_cell_contains_the_interactive_page(visit: Callable[[str], Page]) -> None:
     cell = DECODER.show(height=500)._repr_html_()
     shown = visit(f"<!doctype html><body><div style='width: 900px'>{cell}</div></body>")
     box = shown.locator("iframe").bounding_box()
@@ -53,7 +53,7 @@ def test_a_notebook_cell(visit: Callable[[str], Page]) -> None:
     shown.wait_for_timeout(300)  # what would be written into an address: a page in a page has none
 
 
-def test_the_text_of_a_picture_is_a_tree() -> None:
+def test_repr_of_a_picture_is_a_tree() -> None:
     text = repr(DECODER.show())
     assert text.splitlines()[0].split()[0] == "Decoder"
     assert "├─ layers 0-2 × 3" in text and "│  ├─ attn " in text and "q " not in text
@@ -68,25 +68,29 @@ def test_names_are_escaped() -> None:
     assert text.count('"') == 2 * 4
 
 
-def test_what_cannot_be_shown() -> None:
+def test_invalid_sources_and_parts_are_refused() -> None:
     with pytest.raises(WeftError, match="a list is not a valid source"):
         weft.show([])
     with pytest.raises(WeftError, match="unknown part 'nothing'"):
         repr(DECODER.show(parts=("nothing",)))
 
 
-def test_graphs_show_nothing_where_nothing_draws_them() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from weft.ir import Graph; print(Graph()._repr_html_())"],
-        capture_output=True,
-        text=True,
-        check=True,
+@pytest.fixture(scope="module")
+def imported() -> tuple[str | None, list[str]]:
+    """The HTML of a graph in a process that has imported `weft.ir` only, then the modules that `weft.Decoder` needs."""
+    code = (
+        "import json, sys; from weft.ir import Graph; html = Graph()._repr_html_(); import weft; weft.Decoder; "
+        "print(json.dumps([html, [m for m in sys.modules if 'weft' in m]]))"
     )
-    assert done.stdout == "None\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    html, modules = json.loads(done.stdout)
+    return html, modules
+
+
+def test_graph_has_no_html_without_frontends(imported: tuple[str | None, list[str]]) -> None:
+    assert imported[0] is None
     assert Decoder(vocab=5, dim=4, layers=1, block=BLOCK).graph()._repr_html_() is not None  # frontends are imported
 
 
-def test_a_model_is_no_slower_to_import() -> None:
-    code = "import json, sys, weft; weft.Decoder; print(json.dumps([m for m in sys.modules if 'weft' in m]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not [name for name in json.loads(done.stdout) if "viz" in name or "pictures" in name]
+def test_models_do_not_import_pictures(imported: tuple[str | None, list[str]]) -> None:
+    assert "weft.ir" in imported[1] and not [name for name in imported[1] if "viz" in name or "pictures" in name]

@@ -66,7 +66,7 @@ def test_page_is_one_file_with_its_model_data() -> None:
 
 
 def test_model_data_has_panels_tokens_and_origins() -> None:
-    root = drawn("gpt3-175b")
+    root = drawn("smollm2-135m")
     data = list_model_data(root, {"b", "a"})
     assert (data["opened"], data["tokens"], data["root"]["key"]) == (["a", "b"], 512, "")
     assert "attention" in data["panels"]

@@ -82,8 +82,8 @@ def test_tokenizer_of_smollm2_is_copied(smollm2_gguf: Path, tmp_path: Path) -> N
 
     model = rewrite(load_source(smollm2_gguf), f"prune-layers{{layers={[*range(1, 30)]}}}")
     write_model(model, tmp_path / "folder", dtype="bf16")
-    export(tmp_path / "folder", tmp_path / "a.gguf", format="gguf", dtype="q8_0")
-    export(model, tmp_path / "b.gguf", format="gguf", dtype="q8_0")
+    export(tmp_path / "folder", tmp_path / "a.gguf", format="gguf", dtype="bf16")
+    export(model, tmp_path / "b.gguf", format="gguf", dtype="bf16")
     files = smollm2_gguf, tmp_path / "b.gguf", tmp_path / "a.gguf"
     before, direct, made = (GGUFTensors(file).metadata for file in files)
     tokens = {key: value for key, value in before.items() if key.startswith("tokenizer.")}

@@ -11,7 +11,9 @@ from safetensors.numpy import load_file
 
 from weft.frontends import load_source
 from weft.frontends.app.api.rewrite import rewrite
+from weft.frontends.dsl import Block, Decoder, Mamba, RMSNorm
 from weft.frontends.export.hf.hf_folder import write_huggingface
+from weft.frontends.model import Model
 from weft.ir import WeftError
 
 from ...conftest import Save
@@ -62,10 +64,7 @@ def test_source_config_and_tensors_are_kept(tmp_path: Path) -> None:
 
 
 def test_graph_without_a_family_is_refused_with_the_alternative(tmp_path: Path) -> None:
-    write_llama(tmp_path / "model")
-    model = rewrite(load_source(tmp_path / "model"), "sliding-window{size=4, keep_first=1}")
-    with pytest.raises(
-        WeftError, match=r"which has keep_first=0 at .*; `weft compile --target transformers` writes it"
-    ):
+    model = Model(Decoder(17, 16, 1, Block(Mamba(32), norm=RMSNorm())).graph(), "mamba", "a model")
+    with pytest.raises(WeftError, match=r"no softmax attention; `weft compile --target transformers` writes it with"):
         write_huggingface(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
