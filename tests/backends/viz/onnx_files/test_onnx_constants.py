@@ -43,6 +43,7 @@ SIZES = {
     "shape": sizes("batch", "seq", "8"),
     "heads": sizes("4", "2"),
     "last": sizes("-1"),
+    "lowest": sizes("-3"),
     "weight": Constant("f32", (4, 6), None),
 }
 TYPES = {"x": "f32[batch, ?, 8]", "scalar": "f32[]"}
@@ -60,6 +61,7 @@ TYPES = {"x": "f32[batch, ?, 8]", "scalar": "f32[]"}
         (operation("Gather", "shape three", "y"), "Gather([batch, seq, 8], 3)"),  # out of range
         (operation("Gather", "shape zero", "y"), "batch"),
         (operation("Gather", "shape last", "y"), ("8",)),
+        (operation("Gather", "shape lowest", "y"), ("batch",)),
         (operation("Slice", "shape zero last", "y"), ("batch", "seq")),
         (operation("Unsqueeze", "three", "y"), ("3",)),
         (operation("Squeeze", "last", "y"), "-1"),
