@@ -17,7 +17,7 @@ def build_program(*statements: Statement) -> Program:
 
 
 def table(name: str, text: str, *operands: object) -> Statement:
-    return Statement(text, operands, (Var(name),), "", early=True)  # type: ignore[arg-type]
+    return Statement(text, operands, (Var(name),), "", early=True)
 
 
 def test_statements_of_constants_become_expressions_of_the_module() -> None:

@@ -48,7 +48,7 @@ def test_constructor_reads_the_modules_of_the_model() -> None:
 
 def test_constructor_builds_one_list_of_layers() -> None:
     method = build_method()
-    method.modules.update(dict.fromkeys(("layers.0", "layers.1")))  # type: ignore[arg-type]
+    method.modules.update(dict.fromkeys(("layers.0", "layers.1")))
     assert write_constructor(method, {"layers.0": "Block", "layers.1": "Block"}) == [
         "self.layers = [Block(layer) for layer in module.layers]"
     ]

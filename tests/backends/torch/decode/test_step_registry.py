@@ -22,7 +22,7 @@ def test_cases_of_all_modules_are_tested() -> None:
 
 
 def test_a_lowering_refuses_nothing_unless_it_says_so() -> None:
-    assert STEPS["rotary_angles"].when(None, None) is None  # type: ignore[arg-type]
+    assert STEPS["rotary_angles"].when(None, None) is None
 
 
 def test_a_second_lowering_of_an_op_is_refused() -> None:

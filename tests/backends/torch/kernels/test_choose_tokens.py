@@ -41,7 +41,7 @@ def tokens(compute: Any, logits: torch.Tensor, numbers: np.ndarray, **way: Any) 
 
 
 @pytest.mark.parametrize(("vocab", "way"), each(3, ((vocab, way) for vocab in (1, 37, 2500) for way in WAYS)), ids=str)
-def test_the_tokens_of_the_host(device: torch.device, vocab: int, way: dict[str, Any]) -> None:
+def test_tokens_are_those_of_the_numpy_samplers(device: torch.device, vocab: int, way: dict[str, Any]) -> None:
     logits = 3 * draw(3, vocab, seed=1, dtype=torch.float32, device=device)
     logits[1] -= 300
     logits[2, vocab // 2 :] = -torch.inf
@@ -59,7 +59,7 @@ def test_the_tokens_of_the_host(device: torch.device, vocab: int, way: dict[str,
 
 
 @pytest.mark.parametrize("case", ops.choose_tokens.cases, ids=lambda case: str(case.attrs))
-def test_the_op_agrees(device: torch.device, case: Case) -> None:
+def test_kernel_agrees_with_the_op(device: torch.device, case: Case) -> None:
     logits, *numbers = (torch.from_numpy(a).to(device) for a in case.draw() if a is not None)
     spent = [torch.zeros(len(logits), 1, dtype=torch.int64, device=device) for _ in numbers]
     want = ops.choose_tokens.reference(*case.draw(), **case.attrs)[:, 0].tolist()
@@ -69,7 +69,7 @@ def test_the_op_agrees(device: torch.device, case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("vocab", [5, 2048, 4100])
-def test_the_likeliest_token_begins_the_next_step(device: torch.device, dtype: torch.dtype, vocab: int) -> None:
+def test_greedy_tokens_are_written_for_the_next_step(device: torch.device, dtype: torch.dtype, vocab: int) -> None:
     """Of equals the first; rows that are not active stay as they are."""
     for compute in (choose_tokens, reference):
         logits = draw(4, 2 * vocab, seed=2, dtype=dtype, device=device)[:, :vocab]
@@ -86,7 +86,7 @@ def test_the_likeliest_token_begins_the_next_step(device: torch.device, dtype: t
 
 
 @pytest.mark.parametrize("way", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 3, "top_p": 0.9}], ids=str)
-def test_what_is_no_number_is_told(device: torch.device, way: dict[str, Any]) -> None:
+def test_nan_logits_are_reported(device: torch.device, way: dict[str, Any]) -> None:
     logits = draw(4, 3000, seed=3, dtype=torch.float32, device=device)
     logits[0, 2900], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
     ids, positions = torch.full((2, 4, 1), 5, device=device)
@@ -99,7 +99,7 @@ def test_what_is_no_number_is_told(device: torch.device, way: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, 500), (0.1, 100), (0.0005, 1), (0.9995, 1000), (0.7, 700)])
-def test_of_equals_the_first_reach_top_p(device: torch.device, top_p: float, kept: int) -> None:
+def test_the_first_of_equal_logits_reach_top_p(device: torch.device, top_p: float, kept: int) -> None:
     """The largest number below 1 draws the last token that is kept."""
     numbers = np.full((1, 1), 1 - 2.0**-40)
     for compute in (choose_tokens, reference):
@@ -110,7 +110,7 @@ def test_of_equals_the_first_reach_top_p(device: torch.device, top_p: float, kep
     assert ids.tolist() == [*range(kept)]
 
 
-def test_top_k_keeps_all_that_equal_the_last(device: torch.device) -> None:
+def test_top_k_keeps_all_that_tie_with_the_last(device: torch.device) -> None:
     logits = torch.tensor([[1.0, 3, 2, 2, 0, 2, -1]], device=device)
     for compute in (choose_tokens, reference):
         found = {
@@ -120,7 +120,7 @@ def test_top_k_keeps_all_that_equal_the_last(device: torch.device) -> None:
         assert found == {1, 2, 3, 5}
 
 
-def test_numbers_are_drawn_as_they_are_likely(device: torch.device) -> None:
+def test_tokens_are_drawn_with_their_probabilities(device: torch.device) -> None:
     """A grid of numbers draws each token as often as its probability says, within one point of the grid."""
     logits, points = 2 * draw(1, 90, seed=4, dtype=torch.float32, device=device), 40
     p = (logits[0].double() / 1.4).softmax(-1).cpu().numpy()
@@ -129,7 +129,7 @@ def test_numbers_are_drawn_as_they_are_likely(device: torch.device) -> None:
     assert np.abs(np.bincount(found, minlength=90) - points * p).max() <= 1
 
 
-def test_no_number_is_spent_where_one_token_can_follow(device: torch.device) -> None:
+def test_no_random_number_is_used_for_a_single_candidate(device: torch.device) -> None:
     logits = torch.zeros(3, 4000, device=device)
     logits[0, 2500], logits[1, 2500], logits[1, 3] = 90, 90, 20
     for way, want in (({}, [0, 1, 1]), ({"top_k": 1}, [0, 0, 1]), ({"min_p": 0.5}, [0, 0, 1])):
@@ -139,7 +139,7 @@ def test_no_number_is_spent_where_one_token_can_follow(device: torch.device) -> 
             assert spent[:, 0].tolist() == want
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     logits = torch.zeros(2, 5, device=device)
     with pytest.raises(ValueError, match=r"logits \[5\] must be \[batch, vocab\]"):
         choose_tokens(logits[0])

@@ -34,7 +34,9 @@ def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, past: t
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("batch", "channels", "width"), [(2, 7, 4), (1, 200, 3), (3, 130, 2)])
-def test_a_token(device: torch.device, batch: int, channels: int, width: int, dtype: torch.dtype) -> None:
+def test_one_token_agrees_with_float64(
+    device: torch.device, batch: int, channels: int, width: int, dtype: torch.dtype
+) -> None:
     x, weight, bias, past = case(batch, channels, width, dtype, device)
     assert kernel.refusal(x) is None
     kept = past.clone()
@@ -57,7 +59,7 @@ def test_a_slice_of_a_projection_without_bias_and_a_wide_state(device: torch.dev
 
 
 @pytest.mark.parametrize("activation", ["identity", "gelu"])
-def test_the_op_agrees(device: torch.device, activation: str) -> None:
+def test_kernel_agrees_with_the_op(device: torch.device, activation: str) -> None:
     x, weight, bias, past = case(2, 9, 4, torch.float32, device)
     operands = exact(x)[:, None], *map(exact, (weight, bias, past))
     want, after = op.reference(*operands, activation=activation)
@@ -67,7 +69,7 @@ def test_the_op_agrees(device: torch.device, activation: str) -> None:
         assert_close(present, after, terms=1)
 
 
-def test_float64_is_computed_by_torch(device: torch.device) -> None:
+def test_float64_falls_back_to_torch(device: torch.device) -> None:
     x, weight, bias, past = case(2, 9, 4, torch.float64, device)
     assert kernel.refusal(x) == "the kernel computes in f32"
     want = convolved(x, weight, bias, past)
@@ -77,7 +79,7 @@ def test_float64_is_computed_by_torch(device: torch.device) -> None:
     assert_close(y, want, terms=4)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     x, weight, bias, past = case(2, 3, 4, torch.float32, device)
     for step in (kernel.conv_step, kernel.reference):
         with pytest.raises(ValueError, match=r"weight \[2, 4\] must be \[3, width\]"):
@@ -90,7 +92,7 @@ def test_wrong_operands(device: torch.device) -> None:
         kernel.conv_step(x, weight, bias, past.mT.contiguous().mT)
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     x, weight, bias, past = case(2, 3, 4, torch.float32, device)
     weight.requires_grad_()
     assert kernel.refusal(x, weight) == "a gradient is wanted"

@@ -61,7 +61,7 @@ def _tensors(dtype: torch.dtype, device: torch.device, *arrays: np.ndarray) -> l
         pytest.param(B16, 4, 2, 64, 64, 20, [900], {"window": 12, "keep_first": 4, "rolling": True, "sinks": True}),
     ],
 )
-def test_it_attends_to_what_each_position_sees(
+def test_attention_agrees_with_float64_position_by_position(
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -102,7 +102,7 @@ def test_it_attends_to_what_each_position_sees(
         (4, 4, 64, 64, [700, 40, 161], {"window": 150, "keep_first": 5, "rolling": True, "softcap": 2.0}),
     ],
 )
-def test_caches_of_eight_bits(
+def test_float8_caches(
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -136,7 +136,7 @@ def test_caches_of_eight_bits(
         assert np.abs(y.double().cpu().numpy() - wanted).max() < allowed
 
 
-def test_scales_that_do_not_fit_are_one_sentence(device: torch.device) -> None:
+def test_scales_that_do_not_fit_are_refused(device: torch.device) -> None:
     q, k, at = torch.ones(1, 4, 8), torch.ones(1, 2, 6, 8, dtype=torch.uint8), torch.tensor([3])
     for changed, words in (
         ({"v_scale": None}, r"scales \[2\] torch.float32 are not float32 \[2\] for keys and for values"),
@@ -150,7 +150,7 @@ def test_scales_that_do_not_fit_are_one_sentence(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("rolling", [False, True])
-def test_it_is_the_op_for_one_new_token(rolling: bool, device: torch.device) -> None:
+def test_decode_attention_agrees_with_the_op(rolling: bool, device: torch.device) -> None:
     torch.manual_seed(4)
     capacity, window, keep, heads, kv_heads, d = 24, 12, 3, 4, 2, 16
     newest = np.array([[5], [23]])
@@ -179,7 +179,7 @@ def test_patterns_are_those_of_the_op(pattern: str, name: str, device: torch.dev
         assert np.abs(mine.double().cpu().numpy() - y.reshape(3, heads, d)).max() < bound(F32, present[1], d + 24)
 
 
-def test_splits_leave_their_tickets_as_they_were_and_the_result_the_same(device: torch.device) -> None:
+def test_splits_reset_their_tickets_and_repeat_the_result(device: torch.device) -> None:
     torch.manual_seed(5)
     q, k, v = (torch.randn(shape, device=device) for shape in ((1, 2, 16), (1, 1, 400, 16), (1, 1, 400, 16)))
     at, tickets = torch.tensor([399], device=device), torch.zeros(3, dtype=torch.int32, device=device)
@@ -192,7 +192,7 @@ def test_splits_leave_their_tickets_as_they_were_and_the_result_the_same(device:
     assert tickets.tolist() == [0, 0, 0]
 
 
-def test_caches_may_be_views_of_any_strides(device: torch.device) -> None:
+def test_caches_may_have_any_strides(device: torch.device) -> None:
     torch.manual_seed(6)
     q, packed = torch.randn(2, 4, 16, device=device), torch.randn(2, 30, 2, 2, 16, device=device)  # tokens first
     k, v = packed[:, :, 0].transpose(1, 2), packed[:, :, 1].transpose(1, 2)
@@ -202,7 +202,7 @@ def test_caches_may_be_views_of_any_strides(device: torch.device) -> None:
     assert torch.allclose(y, reference(q, k, v, at), atol=1e-5, rtol=0)
 
 
-def test_gradients_come_from_plain_torch(device: torch.device) -> None:
+def test_gradients_are_computed_by_torch(device: torch.device) -> None:
     torch.manual_seed(7)
     q = torch.randn(1, 2, 8, device=device, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(1, 1, 6, 8, device=device, dtype=torch.float64, requires_grad=True) for _ in "kv")
@@ -210,7 +210,7 @@ def test_gradients_come_from_plain_torch(device: torch.device) -> None:
     assert torch.autograd.gradcheck(lambda *t: decode_attention(*t, at, window=3, keep_first=1, softcap=3.0), (q, k, v))
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_refusals_give_a_reason() -> None:
     assert refusal(128, 128, B16) is None
     assert refusal(128, 128, torch.float64) == "no kernel for torch.float64"
     assert "more than shared memory holds" in str(refusal(2048, 512, B16))
@@ -227,7 +227,7 @@ def test_what_it_cannot_do_is_said() -> None:
             decode_attention(*wrong, **options)
 
 
-def test_a_rolling_cache_shorter_than_its_window_shows_what_it_holds(device: torch.device) -> None:
+def test_rolling_caches_shorter_than_the_window_show_all_keys(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(5)
     q, k, v = (
         torch.randn(2, heads, *rest, generator=generator).to(device)
@@ -241,7 +241,7 @@ def test_a_rolling_cache_shorter_than_its_window_shows_what_it_holds(device: tor
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path: Path, axis: int) -> None:
+def test_caches_with_offsets_above_32_bits(device: torch.device, tmp_path: Path, axis: int) -> None:
     q = draw(1, 6, 16, seed=1, dtype=B16, device=device)
     near = [draw(1, 3, 5, 16, seed=seed, dtype=B16, device=device) for seed in (2, 3)]
     far = far_caches(tmp_path / "cache", (3, 5, 16), axis, device)

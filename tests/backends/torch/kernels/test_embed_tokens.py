@@ -44,7 +44,7 @@ def test_rows_and_angles(
                 torch.testing.assert_close(found.double().cpu(), torch.tensor(exact).double(), atol=3e-7, rtol=0)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     weight, ids = torch.zeros(4, 6, device=device), torch.zeros(2, 1, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match=r"ids \[2, 1\] and positions \[1, 1\] are not both \[batch, seq\]"):
         embed_tokens(ids, weight, ids[:1])

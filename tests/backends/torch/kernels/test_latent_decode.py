@@ -30,7 +30,7 @@ B16, F32 = torch.bfloat16, torch.float32
     ],
 )
 @pytest.mark.parametrize("inside", [True, False], ids=["one-launch", "two-launches"])
-def test_it_attends_to_what_each_position_sees(
+def test_attention_agrees_with_float64_position_by_position(
     dtype: torch.dtype,
     heads: int,
     rank: int,
@@ -60,7 +60,7 @@ def test_it_attends_to_what_each_position_sees(
         assert np.abs(y.double().cpu().numpy() - wanted).max() < allowed
 
 
-def test_it_is_the_op_without_values(device: torch.device) -> None:
+def test_latent_decode_agrees_with_the_op(device: torch.device) -> None:
     torch.manual_seed(4)
     heads, rank, rope, capacity = 4, 20, 8, 50
     width = rank + rope
@@ -75,7 +75,7 @@ def test_it_is_the_op_without_values(device: torch.device) -> None:
     assert np.abs(mine.double().cpu().numpy() - y.reshape(2, heads, rank)).max() < allowed
 
 
-def test_gradients_come_from_plain_torch(device: torch.device) -> None:
+def test_gradients_are_computed_by_torch(device: torch.device) -> None:
     torch.manual_seed(7)
     q = torch.randn(1, 2, 8, device=device, dtype=torch.float64, requires_grad=True)
     cache = torch.randn(1, 1, 6, 8, device=device, dtype=torch.float64, requires_grad=True)
@@ -83,7 +83,7 @@ def test_gradients_come_from_plain_torch(device: torch.device) -> None:
     assert torch.autograd.gradcheck(lambda q, cache: latent_decode(q, cache, at, 5, softcap=3.0), (q, cache))
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_refusals_give_a_reason() -> None:
     assert refusal(512, 64, B16) is None
     assert refusal(512, 64, torch.float64) == "no kernel for torch.float64"
     assert "more than the 512 and 128" in str(refusal(640, 64, B16))

@@ -120,14 +120,14 @@ def test_latents_without_a_norm(device: torch.device) -> None:
     assert_near(given["cache"][0, 0, 5], row[0], row[0].abs() + 4, 8)
 
 
-def test_float64_is_computed_by_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_falls_back_to_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "latent_qk_kernel", None)  # not to be launched
     given = case(1, 2, 8, 4, 2, torch.float64, device)
     exact, size, _ = formula(given, 2, True)
     assert_near(latent_qk(**given, interleaved=True), exact, size, 4)
 
 
-def test_what_it_cannot_do_is_said(device: torch.device) -> None:
+def test_refusals_give_a_reason(device: torch.device) -> None:
     assert refusal(512, 128, 64, BF16) is None
     assert refusal(512, 128, 64, torch.float64) == "no kernel for torch.float64"
     assert "more than 8192, 1024 and 1024" in str(refusal(512, 2000, 64, BF16))

@@ -34,7 +34,7 @@ def test_agrees_with_float64(
     assert_near(reference(x, weight, heads), exact, size, inputs, inner=dtype)
 
 
-def test_a_slice_of_wider_rows_is_read_in_place(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_of_wider_rows_are_not_copied(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "reference", None)  # not to be called
     x = draw(2, 20, seed=1, dtype=FP32, device=device)[:, 4:16]
     weight = draw(9, 4, seed=2, dtype=FP32, device=device)
@@ -44,7 +44,7 @@ def test_a_slice_of_wider_rows_is_read_in_place(device: torch.device, monkeypatc
     assert_near(linear_by_head(x, weight, 3), exact.to(device), torch.full((), 40.0, device=device), 4)
 
 
-def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "linear_by_head_kernel", None)  # not to be launched
     x, weight = draw(65, 6, seed=1, dtype=FP32, device=device), draw(4, 3, seed=2, dtype=FP32, device=device)
     exact = torch.cat([x[:, :3].double() @ weight[:2].double().T, x[:, 3:].double() @ weight[2:].double().T], 1)

@@ -53,7 +53,7 @@ def test_agrees_with_float64(
 
 
 @pytest.mark.parametrize("kind", ["none", "rms"])
-def test_counters_are_back_at_zero_and_results_repeat(device: torch.device, kind: str) -> None:
+def test_ticket_counters_are_reset_and_results_repeat(device: torch.device, kind: str) -> None:
     x, residual = draw(1, 4200, seed=1, dtype=BF16, device=device), draw(1, 6, seed=2, dtype=BF16, device=device)
     weight, norm = draw(6, 4200, seed=3, dtype=BF16, device=device), make_norm(kind, 6, BF16, device)
     tickets = torch.zeros(6, dtype=torch.int32, device=device)
@@ -63,9 +63,7 @@ def test_counters_are_back_at_zero_and_results_repeat(device: torch.device, kind
     assert torch.equal(first, linear_residual(x, weight, residual, norm=norm))
 
 
-def test_the_norm_goes_over_outputs_that_no_block_holds_at_once(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_norms_over_more_outputs_than_a_block_holds(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "outputs_per_step", lambda outputs, plan: 4)
     x, residual = draw(2, 20, seed=1, dtype=FP32, device=device), draw(2, 11, seed=2, dtype=FP32, device=device)
     weight = draw(11, 20, seed=3, dtype=FP32, device=device)
@@ -75,7 +73,7 @@ def test_the_norm_goes_over_outputs_that_no_block_holds_at_once(
         assert_near(linear_residual(x, weight, residual, norm=norm), exact, torch.full_like(exact, 30), 20)
 
 
-def test_columns_are_split_between_blocks_only_where_rows_do_not_fill_the_gpu() -> None:
+def test_columns_are_split_where_rows_do_not_fill_the_gpu() -> None:
     for outputs, inputs, splits in ((4096, 14336, 1), (576, 1536, 1), (256, 4096, 1), (256, 7168, 2), (64, 14336, 4)):
         plan = gemv.choose_tile(1, outputs, inputs, BF16)
         found, each = split_columns(outputs, inputs, plan)
@@ -83,14 +81,14 @@ def test_columns_are_split_between_blocks_only_where_rows_do_not_fill_the_gpu() 
         assert each % plan.columns == 0 and (found - 1) * each < inputs <= found * each
 
 
-def test_leading_axes_stay(device: torch.device) -> None:
+def test_leading_axes_are_kept(device: torch.device) -> None:
     x, weight = draw(2, 1, 40, seed=1, dtype=FP32, device=device), draw(6, 40, seed=2, dtype=FP32, device=device)
     residual = draw(2, 1, 6, seed=3, dtype=FP32, device=device)
     flat = linear_residual(x[:, 0], weight, residual[:, 0])
     assert torch.equal(linear_residual(x, weight, residual), flat[:, None])
 
 
-def test_what_does_not_fit_is_one_sentence() -> None:
+def test_operands_that_do_not_fit_are_refused() -> None:
     x, weight, residual = torch.zeros(1, 6), torch.zeros(4, 6), torch.zeros(1, 4)
     with pytest.raises(ValueError, match=r"residual \[1, 3\] does not fit x \[1, 6\] Wᵀ, 4 wide"):
         linear_residual(x, weight, residual[:, :3])

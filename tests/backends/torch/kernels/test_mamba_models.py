@@ -24,7 +24,9 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_prompts_in_pieces(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mamba_prompts_in_pieces_agree_with_the_interpreter(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel reads every piece, from the state that the one before it left; with gradients torch does."""
     graph = strong(VARIANTS[name].graph())
     module: Any = build_module(graph, device=device).eval()

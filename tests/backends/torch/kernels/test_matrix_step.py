@@ -91,7 +91,7 @@ def formula(given: dict[str, Any], more: dict[str, Any]) -> tuple[NDArray[np.flo
 @pytest.mark.parametrize("decay", ["", "head", "key"])
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_token(
+def test_one_token_agrees_with_float64(
     device: torch.device, shape: tuple[int, int, int, int, int], decay: str, delta: bool, dtype: torch.dtype
 ) -> None:
     given, more = case(shape, decay, delta, dtype, device)
@@ -117,7 +117,7 @@ def test_a_token(
         ((2, 4, 2, 3, 5), "key", False, 2),
     ],
 )
-def test_what_is_computed_around_a_token(
+def test_norms_decay_and_gate_around_a_token(
     device: torch.device,
     shape: tuple[int, int, int, int, int],
     decay: str,
@@ -138,14 +138,14 @@ def test_what_is_computed_around_a_token(
     assert not tickets.any()
 
 
-def test_long_keys_have_fewer_columns_in_a_block(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_keys_have_fewer_columns_per_program(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "TILE", 128)
     given, more = case((1, 2, 1, 20, 9), "key", True, torch.float32, device)
     for got, want in zip(kernel.matrix_step(**given, **more), formula(given, more), strict=True):
         assert_close(got, want, terms=80)
 
 
-def test_a_state_forgets_all(device: torch.device) -> None:
+def test_a_decay_of_zero_clears_the_state(device: torch.device) -> None:
     """A gate of −∞ is a factor of 0."""
     given, more = case((1, 2, 2, 3, 4), "head", False, torch.float32, device)
     more["decay"] = torch.full_like(more["decay"], -torch.inf)
@@ -156,14 +156,16 @@ def test_a_state_forgets_all(device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
 @pytest.mark.parametrize("norm_groups", [0, 1, 4])
 @pytest.mark.parametrize("decay", ["", "head", "key"])
-def test_the_reference(device: torch.device, decay: str, norm_groups: int, dtype: torch.dtype) -> None:
+def test_torch_fallback_agrees_with_float64(
+    device: torch.device, decay: str, norm_groups: int, dtype: torch.dtype
+) -> None:
     given, more = case((2, 4, 2, 5, 6), decay, bool(norm_groups), dtype, device)
     more = around(given, more, norm_groups) if norm_groups else more
     for got, want in zip(kernel.reference(**given, **more), formula(given, more), strict=True):
         assert_close(got, want, terms=20)
 
 
-def test_float64_is_computed_by_torch(device: torch.device) -> None:
+def test_float64_falls_back_to_torch(device: torch.device) -> None:
     given, more = case((1, 2, 1, 3, 4), "key", True, torch.float64, device)
     given["past"] = given["past"].double()
     want, state = formula(given, more)
@@ -173,7 +175,7 @@ def test_float64_is_computed_by_torch(device: torch.device) -> None:
     np.testing.assert_allclose(exact(present), state, rtol=1e-12)
 
 
-def test_keys_that_are_too_long_are_left_to_torch(device: torch.device) -> None:
+def test_long_keys_fall_back_to_torch(device: torch.device) -> None:
     given, more = case((1, 1, 1, 1025, 2), "", True, torch.float32, device)
     assert kernel.refusal(given["v"], given["past"]) == "keys are longer than 1024"
     with pytest.raises(ValueError, match="keys are longer than 1024"):
@@ -181,7 +183,7 @@ def test_keys_that_are_too_long_are_left_to_torch(device: torch.device) -> None:
     assert_close(kernel.matrix_step(**given, **more)[0], formula(given, more)[0], terms=4 * 1025)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     given, more = case((2, 2, 1, 4, 3), "head", True, torch.float32, device)
     for changed, words in (
         ({"heads": 4}, "do not fall into 1 groups and 4 heads"),
@@ -207,7 +209,7 @@ def test_wrong_operands(device: torch.device) -> None:
             kernel.matrix_step(**{**given, **more, **changed})
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     given, more = case((1, 2, 1, 4, 3), "key", True, torch.float32, device)
     more["beta"].requires_grad_()
     assert kernel.matrix_step(**given, **more)[0].requires_grad

@@ -103,7 +103,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("shape", "gated", "dtype"), each(5, itertools.product(SHAPES, (False, True), DTYPES)))
-def test_tokens(device: torch.device, shape: Shape, gated: bool, dtype: torch.dtype) -> None:
+def test_experts_agree_with_a_sum_in_float64(
+    device: torch.device, shape: Shape, gated: bool, dtype: torch.dtype
+) -> None:
     given = case(shape, dtype, device, gated, biased=shape.tokens > 1, more=shape.choices == 1)
     given = given._replace(norm=make_norm(NORMS[shape.tokens % 3], shape.dim, dtype, device))
     assert kernel.refusal(given.x, given.weights, given.up, given.down) is None
@@ -111,7 +113,7 @@ def test_tokens(device: torch.device, shape: Shape, gated: bool, dtype: torch.dt
     assert_summed(given.computed(kernel.reference), given)
 
 
-def test_one_expert_takes_more_rows_than_a_block(device: torch.device) -> None:
+def test_an_expert_with_more_tokens_than_a_tile(device: torch.device) -> None:
     given = case(Shape(45, 2, 24, 16, 20), torch.float32, device, biased=True, more=True)
     chosen = torch.tensor([3, 17], device=device).repeat(45, 1)
     chosen[7] = torch.tensor([5, 3])
@@ -119,7 +121,7 @@ def test_one_expert_takes_more_rows_than_a_block(device: torch.device) -> None:
     assert_summed(given.computed(kernel.moe_decode), given)
 
 
-def test_counters_are_back_at_zero(device: torch.device) -> None:
+def test_ticket_counters_are_reset(device: torch.device) -> None:
     given = case(Shape(5, 2, 3, 40, 70), torch.bfloat16, device)
     tickets = torch.zeros(9, dtype=torch.int32, device=device)
     first = given.computed(kernel.moe_decode, tickets=tickets)
@@ -127,7 +129,7 @@ def test_counters_are_back_at_zero(device: torch.device) -> None:
     assert torch.equal(first, given.computed(kernel.moe_decode, tickets=tickets))
 
 
-def test_choices_of_32_bits_and_tokens_that_ask_the_same(device: torch.device) -> None:
+def test_i32_choices_and_tokens_with_equal_choices(device: torch.device) -> None:
     given = case(Shape(4, 2, 3, 16, 16), torch.float32, device, biased=True)
     chosen = torch.tensor([[2, 0], [2, 0], [0, 2], [2, 1]], dtype=torch.int32, device=device)
     given = given._replace(chosen=chosen)
@@ -143,7 +145,7 @@ def test_choices_of_32_bits_and_tokens_that_ask_the_same(device: torch.device) -
         ("gelu_tanh", {"activation": "gelu_tanh", "limit": 0.5}),
     ],
 )
-def test_the_op_agrees(device: torch.device, ours: str, attrs: dict[str, Any]) -> None:
+def test_kernel_agrees_with_the_op(device: torch.device, ours: str, attrs: dict[str, Any]) -> None:
     given = case(Shape(2, 2, 4, 20, 12), torch.float32, device, biased=True)
     combine = torch.zeros(2, 4, device=device).scatter(1, given.chosen, given.weights)
     stacks = (exact(t) for t in given[3:9] if isinstance(t, torch.Tensor))
@@ -153,7 +155,7 @@ def test_the_op_agrees(device: torch.device, ours: str, attrs: dict[str, Any]) -
         assert_close(y, want, terms=52)
 
 
-def test_what_torch_computes_instead(device: torch.device) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     given = case(Shape(513, 2, 4, 10, 6), torch.bfloat16, device)
     assert kernel.refusal(given.x, given.weights, given.up, given.down) == "not 1 to 512 rows"
     assert_summed(given.computed(kernel.moe_decode), given)
@@ -162,7 +164,7 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
     assert_summed(given.computed(kernel.moe_decode), given)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     given = case(SHAPES[0], torch.float32, device)
     for changed, words in (
         (given._replace(x=given.x[:, 1:]), r"x \[1, 23\] does not fit up \[4, 40, 24\]"),
@@ -175,7 +177,7 @@ def test_wrong_operands(device: torch.device) -> None:
         given.computed(kernel.moe_decode, activation="soft")
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     given = case(SHAPES[0], torch.float32, device)
     given.weights.requires_grad_()
     assert kernel.refusal(given.x, given.weights, given.up, given.down) == "a gradient is wanted"

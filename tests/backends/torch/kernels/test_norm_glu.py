@@ -88,12 +88,12 @@ def test_activations(device: torch.device, activation: str) -> None:
     assert_near(norm_glu(x, weight, activation=activation), exact, x.double().abs() ** 3 + 1, 4)
 
 
-def test_leading_axes_stay(device: torch.device) -> None:
+def test_leading_axes_are_kept(device: torch.device) -> None:
     x, weight = draw(2, 1, 40, seed=1, dtype=FP32, device=device), draw(6, 40, seed=2, dtype=FP32, device=device)
     assert torch.equal(norm_glu(x, weight), norm_glu(x[:, 0], weight)[:, None])
 
 
-def test_what_does_not_fit_is_one_sentence() -> None:
+def test_operands_that_do_not_fit_are_refused() -> None:
     x = torch.zeros(1, 6)
     with pytest.raises(ValueError, match=r"weight \[3, 6\] has no even number of rows"):
         norm_glu(x, torch.zeros(3, 6))

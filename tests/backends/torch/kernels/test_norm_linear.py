@@ -89,7 +89,7 @@ def test_leading_axes_stay_and_strides_may_be_any(device: torch.device) -> None:
     assert_near(norm_linear(last, weight), exact, last.double().abs() @ weight.double().abs().T, 40)
 
 
-def test_a_part_of_wider_rows_is_read_in_place(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_of_wider_rows_are_not_copied(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = draw(3, 1, 50, seed=1, dtype=FP32, device=device)
     part, weight = wide[..., 7:40], draw(5, 33, seed=2, dtype=FP32, device=device)
     assert gemv.flatten_rows(part).data_ptr() == part.data_ptr()
@@ -101,7 +101,7 @@ def test_a_part_of_wider_rows_is_read_in_place(device: torch.device, monkeypatch
     assert_near(norm_linear(part, weight, norm=norm), exact, size, 33)
 
 
-def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "norm_linear_kernel", None)  # not to be launched
     x, weight = (draw(n, 16, seed=n, dtype=FP32, device=device) for n in (65, 4))
     refused = [
@@ -130,7 +130,7 @@ def test_what_is_refused_is_computed_with_torch(device: torch.device, monkeypatc
         ({"norm": Norm("rms", gain=torch.zeros(5))}, r"gain \[5\] of the norm is not \[6\]"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(changed: dict[str, object], message: str) -> None:
+def test_operands_that_do_not_fit_are_refused(changed: dict[str, object], message: str) -> None:
     given: dict[str, object] = {"x": torch.zeros(1, 6), "weight": torch.zeros(4, 6), "bias": None} | changed
     with pytest.raises(ValueError, match=message):
         norm_linear(**given)  # type: ignore[arg-type]  # a dict of arguments, wrong on purpose

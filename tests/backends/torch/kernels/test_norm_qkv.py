@@ -164,7 +164,7 @@ FLOATS = [
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_caches_of_eight_bits(device: torch.device, name: str) -> None:
+def test_float8_caches(device: torch.device, name: str) -> None:
     """They hold the floats nearest to keys and values over the scales of their heads; what is larger is the largest."""
     case = CASES[name]
     for compute in (norm_qkv, reference):
@@ -191,7 +191,7 @@ def test_caches_of_eight_bits(device: torch.device, name: str) -> None:
             assert all((cache[r, :, s] == 7).all() for r, s in others)
 
 
-def test_caches_may_be_rows_of_larger_ones(device: torch.device) -> None:
+def test_caches_that_are_slices_of_larger_caches(device: torch.device) -> None:
     case = Case(batch=2, kv_heads=2, positions=(1, 2), dtype=FP32)
     given, options = case.arguments(device)
     larger = [torch.cat([cache, cache]).transpose(1, 2).contiguous().transpose(1, 2) for cache in given[2:4]]
@@ -203,7 +203,7 @@ def test_caches_may_be_rows_of_larger_ones(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path: Path, axis: int) -> None:
+def test_caches_with_offsets_above_32_bits(device: torch.device, tmp_path: Path, axis: int) -> None:
     case = Case(kv_heads=3, capacity=3, positions=(2,))
     given, options = case.arguments(device)
     far = far_caches(tmp_path / "cache", (3, 3, 8), axis, device)
@@ -213,7 +213,7 @@ def test_caches_may_be_larger_than_32_bits_count(device: torch.device, tmp_path:
         assert torch.equal(cache[:, :, 2], near[:, :, 2])
 
 
-def test_counters_are_back_at_zero(device: torch.device) -> None:
+def test_ticket_counters_are_reset(device: torch.device) -> None:
     case = Case(head_norm=True)
     given, options = case.arguments(device)
     tickets = torch.zeros(3, dtype=torch.int32, device=device)
@@ -222,7 +222,7 @@ def test_counters_are_back_at_zero(device: torch.device) -> None:
     assert torch.equal(first, norm_qkv(*given, **options, tickets=tickets))
 
 
-def test_what_the_kernel_does_not_do_is_computed_with_torch(device: torch.device) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     given, options = Case(dtype=FP32).arguments(device)
     x, weight, k_cache, v_cache, _, bias = given
     layer, rms = Norm("layer", eps=1e-3), Norm("rms", eps=1e-3)
@@ -254,14 +254,14 @@ def test_what_the_kernel_does_not_do_is_computed_with_torch(device: torch.device
         (5, torch.zeros(31), r"bias \[31\] does not fit weight \[32, 60\]"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(index: int, wrong: torch.Tensor, message: str) -> None:
+def test_operands_that_do_not_fit_are_refused(index: int, wrong: torch.Tensor, message: str) -> None:
     given, options = Case(dtype=FP32).arguments(torch.device("cpu"))
     given[index] = wrong
     with pytest.raises(ValueError, match=message):
         norm_qkv(*given, **options)
 
 
-def test_tokens_that_do_not_fit_are_one_sentence() -> None:
+def test_tokens_that_do_not_fit_are_refused() -> None:
     given, options = Case(batch=3, positions=(0, 1, 2), dtype=FP32).arguments(torch.device("cpu"))
     x, positions = given[0].view(1, 3, 60), given[4].view(1, 3)
     caches = [torch.zeros(2, 1, 6, 8) for _ in range(2)]
@@ -272,7 +272,7 @@ def test_tokens_that_do_not_fit_are_one_sentence() -> None:
         norm_qkv(x, given[1], *one, positions, **options | {"rolling": True})
 
 
-def test_angles_that_do_not_fit_are_one_sentence() -> None:
+def test_angles_that_do_not_fit_are_refused() -> None:
     given, options = Case(dtype=FP32).arguments(torch.device("cpu"))
     for cos, sin in ((torch.zeros(1, 5), torch.zeros(1, 5)), (torch.zeros(1, 4), None)):
         with pytest.raises(ValueError, match=r"cos .* and sin .* are not both \[1, up to 4\]"):

@@ -63,7 +63,7 @@ def check(
 
 
 @pytest.mark.parametrize(("tokens", "experts", "width", "dtype", "kind", "how"), CASES)
-def test_the_choice(
+def test_chosen_experts_agree_with_float64(
     device: torch.device, tokens: int, experts: int, width: int, dtype: torch.dtype, kind: str, how: dict[str, Any]
 ) -> None:
     made: dict[str, Any] = {"dtype": dtype, "device": device}
@@ -84,7 +84,7 @@ def test_the_choice(
         check(chosen, weights, scores, correction, ROUNDED[dtype], **given)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     x, weight = torch.zeros(1, 8, device=device), torch.zeros(6, 8, device=device)
     for words, given in {
         r"x \[1, 8\] does not fit weight \[6, 7\]": {"weight": weight[:, 1:]},

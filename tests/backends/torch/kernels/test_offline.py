@@ -43,7 +43,7 @@ def compiled(config: pytest.Config, folder: Path, script: str, *arguments: str) 
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_what_ships_compiles_to_good_machine_code(part: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_shipped_kernels_compile_without_spills(part: int, pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """Only variants whose hash is not the recorded one are compiled, and one that must be as recorded; what is recorded
     under the other version of Triton is held to the same, and to the code of today by its hash."""
     found = compiled(pytestconfig, tmp_path, "offline.py", str(part), str(PARTS))

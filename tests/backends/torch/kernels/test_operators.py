@@ -141,7 +141,7 @@ def test_models_of_several_folders_share_operators(device: torch.device) -> None
             del sys.modules[name]
 
 
-def test_operators_of_another_version_stand_beside() -> None:
+def test_operators_of_another_version_have_other_names() -> None:
     def dequantize_codes(x: Tensor) -> Tensor:
         return x + 1
 

@@ -44,7 +44,7 @@ def sorted_scores(
     ],
 )
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_choice_and_its_weights(
+def test_chosen_experts_and_weights_agree_with_float64(
     device: torch.device, tokens: int, experts: int, attrs: dict[str, Any], biased: bool, dtype: torch.dtype
 ) -> None:
     logits, bias = case(tokens, experts, dtype, device)
@@ -112,7 +112,7 @@ def test_the_first_of_equal_groups_wins(device: torch.device) -> None:
         assert chosen.tolist() == [[3, 4], [0, 4]]
 
 
-def test_the_first_of_equals_wins(device: torch.device) -> None:
+def test_the_first_of_equal_experts_is_chosen(device: torch.device) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0, 2.0]], device=device)
     for routed in (kernel.route, kernel.reference):
         chosen, weights = routed(logits, k=3)
@@ -129,7 +129,7 @@ def test_the_first_of_equals_wins(device: torch.device) -> None:
         {"k": 4, "groups": 4, "top_groups": 2, "group_score": "max", "renormalize": False},
     ],
 )
-def test_the_op_agrees(device: torch.device, attrs: dict[str, Any]) -> None:
+def test_kernel_agrees_with_the_op(device: torch.device, attrs: dict[str, Any]) -> None:
     logits, bias = case(4, 8, torch.float32, device)
     chosen, weights = kernel.route(logits, bias, **attrs)
     combine = torch.zeros_like(logits).scatter(1, chosen.long(), weights)
@@ -143,7 +143,7 @@ def test_a_slice_of_logits(device: torch.device) -> None:
         assert torch.equal(got, want)
 
 
-def test_what_torch_computes_instead(device: torch.device) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     logits, _ = case(2, 520, torch.float32, device)
     assert kernel.refusal(logits, 2) == "more than 512 experts or 16 choices"
     assert kernel.refusal(logits[:, :8].double(), 2) == "the kernel computes in f32"
@@ -153,7 +153,7 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
     assert_close(weights, want, terms=520)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     logits, bias = case(2, 8, torch.float32, device)
     for routed in (kernel.route, kernel.reference):
         with pytest.raises(ValueError, match="k=9 experts cannot be chosen from 8"):
@@ -172,7 +172,7 @@ def test_wrong_operands(device: torch.device) -> None:
             routed(logits, k=2, scoring="tanh")
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     logits, _ = case(2, 8, torch.float32, device)
     logits.requires_grad_()
     assert kernel.refusal(logits, 2) == "a gradient is wanted"

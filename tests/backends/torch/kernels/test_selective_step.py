@@ -71,7 +71,7 @@ def formula(given: dict[str, Any], more: dict[str, Any]) -> tuple[NDArray[np.flo
     ("batch", "channels", "states", "rank", "gains"),
     [(3, 45, 16, 0, False), (1, 21, 5, 2, True), (2, 70, 16, 13, False), (1, 33, 3, 300, True)],
 )
-def test_a_token(
+def test_one_token_agrees_with_float64(
     device: torch.device, batch: int, channels: int, states: int, rank: int, gains: bool, dtype: torch.dtype
 ) -> None:
     given, more = case(batch, channels, states, rank, dtype, device, gains)
@@ -88,7 +88,7 @@ def test_a_token(
     assert torch.equal(again, y) and torch.equal(same, present)
 
 
-def test_a_step_size_of_its_own_with_a_bias(device: torch.device) -> None:
+def test_step_sizes_with_a_bias_but_no_projection(device: torch.device) -> None:
     """No projection: softplus of what is given."""
     given, _ = case(2, 20, 4, 0, torch.float32, device)
     more = {"bias": rounded(np.linspace(-30, 30, 20), torch.float32, device), "softplus": True}
@@ -111,7 +111,7 @@ def test_small_steps_are_precise(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
-def test_the_reference(device: torch.device, dtype: torch.dtype) -> None:
+def test_torch_fallback_agrees_with_float64(device: torch.device, dtype: torch.dtype) -> None:
     given, more = case(2, 9, 3, 5, dtype, device, gains=True)
     want = formula(given, more)
     inner = (0, dtype) if dtype == torch.float64 else (16, dtype)  # Δ, B and C are rounded on their way, y is twice
@@ -119,7 +119,7 @@ def test_the_reference(device: torch.device, dtype: torch.dtype) -> None:
         assert_close(got, wanted, terms=27, inner=inner)
 
 
-def test_float64_is_computed_by_torch(device: torch.device) -> None:
+def test_float64_falls_back_to_torch(device: torch.device) -> None:
     given, more = case(1, 3, 2, 2, torch.float64, device)
     y, present = kernel.selective_step(**given, **more, present=given["past"].clone())
     want, state = formula(given, more)
@@ -127,7 +127,7 @@ def test_float64_is_computed_by_torch(device: torch.device) -> None:
     assert_close(present, state, terms=4)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     given, more = case(2, 3, 4, 2, torch.float32, device)
     past = torch.zeros(2, 3, 4, device=device).mT
     for changed, words in (
@@ -144,7 +144,7 @@ def test_wrong_operands(device: torch.device) -> None:
             kernel.selective_step(**{**given, **more, **changed})
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     given, more = case(1, 3, 4, 2, torch.float32, device)
     more["weight"].requires_grad_()
     assert kernel.selective_step(**given, **more)[0].requires_grad

@@ -59,7 +59,7 @@ def formula(given: dict[str, Any], more: dict[str, Any]) -> tuple[NDArray[np.flo
     ("shape", "norm_groups"),
     [((3, 4, 2, 20, 40), 0), ((1, 4, 2, 5, 3), 2), ((2, 3, 1, 16, 33), 1), ((2, 2, 1, 3, 4), 2)],
 )
-def test_a_token(
+def test_one_token_agrees_with_float64(
     device: torch.device, shape: tuple[int, int, int, int, int], norm_groups: int, dtype: torch.dtype
 ) -> None:
     given, more = case(*shape, dtype, device)
@@ -81,7 +81,7 @@ def test_a_token(
     assert not tickets.any()
 
 
-def test_a_bare_recurrence(device: torch.device) -> None:
+def test_recurrence_without_softplus_gate_and_norm(device: torch.device) -> None:
     given, _ = case(2, 4, 2, 5, 6, torch.float32, device)
     given["delta"] = given["delta"].abs()
     want, state = formula(given, {"heads": 4, "groups": 2})
@@ -90,7 +90,7 @@ def test_a_bare_recurrence(device: torch.device) -> None:
     assert_close(present, state, terms=4)
 
 
-def test_a_norm_of_many_numbers_is_read_in_parts(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_of_long_rows_are_computed_in_parts(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "MOST", 16)
     given, more = case(1, 3, 1, 4, 13, torch.float32, device)
     more["norm"] = Norm("rms", eps=0.1)
@@ -98,7 +98,7 @@ def test_a_norm_of_many_numbers_is_read_in_parts(device: torch.device, monkeypat
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
-def test_the_reference(device: torch.device, dtype: torch.dtype) -> None:
+def test_torch_fallback_agrees_with_float64(device: torch.device, dtype: torch.dtype) -> None:
     given, more = case(2, 4, 2, 5, 6, dtype, device)
     more |= {"norm": Norm("rms", rounded(np.linspace(0.5, 2, 24), dtype, device), eps=0.1), "norm_groups": 2}
     inner = (0, dtype) if dtype == torch.float64 else (8, dtype)  # Δ twice, y, the gate and its product, the norm
@@ -106,7 +106,7 @@ def test_the_reference(device: torch.device, dtype: torch.dtype) -> None:
         assert_close(got, wanted, terms=29, inner=inner)
 
 
-def test_float64_is_computed_by_torch(device: torch.device) -> None:
+def test_float64_falls_back_to_torch(device: torch.device) -> None:
     given, more = case(1, 2, 1, 3, 4, torch.float64, device)
     want, state = formula(given, more)
     y, present = kernel.ssd_step(**given, **more, present=given["past"])
@@ -115,7 +115,7 @@ def test_float64_is_computed_by_torch(device: torch.device) -> None:
     assert_close(present, state, terms=4)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     given, more = case(2, 2, 1, 4, 3, torch.float32, device)
     for changed, words in (
         ({"heads": 4}, "do not fall into 4 heads"),
@@ -130,7 +130,7 @@ def test_wrong_operands(device: torch.device) -> None:
             kernel.ssd_step(**{**given, **more, **changed})
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     given, more = case(1, 2, 1, 4, 3, torch.float32, device)
     more["bias"].requires_grad_()
     assert kernel.ssd_step(**given, **more)[0].requires_grad

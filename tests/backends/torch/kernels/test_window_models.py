@@ -63,7 +63,9 @@ def ids(device: torch.device, rows: int = 2) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
-def test_prompts_in_pieces(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_prompts_in_pieces_agree_with_the_interpreter(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel reads all pieces of several tokens; steps and pieces go on from what they leave in the caches."""
     graph, module = built(name, device)
     tokens, at = ids(device), torch.arange(LONG, device=device)[None]
@@ -111,7 +113,7 @@ def test_rows_of_different_lengths_begin_in_the_kernel(device: torch.device, mon
         assert_close(got[row : row + 1].cpu(), expected, tolerance(graph, torch.float32))
 
 
-def test_gradients_do_not_take_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_do_not_use_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     _, module = built("capped, local and global", device)
     watched = Watched(module, monkeypatch)
     torch.autograd.backward(module(ids(device, 1)).square().sum())
@@ -120,7 +122,7 @@ def test_gradients_do_not_take_the_kernel(device: torch.device, monkeypatch: pyt
 
 
 @torch.no_grad()
-def test_patterns_do_not_take_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_do_not_use_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = build_module(strong(attends(window=4, pattern="dilated", stride=2).graph()), device=device)
     watched = Watched(module, monkeypatch)
     module(ids(device, 1))

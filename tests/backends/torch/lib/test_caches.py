@@ -41,7 +41,7 @@ SHAPES = [(5, 0), (5, 2), (1, 0), (3, 2), (4, 4)]  # slots, and how many of the 
 
 
 @pytest.mark.parametrize(("slots", "keep"), SHAPES)
-def test_positions_of_slots(slots: int, keep: int) -> None:
+def test_slot_positions_of_rolling_caches(slots: int, keep: int) -> None:
     if slots == keep:
         return
     for newest in range(LONG):
@@ -52,7 +52,7 @@ def test_positions_of_slots(slots: int, keep: int) -> None:
 
 @pytest.mark.parametrize(("slots", "keep"), SHAPES[:4])
 @pytest.mark.parametrize("cuts", [(LONG,), (4, 6, 3), (1,) * LONG, (7, 1, 1, 4)])
-def test_keys_are_written_where_the_reference_writes_them(slots: int, keep: int, cuts: tuple[int, ...]) -> None:
+def test_rolling_caches_write_the_slots_of_the_reference(slots: int, keep: int, cuts: tuple[int, ...]) -> None:
     """Of every row: three tokens of the second are padding in the first call."""
     generator = torch.Generator().manual_seed(0)
     cache = RollingKVCache(2, 3, slots, 4, 2, torch.zeros(1), keep)
@@ -81,7 +81,7 @@ def test_keys_are_written_where_the_reference_writes_them(slots: int, keep: int,
         start = start + n - np.array([[0], [padding]])
 
 
-def test_empty_slots_are_behind_all_positions() -> None:
+def test_empty_slots_are_after_all_positions() -> None:
     known = rolling_positions(torch.tensor([[2, 3]]), 2, Cache([], 9), 5)
     assert known.tolist() == [[0, 1, 9, 9, 9, 2, 3]]
 
@@ -89,7 +89,7 @@ def test_empty_slots_are_behind_all_positions() -> None:
 @pytest.mark.parametrize(
     ("name", "window"), each(2, itertools.product(WINDOWED, ("{size=3}", "{size=3, keep_first=2}", "{size=1}")))
 )
-def test_windows_that_roll_over(name: str, window: str) -> None:
+def test_decoders_whose_windows_roll_over_agree_with_the_interpreter(name: str, window: str) -> None:
     graph = run_passes(ZOO[name](), f"sliding-window{window}")
     module: Any = build_module(graph).eval()
     ids = np.random.default_rng(0).integers(0, 9, (2, LONG))
@@ -105,7 +105,7 @@ def test_windows_that_roll_over(name: str, window: str) -> None:
 
 
 @pytest.mark.parametrize(("windows", "rolls"), [((3, 3), True), ((3, 4), False), ((3, None), False)])
-def test_layers_that_share_a_bias_hold_the_keys_that_it_is_for(windows: tuple[int | None, ...], rolls: bool) -> None:
+def test_layers_that_share_a_bias_cache_the_same_keys(windows: tuple[int | None, ...], rolls: bool) -> None:
     layers = [Block(Attention(2, window=window), MLP(9)) for window in windows]
     graph = strong(Decoder(11, 8, layers, context=LONG, position_bias=T5Bias(8, 20, heads=2)).graph())
     module: Any = build_module(graph).eval()
@@ -118,7 +118,7 @@ def test_layers_that_share_a_bias_hold_the_keys_that_it_is_for(windows: tuple[in
 
 
 @pytest.mark.parametrize("name", ["family/t5", "family/bart", "variant/encoder-decoder"])
-def test_an_encoder_mask_may_be_left_out(name: str) -> None:
+def test_encoder_masks_are_optional(name: str) -> None:
     """Then all of the encoded text is seen."""
     module, given = module_of(name), tensors(feeds_of(name))
     everything = torch.ones_like(given["encoder_attention_mask"])
@@ -127,7 +127,7 @@ def test_an_encoder_mask_may_be_left_out(name: str) -> None:
     assert_close(call(module, given)[0], want.double().numpy(), tolerance(graph_of(name), torch.float32))
 
 
-def test_later_calls_tell_flash_attention_what_it_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_calls_pass_a_causal_bias_to_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that go on together get the mask of GPUs, others one of all pairs; the logits are those of one call."""
     net: Any = build_module(Decoder(11, 24, 2, Block(Attention(4, 2, 6), MLP(20)), context=LONG).graph(seed=3))
     source, told = sys.modules[type(net).__module__], list[tuple[int, int]]()

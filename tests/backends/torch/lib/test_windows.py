@@ -133,7 +133,7 @@ def consecutive(n: int, first: int = 0) -> list[list[int]]:
         ("strided", 140, (1, 4, 2, 8, 8), {"sinks": True}),
     ],
 )
-def test_every_rule_and_score(
+def test_attention_agrees_with_the_formula_for_every_rule(
     way: str, rule: str, length: int, shape: tuple[int, ...], scores: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = consecutive(length)
@@ -167,7 +167,7 @@ def test_rows_at_their_own_positions_over_a_cache_out_of_order(way: str, monkeyp
     check(at, keys, RULES["window"], (2, 4, 2, 8, 8), compute, sinks=True)
 
 
-def test_torch_traces_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_is_traced_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths vary, and a second soft cap is no number that varies."""
     torch.manual_seed(3)
     cases, found = each(2, ((130, 2.0), (130, 3.0), (150, 3.0))), list[tuple[Tensor, ...]]()
@@ -197,7 +197,7 @@ def test_blocks_outside_of_a_window_are_skipped() -> None:
     assert each.shape == (3, 1, 300, 300)
 
 
-def test_what_is_made_is_made_once() -> None:
+def test_masks_and_blocks_are_computed_once() -> None:
     at, asked = torch.arange(9)[None], list[int]()
 
     def rule(q: Tensor, k: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def test_what_is_made_is_made_once() -> None:
 @pytest.mark.parametrize(
     ("window", "lengths", "masked"), [(5, (5, 5), False), (5, (6, 6), True), (5, (2, 4), True), (None, (2, 2), True)]
 )
-def test_a_text_within_one_window_needs_no_mask(window: int | None, lengths: tuple[int, int], masked: bool) -> None:
+def test_a_sequence_within_one_window_needs_no_mask(window: int | None, lengths: tuple[int, int], masked: bool) -> None:
     """`window` stands for causality alone only where no pattern is left out of it."""
     at = torch.arange(lengths[1])[None]
     seen = KeyVisibility(at[:, lengths[1] - lengths[0] :], at, lambda q, k: (q - k < 5) & (q >= k))
@@ -254,14 +254,16 @@ def test_flex_attention_is_for_training_on_a_gpu(name: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("capability", "widest"), [((7, 5), 0), ((8, 0), 256), ((8, 6), 128), ((12, 0), 128)])
-def test_heads_must_fit_the_gpu(capability: tuple[int, int], widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_wants_heads_that_fit_the_gpu(
+    capability: tuple[int, int], widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels_attend, "capability", lambda _: capability)
     with launch.assume_capability(capability):
         fits = [d for d in (64, 128, 256) if in_blocks(*operands(shape=(1, 2, 128, d)))]
     assert max(fits, default=0) == widest
 
 
-def test_a_kernel_for_windows_is_not_asked_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_kernel_is_not_called_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(windows, "window_attention")
     at = torch.arange(9)[None]
     attend(*(torch.randn(1, 2, 9, 16) for _ in "qkv"), KeyVisibility(at, at, RULES["window"], 0), window=40)

@@ -40,7 +40,7 @@ def packs(x: torch.Tensor, weight: Codes) -> bool:
 @pytest.mark.parametrize("rows", [1, 2, 5, 32])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_products(shape: tuple[int, int, int, int], dtype: torch.dtype, rows: int) -> None:
+def test_products_of_packed_weights(shape: tuple[int, int, int, int], dtype: torch.dtype, rows: int) -> None:
     """Against codes worked out in float64."""
     for offsets in (True, False):
         drawn, x = draw(*shape, offsets=offsets), tokens(shape[3], rows, dtype)
@@ -52,7 +52,7 @@ def test_products(shape: tuple[int, int, int, int], dtype: torch.dtype, rows: in
 
 
 @pytest.mark.parametrize("capability", ["default", "avx2"])
-def test_other_instructions(capability: str) -> None:
+def test_packed_products_on_cpus_with_fewer_instructions(capability: str) -> None:
     """The same on CPUs with fewer instructions, and by the readable path where there is no operator for them."""
     env = os.environ | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).with_name("packed_products.py")
@@ -63,7 +63,7 @@ def test_other_instructions(capability: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_of_more_rows_are_of_numbers(dtype: torch.dtype) -> None:
+def test_products_of_many_rows_use_dequantized_weights(dtype: torch.dtype) -> None:
     for bits in (4, 8):
         drawn, most = draw(bits, 32, 48, 96), MOST_ROWS.get((dtype, bits))
         rows = (most or 100) + 1
@@ -102,7 +102,7 @@ def test_weights_are_packed_once_until_they_change(dtype: torch.dtype, monkeypat
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_packs_nothing(dtype: torch.dtype) -> None:
+def test_first_product_of_many_rows_packs_nothing(dtype: torch.dtype) -> None:
     """Its first time: whoever multiplies so many rows again has them packed."""
     drawn, able = draw(4, 32, 48, 96), packed.refusal(dtype) is None
     many, few = tokens(96, 2 * (FEW_ROWS + 1), dtype)[:1], tokens(96, 2 * FEW_ROWS, dtype)[:1]
@@ -113,7 +113,7 @@ def test_a_prompt_packs_nothing(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_memory_is_left(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_leaves_three_quarters_of_the_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
     x, able = tokens(96, 1, dtype), packed.refusal(dtype) is None
     taken = sum(form.nbytes for _, known in packed._packed.values() for _, form in known.values() if form is not None)
@@ -125,7 +125,7 @@ def test_memory_is_left(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_finite_stays_so(dtype: torch.dtype) -> None:
+def test_infinite_and_nan_scales_stay(dtype: torch.dtype) -> None:
     given = draw(4, 32, 48, 96).given
     given.scales[0, 5], given.scales[1, 7] = torch.inf, torch.nan
     y = product(tokens(96, 1, dtype), given)
@@ -133,7 +133,7 @@ def test_what_is_not_finite_stays_so(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("bits", "most"), [(4, 1.05), (8, 0.95)])
-def test_rounding_scales_costs_no_more_than_rounding_numbers(bits: int, most: float) -> None:
+def test_rounded_scales_err_no_more_than_rounded_weights(bits: int, most: float) -> None:
     """The root mean square of errors in bf16, to that of a product of numbers rounded to bf16."""
     drawn, x = draw(bits, 32, 512, 576), tokens(576, 8, torch.bfloat16)
     weight = drawn.number(drawn.given.scales) * (drawn.codes - (1 << (bits - 1))) + drawn.number(drawn.given.offsets)
@@ -143,7 +143,7 @@ def test_rounding_scales_costs_no_more_than_rounding_numbers(bits: int, most: fl
     assert errors[0] <= most * errors[1] or packed.refusal(torch.bfloat16) is not None
 
 
-def test_packed_weights_go_with_their_codes() -> None:
+def test_packed_weights_are_freed_with_their_codes() -> None:
     gc.collect()
     before = len(packed._packed)
     drawn = draw(4, 32, 48, 96)
@@ -154,7 +154,7 @@ def test_packed_weights_go_with_their_codes() -> None:
     assert len(packed._packed) == before
 
 
-def test_gradients_need_numbers() -> None:
+def test_gradients_use_dequantized_weights() -> None:
     given = draw(4, 32, 48, 96).given
     x = tokens(96, 2, torch.float32).requires_grad_()
     assert not packs(x, given)
@@ -166,7 +166,7 @@ def test_gradients_need_numbers() -> None:
         assert packs(x, given) == (packed.refusal(torch.float32) is None)
 
 
-def test_refusals_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_give_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert packed.refusal(torch.float64) == "no packed weights are for torch.float64"
     given, x = draw(8, 32, 48, 96).given, tokens(96, 1, torch.float64)
     assert not packs(x, given)

@@ -26,7 +26,7 @@ from ..shared.test_quantized_gemv import EIGHT, NUMBERS, packed
         (35, 384, 8, 128, False, True),
     ],
 )
-def test_numbers(
+def test_dequantized_weights_agree_with_the_formula(
     device: torch.device, out: int, width: int, bits: int, group: int, offsets: bool, floats: bool, dtype: torch.dtype
 ) -> None:
     rng = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def test_numbers(
         ).all()
 
 
-def test_what_torch_computes_instead(device: torch.device) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     words = torch.from_numpy(packed(np.zeros((5, 64), np.int64), 8)).to(device)
     weight = Codes(words, torch.ones(1, 5, device=device), None, 8, 64)
     assert file.refusal(weight, torch.float64) == "torch.float64 is none of bf16, fp16, fp32"

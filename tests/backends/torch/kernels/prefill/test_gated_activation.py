@@ -48,12 +48,12 @@ def test_agrees_with_float64(
     torch.testing.assert_close(apart, reference(both, **given))
 
 
-def test_what_is_unknown_is_one_sentence() -> None:
+def test_unknown_activations_are_refused() -> None:
     with pytest.raises(ValueError, match="activation 'mish' is none of identity, silu"):
         gated_activation(torch.zeros(2, 4), activation="mish")
 
 
-def test_a_unit_of_many_tokens_takes_it(device: torch.device) -> None:
+def test_gated_units_of_many_tokens_use_the_kernel(device: torch.device) -> None:
     """Beyond 64 rows, where `norm_glu` has no kernel of its own."""
     x, weight = (draw(*shape, seed=2, dtype=torch.float32, device=device) for shape in ((2, 40, 12), (14, 12)))
     norm = Norm("rms", eps=1e-5)

@@ -74,7 +74,7 @@ SHAPES = [Shape(2, 9, 4, 2, 5, 3), Shape(1, 150, 2, 1, 16, 20), Shape(1, 323, 2,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_prompt(device: torch.device, shape: Shape, dtype: torch.dtype) -> None:
+def test_scan_agrees_with_the_unrolled_sum(device: torch.device, shape: Shape, dtype: torch.dtype) -> None:
     given = case(shape, dtype, device)
     assert kernel.refusal(given.x, given.b, **shape.split) is None
     found = kernel.mamba2_scan(*given, **shape.split)
@@ -83,21 +83,21 @@ def test_a_prompt(device: torch.device, shape: Shape, dtype: torch.dtype) -> Non
         assert_close(got, want, terms=shape.seq * shape.states, inner=(3, dtype))
 
 
-def test_no_past_and_no_skip(device: torch.device) -> None:
+def test_scan_without_past_state_and_skip(device: torch.device) -> None:
     shape = Shape(2, 70, 2, 1, 4, 5)
     given = case(shape, torch.float32, device, bare=True)
     for got, want in zip(kernel.mamba2_scan(*given, **shape.split), unrolled(given, shape), strict=True):
         assert_close(got, want, terms=280)
 
 
-def test_the_op_agrees(device: torch.device) -> None:
+def test_kernel_agrees_with_the_op(device: torch.device) -> None:
     given = case(SHAPES[0], torch.float32, device)
     want = op.reference(*map(exact, given), **SHAPES[0].split)
     for got, wanted in zip(kernel.mamba2_scan(*given, **SHAPES[0].split), want, strict=True):
         assert_close(got, wanted, terms=45)
 
 
-def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
+def test_slices_of_a_projection_are_not_copied(device: torch.device) -> None:
     shape = SHAPES[0]
     given = case(shape, torch.float32, device)
     parts = [given.x, given.b, given.c, given.delta]
@@ -109,7 +109,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtype) -> None:
+def test_scan_in_parts_continues_from_the_state(device: torch.device, dtype: torch.dtype) -> None:
     shape = Shape(2, 71, 4, 2, 24, 40)
     given = case(shape, dtype, device)
     past, found = given.past, []
@@ -124,13 +124,13 @@ def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
-def test_the_reference(device: torch.device, dtype: torch.dtype) -> None:
+def test_torch_fallback_agrees_with_float64(device: torch.device, dtype: torch.dtype) -> None:
     given = case(SHAPES[0], dtype, device)
     for got, want in zip(kernel.reference(*given, **SHAPES[0].split), unrolled(given, SHAPES[0]), strict=True):
         assert_close(got, want, terms=45)
 
 
-def test_what_torch_computes_instead(device: torch.device) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     shape = Shape(1, 2, 1, 1, 257, 3)
     given = case(shape, torch.float32, device)
     reason = "a state [257, 3] is larger than [256, 128]"
@@ -143,7 +143,7 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
         assert_close(got, want, terms=2)
 
 
-def test_wrong_shapes(device: torch.device) -> None:
+def test_shapes_that_do_not_fit_are_refused(device: torch.device) -> None:
     given = case(Shape(1, 2, 2, 1, 4, 3), torch.float32, device)
     for changed, heads, words in (
         (given, 4, "do not fall into 4 heads"),
@@ -156,7 +156,7 @@ def test_wrong_shapes(device: torch.device) -> None:
                 scan(*changed, heads=heads)
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     shape = Shape(1, 3, 2, 1, 4, 3)
     given = case(shape, torch.float32, device)
     delta = given.delta.clone().requires_grad_()

@@ -59,7 +59,9 @@ SHAPES = [(2, 9, 5, 3), (1, 11, 130, 16), (1, 6, 40, 33)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "chunk"), [*zip(SHAPES, (4, 11, 5), strict=True), (SHAPES[0], 3)])
-def test_a_prompt(device: torch.device, shape: tuple[int, int, int, int], chunk: int, dtype: torch.dtype) -> None:
+def test_scan_agrees_with_the_unrolled_sum(
+    device: torch.device, shape: tuple[int, int, int, int], chunk: int, dtype: torch.dtype
+) -> None:
     given = case(shape, dtype, device)
     assert kernel.refusal(given.x, given.a) is None
     found = kernel.mamba_scan(*given, chunk=chunk)
@@ -67,19 +69,19 @@ def test_a_prompt(device: torch.device, shape: tuple[int, int, int, int], chunk:
         assert_close(got, want, terms=shape[1] * shape[3])
 
 
-def test_no_past_and_no_skip(device: torch.device) -> None:
+def test_scan_without_past_state_and_skip(device: torch.device) -> None:
     given = case((2, 7, 6, 4), torch.float32, device, bare=True)
     for got, want in zip(kernel.mamba_scan(*given, chunk=3), unrolled(given), strict=True):
         assert_close(got, want, terms=28)
 
 
-def test_the_op_agrees(device: torch.device) -> None:
+def test_kernel_agrees_with_the_op(device: torch.device) -> None:
     given = case((2, 7, 6, 4), torch.float32, device)
     for got, want in zip(kernel.mamba_scan(*given), op.reference(*map(exact, given)), strict=True):
         assert_close(got, want, terms=28)
 
 
-def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
+def test_slices_of_a_projection_are_not_copied(device: torch.device) -> None:
     given = case((2, 5, 6, 4), torch.float32, device)
     wide = torch.cat([given.b, given.c, given.x, given.delta], -1)
     b, c, x, delta = wide.split([4, 4, 6, 6], -1)
@@ -89,7 +91,7 @@ def test_slices_of_a_projection_are_read_in_place(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtype) -> None:
+def test_scan_in_parts_continues_from_the_state(device: torch.device, dtype: torch.dtype) -> None:
     given = case((2, 6, 37, 5), dtype, device)
     past = given.past
     found = []
@@ -104,13 +106,13 @@ def test_a_prompt_in_parts_is_one_prompt(device: torch.device, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, *DTYPES])
-def test_the_reference(device: torch.device, dtype: torch.dtype) -> None:
+def test_torch_fallback_agrees_with_float64(device: torch.device, dtype: torch.dtype) -> None:
     given = case((2, 9, 5, 3), dtype, device)
     for got, want in zip(kernel.reference(*given), unrolled(given), strict=True):
         assert_close(got, want, terms=27)
 
 
-def test_what_torch_computes_instead(device: torch.device) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     wide = case((1, 2, 3, 65), torch.float32, device)
     assert kernel.refusal(wide.x, wide.a) == "more than 64 states per channel"
     assert_close(kernel.mamba_scan(*wide)[0], unrolled(wide)[0], terms=130)
@@ -120,7 +122,7 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
         assert_close(got, want, terms=2)
 
 
-def test_chunks_are_many_enough_and_long_enough(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_fill_the_device_and_have_a_least_length(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     grids = []
 
     class Recorded:
@@ -136,7 +138,7 @@ def test_chunks_are_many_enough_and_long_enough(device: torch.device, monkeypatc
     assert grids == [(1, 40, 1), (1, 40, 1), (2, 40, 1), (25, 40, 1), (26, 40, 1)]
 
 
-def test_wrong_shapes(device: torch.device) -> None:
+def test_shapes_that_do_not_fit_are_refused(device: torch.device) -> None:
     given = case((1, 2, 3, 4), torch.float32, device)
     for changed, words in (
         (given._replace(x=given.x[..., :2]), "do not fit a"),
@@ -148,7 +150,7 @@ def test_wrong_shapes(device: torch.device) -> None:
                 scan(*changed)
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     given = case((1, 3, 4, 2), torch.float32, device)
     delta = given.delta.clone().requires_grad_()
     assert kernel.refusal(given.x, given.a, delta) == "a gradient is wanted"

@@ -96,7 +96,7 @@ CACHE = torch.zeros(2, 1, 4, 8)
 )
 def test_operands_that_do_not_fit_are_refused(changed: dict[str, Any], message: str) -> None:
     given = {"rows": 4, "k_cache": CACHE, "v_cache": CACHE}
-    check_operands(**given)  # type: ignore[arg-type]
+    check_operands(**given)
     with pytest.raises(ValueError, match=message):
         check_operands(**{**given, **changed})
 

@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("name", "at"), each(3, itertools.product(CASES, ((0, 1), (0, 17), (9, 2), (7, 10)))))
-def test_several_tokens_are_one_after_the_other(device: torch.device, name: str, at: tuple[int, int]) -> None:
+def test_several_tokens_attend_as_one_after_the_other(device: torch.device, name: str, at: tuple[int, int]) -> None:
     start, seq = at
     how = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in CASES[name].items()}
     q = draw(2, seq, 4, 16, seed=1, dtype=torch.float32, device=device)
@@ -45,13 +45,13 @@ def test_several_tokens_are_one_after_the_other(device: torch.device, name: str,
         torch.testing.assert_close(made[:, i], one, rtol=1e-4, atol=1e-5)
 
 
-def test_positions_that_are_not_there_are_one_sentence() -> None:
+def test_positions_outside_of_the_cache_are_refused() -> None:
     q, k = torch.zeros(1, 5, 2, 8), torch.zeros(1, 2, 12, 8)
     with pytest.raises(ValueError, match="5 tokens from position 8 on are not in a cache of 12"):
         prefill_attention(q, k, k, 8)
 
 
-def test_what_does_not_fit_is_one_sentence() -> None:
+def test_operands_that_do_not_fit_are_refused() -> None:
     q, k, at = torch.zeros(1, 5, 2, 8), torch.zeros(1, 2, 12, 8), torch.arange(5)[None]
     with pytest.raises(ValueError, match="a rolling cache takes one token at a time"):
         decode_attention(q, k, k, at, rolling=True, window=4)

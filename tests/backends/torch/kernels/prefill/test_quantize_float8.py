@@ -26,7 +26,9 @@ def nearest(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width", "group"), [(1, 100, 100), (9, 192, 64), (17, 384, 128), (3, 320, 320)])
-def test_floats(device: torch.device, rows: int, width: int, group: int, dtype: torch.dtype) -> None:
+def test_rounded_values_are_the_nearest_floats(
+    device: torch.device, rows: int, width: int, group: int, dtype: torch.dtype
+) -> None:
     rng = np.random.default_rng(0)
     drawn = rng.normal(size=(rows, width)) * 10.0 ** rng.uniform(-3, 3, (rows, width))
     drawn[0, :group] = 0  # a group of zeros
@@ -51,7 +53,7 @@ def test_floats(device: torch.device, rows: int, width: int, group: int, dtype: 
         assert (np.abs(natural[:, :width] - want) <= np.maximum(np.abs(want) / 8, 2.0**-9)).all()
 
 
-def test_rows_that_groups_do_not_divide(device: torch.device) -> None:
+def test_groups_that_do_not_divide_rows_are_refused(device: torch.device) -> None:
     for width, group in ((96, 32), (100, 64)):
         with pytest.raises(ValueError, match=rf"x \[2, {width}\] has no groups of {group}, a multiple of 64"):
             quantize_float8(torch.ones(2, width, device=device), group)
@@ -59,7 +61,7 @@ def test_rows_that_groups_do_not_divide(device: torch.device) -> None:
 
 @pytest.mark.parametrize(("width", "group"), [(256, 128), (100, 100)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products(device: torch.device, width: int, group: int, bias: bool) -> None:
+def test_linear_layers_of_float8_activations(device: torch.device, width: int, group: int, bias: bool) -> None:
     """Of more than 64 rows x is rounded, by groups of its own; of fewer it is not."""
     rng, out = np.random.default_rng(0), 21
     module: Any = QuantizedLinear(

@@ -76,7 +76,7 @@ def _attended(
         pytest.param(F32, (1, 1, 1, 30, 30, 8, 8), 9, {"first_key": 60}, id="no-key-seen"),
     ],
 )
-def test_each_query_attends_to_its_window(
+def test_window_attention_agrees_with_float64(
     dtype: torch.dtype, shape: tuple[int, ...], window: int, options: dict[str, Any], device: torch.device
 ) -> None:
     torch.manual_seed(3)
@@ -99,7 +99,7 @@ def test_each_query_attends_to_its_window(
 
 
 @pytest.mark.parametrize("keep", [0, 3])
-def test_it_is_the_op(keep: int, device: torch.device) -> None:
+def test_kernel_agrees_with_the_op(keep: int, device: torch.device) -> None:
     torch.manual_seed(4)
     heads, kv_heads, seq, d, window = 4, 2, 40, 8, 11
     q, k, v = (torch.randn(2, seq, count * d).double().numpy() for count in (heads, kv_heads, kv_heads))
@@ -111,7 +111,7 @@ def test_it_is_the_op(keep: int, device: torch.device) -> None:
     assert np.abs(mine.flatten(2).double().cpu().numpy() - y).max() < bound(F32, v, d + window)
 
 
-def test_tiles_outside_of_the_window_are_not_touched(device: torch.device) -> None:
+def test_tiles_outside_of_the_window_are_not_read(device: torch.device) -> None:
     torch.manual_seed(5)
     q, k, v = (torch.randn(1, 1, n, 16, device=device).to(B16) for n in (40, 600, 600))
     wanted = window_attention(q, k, v, 100, start=500)
@@ -120,7 +120,7 @@ def test_tiles_outside_of_the_window_are_not_touched(device: torch.device) -> No
     assert torch.equal(window_attention(q, k, v, 100, start=500), wanted)
 
 
-def test_gradients_come_from_plain_torch(device: torch.device) -> None:
+def test_gradients_are_computed_by_torch(device: torch.device) -> None:
     torch.manual_seed(7)
     q = torch.randn(1, 2, 6, 4, device=device, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(1, 1, 6, 4, device=device, dtype=torch.float64, requires_grad=True) for _ in "kv")
@@ -138,7 +138,7 @@ def test_tiles_fit_into_shared_memory() -> None:
     assert _tile(256, 4096, 2, 99 * 1024) == AttentionTile(64, 32, 4, 2)
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_refusals_give_a_reason() -> None:
     assert refusal(256, 256, B16) is None
     assert refusal(64, 64, torch.float64) == "no kernel for torch.float64"
     assert "more than registers hold" in str(refusal(256, 128, F32))

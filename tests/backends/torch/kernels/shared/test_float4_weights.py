@@ -56,7 +56,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("shape", "dtype", "form"), each(5, itertools.product(ROWS, DTYPES, FORMS)))
-def test_few_rows(device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype, form: str) -> None:
+def test_products_of_few_rows(device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype, form: str) -> None:
     rows, out, width = shape
     given, weight = drawn(form, out, width, device)
     np.testing.assert_allclose(exact(dequantize(*given.parts, bits=4, width=width)), weight, rtol=2.0**-23, atol=0)
@@ -69,7 +69,7 @@ def test_few_rows(device: torch.device, shape: tuple[int, int, int], dtype: torc
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_end_within_two_groups_of_16(device: torch.device, dtype: torch.dtype) -> None:
+def test_rows_that_end_within_a_tile(device: torch.device, dtype: torch.dtype) -> None:
     given, weight = drawn("nvfp4", 5, 208, device)  # 13 groups: half a tile is beyond the columns
     x = rounded(np.random.default_rng(1).normal(size=(2, 208)) / 16, dtype, device)
     size = np.abs(exact(x)) @ np.abs(weight).T
@@ -82,7 +82,9 @@ WIDENED = [(37, 32), (5, 352), (33, 96), (1, 160)]  # out, width
 
 
 @pytest.mark.parametrize(("shape", "dtype", "form"), each(5, itertools.product(WIDENED, DTYPES, FORMS)))
-def test_numbers(device: torch.device, shape: tuple[int, int], dtype: torch.dtype, form: str) -> None:
+def test_dequantized_weights_agree_with_the_formula(
+    device: torch.device, shape: tuple[int, int], dtype: torch.dtype, form: str
+) -> None:
     out, width = shape
     given, weight = drawn(form, out, width, device)
     unit = torch.finfo(dtype).eps  # the interpreter cuts off what a GPU rounds
@@ -91,7 +93,7 @@ def test_numbers(device: torch.device, shape: tuple[int, int], dtype: torch.dtyp
         assert made.dtype == dtype and (np.abs(exact(made) - weight) <= unit * np.abs(weight) + least).all()
 
 
-def test_the_least_power_of_two(device: torch.device) -> None:
+def test_scale_byte_0_is_the_least_power_of_two(device: torch.device) -> None:
     """The byte 0 is 2^−127, the largest of 6 of which float32 has as a number of its own."""
     words = torch.from_numpy(packed(np.full((2, 32), 7), 4)).to(device).view(torch.uint8)
     codes = Codes(words, torch.tensor([[0, 1]], dtype=torch.uint8, device=device), None, 4, 32)
@@ -102,7 +104,9 @@ def test_the_least_power_of_two(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("rows", "form", "dtype", "kind"), each(5, itertools.product((1, 17), FORMS, DTYPES, ("rms", "layer")))
 )
-def test_the_fusions(device: torch.device, rows: int, form: str, dtype: torch.dtype, kind: str) -> None:
+def test_fused_kernels_multiply_codes(
+    device: torch.device, rows: int, form: str, dtype: torch.dtype, kind: str
+) -> None:
     """Every kernel that takes codes takes these: against the same with the numbers that they stand for."""
     width, out = 96, 64
     codes, weight = drawn(form, out, width, device)
@@ -115,7 +119,7 @@ def test_the_fusions(device: torch.device, rows: int, form: str, dtype: torch.dt
     check_fusions(codes, plain, rows, dtype, kind)
 
 
-def test_wrong_operands(device: torch.device) -> None:
+def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     codes, _ = drawn("nvfp4", 5, 64, device)
     for changed, words in (
         ({"width": 320}, r"codes \[5, 64\] torch.uint8 must be uint8 \[out, 192\] for rows of 320"),

@@ -28,7 +28,7 @@ class OnCuda:
     ("found", "reason", "pdl"),
     [((7, 5), "compute capability 7.5 is older than 8.0", False), ((8, 0), None, False), ((9, 0), None, True)],
 )
-def test_a_gpu_is_judged_by_its_compute_capability(
+def test_gpus_are_refused_below_compute_capability_8(
     monkeypatch: pytest.MonkeyPatch, found: tuple[int, int], reason: str | None, pdl: bool
 ) -> None:
     monkeypatch.setattr(launch, "capability", lambda index: found)
@@ -43,7 +43,7 @@ def test_a_cpu_tensor_is_refused_outside_the_kernel_tests(monkeypatch: pytest.Mo
     assert launch.refusal(torch.empty(0)) == "Triton does not run on cpu"
 
 
-def test_a_process_that_a_test_starts_does_not_interpret_kernels(tmp_path: Path, warm: dict[str, str]) -> None:
+def test_subprocesses_do_not_interpret_kernels(tmp_path: Path, warm: dict[str, str]) -> None:
     """It inherits TRITON_INTERPRET, which only says how kernels are decorated: launchers still compute with torch."""
     ask = tmp_path / "ask.py"
     ask.write_text(f"import torch; from {launch.__name__} import refusal; print(refusal(torch.empty(0)))")

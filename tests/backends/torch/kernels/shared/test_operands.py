@@ -45,9 +45,9 @@ def test_kernels_refuse_float64_gradients_and_devices(monkeypatch: pytest.Monkey
 def test_operands_of_a_step_that_do_not_fit_are_refused(changed: dict[str, torch.Tensor], message: str) -> None:
     x, past = torch.zeros(2, 6), torch.zeros(2, 3)
     given = {"x": x, "past": past, "present": None, "width": 6, "bias": torch.zeros(6), "gate": x}
-    check_step(**given)  # type: ignore[arg-type]
+    check_step(**given)
     with pytest.raises(ValueError, match=message):
-        check_step(**{**given, **changed})  # type: ignore[arg-type]
+        check_step(**{**given, **changed})
 
 
 def test_a_slice_of_a_projection_is_not_copied() -> None:

@@ -39,7 +39,7 @@ def packed(codes: NDArray[np.int64], bits: int) -> NDArray[np.int32]:
 
 
 @pytest.mark.parametrize(("bits", "width"), [(4, 96), (4, 128), (8, 48), (8, 96), (4, 1)])
-def test_unpacking(bits: int, width: int) -> None:
+def test_unpack_is_the_inverse_of_packing(bits: int, width: int) -> None:
     codes = np.random.default_rng(0).integers(0, 1 << bits, (3, width))
     words = torch.from_numpy(packed(codes, bits))
     assert words.dtype == torch.int32
@@ -62,7 +62,7 @@ SHAPES = [  # rows, out, width, bits, group
 
 
 @pytest.mark.parametrize(("shape", "dtype", "more"), each(5, itertools.product(SHAPES, DTYPES, (False, True))))
-def test_few_rows(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype, more: bool) -> None:
+def test_products_of_few_rows(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype, more: bool) -> None:
     """Random codes, scales, and, if more, offsets and a bias."""
     rows, out, width, bits, group = shape
     rng = np.random.default_rng(0)
@@ -79,16 +79,18 @@ def test_few_rows(device: torch.device, shape: tuple[int, ...], dtype: torch.dty
 
 
 @pytest.mark.parametrize(("rows", "bits", "group", "dtype"), [(9, 8, 96, DTYPES[2]), (17, 4, 128, DTYPES[0])])
-def test_blocks_of_many_weights(device: torch.device, rows: int, bits: int, group: int, dtype: torch.dtype) -> None:
+def test_tiles_of_many_rows(device: torch.device, rows: int, bits: int, group: int, dtype: torch.dtype) -> None:
     """A device of few processors takes 256 weights to a block at once, as large devices do of many outputs."""
     assert gemv.choose_code_tile(rows, 300, 384, bits, group, dtype.itemsize).rows == 256
-    test_few_rows(device, (rows, 300, 384, bits, group), dtype, True)
+    test_products_of_few_rows(device, (rows, 300, 384, bits, group), dtype, True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, None), (8, 32), (8, None)])
 @pytest.mark.parametrize("offsets", [False, True])
-def test_dequantizing_takes_codes_to_numbers(bits: int, group: int | None, dtype: torch.dtype, offsets: bool) -> None:
+def test_dequantized_weights_are_the_nearest_of_their_group(
+    bits: int, group: int | None, dtype: torch.dtype, offsets: bool
+) -> None:
     """Quantized numbers come back within half a step, up to the rounding of scales and offsets."""
     rng, half = np.random.default_rng(0), 1 << (bits - 1)
     size = group or 192
@@ -106,7 +108,7 @@ def test_dequantizing_takes_codes_to_numbers(bits: int, group: int | None, dtype
     assert (np.abs(made - weight) <= (0.5 + 1e-3 + (1 << bits) * torch.finfo(dtype).eps) * step).all()
 
 
-def test_groups_of_one_number_and_of_zeros() -> None:
+def test_groups_of_equal_weights_and_of_zero_scales() -> None:
     words = torch.from_numpy(packed(np.array([[8] * 64, [7] * 64]), 4))
     scales = torch.tensor([[0.0, 3.0]] * 2)
     for offsets, want in ((None, -3.0), (torch.full((2, 2), 6.0), 3.0)):
@@ -122,7 +124,7 @@ def drawn(bits: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return words.to(device), rounded(rng.normal(size=(2, 5)), torch.float32, device)
 
 
-def test_the_blocks_of_gguf_are_taken_as_they_are(device: torch.device) -> None:
+def test_q4_1_blocks_of_gguf_need_no_conversion(device: torch.device) -> None:
     """q4_1 is minimum + scale · code, groups of 32."""
     rng = np.random.default_rng(0)
     codes, scale, low = rng.integers(0, 16, (6, 64)), rng.uniform(0.1, 1, (6, 2)), rng.normal(size=(6, 2))
@@ -133,7 +135,7 @@ def test_the_blocks_of_gguf_are_taken_as_they_are(device: torch.device) -> None:
     assert_close(kernel.norm_linear(x, Codes(words, scales, offsets, 4, 64)), want, terms=64)
 
 
-def test_what_torch_computes_instead(device: torch.device) -> None:
+def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     words, scales = drawn(4, device)
     weight = Codes(words, scales, None, 4, 64)
     for x, reason in (
@@ -147,7 +149,7 @@ def test_what_torch_computes_instead(device: torch.device) -> None:
     assert kernel.refusal(torch.ones(1, 64, device=device), strided) == "not all is contiguous"
 
 
-def test_wrong_operands() -> None:
+def test_operands_that_do_not_fit_are_refused() -> None:
     codes, scales = drawn(8, torch.device("cpu"))
     for changed, words in (
         ({"width": 80}, r"codes \[5, 16\] torch.int32 must be int32 \[out, 32\] for rows of 80"),
@@ -165,7 +167,7 @@ def test_wrong_operands() -> None:
         kernel.norm_linear(torch.ones(1, 32), Codes(codes, scales, None, 8, 64))
 
 
-def test_a_gradient_is_left_to_torch(device: torch.device) -> None:
+def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     words, scales = drawn(4, device)
     weight = Codes(words, scales.requires_grad_(), None, 4, 64)
     x = torch.ones(1, 64, device=device)
@@ -190,7 +192,7 @@ EIGHT = np.array([float8(code) for code in range(256)])
     ("rows", "out", "width", "group"),
     [(1, 37, 254, 254), (2, 5, 256, 128), (3, 17, 192, 32), (8, 6, 320, 64), (16, 18, 96, 96), (64, 40, 384, 128)],
 )
-def test_floats_of_eight_bits(
+def test_products_of_float8_weights(
     device: torch.device, rows: int, out: int, width: int, group: int, dtype: torch.dtype
 ) -> None:
     """Every code there is, with powers of 2 as scales, which leave only x to round."""
@@ -247,7 +249,9 @@ FUSED = [(1, 4, 32, False), (3, 8, 96, False), (33, 4, 96, False), (2, 8, 32, Tr
 
 
 @pytest.mark.parametrize(("form", "dtype", "kind"), each(5, itertools.product(FUSED, DTYPES, ("rms", "layer"))))
-def test_the_fusions(device: torch.device, form: tuple[int, int, int, bool], dtype: torch.dtype, kind: str) -> None:
+def test_fused_kernels_multiply_codes(
+    device: torch.device, form: tuple[int, int, int, bool], dtype: torch.dtype, kind: str
+) -> None:
     """Every kernel that takes weights takes codes: against the same with the numbers that they stand for."""
     rows, bits, group, floats = form
     rng, width, out = np.random.default_rng(0), 96, 64

@@ -95,8 +95,8 @@ def test_decay_rates_are_negative() -> None:
 def test_a_step_without_a_kernel_updates_states_in_place() -> None:
     state, token = torch.ones(2, 3), torch.arange(3.0).view(1, 1, 3)
     sizes = {"outputs": ((3,),), "count": 3, "block": 4}
-    y = step_in_place(None, lambda h, x: (h + x, 2 * h), (state,), (token,), **sizes, kernel=False)  # type: ignore[arg-type]
+    y = step_in_place(None, lambda h, x: (h + x, 2 * h), (state,), (token,), **sizes, kernel=False)
     assert state.tolist() == [[1, 2, 3]] * 2
     assert isinstance(y, torch.Tensor) and y.tolist() == [[[2, 2, 2]]] * 2
     with pytest.raises(ValueError, match="the states of a recurrence must be contiguous"):
-        step_in_place(None, lambda h, x: (h, x), (state.T,), (token,), **sizes)  # type: ignore[arg-type]
+        step_in_place(None, lambda h, x: (h, x), (state.T,), (token,), **sizes)

@@ -47,18 +47,18 @@ def near(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_linear_is_right_as_this_cpu_is(dtype: torch.dtype) -> None:
+def test_linear_agrees_with_float64_on_this_cpu(dtype: torch.dtype) -> None:
     near(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_refused_dtype_falls_back(dtype: torch.dtype, refuses: list[torch.dtype]) -> None:
+def test_a_refused_dtype_falls_back_to_linear(dtype: torch.dtype, refuses: list[torch.dtype]) -> None:
     near(dtype)
     times = {torch.float32: 2, torch.bfloat16: 1}  # the question, then the weight if it may be packed
     assert refuses == [dtype] * times.get(dtype, 0)
 
 
-def test_explain_says_which_way(refuses: list[torch.dtype]) -> None:
+def test_explain_reports_packed_weights_or_the_reason(refuses: list[torch.dtype]) -> None:
     assert explain_cpu(torch.float32) == "on this CPU: torch, weights packed by oneDNN"
     assert explain_cpu(torch.bfloat16) == f"on this CPU: F.linear, {REASON}"
     assert explain_cpu(torch.float16) == "on this CPU: F.linear, weights in torch.float16 are not packed"
