@@ -59,6 +59,12 @@ def test_shards_are_as_large_as_allowed_and_indexed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(load_file(tmp_path / file)[key], next(iter(tensors[key].blocks())))
 
 
+@pytest.mark.parametrize(("limit", "files"), [(16, 1), (15, 2), (1, 2)])
+def test_shard_may_be_filled_to_the_limit(limit: int, files: int, tmp_path: Path) -> None:
+    write_shards(tmp_path, {"a": tensor(np.ones(2)), "b": tensor(np.ones(2))}, limit)
+    assert len(list(tmp_path.glob("*.safetensors"))) == files
+
+
 def test_one_file_has_no_index(tmp_path: Path) -> None:
     write_shards(tmp_path, {"a": tensor(np.ones(4))})
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

@@ -38,7 +38,7 @@ def test_weights_are_counted_by_kind_and_layer(graph: Graph) -> None:
     stored = {
         "embed.weight": ((10, 8), dtypes.f16),
         "layers.0.up.weight.codes": ((6, 4), dtypes.u8),  # named after its parameter
-        "layers.0.up.weight.scales": ((6,), dtypes.f32),
+        "layers.0.up.scales": ((6,), dtypes.f32),
         "layers.0.norm.weight": ((8,), dtypes.f32),
         "rope.cos": ((5,), dtypes.f32),  # of no parameter
     }
