@@ -17,8 +17,8 @@ from weft.ir import WeftError, verify
 from weft.passes import Trace
 from weft.passes.library.target.rope_length import RopeLength
 
-from ...sampling import each
-from ..formats.gguf.gguf_models import ENCODERS, LONG, MODELS, SHORT, write_gguf
+from ....sampling import each
+from .gguf_models import ENCODERS, LONG, MODELS, SHORT, write_gguf
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -15,7 +15,7 @@ from weft.backends.runtime.text.chat import ChatTemplate
 from weft.frontends.formats.hf.tokens.files import copy_tokenizer
 from weft.ir import WeftError
 
-from ...tokenizer_files import genai_ids, genai_tokenizer
+from ....tokenizer_files import genai_ids, genai_tokenizer
 
 TEXTS = [
     "hello <tool> world",

@@ -10,7 +10,7 @@ from pathlib import Path
 from weft.frontends.models.families import FAMILIES
 from weft.frontends.models.tables.overview import tabulate_families
 
-from ...supported import page, read_errors, read_genai
+from ....supported import page, read_errors, read_genai
 
 
 def test_supported_page_is_generated(root: Path) -> None:

@@ -18,7 +18,7 @@ from weft.frontends import load_source
 from weft.frontends.formats.hf.sentence_transformers.sentence import HIDDEN
 from weft.ir.interpreter import interpret
 
-from ....e2e.images import PAIRS
+from .....e2e.images import PAIRS
 
 ROWS = np.array([[5, 9, 7, 3, 4], [8, 6, 0, 0, 0], [2, 3, 4, 0, 0]])
 WIDTH = 32
