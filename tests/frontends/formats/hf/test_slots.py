@@ -20,12 +20,10 @@ WEIGHT = RNG.standard_normal((3, 4)).astype(np.float32)
 
 def layer() -> Graph:
     """Return a graph of one linear layer, whose weight has the name of a module in transformers."""
-    graph = Graph()
+    graph = Graph("layer", MemoryReader({"model.proj.weight": WEIGHT}))
     x = graph.add_input("x", TensorType(dtypes.f32, (2, 4)))
     weight = graph.add_param("w", TensorType(dtypes.f32, (3, 4)), Source("model.proj.weight"))
-    with graph.inserting():
-        graph.set_output("y", ops.linear(x, weight))
-    graph.reader = MemoryReader({"model.proj.weight": WEIGHT})
+    graph.add_output("y", ops.linear(x, weight))
     return graph
 
 

@@ -73,5 +73,5 @@ def test_refusals(changes: dict[str, np.ndarray], message: str) -> None:
 
 def test_weights_not_stored_row_by_row_are_refused() -> None:
     arrays = {"m.weight": np.zeros((2, 4), np.int8), "m.SCB": np.ones(2, np.float32), "m.weight_format": np.uint8([1])}
-    with pytest.raises(WeftError, match="is not stored row by row: save the model with bitsandbytes 0.45"):
+    with pytest.raises(WeftError, match=r"is not stored row by row: save the model with bitsandbytes 0.45"):
         read_bnb(MemoryReader(arrays), list(arrays), {})

@@ -42,7 +42,7 @@ def test_nvfp4_scales_are_divided_by_a_scale_of_the_matrix() -> None:
     wanted = values * scales.astype(np.float32).repeat(16, 1) / 4
     np.testing.assert_array_equal(tensor.read(reader, 0, 2).reshape(2, 32), wanted)
     assert tensor.shape(reader) == (2, 32)
-    with pytest.raises(WeftError, match="there is no 'm.weight_global_scale'"):
+    with pytest.raises(WeftError, match=r"there is no 'm.weight_global_scale'"):
         read_float4(reader, "m.weight_packed", "m", ["m.weight_packed", "m.weight_scale"])
 
 
