@@ -45,7 +45,8 @@ def test_default_pipeline_caches_decoders_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "tiny", [Tiny(), Tiny(norm="layer", rope=False, alibi=True, bias="q up"), Tiny(tied=True, window=2)]
+    "tiny",
+    [Tiny(), Tiny(layers=1, norm="layer", rope=False, alibi=True, bias="q up"), Tiny(layers=1, tied=True, window=2)],
 )
 def test_the_default_pipeline_verifies(tiny: Tiny) -> None:
     after = run_passes(tiny.graph(), "default, cast{dtype=bf16}", verify=True)

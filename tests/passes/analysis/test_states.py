@@ -105,13 +105,12 @@ STACKS: list[tuple[Mixer, ...]] = [
 def test_every_chunking_equals_the_full_sequence(stack: tuple[Mixer, ...]) -> None:
     before = model(*stack)
     after = applied("kv-cache", before)
-    KvCache().check(before, after, EquivalenceCheck())
     KvCache().check(before, after, EquivalenceCheck(seed=1))
     pruned = applied("last-token-logits", after)
     LastTokenLogits().check(after, pruned, EquivalenceCheck())
     last = f"layers.{len(stack) - 1}.sum"
     assert next(n.output.shape[1] for n in pruned.nodes if n.output.name == last) == 1
-    run_passes(before, verify=True)
+    run_passes(before, verify=True)  # seed 0
 
 
 def test_state_inputs_and_outputs() -> None:

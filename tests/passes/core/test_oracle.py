@@ -55,3 +55,16 @@ def test_frequencies_of_the_published_formulas() -> None:
     np.testing.assert_allclose(found["llama3"] / plain, [share + (1 - share) / 4, 1 / 4, 1 / 4, 1 / 4])
     np.testing.assert_allclose(found["yarn"][[0, 2, 3]] / plain[[0, 2, 3]], [1, 1 / 4, 1 / 4])
     assert compute_amplitude("yarn", np.e) == pytest.approx(1.1) and compute_amplitude("linear", 8.0) == 1.0
+
+
+def test_attention_reference_with_bias_sink_and_masked_rows() -> None:
+    """Two keys with scores ln 3 and 0 after the soft cap; a sink of ln 4 takes half of the weights."""
+    q, k, v = np.array([[[1.0], [1.0]]]), np.array([[[0.0], [0.0]]]), np.array([[[8.0, 1.0], [0.0, 2.0]]])
+    bias, sinks = np.array([[[[np.log(3), 0.0], [0.0, 0.0]]]]), np.array([np.log(4)])
+    plain: dict[str, Any] = {"heads": 1, "kv_heads": 1, "causal": False, "scale": None, "value_dim": None}
+    found = attend(lambda i, j: i == 0, q, k, v, bias, None, sinks, softcap=5.0, **plain)
+    np.testing.assert_allclose(found, [[[3 / 8 * 8, 3 / 8 + 2 / 8], [0.0, 0.0]]])
+    capped = attend(lambda i, j: True, q, np.array([[[100.0], [0.0]]]), v, softcap=np.log(3), **plain)
+    np.testing.assert_allclose(capped[0, 0], [6.0, 1.25])
+    masked = attend(lambda i, j: True, q, k, v, None, np.array([[1, 0]]), softcap=None, **plain)
+    np.testing.assert_allclose(masked[0], [[8.0, 1.0], [8.0, 1.0]])

@@ -88,3 +88,28 @@ def test_readers_are_found_after_row_moves_and_not_after_outputs() -> None:
     assert find_readers(linear.output) == "%y is an output of the graph"
     assert explain_refusal(linear, 0) is None
     assert explain_refusal(softmax, 0) == "it is read by softmax (%z)"
+
+
+@pytest.mark.parametrize(
+    ("node", "moves"),
+    [
+        ("f32[3, 1, 4] = slice(%x, axis=1, start=0, stop=1)", True),
+        ("f32[3, 2, 1] = slice(%x, axis=-1, start=0, stop=1)", False),
+        ("f32[6, 4] = reshape(%x, shape=[6, 4])", True),
+        ("f32[3, 8] = reshape(%x, shape=[3, 8])", False),
+        ("f32[2, 3, 4] = transpose(%x, axes=[1, 0, 2])", True),
+        ("f32[3, 4, 2] = transpose(%x, axes=[0, 2, 1])", False),
+        ("f32[3, 1, 2, 4] = unsqueeze(%x, axes=[1])", True),
+        ("f32[3, 2, 4, 1] = unsqueeze(%x, axes=[3])", False),
+        ("f32[2, 2, 4] = gather(%x, %i, axis=0)", True),
+        ("f32[3, 2, 2] = gather(%x, %i, axis=2)", False),
+        ("f32[6, 2, 4] = concat(%x, %x, axis=0)", True),
+        ("f16[3, 2, 4] = cast(%x, to=f16)", True),
+        ("i64[3, 2, 4] = cast(%x, to=i64)", False),
+        ("f32[3, 2, 4] = exp(%x)", False),
+    ],
+)
+def test_row_moves_keep_the_last_axis(node: str, moves: bool) -> None:
+    g = parse(f"graph g {{ input %x: f32[3, 2, 4] input %i: i64[2] %y: {node} output y = %y }}")
+    (one,) = g.nodes
+    assert is_row_move(one) == moves

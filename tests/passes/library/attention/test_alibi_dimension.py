@@ -34,7 +34,7 @@ def test_slopes_become_a_dimension(name: str) -> None:
     after = applied("alibi-as-dimension", before)
     assert not any(n.operand("bias") for n in after.nodes if n.op is ops.attention) and not count(after, "alibi")
     assert worst(before, after) <= EXACT and str(applied("alibi-as-dimension", after)) == str(after)
-    run_passes(after, "default", verify=True)  # caches hold the longer keys
+    run_passes(after, "kv-cache", verify=True)  # caches hold the longer keys
 
 
 def biased(kind: str = "", dimension: bool = False) -> Graph:

@@ -14,7 +14,7 @@ from weft.passes import Trace, run_passes
 from weft.passes.core.equivalence import EXACT
 from weft.passes.edits.edit import rebuild_node
 
-from ...models import BATCH, SEQ, applied, weight, worst
+from ...models import BATCH, SEQ, Tiny, applied, weight, worst
 from ...rewrites import Rewrite, rewrites
 from ...zoo import ZOO
 
@@ -73,7 +73,7 @@ def test_rows_are_those_that_gguf_stores() -> None:
 
 
 def test_rope_layout_combines_with_other_passes() -> None:
-    before = ZOO["variant/norms of q and k"]()
+    before = Tiny(layers=1, qk_norm=True).graph()
     for pipeline in (
         f"pack-qkv, {NEIGHBOURS}, kv-cache",
         f"{NEIGHBOURS}, permute-heads{{order=[2, 1, 0, 5, 4, 3]}}, gqa-to-mha, {HALF}",
