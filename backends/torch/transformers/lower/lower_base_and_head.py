@@ -167,10 +167,11 @@ def _find_head(graph: Graph) -> tuple[Value, Node | None]:
         if Trait.ELEMENTWISE not in value.producer.op.traits:
             break
         value = get_first_operand(value.producer)
-    if value.producer is None or not isinstance(weight := value.producer.operand("weight"), Param):
+    node = value.producer
+    if node is None or node.op is not ops.linear or not isinstance(weight := node.operand("weight"), Param):
         raise WeftError(f"target transformers needs logits of a linear map; {graph.name} has others: use target torch")
     assert weight.type.rank == 2
-    return value.producer.required_operand("x"), value.producer
+    return node.required_operand("x"), node
 
 
 def _select_downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:

@@ -1,0 +1,74 @@
+"""Config fields of architectures: sizes of axes and attributes of nodes by their role."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft import Attention, Block, Decoder, GatedMLP, RMSNorm
+from weft.backends.torch.transformers.config_fields.expressions import ConfigValue
+from weft.backends.torch.transformers.config_fields.fields import Fields
+from weft.backends.torch.transformers.config_fields.size_names import (
+    SOFTCAP_DIVISION,
+    SizeNames,
+    find_attention,
+    get_attention_kind,
+    map_logit_nodes,
+)
+from weft.ir import Graph, Node
+
+from ..tiny import base_of, graph_of
+
+
+def find(graph: Graph, op: str) -> Node:
+    return next(n for n in graph.nodes if n.op.name == op)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("dense", {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4,
+                   "head_dim": 4, "intermediate_size": 48, "rms_norm_eps": 1e-6, "rope_theta": 10000}),
+        ("windows", {"sliding_window": 3, "num_attention_heads": 8}),
+        ("experts", {"num_experts": 8, "moe_intermediate_size": 16, "num_experts_per_tok": 2}),
+        ("mamba", {"mamba_intermediate_size": 32, "state_size": 4, "conv_kernel": 4, "dt_rank": 2}),
+    ],
+)  # fmt: skip
+def test_fields_have_the_names_of_transformers(name: str, expected: dict[str, float]) -> None:
+    fields = base_of(name).lowered.fields.values
+    assert {key: fields.get(key) for key in expected} == expected
+
+
+def test_sizes_and_attributes_are_expressions() -> None:
+    graph = graph_of("dense").clone()
+    names = SizeNames(graph, Fields())
+    node = find(graph, "attention")
+    assert str(names.get_size(node.required_operand("q"), -1)) == "config.num_attention_heads * config.head_dim"
+    heads = names.get_attr(node, "kv_heads")
+    assert isinstance(heads, ConfigValue) and (int(heads), str(heads)) == (4, "config.num_key_value_heads")
+    assert names.get_attr(node, "window") is None
+    assert names.get_size(node.required_operand("q"), 0) == node.required_operand("q").shape[0]
+
+
+def test_attentions_are_local_global_or_cross() -> None:
+    kinds = [get_attention_kind(n) for n in graph_of("windows").nodes if n.op.name == "attention"]
+    assert kinds == ["local", "local", "global"]
+
+
+def test_different_kinds_of_attention_have_prefixed_fields() -> None:
+    blocks = [Block(Attention(h, window=w), GatedMLP(48), RMSNorm()) for h, w in ((8, None), (4, 3))]
+    fields = Fields()
+    SizeNames(Decoder(60, 32, blocks).graph(), fields)
+    assert (fields.values["num_attention_heads"], fields.values["local_num_attention_heads"]) == (8, 4)
+
+
+def test_attention_that_reads_a_value_is_found_through_moves() -> None:
+    graph = graph_of("dense")
+    node = find(graph, "attention")
+    assert find_attention(node.required_operand("k")) == (node, "k")
+    assert find_attention(graph.outputs["logits"]) is None
+
+
+def test_soft_cap_of_logits_is_a_field() -> None:
+    graph = Decoder(60, 32, 1, Block(Attention(4), GatedMLP(48), RMSNorm()), logit_softcap=30.0).graph()
+    assert list(map_logit_nodes(graph).values()) == [SOFTCAP_DIVISION, "final_logit_softcapping"]
+    assert map_logit_nodes(graph_of("dense")) == map_logit_nodes(graph_of("encoder")) == {}

@@ -1,0 +1,59 @@
+"""Softmax attention as calls of the attention functions of transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft import MLA, MLP, Attention, Block, Decoder, GatedMLP, LightningIndex, RMSNorm, RoPE
+from weft.backends.torch.transformers.lower.attention_functions import is_batched, parenthesize
+from weft.backends.torch.transformers.lower.lower_base_and_head import LoweredModel, lower_sides
+from weft.ir import WeftError
+
+from .....lowered import forms
+from ..tiny import base_of, graph_of
+
+
+def lower_attention(attention: Attention) -> LoweredModel:
+    graph = Decoder(60, 32, 1, Block(attention, GatedMLP(48), RMSNorm())).graph()
+    return lower_sides(forms(graph, "transformers"))[0]
+
+
+def test_attention_is_called_in_the_module_of_its_projections() -> None:
+    lowered = base_of("dense").lowered
+    assert len(lowered.emitter.attentions) == 3
+    for i, (statement, record) in enumerate(lowered.emitter.attentions.items()):
+        assert statement.text == "{4}(self, {0}, {1}, {2}, {3}, scaling=self.scaling, **kwargs)"
+        assert (statement.scope, len(statement.results)) == (f"layers.{i}.attn", 2)
+        assert (record.scaling, record.causal, record.features) == ("config.head_dim ** -0.5", True, set())
+        assert record.groups == "config.num_attention_heads // config.num_key_value_heads"
+
+
+def test_keys_and_values_are_cached_before_the_attention() -> None:
+    texts = [s.text for s in base_of("dense").lowered.base.statements]
+    assert texts.count("({2}, {3}) if {0} is None else {0}.update({2}, {3}, {1}, kwargs=kwargs)") == 3
+    assert not any("update(" in s.text for s in base_of("encoder").lowered.base.statements)
+
+
+def test_soft_cap_sinks_and_window_are_keyword_arguments() -> None:
+    lowered = lower_attention(Attention(4, 2, softcap=30.0, sinks=True, window=5, scale=0.5))
+    ((statement, record),) = lowered.emitter.attentions.items()
+    assert "softcap=config.attn_logit_softcapping, s_aux={4}, sliding_window=config.sliding_window" in statement.text
+    assert record.features == {"softcap", "s_aux", "sliding_window"}
+    assert record.scaling == "config.attention_multiplier"
+    assert any("eager_scored_attention" in s.text for s in lowered.base.statements)
+
+
+def test_lightning_index_has_no_cache() -> None:
+    choosing = MLA(4, 16, 8, 8, 8, RoPE(), index=LightningIndex(2, 8, top_k=5))
+    graph = Decoder(64, 32, 1, Block(choosing, MLP(48))).graph()
+    with pytest.raises(WeftError, match="target transformers has no cache for the keys of a lightning index"):
+        lower_sides(forms(graph, "transformers"))
+
+
+def test_queries_of_the_batch_are_batched() -> None:
+    assert all(is_batched(n) for n in graph_of("dense").nodes if n.op.name == "attention")
+
+
+@pytest.mark.parametrize(("source", "operand"), [("a", "a"), ("a * b", "(a * b)"), ("(a - 1)", "(a - 1)"), (4, "4")])
+def test_operands_with_spaces_get_parentheses(source: object, operand: str) -> None:
+    assert parenthesize(source) == operand
