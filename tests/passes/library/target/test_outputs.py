@@ -16,8 +16,10 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 def test_losses_are_outputs_of_a_language_model_other_than_logits_and_caches() -> None:
-    text = "graph g { TASK input %x: f32[n] output NAME = %x output present.0.key = %x "
+    text = (
+        "graph g { TASK input %x: f32[n] output NAME = %x output present.0.key = %x "
         "output aux_loss = %x output z = %x }"
+    )
     decoder = text.replace("NAME", "logits")
     assert list_losses(parse(decoder.replace("TASK", ""))) == ["aux_loss", "z"]
     assert list_losses(parse(decoder.replace("TASK", 'meta task = "classification"'))) == []
