@@ -120,7 +120,7 @@ def test_only_scales_norms_and_biases_change(name: str, text: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "target"), by_turns(MODELS, ["ort-cpu", "onnx", "torch"]))
-def test_a_healed_folder_compiles_and_computes_what_it_means(
+def test_healed_folder_compiles_to_the_same_values(
     name: str, target: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)

@@ -172,7 +172,7 @@ def test_rounding_activations_costs_little(tmp_path: Path) -> None:
     by_turns([Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q5_0, Type.Q6_K], ["ort-cpu", "torch"]),
     ids=str,
 )
-def test_kept_blocks_compute_what_dequantized_weights_do(kind: Type, target: str, tmp_path: Path) -> None:
+def test_kept_blocks_equal_dequantized_weights(kind: Type, target: str, tmp_path: Path) -> None:
     given = {}
     if kind == Type.Q2_K:  # codes and scales of all sizes
         raw = np.random.default_rng(0).integers(0, 256, (DIM, 84), dtype=np.uint8)

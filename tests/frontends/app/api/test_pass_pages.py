@@ -29,14 +29,14 @@ def _rewritten() -> None:
 
 
 @pytest.mark.parametrize("name", LIBRARY)
-def test_the_page_says_what_the_docstring_says(name: str) -> None:
+def test_page_equals_the_docstring(name: str) -> None:
     parts = all_passes()[name].documentation()
     assert parts.condition and parts.source and parts.pipeline and parts.graph, "a part of the docstring is missing"
     assert (PAGES / f"{name}.md").read_text(encoding="utf-8") == pass_pages.render_page(all_passes()[name])
 
 
 @pytest.mark.parametrize("name", LIBRARY)
-def test_the_example_does_what_the_page_shows(name: str) -> None:
+def test_example_on_the_page_is_its_result(name: str) -> None:
     text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     before, after = BLOCK.findall(text)
     (pipeline,) = re.findall(r"^`(.*)` rewrites$", text, re.MULTILINE)
@@ -45,7 +45,7 @@ def test_the_example_does_what_the_page_shows(name: str) -> None:
     assert str(run_passes(parse(before), pipeline, verify=True)) == after == str(parse(after))
 
 
-def test_the_index_names_every_pass_under_what_it_is_for() -> None:
+def test_index_lists_every_pass_by_purpose() -> None:
     text = (PAGES / "README.md").read_text(encoding="utf-8")
     assert text == pass_pages.render_index()
     assert re.findall(r"^\| \[([\w-]+)\]\(\1\.md\)", text, re.MULTILINE) == [

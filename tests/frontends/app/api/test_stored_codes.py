@@ -79,7 +79,7 @@ def test_codes_with_minima_stay_and_cost_a_thirtieth_of_rounding(tmp_path: Path)
 @pytest.mark.parametrize(
     "weights", ["int4{group=64}", "int4{method=rtn}", "int4{method=kquant}", "int2", "int3{method=rtn}"]
 )
-def test_what_is_asked_for_explicitly_is_rounded(weights: str, tmp_path: Path) -> None:
+def test_explicit_arguments_round_stored_codes(weights: str, tmp_path: Path) -> None:
     _, after = quantized(write(tmp_path / "model.gguf", {"": Type.Q4_1}), weights)
     for name in linear_maps(after):
         recipe = after.params[name].recipe
@@ -259,7 +259,7 @@ def test_a_head_has_the_bits_that_are_asked_for(tmp_path: Path) -> None:
     assert isinstance(recipe, Quantize) and recipe.bits == 4
 
 
-def test_only_what_is_on_no_grid_is_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_values_that_no_layout_represents_are_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0, "token_embd": Type.F16, "attn_output": Type.F16})
     weft.export(source, tmp_path / "hf", dtype="f16", weights="float")
     graph = load_source(str(tmp_path / "hf")).graph
@@ -290,7 +290,7 @@ def test_a_dequantized_file_is_written_again(kind: Type, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
-def test_folders_compute_what_lies_on_grids(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_keep_representable_values(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
     kinds = {"": Type.Q4_0, "token_embd": Type.Q8_0, "ffn_down": Type.Q4_1}
     weft.export(write(tmp_path / "model.gguf", kinds), tmp_path / "hf", dtype="f16", weights="float")

@@ -129,7 +129,7 @@ def test_the_head_alone(tmp_path: Path) -> None:
     assert_close(got, interpret(graph, feeds(graph))["logits"], tolerance(graph, torch.float32))
 
 
-def test_what_is_not_stored_in_blocks_is_widened_and_told(tmp_path: Path) -> None:
+def test_unsupported_blocks_are_dequantized_with_a_note(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "model.gguf", {"": Type.Q4_0, "ffn_down": Type.F16})
     report = weft.compile(source, tmp_path / "out", target="torch", keep_blocks="all", passes="default, pack-qkv")
     name, layouts = "layers.0.ffn.down.weight", ", ".join(LAYOUTS)
@@ -178,7 +178,7 @@ def _rows_of_two(codes: torch.Tensor, *rest: Any) -> torch.Tensor:
     return dequantize_rows(codes, *rest)
 
 
-def test_what_is_trained_is_around_the_blocks(tmp_path: Path) -> None:
+def test_gradients_pass_through_blocks_to_norms(tmp_path: Path) -> None:
     """Blocks are no parameters; gradients pass through them, as through the widened weights."""
     source = write_llama(tmp_path / "model.gguf", {"": Type.Q4_1})
     module, wide = weft.torch(source, keep_blocks="all"), weft.torch(source)

@@ -102,14 +102,14 @@ def test_weights_are_stored_as_asked_and_in_shards(tiny: Path, tmp_path: Path, m
     assert len(model.generate([IDS[0]], max_tokens=3)[0].tokens) == 3
 
 
-def test_tables_and_whole_numbers_keep_their_dtypes(tmp_path: Path) -> None:
+def test_tables_and_integers_keep_their_dtypes(tmp_path: Path) -> None:
     """A table that nobody trains is not rounded with the weights."""
     weft.compile(ZOO["variant/sinusoidal"](), tmp_path / "out", target="torch", dtype="bf16", max_length=19)
     kinds = {key: t.dtype for key, t in load_file(tmp_path / "out" / "model.safetensors").items()}
     assert {kind for key, kind in kinds.items() if "positions" not in key} == {torch.bfloat16}
 
 
-def test_a_loss_is_left_out_and_said_so(tmp_path: Path) -> None:
+def test_loss_is_left_out_with_a_note(tmp_path: Path) -> None:
     report = weft.compile(
         ZOO["variant/experts with noise and a loss"](), tmp_path / "out", target="torch", max_length=19
     )
@@ -127,7 +127,7 @@ def test_a_loss_is_left_out_and_said_so(tmp_path: Path) -> None:
         ((3, None), "bias=ALiBi()", [None, None]),  # one bias for both
     ],
 )
-def test_the_manifest_tells_which_caches_roll(
+def test_manifest_lists_rolling_caches(
     windows: tuple[int | None, ...], bias: str, rolls: list[int | None], tmp_path: Path
 ) -> None:
     """Those that the module makes so."""

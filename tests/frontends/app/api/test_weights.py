@@ -218,7 +218,7 @@ def test_weights_are_rotated_for_a_text_alone(method: str, rotates: bool) -> Non
     assert ("rotate" in expand_weights(graph, f"int4{{method={method}}}")) is rotates
 
 
-def test_channels_are_scaled_for_8_bits_where_a_text_says_how() -> None:
+def test_channels_are_scaled_for_8_bits_if_a_text_is_available() -> None:
     graph = in_memory(MODELS["tied"].graph())
     graph.tokenize = lambda texts: [[1] * 999 for _ in texts]
     assert expand_weights(graph, "int8{group=64}") == ("scale-channels{bits=8, group=64}, quantize{bits=8, group=64}")
@@ -241,7 +241,7 @@ def test_unknown_words_are_refused(weights: str) -> None:
         expand_weights(in_memory(MODELS["tied"].graph()), weights)
 
 
-def test_the_command_names_what_it_takes(tmp_path: Path) -> None:
+def test_weights_option_lists_its_values(tmp_path: Path) -> None:
     line = refused("compile", "gpt2", "--weights", "int5", "-o", tmp_path / "out")
     assert "--weights 'int5' is not known; it takes int2, int3, int4, int8, fp8, mxfp4, nvfp4" in line
     assert not (tmp_path / "out").exists()

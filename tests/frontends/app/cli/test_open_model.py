@@ -70,7 +70,7 @@ def test_a_head_that_is_not_read_is_left_out_of_a_run_if_that_is_accepted(tmp_pa
     assert "passed, without: qa_outputs" in command("verify", tmp_path / "out").stdout
 
 
-def test_compiled_folders_are_told_from_sources(compiled_tiny: Path, tiny: Path, tmp_path: Path) -> None:
+def test_compiled_folders_are_found_by_their_manifest(compiled_tiny: Path, tiny: Path, tmp_path: Path) -> None:
     assert find_compiled_folder(str(compiled_tiny)) == compiled_tiny
     for source in (tiny, tmp_path, tmp_path / "gone"):
         assert find_compiled_folder(str(source)) is None

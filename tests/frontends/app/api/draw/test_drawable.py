@@ -111,7 +111,7 @@ def test_values_that_nothing_makes(tmp_path: Path) -> None:
     assert "no operation produces the output 'b'" in refused("viz", tmp_path / "m.onnx")
 
 
-def test_folders_that_are_not_whole(arch: Path, tmp_path: Path) -> None:
+def test_incomplete_folders_are_refused(arch: Path, tmp_path: Path) -> None:
     done("compile", arch, "-o", "out", "--target", "onnx")
     Path("out/model.onnx").unlink()
     assert "no model.onnx: it is incomplete" in refused("viz", "out")

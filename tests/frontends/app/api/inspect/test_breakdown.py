@@ -38,7 +38,7 @@ def test_a_layer_is_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize("preset", ["gpt2", "llama3.1-8b", "bert-base", "t5-base", "mamba-130m"])
-def test_parts_sum_to_the_whole(preset: str) -> None:
+def test_costs_of_parts_sum_to_those_of_the_model(preset: str) -> None:
     model = rewrite(load_source(preset), "fold-constants")  # what is made of weights alone costs no token anything
     told, found = inspect(model, 100), costs(model, 100, 2)
     whole = found.pop("")

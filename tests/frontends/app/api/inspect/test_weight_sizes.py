@@ -69,7 +69,7 @@ def _other(name: str) -> bool:
     return any(word in name for word in ("router", "experts", ".bias"))
 
 
-def test_what_gptq_fits_is_not_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_gptq_need_no_fitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "ids.npy", np.random.default_rng(1).integers(0, 50, (24, 32)))
     model = Model(in_memory(MODELS["tied"].graph()), "tied", "tied")
     weights = f"int4{{calibration={tmp_path / 'ids.npy'}}}"

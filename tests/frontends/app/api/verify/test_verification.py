@@ -76,7 +76,7 @@ ON_PURPOSE = ['replace-activation{to="gelu_tanh"}', "prune-layers{layers=[1]}", 
 
 
 @pytest.mark.parametrize("forgotten", ON_PURPOSE)
-def test_what_passes_change_on_purpose_is_changed_in_the_reference_too(tmp_path: Path, forgotten: str) -> None:
+def test_reference_includes_lossy_passes(tmp_path: Path, forgotten: str) -> None:
     folder = compiled(tmp_path, passes=f"{', '.join(ON_PURPOSE)}, default")
     found = verify_folder(folder, tokens=4, trust=True)
     assert found.passed and found.divergence is None

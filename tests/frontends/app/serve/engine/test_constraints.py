@@ -67,7 +67,7 @@ def test_regular_expressions_choices_and_grammars(client: openai.OpenAI) -> None
         )
 
 
-def test_a_constrained_stream_is_the_whole_answer(client: openai.OpenAI) -> None:
+def test_constrained_stream_joins_to_the_full_answer(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"structured": {"json": SCHEMA}, "seed": 5}
     with ask(client, stream=True, **options) as stream:
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)

@@ -73,7 +73,7 @@ def test_a_named_call_is_that_tool(client: openai.OpenAI) -> None:
     assert answer.finish_reason == "stop"  # as OpenAI says of a named function
 
 
-def test_tools_may_be_given_and_not_used(client: openai.OpenAI) -> None:
+def test_offered_tools_need_not_be_called(client: openai.OpenAI) -> None:
     (choice,) = ask(client, "no call", tool_choice="none").choices
     assert choice.message.content == "no call" and choice.message.tool_calls is None
     (choice,) = ask(client, "no call").choices
@@ -163,7 +163,7 @@ def test_calls_are_parsed_from_pieces_of_any_size(
     assert [(call.name, json.loads(call.arguments)) for call in found + more] == calls
 
 
-def test_grammars_of_all_formats_force_what_they_parse(folder: Path) -> None:
+def test_grammar_of_each_format_accepts_its_own_calls(folder: Path) -> None:
     from weft.frontends.app.serve.engine.constraints import Constraints
 
     constraints = Constraints(folder, 258, [257])
