@@ -18,6 +18,7 @@ ATTENTION = Attention(HEADS, KV, head_dim=HEAD, rope=RoPE())
 LOCAL = Attention(HEADS, KV, head_dim=HEAD, rope=RoPE(), window=3)
 MODELS = {
     "dense": Decoder(VOCAB, DIM, 3, Block(ATTENTION, GatedMLP(FFN), RMSNorm())),
+    "single": Decoder(VOCAB, DIM, 1, Block(ATTENTION, GatedMLP(FFN), RMSNorm())),
     "tied": Decoder(VOCAB, DIM, 2, Block(ATTENTION, GatedMLP(FFN), RMSNorm()), tie_embeddings=True),
     "windows": Decoder(VOCAB, DIM, [Block(a, GatedMLP(FFN), RMSNorm()) for a in (LOCAL, LOCAL, ATTENTION)]),
     "experts": Decoder(VOCAB, DIM, 2, Block(ATTENTION, MoE(8, 16, 2), RMSNorm())),
