@@ -55,11 +55,11 @@ def same(folder: Path, path: Path) -> bool:
         ("exaone-moe", ("attention.sliding_window_pattern", "expert_shared_feed_forward_length")),
     ],
 )
-def test_what_may_be_left_out(arch: str, keys: tuple[str, ...], written: Written) -> None:
+def test_optional_gguf_keys_have_defaults(arch: str, keys: tuple[str, ...], written: Written) -> None:
     assert same(*written(arch, without=keys))
 
 
-def test_layers_that_predict_further_tokens_are_known_to_be_of_no_use(written: Written) -> None:
+def test_gguf_layers_for_multi_token_prediction_are_ignored(written: Written) -> None:
     beyond = {f"blk.3.nextn.{n}.weight": np.zeros((2, 2), np.float32) for n in ("eh_proj", "enorm")}
     folder, path = written("glm4moe", extra=beyond, block_count=4, nextn_predict_layers=1)
     assert same(folder, path)
@@ -67,7 +67,7 @@ def test_layers_that_predict_further_tokens_are_known_to_be_of_no_use(written: W
     assert (model.unread, sorted(model.ignored)) == ([], sorted(beyond))
 
 
-def test_lists_of_layers_may_go_on_to_those_that_predict_further_tokens(written: Written) -> None:
+def test_gguf_lists_may_include_layers_for_multi_token_prediction(written: Written) -> None:
     folder, path = written(
         "qwen35",
         block_count=4,
@@ -77,13 +77,13 @@ def test_lists_of_layers_may_go_on_to_those_that_predict_further_tokens(written:
     assert same(folder, path)
 
 
-def test_an_unknown_score_of_experts_is_refused(written: Written) -> None:
+def test_unknown_gguf_gating_function_is_refused(written: Written) -> None:
     _, path = written("glm4moe", expert_gating_func=4)
     with pytest.raises(WeftError, match="expert_gating_func=4 is not supported; known are 1"):
         load_source(path)
 
 
-def test_sections_turn_the_pairs_of_glm4(written: Written) -> None:
+def test_rope_sections_of_glm4_separate_its_pairs(written: Written) -> None:
     """The converter reorders the rows of models with M-RoPE, whose pairs are halves apart."""
     _, path = written("glm4", **{"rope.dimension_sections": [2, 1, 1, 0]})
     ropes = [node.attrs["interleaved"] for node in load_source(path).graph.nodes if node.op.name == "rope"]
@@ -91,11 +91,11 @@ def test_sections_turn_the_pairs_of_glm4(written: Written) -> None:
     assert ropes
 
 
-def test_every_which_layer_attends(written: Written) -> None:
+def test_full_attention_interval_of_gguf_files(written: Written) -> None:
     assert same(*written("qwen3next", without=("attention.recurrent_layers",), full_attention_interval=2))
 
 
-def test_the_first_files_of_qwen3_next(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_gguf_layout_of_qwen3_next(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """They hold the projections of a group together, as transformers does."""
     todays = gguf_models.rearranged
 
@@ -131,20 +131,20 @@ def test_layers_of_gemma4_without_keys_share_those_of_others(written: Written) -
         load_source(path)
 
 
-def test_gemma4_takes_no_other_divisors(written: Written) -> None:
+def test_gemma4_refuses_other_frequency_divisors(written: Written) -> None:
     """A divisor of 1 turns a pair of numbers, one of 10³⁰ does not."""
     _, path = written("gemma4", extra={"rope_freqs.weight": np.array([1.0, 2.0] + [1e30] * 6, np.float32)})
     with pytest.raises(WeftError, match=r"rope_freqs\.weight has values other than 1 and 1e30"):
         load_source(path)
 
 
-def test_the_amplitude_of_yarn_may_be_said() -> None:
+def test_yarn_amplitude_may_be_stated() -> None:
     said = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "context_length": 64}
     assert read_gguf_rope(said).amplitude == pytest.approx(1 + 0.1 * np.log(4))
     assert read_gguf_rope({**said, "rope.scaling.yarn_attn_factor": 1.5}).amplitude == 1.5
 
 
-def test_chatglm_with_one_map_for_queries_keys_and_values(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chatglm_with_packed_queries_keys_and_values(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     todays = gguf_models.rearranged
 
     def packed(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -183,7 +183,7 @@ def test_experts_with_gate_and_up_in_one_tensor(arch: str, written: Written, mon
         np.testing.assert_array_equal(*pair)
 
 
-def test_t5_writes_what_its_folder_writes(save: Save, tmp_path: Path) -> None:
+def test_t5_gguf_generates_the_tokens_of_its_folder(save: Save, tmp_path: Path) -> None:
     model_type, config, metadata = MODELS["t5"][1]
     _, folder = save(model_type, "AutoModelForSeq2SeqLM", pad_token_id=0, **config)
     write_gguf(path := tmp_path / "model.gguf", folder, "t5", {}, False, metadata)
@@ -194,7 +194,7 @@ def test_t5_writes_what_its_folder_writes(save: Save, tmp_path: Path) -> None:
     assert answers[0] == answers[1] and len(answers[0]) > 0
 
 
-def test_an_encoder_pools_as_its_file_says(written: Written) -> None:
+def test_encoder_pooling_follows_its_gguf_file(written: Written) -> None:
     for number, pooling in ((2, "cls"), (4, None)):  # 4: of rerankers, whose head is not read
         model = load_source(written("bert", pooling_type=number)[1])
         assert model.graph.meta.get("pooling") == pooling

@@ -122,7 +122,7 @@ def test_frequency_factors_are_llama3_scaling(save: Any, write: Write) -> None:
         ),
     ],
 )
-def test_files_that_are_no_model(arch: str, metadata: dict[str, Any], message: str, save: Any, write: Write) -> None:
+def test_invalid_files_are_refused(arch: str, metadata: dict[str, Any], message: str, save: Any, write: Write) -> None:
     path = write(save("llama", num_key_value_heads=2)[1], arch, **metadata)
     with pytest.raises(WeftError, match=message) as caught:
         load_source(path)

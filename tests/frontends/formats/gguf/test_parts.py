@@ -66,7 +66,7 @@ def parts(whole: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("part", range(COUNT))
-def test_every_part_names_the_whole_model(part: int, whole: Path, parts: Path, tmp_path: Path) -> None:
+def test_any_part_loads_the_complete_model(part: int, whole: Path, parts: Path, tmp_path: Path) -> None:
     reader, wanted = GGUFTensors(name(parts, part)), GGUFTensors(whole)
     assert set(reader.keys()) == set(wanted.keys())
     for key in list(wanted.keys()):
@@ -84,7 +84,7 @@ def test_a_missing_part_is_named(parts: Path) -> None:
         )
 
 
-def test_parts_that_are_called_otherwise(parts: Path) -> None:
+def test_parts_with_other_names_are_refused(parts: Path) -> None:
     name(parts, 0).rename(parts / "model.gguf")
     assert "of 3 parts: rename it to NAME-00001-of-00003.gguf" in refused("inspect", parts / "model.gguf")
 

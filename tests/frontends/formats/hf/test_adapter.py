@@ -143,7 +143,7 @@ def test_merges_as_peft_does(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PARTED)
-def test_parts_what_a_model_ties(name: str, tmp_path: Path) -> None:
+def test_adapter_of_a_tied_head_unties_it(name: str, tmp_path: Path) -> None:
     base = peft.save_base(tmp_path / "base", **peft.TIED)
     want = peft.logits(peft.adapt(base, tmp_path / "adapter", **PARTED[name]))
     assert error(meaning(tmp_path / "adapter"), want) < 1e-5
@@ -222,7 +222,7 @@ def test_compiles_and_verifies(tiny: Path, tmp_path: Path) -> None:
     assert error(run(tmp_path / "torch"), want) < 1e-5
 
 
-def test_verify_sees_that_an_adapter_has_changed(tiny: Path, tmp_path: Path) -> None:
+def test_verify_notices_a_changed_adapter(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny / "adapter", tmp_path / "adapter")
     done("compile", tiny / "base", "--adapter", tmp_path / "adapter", "-o", tmp_path / "out")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -233,7 +233,7 @@ def test_verify_sees_that_an_adapter_has_changed(tiny: Path, tmp_path: Path) -> 
     assert str(tmp_path / "adapter") in refused("verify", tmp_path / "out")
 
 
-def test_every_command_takes_adapters(tiny: Path, tmp_path: Path) -> None:
+def test_every_command_accepts_adapters(tiny: Path, tmp_path: Path) -> None:
     want, given = np.load(tiny / "want.npy"), ("--adapter", tiny / "adapter")
     assert "with adapter adapter" in done("inspect", tiny / "base", *given).stdout
     done("opt", tiny / "base", *given, "-p", "pack-qkv, dce", "-o", tmp_path / "text.weft")
@@ -250,7 +250,7 @@ def test_every_command_takes_adapters(tiny: Path, tmp_path: Path) -> None:
     assert adapted["kl"] > 0.01 and original["nll"] != adapted["nll"]
 
 
-def test_adapters_are_merged_one_after_the_other(tiny: Path, tmp_path: Path) -> None:
+def test_adapters_are_merged_in_order(tiny: Path, tmp_path: Path) -> None:
     done("export", tiny / "base", "--adapter", tiny / "adapter", "-o", tmp_path / "first")
     got = meaning(tiny / "base", adapters=[tiny / "adapter", tiny / "second"])
     want = meaning(tmp_path / "first", adapters=[tiny / "second"])
@@ -261,7 +261,7 @@ def test_adapters_are_merged_one_after_the_other(tiny: Path, tmp_path: Path) -> 
     np.testing.assert_array_equal(meaning(tmp_path / "both.weft"), got)
 
 
-def test_an_adapter_beside_its_base_is_merged(tiny: Path, tmp_path: Path) -> None:
+def test_adapter_in_the_folder_of_its_base_is_merged(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny / "base", tmp_path / "model")
     for file in (tiny / "adapter").glob("adapter_*"):
         shutil.copy(file, tmp_path / "model")
@@ -271,7 +271,7 @@ def test_an_adapter_beside_its_base_is_merged(tiny: Path, tmp_path: Path) -> Non
         assert error(meaning(tmp_path / "model"), np.load(tiny / "want.npy")) < 1e-5
 
 
-def test_the_tokenizer_of_an_adapter_is_taken(tiny: Path, tmp_path: Path) -> None:
+def test_tokenizer_of_an_adapter_replaces_that_of_the_base(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny / "adapter", tmp_path / "adapter")
     shutil.copy(tiny / "base" / "tokenizer.json", tmp_path / "adapter")
     (tmp_path / "adapter" / "chat_template.jinja").write_text("{{ messages }}")
@@ -280,7 +280,7 @@ def test_the_tokenizer_of_an_adapter_is_taken(tiny: Path, tmp_path: Path) -> Non
     assert "passed" in done("verify", tmp_path / "out", "--tokens", 0).stdout
 
 
-def test_merged_weights_are_not_restored_into_those_of_the_base(tiny: Path, tmp_path: Path) -> None:
+def test_merged_weights_are_not_written_into_the_folder_of_the_base(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(weft.WeftError, match="`weft export` writes them"):
         write_folder(load_source(tiny / "adapter"), tmp_path / "out")
 
@@ -373,7 +373,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refuses_what_cannot_be_merged(name: str, tiny: Path, tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_merged_are_refused(name: str, tiny: Path, tmp_path: Path) -> None:
     told, change = REFUSED[name]
     shutil.copytree(tiny / "adapter", tmp_path / "adapter")
     change(tmp_path)
@@ -382,7 +382,7 @@ def test_refuses_what_cannot_be_merged(name: str, tiny: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_refuses_where_an_adapter_has_no_place(tiny: Path, tmp_path: Path) -> None:
+def test_sources_that_accept_no_adapter_are_refused(tiny: Path, tmp_path: Path) -> None:
     given = ("--adapter", tiny / "adapter")
     assert "--adapter needs a Hugging Face folder" in refused("inspect", "gpt2", *given)
     assert "is not an adapter" in refused("inspect", tiny / "base", "--adapter", tiny / "base")

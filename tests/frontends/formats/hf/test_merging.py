@@ -58,7 +58,7 @@ def logits(folder: Path, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", RESIZED)
-def test_the_model_has_the_tokens_of_the_adapter(name: str, tmp_path: Path) -> None:
+def test_resized_adapter_changes_the_vocabulary(name: str, tmp_path: Path) -> None:
     kind, more, config, lora = RESIZED[name]
     model = adapted(tmp_path, kind, more, config, lora)
     ids = [5, 7, 11, 56, *([61, 62, 65] if more > 0 else [])]
@@ -96,7 +96,7 @@ def renamed(adapter: Path, change: Callable[[str], str]) -> None:
         lambda key: key.replace(".self_attn.", "._orig_mod.self_attn."),
     ],
 )  # fmt: skip
-def test_names_of_wrappers_count_for_nothing(change: Callable[[str], str], tmp_path: Path) -> None:
+def test_wrapper_prefixes_in_adapter_tensors_are_ignored(change: Callable[[str], str], tmp_path: Path) -> None:
     base = peft.save_base(tmp_path / "base")
     peft.adapt(base, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["norm"])
     want = logits(tmp_path, peft.IDS)
@@ -104,7 +104,7 @@ def test_names_of_wrappers_count_for_nothing(change: Callable[[str], str], tmp_p
     assert np.array_equal(logits(tmp_path, peft.IDS), want)
 
 
-def test_refusals_name_what_an_adapter_has(tmp_path: Path) -> None:
+def test_refusals_name_the_tensors_of_the_adapter(tmp_path: Path) -> None:
     base = peft.save_base(tmp_path / "base")
     peft.adapt(base, tmp_path / "adapter", target_modules=["q_proj"], lora_bias=True)
     line = refused("inspect", base, "--adapter", tmp_path / "adapter")
@@ -114,7 +114,7 @@ def test_refusals_name_what_an_adapter_has(tmp_path: Path) -> None:
     assert "weft can merge: save it with save_pretrained" in refused("inspect", base, "--adapter", tmp_path / "named")
 
 
-def test_an_embedding_without_a_head_of_as_many_rows_is_refused(tmp_path: Path) -> None:
+def test_resized_embedding_without_a_matching_head_is_refused(tmp_path: Path) -> None:
     kind, more, config, lora = RESIZED["saved"]
     adapted(tmp_path, kind, more, config, lora)
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")

@@ -41,7 +41,7 @@ def same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> bool:
         (lambda key: key.replace("layers.1.", "layers.1._orig_mod."), "'_orig_mod.'"),
     ],
 )
-def test_names_of_wrappers_are_left_out_and_told(
+def test_wrapper_prefixes_are_removed_and_reported(
     change: Callable[[str], str], told: str, save: Any, tmp_path: Path
 ) -> None:
     folder = Path(save("llama")[1])
@@ -53,7 +53,7 @@ def test_names_of_wrappers_are_left_out_and_told(
     assert same(load_file(tmp_path / "hf" / "model.safetensors"), want)
 
 
-def test_a_name_that_only_some_tensors_have_stays(save: Any) -> None:
+def test_prefix_of_only_some_tensors_is_kept(save: Any) -> None:
     folder = Path(save("llama")[1])
     want = load_file(folder / "model.safetensors")
     save_file({**want, "module.extra": np.ones(3, np.float32)}, folder / "model.safetensors")
@@ -63,7 +63,7 @@ def test_a_name_that_only_some_tensors_have_stays(save: Any) -> None:
     assert "the same tensor exists with and without '_orig_mod.' in its name" in refused("inspect", folder)
 
 
-def test_an_index_may_leave_tensors_out(save: Any) -> None:
+def test_index_may_omit_tensors(save: Any) -> None:
     folder = Path(save("llama", shard="20KB")[1])
     want, index = contents(folder), json.loads((folder / INDEX).read_text())
     del index["weight_map"]["model.norm.weight"]
@@ -73,7 +73,7 @@ def test_an_index_may_leave_tensors_out(save: Any) -> None:
     assert same(contents(folder), want)
 
 
-def test_shards_in_a_folder_of_their_own(save: Any, tmp_path: Path) -> None:
+def test_shards_in_a_subfolder_are_read(save: Any, tmp_path: Path) -> None:
     folder = Path(save("llama", shard="20KB")[1])
     want, index = contents(folder), json.loads((folder / INDEX).read_text())
     (folder / "shards").mkdir()
@@ -105,7 +105,7 @@ def linked(folder: Path, hub: Path, name: str) -> Path:
     return repository / "snapshots" / "abc"
 
 
-def test_snapshots_of_links(save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_of_links_are_read(save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, hub = Path(save("llama")[1]), tmp_path / "hub"
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
     weft.compile(folder, tmp_path / "out")

@@ -89,14 +89,14 @@ def vectors(folder: Path, mask: Array | None = None, rows: Array = ROWS) -> tupl
     return found["sentence_embedding"], states
 
 
-def test_several_poolings_stand_in_the_order_of_their_list(bert: Path) -> None:
+def test_several_poolings_are_concatenated_in_the_order_of_the_list(bert: Path) -> None:
     chain(bert, ("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": list(MODES)[::-1]}))
     found, states = vectors(bert)
     wanted = [np.concatenate([mode(h) for mode in list(MODES.values())[::-1]]) for h in states]
     assert np.abs(found - np.stack(wanted)).max() < 1e-12
 
 
-def test_flags_of_older_configs_stand_in_an_order_of_their_own(bert: Path) -> None:
+def test_pooling_flags_of_older_configs_have_a_fixed_order(bert: Path) -> None:
     flags = {f"pooling_mode_{name}": True for name in ("weightedmean_tokens", "mean_tokens", "cls_token", "lasttoken")}
     chain(bert, ("Pooling", {"word_embedding_dimension": WIDTH, **flags, "pooling_mode_max_tokens": False}), old=True)
     found, states = vectors(bert)
@@ -178,7 +178,7 @@ def test_decoders_are_encoders_with_a_pooling(save: Any) -> None:
     assert np.abs(after[0][:-1] - states[0]).max() < 1e-12  # tokens see earlier ones only
 
 
-def test_transformers_in_a_folder_inside(bert: Path) -> None:
+def test_transformer_in_a_subfolder_is_read(bert: Path) -> None:
     chain(bert, ("Pooling", {"word_embedding_dimension": WIDTH}), old=True)
     expected, _ = vectors(bert)
     inside = bert / "0_Transformer"
@@ -191,7 +191,7 @@ def test_transformers_in_a_folder_inside(bert: Path) -> None:
     assert np.array_equal(found, expected)
 
 
-def test_what_the_folder_says_is_recorded(bert: Path, tmp_path: Path) -> None:
+def test_prompts_and_limits_are_recorded_in_the_manifest(bert: Path, tmp_path: Path) -> None:
     chain(bert, ("Pooling", {"embedding_dimension": WIDTH, "pooling_mode": "mean"}), ("Normalize", {}))
     said = {"prompts": {"query": "find: ", "passage": None}, "default_prompt_name": "query", "truncate_dim": 7}
     (bert / "config_sentence_transformers.json").write_text(json.dumps({**said, "similarity_fn_name": "dot"}))
@@ -248,7 +248,7 @@ DENSE = {"in_features": WIDTH, "out_features": 4}
         ([POOLING, ("Dense", {**DENSE, "in_features": 9})], r"2_Dense:linear\.weight \[4, 9\] does not fit"),
     ],
 )
-def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) -> None:
+def test_unsupported_modules_are_refused(modules: list[Any], message: str, bert: Path) -> None:
     chain(bert, *modules)
     refused(bert, message)
 
@@ -277,19 +277,19 @@ def test_modules_that_are_refused(modules: list[Any], message: str, bert: Path) 
         ("sentence_bert_config.json", {"processor_kwargs": {"truncation_side": "left"}}, "options truncation_side"),
     ],
 )
-def test_files_that_are_refused(file: str, said: Any, message: str, bert: Path) -> None:
+def test_invalid_files_are_refused(file: str, said: Any, message: str, bert: Path) -> None:
     chain(bert, POOLING)
     (bert / file).write_text(json.dumps(said))
     refused(bert, message)
 
 
-def test_transformers_that_are_refused(save: Any) -> None:
+def test_unsupported_transformers_are_refused(save: Any) -> None:
     folder = Path(save("bart", "AutoModel", d_model=WIDTH, encoder_layers=1, decoder_layers=1)[1])
     chain(folder, POOLING)
     refused(folder, "a bart model is not supported as its Transformer")
 
 
-def test_features_that_are_refused(bert: Path, tmp_path: Path) -> None:
+def test_unsupported_features_are_refused(bert: Path, tmp_path: Path) -> None:
     """Models without features, those whose features a batch changes, and images before modules."""
     clip, siglip = (PAIRS[name].save(tmp_path / name) and tmp_path / name for name in ("clip", "siglip"))
     for folder in (bert, clip, siglip):
@@ -305,7 +305,7 @@ def test_features_that_are_refused(bert: Path, tmp_path: Path) -> None:
     refused(clip, r"config\.json: text_config=\[3\] is not a mapping")
 
 
-def test_tables_of_vectors(tmp_path: Path) -> None:
+def test_static_embedding_tables_are_read(tmp_path: Path) -> None:
     """Those of model2vec may have a weight for each token; the tokenizer may cut texts."""
     rng, path = np.random.default_rng(5), tmp_path / "model.safetensors"
     tensors = {"embeddings": rng.standard_normal((10, 6)), "weights": rng.random(10)}
@@ -338,13 +338,13 @@ def test_tables_of_vectors(tmp_path: Path) -> None:
         ("bert", 4, "start=4 must be at most"),
     ],
 )
-def test_layers_that_are_refused(family: str, start: int, message: str, save: Any) -> None:
+def test_unsupported_layer_poolings_are_refused(family: str, start: int, message: str, save: Any) -> None:
     folder = Path(save(family, "AutoModel", output_hidden_states=True)[1])
     chain(folder, ("WeightedLayerPooling", {"layer_start": start}), POOLING)
     refused(folder, message)
 
 
-def test_code_pools_prompts_that_stand_before_layers(save: Any, tmp_path: Path) -> None:
+def test_generated_code_refuses_layer_pooling_without_prompts(save: Any, tmp_path: Path) -> None:
     folder = Path(save("bert", "AutoModel", output_hidden_states=True)[1])
     chain(folder, ("WeightedLayerPooling", {"layer_start": 1}), (POOLING[0], {**POOLING[1], "include_prompt": False}))
     with pytest.raises(WeftError, match="which include_prompt=false forbids: choose another target, or `weft export`"):
@@ -376,7 +376,7 @@ def refused(folder: Path, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_keys_that_nothing_reads_are_named_by_their_file(bert: Path) -> None:
+def test_unread_keys_are_reported_with_their_file(bert: Path) -> None:
     pooling = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
     dense = {"in_features": WIDTH, "out_features": 4, "bias": True}
     chain(bert, ("Dropout", {"dropout": 0.5}), ("Pooling", pooling), ("Dense", dense))

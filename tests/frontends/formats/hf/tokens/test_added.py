@@ -118,7 +118,7 @@ def test_tokens_get_the_ids_that_transformers_gives_them(name: str, plain: Path,
             assert genai_ids(genai, text) == wanted
 
 
-def test_files_that_say_nothing_more_stay_as_they_are(plain: Path, tmp_path: Path) -> None:
+def test_tokenizer_files_without_additions_are_copied_unchanged(plain: Path, tmp_path: Path) -> None:
     copy_tokenizer(plain, tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / name).read_bytes() == (plain / name).read_bytes()
@@ -132,7 +132,7 @@ def test_files_that_say_nothing_more_stay_as_they_are(plain: Path, tmp_path: Pat
         ({"config": {"additional_special_tokens": ["<a>"]}, "stored": {"model": {}}}, "not a readable tokenizer"),
     ],
 )
-def test_unsound_tokens_are_refused(case: dict[str, Any], words: str, plain: Path, tmp_path: Path) -> None:
+def test_invalid_tokens_are_refused(case: dict[str, Any], words: str, plain: Path, tmp_path: Path) -> None:
     with pytest.raises(WeftError, match=words):
         copy_tokenizer(edited(plain, tmp_path / "source", case), tmp_path)
 
@@ -182,7 +182,7 @@ def test_chats_render_as_in_transformers(place: str, plain: Path, tmp_path: Path
     assert "hello" in genai_tokenizer(out).apply_chat_template(chat, add_generation_prompt=False)
 
 
-def test_the_template_of_a_processor_counts_where_there_is_no_other(plain: Path, tmp_path: Path) -> None:
+def test_chat_template_of_a_processor_is_the_fallback(plain: Path, tmp_path: Path) -> None:
     source = edited(plain, tmp_path / "source", {})
     (source / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     copy_tokenizer(source, tmp_path)
@@ -199,7 +199,7 @@ def test_templates_without_a_default_are_refused(plain: Path, tmp_path: Path) ->
         copy_tokenizer(source, tmp_path)
 
 
-def test_folders_without_a_tokenizer_config_open_without_a_question(save: Any, plain: Path, tmp_path: Path) -> None:
+def test_tokenizer_without_a_config_loads_in_transformers(save: Any, plain: Path, tmp_path: Path) -> None:
     folder = Path(save("llama", vocab_size=300)[1])
     (folder / "tokenizer.json").write_bytes((plain / "tokenizer.json").read_bytes())
     wanted = Tokenizer.from_file(str(plain / "tokenizer.json")).encode("hello </s>").ids
@@ -220,7 +220,7 @@ def test_older_tokenizers_are_refused_with_a_remedy(name: str, save: Any, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_bert_lowers_case_as_its_config_says(tmp_path: Path) -> None:
+def test_bert_lower_cases_by_its_config(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A"]
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
@@ -233,7 +233,7 @@ def test_bert_lowers_case_as_its_config_says(tmp_path: Path) -> None:
     assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a A").ids == wanted == [5, 6]
 
 
-def test_ids_beyond_any_table_are_refused(plain: Path, tmp_path: Path) -> None:
+def test_token_ids_above_the_limit_are_refused(plain: Path, tmp_path: Path) -> None:
     """The library takes gigabytes to write them."""
     stored = json.loads((plain / "tokenizer.json").read_text())
     stored["model"]["vocab"]["h"] = 1 << 31
