@@ -40,7 +40,7 @@ def test_model_input_has_a_line_to_the_first_reader_that_uses_its_elements() -> 
     assert wiring.notes == {1: ["ids"], 3: ["ids"]}
 
 
-def test_exits_beside_the_stream_can_become_unwired_results() -> None:
+def test_exits_next_to_the_stream_can_become_unwired_results() -> None:
     parts = [part("table"), part("a", "x", weight=9), part("b", "a", "table"), part("c", "b", "table")]
     wiring = wire_parts(parts, ["x"], ["c", "table"])
     assert find_exits(parts, wiring) == [0]

@@ -25,7 +25,7 @@ def is_centred(shown: Page, key: str) -> bool:
     return max(apart) < 2
 
 
-def test_a_part_of_a_folded_layer_is_found_opened_and_centred(visit: Visit) -> None:
+def test_match_in_a_folded_layer_is_opened_and_centred(visit: Visit) -> None:
     shown = visit(of_preset("deepseek-v3"))
     shown.keyboard.press("/")
     shown.keyboard.type("layers.17.attn.kv_norm")

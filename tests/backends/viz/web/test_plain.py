@@ -38,7 +38,7 @@ def describe_operations(graph: Graph) -> dict[str, Any]:
     "source",
     each(2, ["gpt3-175b", "deepseek-v3", "t5-base", "mamba-130m", "shared_layers.py", "local_global.py", "hybrid.py"]),
 )
-def test_every_operation_reads_what_it_reads_in_the_graph(source: str, visit: Callable[[str], Page]) -> None:
+def test_every_operation_has_the_operands_of_the_graph(source: str, visit: Callable[[str], Page]) -> None:
     name = str(EXAMPLES / source) if source.endswith(".py") else source
     theirs: dict[str, Any] = visit(of_preset(name)).evaluate(OPS)
     ours = describe_operations(model_of(name).graph)
