@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 
 from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
-from weft.ir.op import Case, OpCall
+from weft.ir.op import Case, OpCall, Trait
 from weft.ir.testing import build_node_graph, expand_bodies
 from weft.ir.text.parser import parse
 from weft.ir.types import TensorType, dtypes, sizes
+
+from .fused.test_norm_linear import ORACLES as NORM_LINEAR
+from .test_activation import ORACLES as ACTIVATION
+from .test_elementwise import ORACLES as ELEMENTWISE
+from .test_latent import ORACLES as LATENT
+from .test_norm import ORACLES as NORM
+from .test_products import ORACLES as PRODUCTS
+from .test_reduce import ORACLES as REDUCE
+from .test_signals import ORACLES as SIGNALS
+from .test_tensor import ORACLES as TENSOR
 
 assert ops  # importing the package fills the registry
 CASES = [pytest.param(op, case, id=f"{op.name}-{i}") for op in OPS.values() for i, case in enumerate(op.cases)]
@@ -46,7 +56,7 @@ def test_record_is_complete(name: str) -> None:
     assert getattr(ops, name) is op
 
 
-def test_an_application_has_operands_and_attributes_by_name() -> None:
+def test_op_call_has_operands_and_attributes_by_name() -> None:
     one, two = TensorType(dtypes.f32, (1,)), TensorType(dtypes.f32, (2,))
     norm = OpCall(OPS["layer_norm"], [one, None, two], {"eps": 0.5})
     assert (norm.x, norm.weight, norm.bias, norm.eps) == (one, None, two, 0.5)
@@ -89,7 +99,7 @@ def test_cost_is_a_number(op: Op, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("op", "case"), CASES)
-def test_states_are_what_a_call_takes_and_makes(op: Op, case: Case) -> None:
+def test_states_match_past_operands_and_present_outputs(op: Op, case: Case) -> None:
     """Of every op: whatever it declares to keep, and nothing else, is called past and present."""
     (node,) = build_node_graph(op, case)[0].nodes
     specs = op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
@@ -131,7 +141,7 @@ def test_body_is_the_reference(op: Op, case: Case) -> None:
 
 
 @pytest.mark.parametrize("op", [OPS[n] for n in sorted(set(OPS) - PRIMITIVES)], ids=lambda op: op.name)
-def test_bodies_bake_no_size_in(op: Op) -> None:
+def test_bodies_work_with_named_batch_and_sequence_axes(op: Op) -> None:
     """With the batch and sequence axes of activations named, bodies give the same numbers."""
     for case in op.cases:
         graph, feeds = build_node_graph(op, case)
@@ -190,3 +200,27 @@ def with_named_axes(op: Op, case: Case) -> Graph:
     for i, value in enumerate(op.emit(*operands, **case.attrs)):
         graph.add_output(f"y{i}", value)
     return graph
+
+
+ORACLES = {*ELEMENTWISE, *ACTIVATION, *NORM, *NORM_LINEAR, *PRODUCTS, *SIGNALS, *REDUCE, *TENSOR, *LATENT}
+# The tests of these ops compare them with papers, torch or transformers in other ways.
+ELSEWHERE = {
+    *("glu", "pack", "add_norm", "attention", "rope", "relative_position_bias", "alibi", "relative_attention", "route"),
+    *("block_sparse_attention", "lightning_index"),
+    *(
+        "limit_capacity",
+        "expert_choice",
+        "load_balance_loss",
+        "moe",
+        "linear_attention",
+        "causal_conv",
+        "choose_tokens",
+    ),
+    *("selective_scan", "ssd", "gated_linear_attention", "gated_delta_rule", "scan"),
+}
+
+
+def test_every_op_has_an_independent_oracle() -> None:
+    """Fused ops are their bodies; tests of kernels compare them with the code that is written for these."""
+    fused = {name for name, op in OPS.items() if Trait.FUSED in op.traits}
+    assert (ORACLES | ELSEWHERE) - fused == set(OPS) - fused
