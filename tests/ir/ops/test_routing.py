@@ -278,33 +278,3 @@ def test_hierarchical() -> None:
                 chosen = g in kept and e == int(inside.argmax())
                 weight = math.exp(outer[b, s, g]) / total if chosen else 0
                 assert math.isclose(found[b, s, g * members + e], weight, rel_tol=1e-12)
-
-
-def test_moe_formula() -> None:
-    up, down = RNG.standard_normal((EXPERTS, HIDDEN, WIDTH)), RNG.standard_normal((EXPERTS, WIDTH, HIDDEN))
-    combine = ops.route.reference(LOGITS, k=K)
-    found = ops.moe.reference(X, combine, up, down, activation="gelu")
-    wanted = torch.zeros(B, S, WIDTH, dtype=torch.float64)
-    for e in range(EXPERTS):
-        y = F.gelu(torch.from_numpy(X) @ torch.from_numpy(up[e]).T) @ torch.from_numpy(down[e]).T
-        wanted += torch.from_numpy(combine[..., e, None]) * y
-    np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-13)
-
-
-def test_active_experts_are_what_costs() -> None:
-    graph = Graph()
-    shapes = {
-        "x": (4, WIDTH),
-        "combine": (4, EXPERTS),
-        "up": (EXPERTS, HIDDEN, WIDTH),
-        "down": (EXPERTS, WIDTH, HIDDEN),
-    }
-    values = [graph.add_input(n, TensorType(dtypes.f32, s)) for n, s in shapes.items()]
-    for active, experts in ((2, 2), (None, EXPERTS)):
-        node = ops.moe(*values, activation="relu", active=active).producer
-        assert node is not None
-        cost = node.op.node_cost(node)
-        assert cost.flops == 4 * experts * HIDDEN * WIDTH * 4
-        # Four tokens reach at most four times as many experts as one; each has two matrices.
-        used = min(4 * experts, EXPERTS)
-        assert cost.read == 4 * (4 * WIDTH + 4 * EXPERTS + used * 2 * HIDDEN * WIDTH)

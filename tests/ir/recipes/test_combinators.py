@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from weft.ir.recipes import frequencies as fq
 from weft.ir.recipes import matrices as mx
 from weft.ir.recipes.blocks import Kept
 from weft.ir.recipes.cache_scales import FittedScales, HeadScales
-from weft.ir.recipes.readers import SpilledTensors
 from weft.ir.recipes.recipe import REGISTRY
 from weft.ir.recipes.spelling import spell_recipe
 from weft.ir.types import dtypes
@@ -270,23 +267,3 @@ def test_params_take_recipes_of_strings() -> None:
     graph.add_param("w", TensorType(dtypes.f32, (12, 5)), r.Source('odd "key"\\ ünïcode'))
     assert json.dumps('odd "key"\\ ünïcode') in str(graph)
     assert parse(str(graph)) == graph
-
-
-def test_overlay_adds_computed_tensors() -> None:
-    overlay = SpilledTensors(ARCHIVE)
-    overlay.put("new", A.astype(np.float64))
-    overlay.put("number", np.array(2.5, np.float32))
-    overlay.put("b", B + 1)
-    np.testing.assert_array_equal(r.Slice(r.Source("new"), 0, 2, 9).evaluate(overlay), A[2:9].astype(np.float64))
-    np.testing.assert_array_equal(b.evaluate(overlay), B + 1)
-    np.testing.assert_array_equal(a.evaluate(overlay), A)
-    assert r.Source("number").evaluate(overlay) == 2.5
-    assert (overlay.dtype("new"), overlay.dtype("half")) == (dtypes.f64, dtypes.f16)
-    assert overlay.computed_keys == ("new", "number", "b")
-    assert set(overlay.keys()) == {*ARCHIVE.keys(), "new", "number"}
-
-
-def test_overlay_without_a_place_to_spill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(WeftError, match=r"cannot create a temporary file in .*: No such file"):
-        SpilledTensors(ARCHIVE)

@@ -5,8 +5,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from weft.ir import WeftError
-from weft.ir.types import TensorType, dtypes
-from weft.ir.types.sizes import sym
+from weft.ir.types import dtypes
 
 DENSE = [t for t in dtypes.ALL.values() if not t.is_block]
 BLOCK = [t for t in dtypes.ALL.values() if t.is_block]
@@ -56,21 +55,3 @@ def test_blocks_are_those_of_gguf(dtype: dtypes.DType) -> None:
     assert dtype.bytes_for(3 * dtype.block) == 3 * dtype.block_bytes
     with pytest.raises(WeftError, match="block-quantized"):
         _ = dtype.numpy
-
-
-def test_packed_bytes() -> None:
-    assert dtypes.i4.bytes_for(5) == 3
-    assert TensorType(dtypes.u4, (3, 4)).bytes == 6
-    assert str(TensorType(dtypes.f16, (sym("batch"), 8)).bytes) == "16*batch"
-    assert str(TensorType(dtypes.i4, (sym("seq"),)).bytes) == "floordiv(4*seq, 8)"
-
-
-def test_tensor_type() -> None:
-    t = TensorType(dtypes.f32, (sym("batch"), 4))
-    assert str(t) == "f32[batch, 4]"
-    assert t.rank == 2
-    assert t.elements == 4 * sym("batch")
-    assert t.with_dtype(dtypes.f16).with_shape(3) == TensorType(dtypes.f16, (3,))
-    assert t.concrete({"batch": 2}) == (2, 4)
-    with pytest.raises(WeftError, match="needs a value for batch"):
-        t.concrete({})
