@@ -130,7 +130,7 @@ def test_evaluates(recipe: r.Recipe, whole: np.ndarray) -> None:
 
 
 @ALL
-def test_slices_are_the_whole(recipe: r.Recipe, whole: np.ndarray) -> None:
+def test_slices_and_blocks_equal_rows_of_the_full_tensor(recipe: r.Recipe, whole: np.ndarray) -> None:
     shape = recipe.shape(ARCHIVE)
     full = recipe.evaluate(ARCHIVE)
     for elements in (1, 7, 40, 10**6):
@@ -160,11 +160,11 @@ def test_text_round_trips(recipe: r.Recipe, whole: np.ndarray) -> None:
     assert hash(parse(text).params["w"].recipe) == hash(recipe)
 
 
-def test_every_recipe_is_tried() -> None:
+def test_every_recipe_has_a_case() -> None:
     def names(recipe: r.Recipe) -> set[str]:
         return {recipe.name}.union(*map(names, recipe.parts))
 
-    # In test_blocks.py, test_rounding.py, test_floats4.py, test_grids.py and test_k_quants.py.
+    # Their tests are in the folder blocks.
     elsewhere = {
         "stored",
         "as_stored",
@@ -229,7 +229,7 @@ def test_uniform_numbers_fill_their_range() -> None:
     assert abs(UNIFORM.mean() - 0.5) < 0.02 and len(np.unique(UNIFORM[:, 0])) > 0.99 * len(UNIFORM)
 
 
-def test_sources_in_order() -> None:
+def test_sources_are_listed_in_order_of_use() -> None:
     assert list(r.Concat((a, r.Scale(b, v), a)).sources()) == ["a", "b", "v", "a"]
     assert list(r.Full(0.0, (2,)).sources()) == []
 
@@ -256,7 +256,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize(("message", "recipe"), MISFITS.items(), ids=lambda x: getattr(x, "name", ""))
-def test_misfits_are_told(message: str, recipe: r.Recipe) -> None:
+def test_shapes_that_do_not_fit_are_refused(message: str, recipe: r.Recipe) -> None:
     with pytest.raises(WeftError) as e:
         recipe.evaluate(ARCHIVE)
     assert str(e.value).startswith(message)

@@ -58,7 +58,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", [*FINE, *WHOLE])
 @pytest.mark.parametrize("elements", [1, 2 * WIDTH, 1000])
-def test_a_stream_is_the_whole(name: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_blocks_equal_the_full_tensor(name: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "BLOCK_ELEMENTS", elements)
     monkeypatch.setattr(base, "BLOCK_ELEMENTS", elements)
     recipe = (FINE | WHOLE)[name]
@@ -70,7 +70,7 @@ def test_a_stream_is_the_whole(name: str, elements: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_rows(name: str) -> None:
+def test_selected_rows_equal_rows_of_the_full_tensor(name: str) -> None:
     recipe = FINE[name]
     whole = recipe.evaluate(ARCHIVE)
     for i, expected in enumerate(whole):
@@ -82,7 +82,7 @@ def test_rows(name: str) -> None:
             np.testing.assert_array_equal(part.evaluate(ARCHIVE), expected)
 
 
-def test_every_source_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_read_every_source_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "BLOCK_ELEMENTS", 2 * WIDTH)
     monkeypatch.setattr(base, "BLOCK_ELEMENTS", 2 * WIDTH)
     read = 0

@@ -52,9 +52,7 @@ def test_altered_missing_and_foreign_files_are_found(folder: Path) -> None:
     (folder / "mine").mkdir()
     assert find_altered(folder) == ["a.txt"]
     assert find_unlisted(folder) == ["mine/", "notes.md"]
-    with pytest.raises(
-        WeftError, match=r"a\.txt was modified after compilation \(and 1 more files\); compile it again"
-    ):
+    with pytest.raises(WeftError, match=r"a\.txt was modified .* \(and 1 more files\); compile it again"):
         check_contents(folder)
 
 
@@ -77,7 +75,7 @@ def test_removal_keeps_foreign_files_and_then_the_manifest(folder: Path) -> None
 def test_folders_without_a_manifest_cannot_be_checked(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / MANIFEST).write_text('{"files": {"../a": ""}, "weft": "1"}')  # outside of the folder: not a listing
-    assert find_unlisted(tmp_path) == ["a.txt", MANIFEST] or find_unlisted(tmp_path) == ["a.txt"]
+    assert find_unlisted(tmp_path) == ["a.txt", MANIFEST]
     assert find_altered(tmp_path) == []
     with pytest.raises(WeftError, match=r"has no weft\.json or provenance\.json with checksums"):
         check_contents(tmp_path)
