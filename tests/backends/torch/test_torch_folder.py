@@ -27,12 +27,18 @@ def folder_of(graph: Graph, dtype: str = "f32", **options: Any) -> tuple[TorchFo
     return TorchFolder(forms(graph, "torch", chosen), dtype, chosen, notes), notes
 
 
-def test_manifest_lists_outputs_and_caches() -> None:
+def test_folder_has_outputs_caches_code_and_weights(tmp_path: Path) -> None:
     built, notes = folder_of(graph_of())
     assert built.facts["outputs"] == ["logits"] and notes == [] and built.idle == {}
     shapes = [p.type.concrete({}) for p in graph_of().params.values() if not p.recipe.is_constant]
     weights = sum(map(math.prod, shapes))
     assert built.weight_bytes == 4 * weights
+    written: list[int] = []
+    built.write(tmp_path, written.append)
+    assert {"model.py", "load.py", "sampling.py", "generate.py", "model.safetensors"} <= {
+        p.name for p in tmp_path.iterdir()
+    }
+    assert sum(written) == built.weight_bytes
 
 
 def test_window_caches_roll() -> None:
@@ -51,13 +57,3 @@ def test_quantized_weights_are_counted_and_fastest_in_bf16() -> None:
     built, notes = folder_of(graph)
     assert sum(built.facts["blocks"].values()) > 0 and notes == [BF16_NOTE]
     assert folder_of(graph, "bf16")[1] == []
-
-
-def test_writes_code_and_weights(tmp_path: Path) -> None:
-    built, _ = folder_of(graph_of())
-    written: list[int] = []
-    built.write(tmp_path, written.append)
-    assert {"model.py", "load.py", "sampling.py", "generate.py", "model.safetensors"} <= {
-        p.name for p in tmp_path.iterdir()
-    }
-    assert sum(written) == built.weight_bytes
