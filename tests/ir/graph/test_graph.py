@@ -86,7 +86,7 @@ def test_replace_by_an_input_keeps_its_name() -> None:
     verify(graph)
 
 
-def test_erase_refuses_what_is_read() -> None:
+def test_erase_refuses_nodes_with_users() -> None:
     graph, nodes = chain(2)
     for node in nodes:
         with pytest.raises(ValueError, match="still in use"):
@@ -138,7 +138,7 @@ def test_insertion_takes_over_the_scope() -> None:
     assert graph.insertion_scope == ""
 
 
-def test_outputs_know_their_values_whatever_is_done_to_them() -> None:
+def test_names_of_outputs_follow_every_edit() -> None:
     graph, (first, last) = chain(2)
     graph.add_output("z", last.output)
     graph.outputs["y"] = first.output  # keeps its place
@@ -154,7 +154,7 @@ def test_outputs_know_their_values_whatever_is_done_to_them() -> None:
     graph.erase(first)
 
 
-def test_walk_sees_what_is_inserted_behind() -> None:
+def test_iteration_visits_nodes_inserted_after_the_current_one() -> None:
     graph, _ = chain(3)
     seen = []
     for node in graph.nodes:
@@ -276,7 +276,7 @@ def test_equality_is_of_the_text() -> None:
     assert len({chain(2)[0], chain(2)[0]}) == 2
 
 
-def test_the_first_of_some_nodes() -> None:
+def test_find_first_returns_the_earliest_node() -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType(dtypes.f32, (2,)))
     for _ in range(6):

@@ -53,7 +53,7 @@ def test_copies_and_pickles() -> None:
     assert step == copy.copy(step) == copy.deepcopy(step) == pickle.loads(pickle.dumps(step))
 
 
-def test_what_nobody_reads_and_scopes_do_not_count() -> None:
+def test_equality_ignores_unused_values_and_scopes() -> None:
     graph = Graph("any")
     h = graph.add_input("h", TensorType(dtypes.f32, (BATCH, 4)))
     x = graph.add_input("layer.x", TensorType(dtypes.f32, (BATCH, 4)))
@@ -91,7 +91,7 @@ def test_refusals(old: str, new: str, message: str) -> None:
         parse_step(STEP.replace(old, new))
 
 
-def test_text_behind_a_step_is_refused() -> None:
+def test_text_after_a_step_is_refused() -> None:
     with pytest.raises(WeftError, match="unexpected text after the step"):
         parse_step(STEP + " %x")
 

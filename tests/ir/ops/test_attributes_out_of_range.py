@@ -26,7 +26,7 @@ GRAPH = """graph g {{
         ("f32[3, 4, 8]", f"slice(%x, axis=2, start=0, stop=1{'0' * 400})"),
     ],
 )
-def test_they_are_refused(type: str, call: str) -> None:
+def test_attributes_out_of_range_are_refused(type: str, call: str) -> None:
     parse(GRAPH.format(type=type, call="rope(%x, %positions, %f, heads=2)"))  # it is sound but for that
     with pytest.raises(WeftError, match=rf":5:.*({call.partition('(')[0]}: |a number of 401 characters)"):
         parse(GRAPH.format(type=type, call=call))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -84,7 +86,7 @@ def test_emitted_codes_equal_those_of_numpy(width: int, rng: np.random.Generator
         (4, {}, "codes of 4 bits need heads of an even size"),
     ],
 )
-def test_settings_of_quantized_caches_that_do_not_fit(bits: int | None, changes: dict, message: str) -> None:  # type: ignore[type-arg]  # of several types
+def test_settings_of_quantized_caches_that_do_not_fit(bits: int | None, changes: dict[str, Any], message: str) -> None:
     x = TensorType(dtypes.f32, (2, 4, 6))
     scales = {"k_scale": x.with_shape(*changes.get("k_scale", (1,))), "v_scale": x.with_shape(6)}
     with pytest.raises(WeftError, match=message):

@@ -44,7 +44,7 @@ def rotary_attention(
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_rotation_and_attention(causal: bool, interleaved: bool) -> None:
+def test_rotary_attention_equals_rope_then_attention(causal: bool, interleaved: bool) -> None:
     q, k = (turned(x, n, interleaved, 1.2) for x, n in ((Q, HEADS), (K, KV)))
     v = torch.from_numpy(V).unflatten(-1, (KV, D)).transpose(1, 2)
     wanted = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3, enable_gqa=True)
@@ -53,7 +53,7 @@ def test_it_is_rotation_and_attention(causal: bool, interleaved: bool) -> None:
 
 
 @pytest.mark.parametrize("pieces", [(11,), (1,) * 11, (4, 1, 6)], ids=str)
-def test_caches_hold_turned_keys(pieces: tuple[int, ...]) -> None:
+def test_caches_hold_rotated_keys(pieces: tuple[int, ...]) -> None:
     attrs: dict[str, Any] = {"causal": True, "window": 4, "interleaved": False, "amplitude": 1.0}
     whole = rotary_attention(Q, K, V, np.tile(np.arange(S), (B, 1)), **attrs)
     past = [np.full((B, KV, 13, D), 7.0) for _ in "kv"]

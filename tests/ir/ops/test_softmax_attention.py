@@ -64,7 +64,7 @@ def test_cross_attention_bias_mask_and_scale() -> None:
     np.testing.assert_allclose(found, sdpa(q, k, v, 4, 2, attn_mask=added, scale=0.3), rtol=1e-11, atol=1e-13)
 
 
-def test_a_row_that_sees_nothing_is_zero() -> None:
+def test_query_without_visible_keys_is_zero() -> None:
     q = draw(1, 3, D)
     found = attend(q, q, q, None, np.array([[0, 0, 1]]), heads=1, kv_heads=1, causal=True)
     assert (found[0, :2] == 0).all()
@@ -180,7 +180,7 @@ def test_pieces_with_a_cache_are_one_pass(pieces: tuple[int, ...], attrs: dict[s
         np.testing.assert_array_equal(past[0][row, :, slots], keys[row, :, held])
 
 
-def test_rows_may_stand_at_different_positions() -> None:
+def test_batch_rows_may_be_at_different_positions() -> None:
     heads, kv_heads, lengths = 2, 2, (5, 9)
     q, k, v = (draw(B, 12, heads * D) for _ in "qkv")
     past = [np.zeros((B, kv_heads, 12, D)) for _ in "kv"]
@@ -290,7 +290,7 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("scales", ["channels", "one"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_cache_of_codes_is_one_of_numbers_that_are_rounded(bits: int, scales: str, name: str) -> None:
+def test_quantized_cache_equals_cache_of_rounded_values(bits: int, scales: str, name: str) -> None:
     """By a loop over all numbers; the body in simpler ops says the same."""
     attrs, limit, latent = FORMS[name], 1 << bits - 1, name == "latent"
     q, k, v, at = draw(2, 3, 32), draw(2, 3, 16), draw(2, 3, 16), np.array([[5, 6, 7], [9, 10, 11]])

@@ -49,7 +49,7 @@ def test_every_query_by_itself(form: str, causal: bool) -> None:
     np.testing.assert_array_equal(found, by_query(q, k, weights, mask, causal))
 
 
-def test_a_factor_changes_nothing() -> None:
+def test_scaling_indexer_scores_changes_nothing() -> None:
     q, k, weights = drawn()
     attrs = {"heads": HEADS, "top_k": TOP, "causal": True}
     one, other = (ops.lightning_index.reference(q, k, by * weights, **attrs) for by in (1, D**-0.5 * HEADS**-0.5))
@@ -99,7 +99,7 @@ def test_calls_choose_what_one_pass_does(cuts: tuple[int, ...], late: int) -> No
         start = stop
 
 
-def test_it_keeps_keys_where_it_is_causal() -> None:
+def test_causal_attention_caches_keys() -> None:
     types = [TensorType(dtypes.f32, (2, 8, n)) for n in (6, 2, 3)]
     (spec,) = ops.lightning_index.states_of(types, {"heads": 3, "top_k": 4, "causal": True})
     assert (spec.kind, spec.part, spec.slot_shape) == (StateKind.INDEX, "key", (1, 2))

@@ -105,7 +105,7 @@ def test_attributes_that_do_not_fit(attrs: dict[str, int], message: str) -> None
         symbolic(attrs)
 
 
-def test_keys_of_another_text() -> None:
+def test_keys_of_another_sequence_are_refused() -> None:
     graph = Graph("blocks")
     q, k = (graph.add_input(name, TensorType(dtypes.f32, (1, n, 8))) for name, n in (("q", 8), ("k", 9)))
     with pytest.raises(WeftError, match="must be equally long: blocks are those of one sequence"):

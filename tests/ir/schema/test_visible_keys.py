@@ -64,7 +64,7 @@ def test_all_forms_agree(rule: VisibleKeys) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("causal", [True, False])
-def test_what_holds_of_every_pattern(pattern: str, window: int | None, causal: bool) -> None:
+def test_properties_of_every_pattern(pattern: str, window: int | None, causal: bool) -> None:
     """`VisibleKeys` says who relies on it."""
     rule = VisibleKeys(causal, window, 0, pattern, 5, 2)
     query, key = np.arange(TOKENS)[:, None], np.arange(TOKENS)[None]

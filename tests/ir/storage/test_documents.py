@@ -135,7 +135,7 @@ def test_records_name_file_and_key() -> None:
         assert words in str(e.value) and len(str(e.value)) < 150
 
 
-def test_exceptions_that_cannot_be_told() -> None:
+def test_exceptions_whose_str_fails_are_formatted() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             raise ValueError

@@ -57,7 +57,7 @@ def test_an_older_folder_survives_a_failure(out: Path, failure: BaseException) -
         (errno.EIO, "error"),
     ],
 )
-def test_failures_of_the_file_system_are_told_in_a_sentence(out: Path, number: int, words: str) -> None:
+def test_file_system_errors_are_one_sentence(out: Path, number: int, words: str) -> None:
     before = tree(out)
     with pytest.raises(WeftError, match=words) as told:
         fail_inside(out, OSError(number, os.strerror(number)))

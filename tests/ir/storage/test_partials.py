@@ -89,7 +89,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         kill(how)
 
 
-def test_what_dead_processes_leave_goes_and_is_told(
+def test_leftovers_of_dead_processes_are_removed_and_reported(
     tmp_path: Path, killed: Callable[[str], int], caplog: pytest.LogCaptureFixture
 ) -> None:
     def left() -> int:
@@ -111,7 +111,7 @@ def test_what_dead_processes_leave_goes_and_is_told(
     assert sum("1000 B that an interrupted run had left" in r.getMessage() for r in caplog.records) == 3
 
 
-def test_a_leftover_of_a_replaced_folder_keeps_what_is_foreign(out: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_leftover_of_a_replaced_folder_keeps_foreign_files(out: Path, caplog: pytest.LogCaptureFixture) -> None:
     left = out.parent / f"{partials.PARTIAL}x"
     out.rename(left)
     text("thesis.tex")(left)
@@ -125,7 +125,7 @@ def test_a_leftover_of_a_replaced_folder_keeps_what_is_foreign(out: Path, caplog
 
 
 @pytest.mark.parametrize("renamed", [True, False])
-def test_a_kill_between_two_renames_is_mended(out: Path, renamed: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_kill_between_two_renames_is_recovered(out: Path, renamed: bool, caplog: pytest.LogCaptureFixture) -> None:
     before = tree(out)
     out.rename(output._backup_path(out))
     if renamed:

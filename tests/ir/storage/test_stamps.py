@@ -77,7 +77,7 @@ def test_foreign_files_are_never_lost(tmp_path: Path, name: str) -> None:
     assert siblings(out) == ["out"]
 
 
-def test_what_is_foreign_is_named(out: Path) -> None:
+def test_foreign_files_are_named_in_the_refusal(out: Path) -> None:
     for name in ("thesis.tex", ".git/HEAD", "b.md", "c.md", "d.md"):
         text(name)(out)
     with pytest.raises(WeftError, match=r"\(\.git/, b\.md, c\.md and 2 more\); name an empty or new folder"):
@@ -91,7 +91,7 @@ def test_bytecode_of_our_sources_is_ours(out: Path, way: str) -> None:
     assert siblings(out) == ["out"]
 
 
-def test_what_arrives_at_the_last_moment_stays(out: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_added_during_replacement_are_kept(out: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = output._swap_folders
 
     def write_first(new: Path, old: Path) -> None:

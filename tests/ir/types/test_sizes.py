@@ -101,7 +101,7 @@ def test_bad_text(text: str) -> None:
         parse(text)
 
 
-def test_unbound_names_are_told() -> None:
+def test_evaluation_names_the_missing_sizes() -> None:
     with pytest.raises(WeftError, match=r"batch\*seq needs a value for seq") as e:
         evaluate(b * s, {"batch": 2, "past": 3})
     assert "batch," not in str(e.value)

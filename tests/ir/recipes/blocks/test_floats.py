@@ -229,7 +229,7 @@ def test_mxfp4_is_that_of_gguf(rng: np.random.Generator) -> None:
         (Float4(Source("c"), Source("s"), None, 32, "nvfp4"), "tensor_scales are required by nvfp4, and only for it"),
     ],
 )
-def test_what_cannot_be_is_refused(recipe: Recipe, why: str) -> None:
+def test_settings_that_do_not_fit_are_refused(recipe: Recipe, why: str) -> None:
     ones = np.ones((2, 32), np.float32)
     nan, inf = (np.where(np.arange(32) == 3, np.float32(x), ones) for x in (np.nan, np.inf))
     arrays = {"w": ones, "v": ones[0, :8], "nan": nan, "inf": inf}

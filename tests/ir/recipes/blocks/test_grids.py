@@ -181,7 +181,7 @@ def test_a_group_that_is_on_no_grid_is_rounded(zeros: bool, minima: str) -> None
     assert np.delete(off, 3, 0).max() < (0.15 if minima == "codes" else 1e-5)
 
 
-def test_what_cannot_be_kept_is_said() -> None:
+def test_tensors_that_cannot_be_kept_have_a_reason() -> None:
     layout = build_integer_layout(4, 32, False)
     numbers = numbers_of(layout, blocks(layout))
     numbers[ROWS // 2 + 3, 9] = np.inf

@@ -205,7 +205,7 @@ def test_floats_of_8_bits_are_the_nearest(width: int, rng: np.random.Generator) 
         (Float8(Source("f"), Source("one"), 128), "an element of f, one is not finite"),
     ],
 )
-def test_what_cannot_be_is_refused(recipe: Recipe, why: str) -> None:
+def test_settings_that_do_not_fit_are_refused(recipe: Recipe, why: str) -> None:
     ones = np.ones((2, 32), np.float32)
     reader = reader_of(
         w=ones,

@@ -125,7 +125,7 @@ def test_slices_agree_with_the_whole(reader: GGUFTensors) -> None:
         (Reshape(Source("a.q4_0"), (ROWS, WIDTH)), r"its recipe \(reshape\)"),
     ],
 )
-def test_what_is_not_whole_rows_of_one_layout_is_refused(recipe: Recipe, why: str, reader: GGUFTensors) -> None:
+def test_rows_of_other_layouts_are_refused(recipe: Recipe, why: str, reader: GGUFTensors) -> None:
     with pytest.raises(WeftError, match=why):
         Stored(recipe, "codes").shape(reader)
 
