@@ -9,7 +9,8 @@ from weft.backends.torch.kernels.shared.float8 import to_float8
 from weft.backends.torch.kernels.shared.heads import norm_pairs, store_head
 from weft.backends.torch.kernels.shared.launch import jit, tl
 
-HEADS, KV_HEADS, WIDTH, CAPACITY = 2, 1, 8, 4
+HEADS, KV_HEADS, WIDTH, CAPACITY = 2, 2, 8, 4
+SCALES = (0.5, 0.25), (2.0, 1.0)  # of keys and of values, by head
 
 
 @jit
@@ -59,7 +60,7 @@ def test_heads_are_rotated_and_stored_at_their_positions(device: torch.device, r
     q = torch.zeros(3, HEADS, WIDTH, device=device)
     kind = torch.float8_e4m3fn if coded else torch.float32
     caches = [torch.zeros(1, KV_HEADS, CAPACITY, WIDTH, device=device).to(kind) for _ in "kv"]
-    scales = [torch.tensor([scale], device=device) for scale in (0.5, 2.0)] if coded else [None, None]
+    scales = [torch.tensor(pair, device=device) for pair in SCALES] if coded else [None, None]
     strides = caches[0].stride()[:3]
     store_kernel[(HEADS + 2 * KV_HEADS,)](
         *(t.to(device) for t in (x, angle.cos(), angle.sin())), q, *caches, *scales, positions.to(device),
@@ -68,14 +69,14 @@ def test_heads_are_rotated_and_stored_at_their_positions(device: torch.device, r
     wanted = rotated(x, angle.cos(), angle.sin())
     torch.testing.assert_close(q.cpu(), wanted[:, :HEADS])
     slots = {1: 0, 3: 1, 2: 2} if rolling else {1: 0, 3: 1}  # slot → token; position 5 rolls to slot 1 + 4 % 3
-    for cache, scale, rows in zip(caches, (0.5, 2.0), (wanted[:, HEADS], wanted[:, HEADS + 1]), strict=True):
-        held = cache.float().cpu()[0, 0]
-        for slot in range(CAPACITY):
-            token = rows[slots[slot]] if slot in slots else torch.zeros(WIDTH)
-            if coded:
-                torch.testing.assert_close(held[slot], to_float8(token / scale).float(), rtol=0.13, atol=1e-2)
-            else:
-                torch.testing.assert_close(held[slot], token)
+    for part, cache in enumerate(caches):
+        for head in range(KV_HEADS):
+            rows = wanted[:, HEADS + part * KV_HEADS + head]
+            for slot, held in enumerate(cache.float().cpu()[0, head]):
+                token = rows[slots[slot]] if slot in slots else torch.zeros(WIDTH)
+                if coded:
+                    token = to_float8(token / SCALES[part][head]).float()
+                torch.testing.assert_close(held, token, rtol=0.13 if coded else 1e-5, atol=1e-2 if coded else 1e-6)
 
 
 @pytest.mark.parametrize("gains", [False, True])
