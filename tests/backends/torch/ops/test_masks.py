@@ -42,6 +42,10 @@ def test_positions_alone_decide_where_no_mask_or_bias_is_read() -> None:
     assert has_position_mask(attention(causal=True, softcap=5.0))
     assert not has_position_mask(attention(causal=True))  # torch computes it with is_causal
     assert not has_position_mask(attention(causal=False, softcap=5.0))
+    masked = build_graph(
+        lambda x, y: ops.attention(x, x, x, key_mask=y, heads=2, kv_heads=2, causal=True, window=3), (B, S, 8), (B, S)
+    )
+    assert not has_position_mask(next(iter(masked.nodes)))
     assert [is_dense(attention(causal=True, **a)) for a in ({"window": 3}, {"pattern": "chunked", "stride": 4})] == [
         True,
         False,
