@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -16,7 +17,6 @@ import torch
 from weft import load_source
 from weft.backends.torch.codegen.model_source import write_source
 from weft.backends.torch.decode.step_source import LAUNCHERS
-from weft.backends.torch.kernels.shared.tickets import Tickets
 from weft.backends.torch.package.source_folder import generate_model, write_code
 from weft.frontends.app.api.modules import build_step_graphs
 from weft.passes import Trace, lookup
@@ -40,6 +40,12 @@ NAMES = [
 @pytest.fixture(scope="module")
 def smollm2() -> str:
     return write_step(load_source("smollm2-135m").graph)[0]
+
+
+@functools.cache
+def written(name: str) -> tuple[str, list[str]]:
+    """Return the source of the decode step of a model of the zoo, and the files of its kernels."""
+    return write_step(graph_of(name))
 
 
 def classes(text: str) -> dict[str, str]:
@@ -88,7 +94,7 @@ LAYERS = {  # what is called for a layer of a model: a launch each, attention to
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_launch_these_kernels_and_nothing_else(name: str) -> None:
     """Between kernels nothing is computed but views: no operator, no function."""
-    text = write_step(graph_of(name))[0]
+    text = written(name)[0]
     layer = "".join(body for called, body in classes(text).items() if called != "Step")
     assert sorted(CALLS.findall(layer)) == sorted(LAYERS[name].split())
     tree = ast.parse(text)
@@ -106,7 +112,7 @@ def test_layers_launch_these_kernels_and_nothing_else(name: str) -> None:
 )
 def test_parallel_projections_are_one_launch(name: str, line: str) -> None:
     """Without a kernel for more of the attention: q, k and v, then the head."""
-    text = write_step(graph_of(name))[0]
+    text = written(name)[0]
     assert f"q, k, v = norm_linear(x, {line}" in text
     assert text.count("norm_linear(") == 2
 
@@ -114,7 +120,7 @@ def test_parallel_projections_are_one_launch(name: str, line: str) -> None:
 @pytest.mark.parametrize("name", each(2, NAMES))
 def test_decode_source_is_repeatable_lint_free_and_standalone(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)
-    text, kernels = write_step(graph)
+    text, kernels = written(name)
     assert (text, kernels) == write_step(graph)
     imported = {n.module.split(".")[0] for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) and n.module}
     assert imported <= {"__future__", "typing", "torch", "kernels", "model"}
@@ -151,17 +157,9 @@ def test_folders_decode_without_weft(name: str, tmp_path: Path) -> None:
 
 def test_kernel_files_are_those_that_the_source_calls() -> None:
     for name in NAMES:
-        text, files = write_step(graph_of(name))
+        text, files = written(name)
         helpers = {"shared.norm" for _ in re.findall(r"\bNorm\(", text)} | {
             "shared.tickets" for _ in re.findall(r"\bTickets\(", text)
         }
         helpers |= {"shared.launch", "shared.recurrence"} if "@jit" in text else set()  # of a generated kernel
         assert set(files) == helpers | {*CALLS.findall(text)}
-
-
-def test_counters_of_a_batch_are_kept() -> None:
-    """A captured graph goes on counting in them when other batches have come."""
-    tickets, one, two = Tickets(5), torch.zeros(1, 1), torch.zeros(2, 1)
-    first = tickets(one)
-    assert first.tolist() == [0] * 5 and first.dtype == torch.int32
-    assert len(tickets(two)) == 10 and tickets(one) is first
