@@ -244,7 +244,7 @@ def generate(shape: Shape, device: str, model: Any = None) -> tuple[Any, Callabl
     from weft.backends.torch import kernels
     from weft.backends.torch.codegen.model_source import write_source
     from weft.backends.torch.lower.lower import lower
-    from weft.backends.torch.package.module import build_step, load, run_source
+    from weft.backends.torch.package.module import assign_weights, build_step, run_source
     from weft.frontends.app.api.modules import build_step_graphs
     from weft.frontends.app.api.source.sources import load_source
     from weft.passes import run_passes
@@ -267,7 +267,7 @@ def generate(shape: Shape, device: str, model: Any = None) -> tuple[Any, Callabl
             randomize(weights[key], key, number, floats=shape.bits == 8)
         else:
             weights[key] = _find_weight(source_weights, key)
-    load(module, weights)
+    assign_weights(module, weights)
     module.eval().requires_grad_(False)
     return module, partial(build_step, forms, module, float8_caches=shape.bits == 8)
 
