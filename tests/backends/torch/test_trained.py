@@ -103,7 +103,7 @@ def test_passes_rewrite_what_was_trained(rng: np.random.Generator) -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     graph, state = MODELS["rope"].graph(), dict(moved(MODELS["rope"]).state_dict())
-    with pytest.raises(WeftError, match=r"has extra, but graph .* does not \(1 unknown\)"):
+    with pytest.raises(WeftError, match=r"has extra, but graph .* does not \(1 unknown names\)"):
         with_weights(graph, {**state, "extra": torch.zeros(1)})
     with pytest.raises(WeftError, match=re.escape("embed.weight is [3, 32] in the state_dict, but [37, 32] in graph")):
         with_weights(graph, {**state, "embed.weight": torch.zeros(3, 32)})
