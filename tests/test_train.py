@@ -111,7 +111,7 @@ def test_schemes_of_initial_weights(
         )
         first[scheme] = [float(row["loss"]) for row in rows(folder)]
     assert first["depth"] != first["mup"]
-    with pytest.raises(SystemExit, match="which muP treats differently"):
+    with pytest.raises(SystemExit, match="which muP initializes differently"):
         run(script, monkeypatch, f"{models}:learned", "-o", tmp_path / "tied", "--steps", 2, *SHORT, "--init", "mup")
 
 

@@ -269,7 +269,7 @@ def text(**facts: Any) -> dict[str, Array]:
         (compressed(4, False, "marlin-24"), WORDS, "format='marlin-24' is not supported, only pack-quantized, int-q"),
         (compressed(4, False) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, WORDS, "without their zeros"),
         (compressed(4, False) | {"transform_config": {"config_groups": {"R1": {}}}}, WORDS, "rotates activations"),
-        (compressed(8, False), WORDS, r"x.weight_packed i32 \[64, 12\], .* for weights \[64, 96\] of 8 bits in whole"),
+        (compressed(8, False), WORDS, r"x.weight_packed i32 \[64, 12\], .* for a \[64, 96\] matrix of 8 bits"),
         (
             compressed(4, False),
             without(WORDS, "weight_scale"),
@@ -281,7 +281,7 @@ def text(**facts: Any) -> dict[str, Array]:
             "there is no 'x.weight_shape' next to 'x.weight_packed'",
         ),
         (compressed(4, False), without(WORDS, "weight_packed"), "'x.weight_scale' has no weight"),
-        (compressed(4, False), WORDS | {"weight_shape": np.array([64, 99])}, r"for weights \[64, 99\] of 4 bits"),
+        (compressed(4, False), WORDS | {"weight_shape": np.array([64, 99])}, r"for a \[64, 99\] matrix of 4 bits"),
         (
             compressed(4, False),
             WORDS | {"weight_shape": np.array([64])},
