@@ -202,8 +202,8 @@ def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], 
     keys = [k for k in unread_keys if not _BUFFERS.search(k) and not (table.prefix and k.startswith(table.prefix))]
     if not keys:
         return None
-    heads = ", ".join(table.tasks) or "none"
-    detail = f"{summarize(keys)} of {config['architectures'][0]}; of these models weft reads the heads {heads}"
+    heads = f"only the heads {', '.join(table.tasks)}" if table.tasks else "no head"
+    detail = f"{summarize(keys)} of {config['architectures'][0]}; weft reads {heads} of these models"
     return LeftOut("head", keys[0].partition(".")[0], detail, changes=True)
 
 
