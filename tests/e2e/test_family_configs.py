@@ -66,7 +66,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"quantization_config": {"quant_method": "quark"}},
         r"the weights are quantized \(quark\); weft imports unquantized folders, those quantized by .*mxfp4",
     ),
-    "fewer experts": ("qwen3-moe", {"num_local_experts": 3}, r"does not fit layers.0.ffn.router.weight \[3, 64\] of the config"),
+    "fewer experts": (
+        "qwen3-moe",
+        {"num_local_experts": 3},
+        r"does not fit layers.0.ffn.router.weight \[3, 64\] of the config",
+    ),
     "wider experts": (
         "qwen3-moe",
         {"moe_intermediate_size": 40},
