@@ -197,7 +197,7 @@ def list_decode(args: Namespace) -> Iterator[Task]:
 
 
 def compute_reference(args: Namespace, label: str, shape: Shape, ids: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Return greedy tokens [1, steps] of the model in f32 after `ids`, and the logits [steps, vocab] behind them.
+    """Return greedy tokens [1, steps] of the model in f32 after `ids`, and their logits [steps, vocab].
 
     The first process computes them; all others wait for its file.
     """

@@ -7,6 +7,7 @@ as by transformers' `generate`: batched for one sequence, grouped for several.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -301,19 +302,19 @@ def _find_weight(weights: dict[str, Tensor], key: str) -> Tensor:
     return weights[f"model.{name}" if name.startswith("layers.") else name]
 
 
-class Decoder:
+class Decoder(ABC):
     """Decode batches: `first` holds the logits [batch, vocab] after the prompt, `token` [batch, 1] the last token."""
 
     first: Tensor
     token: Tensor
 
+    @abstractmethod
     def start(self, ids: Tensor) -> None:
         """Read the prompts [batch, n] and choose the first token of each."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self) -> Tensor:
         """Return the logits [batch, vocab] after `token`, and append it to the cache."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self) -> Tensor:

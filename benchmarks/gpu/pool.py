@@ -164,7 +164,7 @@ class Worker:
         for kill in (os.killpg, os.kill):  # the group exists once the process has created it
             with suppress(ProcessLookupError):
                 kill(self.process.pid, signal.SIGKILL)
-        self.process.join(5)  # a process inside the driver may take longer; it is left behind
+        self.process.join(5)  # a process inside the driver may take longer; it ends on its own
         status = self.process.exitcode
         return f"died of {signal.Signals(-status).name}" if (status or 0) < 0 else f"ended with status {status}"
 

@@ -112,7 +112,7 @@ class Book:
             before = load(path) if self.args.again and path.exists() else {}
             self.lines[stage] = {key: _line(key, value) for key, value in before.items()}
         self.lines[stage][name] = _line(name, result)
-        if stage in self.args.stages:  # else limits before other stages, which stand in the files of those
+        if stage in self.args.stages:  # else these are limits that another stage measures first; its own file has them
             self.write(path, stage)
 
     def shares(self, result: Result) -> Result:

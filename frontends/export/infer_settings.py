@@ -152,7 +152,7 @@ def _infer_arrangement(layer: Projections) -> str:
 
 
 def _infer_ffn(graph: Graph) -> dict[str, Any]:
-    """Return the settings of the first feed-forward layer, which stand for all; {} if there is none."""
+    """Return the settings of the first feed-forward layer, as those of all layers; {} without feed-forwards."""
     for node in graph.nodes:
         down = _find_reader(node.output, ops.linear) if node.outputs else None
         name = _name_activation(node)

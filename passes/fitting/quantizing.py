@@ -308,7 +308,7 @@ def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Return the blocks, one per expert, of the stacked weights `layouts` of the moe `node`.
-    The moment of an expert is that of its own tokens, for gate and up mixed with `POOLED_SHARE` of that of all."""
+    The moment of an expert is that of its own tokens; for gate and up, a share `POOLED_SHARE` of it is that of all."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
     combine = np.concatenate([p.reshape(-1, p.shape[-1]) for p in activations(node.required_operand("combine"))])

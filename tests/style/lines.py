@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 
-from .words import FOLDERS
+from ..house import House
 
 BUDGETS = Path(__file__).with_name("lines.json")
 
 
-def count_lines(root: Path) -> dict[str, int]:
+def count_lines(root: Path) -> Counter[str]:
     """Return the number of lines of Python in each room, without those of the rooms inside it."""
-    lines: dict[str, int] = {}
-    for folder in FOLDERS:
-        for path in sorted((root / folder).rglob("*.py")):
-            room = path.parent.relative_to(root).as_posix()
-            lines[room] = lines.get(room, 0) + len(path.read_text(encoding="utf-8").splitlines())
+    lines: Counter[str] = Counter()
+    for path in House(root).paths.values():
+        lines[path.parent.relative_to(root).as_posix()] += len(path.read_text(encoding="utf-8").splitlines())
     return lines
 
 
@@ -42,7 +41,7 @@ def main() -> None:
         BUDGETS.write_text(json.dumps(budgets, indent=0) + "\n", encoding="utf-8")
     for room, count in lines.items():
         print(f"{room:48} {count:7,} of {budgets.get(room, 0):7,}")
-    print(f"{'all':48} {sum(lines.values()):7,} of {sum(budgets.values()):7,}")
+    print(f"{'all':48} {lines.total():7,} of {sum(budgets.values()):7,}")
 
 
 if __name__ == "__main__":

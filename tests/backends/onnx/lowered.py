@@ -35,7 +35,7 @@ class Builder:
 
     def weight(self, name: str, array: NDArray[Any]) -> Param:
         """Add a parameter of `array`."""
-        self.graph.reader.arrays[name] = array  # type: ignore[attr-defined]
+        self.graph.reader.arrays[name] = array  # type: ignore[attr-defined]  # a MemoryReader
         return self.graph.add_param(name, self._type(array), Source(name))
 
     def build(self, target: str = "onnx", **outputs: Value) -> BuiltModel:

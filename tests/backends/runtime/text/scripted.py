@@ -18,7 +18,7 @@ BOS, EOS = 256, 257
 
 
 class Scripted:
-    """A decoder that says what it is told, one script a row, then nothing but EOS."""
+    """A decoder whose row i generates the tokens of script i, and then EOS without end."""
 
     def __init__(self, *scripts: Sequence[int], max_length: int = 1000) -> None:
         self.scripts, self.vocab, self.max_length = scripts, 300, max_length

@@ -51,7 +51,7 @@ def test_a_bias_of_another_module_is_added() -> None:
 
 def test_quantized_linear_computes_the_dequantized_weight() -> None:
     graph = quantized(True, "bits=4, group=32")
-    x = np.random.default_rng(0).standard_normal((65, 64))  # so many rows that none of them is multiplied in bf16
+    x = np.random.default_rng(0).standard_normal((65, 64))  # too many rows for the kernels that multiply in bf16
     (wanted,) = interpret(graph, {"x": x}).values()
     with torch.inference_mode():
         y = build_module(graph)(torch.from_numpy(x).float()).numpy()

@@ -17,7 +17,7 @@ IDS = [3, 1, 4, 1, 5]
 
 
 def build_graph(context: int | None = 8, **attention: object) -> Graph:
-    block = Block(Attention(4, 2, **attention), MoE(3, 16, 2), RMSNorm())  # type: ignore[arg-type]
+    block = Block(Attention(4, 2, **attention), MoE(3, 16, 2), RMSNorm())  # type: ignore[arg-type]  # of any field
     graph: Graph = load_source(Decoder(9, 16, 1, block, context=context)).graph
     return graph
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def write(path: Path, keys: list[bytes], tensors: list[bytes] = [], data: bytes = b"", version: int = 3) -> Path:  # noqa: B006
+def write(path: Path, keys: list[bytes], tensors: Sequence[bytes] = (), data: bytes = b"", version: int = 3) -> Path:
     """Write a file with these entries; the data begin at the next multiple of 32."""
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys)) + b"".join(keys) + b"".join(tensors)
     path.write_bytes(head + bytes(-len(head) % 32) + data)

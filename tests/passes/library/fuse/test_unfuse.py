@@ -21,7 +21,7 @@ def test_rewrites(case: Rewrite) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_unfused_graph_has_no_fused_ops(name: str) -> None:
-    """That any pass and any target takes: the default pipeline begins with it."""
+    """Check that `unfuse` leaves no fused op, and that the default pipeline of a fused graph begins with it."""
     after = run_passes(ZOO[name](), "decode-torch, unfuse, fold-constants", verify=True)
     assert not any(map(is_fused, after.nodes)) and all(Trait.FUSED not in n.op.traits for n in after.nodes)
     step = run_passes(ZOO[name](), "decode-torch")

@@ -54,7 +54,7 @@ def together(server: Server, requests: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("rows", each(2, [5, 1, 16]))
 def test_concurrent_streams_equal_single_answers(folder: Path, model: Generator, rows: int) -> None:
-    """As many as fit decode together, in rows that they leave and join at different times."""
+    """Check that waiting jobs fill all rows of the batch, and join and leave them at different times."""
     lengths = [3 + (7 * number) % TOKENS for number in range(STREAMS)]
     requests = [{"text": prompt(i), "max_tokens": n} for i, n in enumerate(lengths)]
     with served(folder, max_batch=rows) as server:
