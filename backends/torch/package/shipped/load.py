@@ -74,7 +74,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 
 
 class Stepper:
-    """A decode step from ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]. Batches of up to
+    """A function that maps ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]. Batches of up to
     `most` rows run `few`, the step of decode.py; larger ones run `whole`, the model. Where `reads` is True, ids may be
     [batch, seq], and `last` [batch] is the index of the token in each row whose logits are returned."""
 

@@ -148,7 +148,9 @@ def test_three_thousand_nodes_are_drawn_in_five_seconds(
 
 def test_operations_without_results_are_drawn(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["a", "a"], []), helper.make_node("Add", ["a", "a"], ["b"])]
-    build_scene(read_model(wrapped(nodes, [("a", FLOAT, [2])], [("b", FLOAT, [2])]), tmp_path))
+    network = read_model(wrapped(nodes, [("a", FLOAT, [2])], [("b", FLOAT, [2])]), tmp_path)
+    drawn = [vertex.makes for vertex in build_scene(network).part.all_vertices() if vertex.op == "Add"]
+    assert drawn == [(), ("b",)]
 
 
 def test_value_produced_twice_is_refused(tmp_path: Path) -> None:
