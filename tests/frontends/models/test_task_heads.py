@@ -72,7 +72,7 @@ def test_a_head_that_the_checkpoint_lacks_is_left_out() -> None:
 def test_classes_that_no_table_lists_are_left_out() -> None:
     config = {"architectures": ["BertForMagic"]}
     part = find_unread_head(BERT, config, ["magic.weight", "bert.x", "cls.position_ids"])
-    assert part is not None and part.name == "magic" and "weft reads the heads ForSequence" in part.detail
+    assert part is not None and part.name == "magic" and "weft reads only the heads ForSequence" in part.detail
     assert find_unread_head(BERT, config, ["bert.x"]) is None
     assert find_unread_head(BERT, TOKENS, ["magic.weight"]) is None
     causal = {"architectures": ["BertForCausalLM"]}
