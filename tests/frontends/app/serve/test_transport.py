@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,8 @@ def test_half_open_connections_do_not_block_other_clients(
 ) -> None:
     monkeypatch.setattr(serve, "choose_max_connections", lambda: 8)
     with served(folder) as server, client(server) as api, contextlib.ExitStack() as opened:
-        stream = api.completions.create(model="tiny", prompt="go", max_tokens=40, stream=True)
+        options: dict[str, Any] = {"temperature": 0, "logit_bias": {"257": -100}}  # never the end of text
+        stream = api.completions.create(model="tiny", prompt="go", max_tokens=40, stream=True, **options)
         for _ in range(60):
             opened.enter_context(connected(server, b"POST /v1/completions HTTP/1.1\r\n"))
         with http(server) as other:

@@ -31,7 +31,9 @@ def write_adapter(folder: Path, **config: Any) -> Path:
 
 
 @pytest.fixture
-def base(tiny: Path, tmp_path: Path) -> Path:
+def base(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a base model; from the working directory its name, ``../base``, leads nowhere, only from the adapter."""
+    monkeypatch.chdir(tmp_path)
     weft.export(tiny, tmp_path / "base")
     return tmp_path / "base"
 
