@@ -35,8 +35,8 @@ def write_rolling_cache(past: Array, new: Array, positions: Array, last: int, ke
     """Return the rolling cache `past` [kv_heads, capacity, d] of one batch row after `new` [kv_heads, seq, d] is
     written.
 
-    `positions` [seq] are those of `new`. Keys after position `last` are not written, nor keys that a later key of `new`
-    replaces.
+    `positions` [seq] are the positions of the keys in `new`. Keys after position `last` are not written, nor keys that
+    a later key of `new` replaces.
     """
     rolling_slots = past.shape[1] - keep
     is_written = (positions <= last) & ((positions < keep) | (positions > last - rolling_slots))
