@@ -43,7 +43,7 @@ def apply_glu(
 
 @jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """Apply the activation named ACTIVATION to x, fp32 of any shape; tanh is 2σ(2x) − 1, which never overflows."""
+    """Return the activation named ACTIVATION of fp32 x of any shape. tanh is 2σ(2x) − 1, which never overflows."""
     if ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -67,7 +67,8 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @jit
 def apply_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
-    """Return act(gate) ⊙ (up + SHIFT) as `apply_glu` does, in fp32 of any shape."""
+    """Return act(gate) ⊙ (up + SHIFT) of fp32 tensors of any shape; LIMIT, if not None, first caps them as in
+    `apply_glu`."""
     if LIMIT is not None:
         gate, up = tl.minimum(gate, LIMIT), tl.clamp(up, -LIMIT, LIMIT)
     return activate(gate, ACTIVATION) * (up + SHIFT)

@@ -15,10 +15,10 @@ from .launch import jit, tl
 
 @jit
 def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.constexpr = 0, STEP: tl.constexpr = 1):
-    """Return (kept, first, count), i32, which describe the keys that the query at `position` attends to. The first
-    `kept` keys of the sequence are visible (at most KEEP; 0 without WINDOW); `first` is the position of the first
-    visible key after them, and `count` the number of all visible keys. After the kept keys, a key is visible if it is
-    among the last WINDOW (0: all), in the query's CHUNK (0: all), at a distance divisible by STEP."""
+    """Return (kept, first, count), i32, of the keys that the query at `position` attends to. These are the first `kept`
+    = min(KEEP, position + 1) keys of the sequence (0 if WINDOW is 0), then `count` − `kept` keys at the positions
+    `first`, `first` + STEP, …, `position`. The latter are among the last WINDOW keys (0: all) and in the query's chunk
+    of CHUNK positions (0: all)."""
     end = position.to(tl.int32) + 1
     kept = 0
     first = 0
@@ -36,8 +36,9 @@ def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.
 
 @jit
 def key_slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
-    """Return the positions and the cache slots of the visible keys with indices i, given `kept` and `first` of
-    `visible_range`. RING is the number of slots after the first KEEP that roll; 0: the cache does not roll."""
+    """Return the positions and the cache slots of the visible keys with indices i, where 0 ≤ i < `count` of
+    `visible_range`, which also returns `kept` and `first`. RING is the number of slots that roll; they follow the first
+    KEEP. RING is 0 for a cache that does not roll."""
     at = tl.where(i < kept, i, first + (i - kept) * STEP)
     if RING > 0:
         return at, tl.where(at < KEEP, at, KEEP + (at - KEEP) % RING)
@@ -46,7 +47,8 @@ def key_slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.c
 
 @jit
 def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
-    """Return the slot of the key at `position`; a key whose slot is `capacity` or more is not stored."""
+    """Return the slot of the key at `position`. Without ROLLING it is `position`; a key is not stored if that is
+    `capacity` or more."""
     if ROLLING:
         position = tl.where(position < keep, position, keep + (position - keep) % (capacity - keep))
     return position
@@ -54,10 +56,11 @@ def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
 
 @jit
 def prefetch_cache(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Prefetch the cache rows at `slot` [n], WIDTH elements each, into L2, in lines of 128 bytes.
+    """Prefetch the cache rows at `slot` [n] into L2, in lines of 128 bytes. `rows` points to slot 0; slots are `stride`
+    elements apart. A row has WIDTH elements, and PADDED is the next power of 2. Slots are clamped to `capacity` − 1.
 
-    A prefetch reads no value, and all writes of the device go through L2. So this may run before `gdc_wait`, with a
-    position that is out of date: the prefetch then helps less but does no harm.
+    A prefetch reads no value, and all writes of the device go through L2. So this may run before `wait_for_previous`,
+    with a position that is out of date: the prefetch then helps less but does no harm.
     """
     LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = PADDED // LINE if PADDED > LINE else 1
@@ -72,13 +75,13 @@ class CacheMask:
     """The mask of a new token over the keys of a KV cache. A key is visible if all fields admit it.
 
     - capacity: number of slots of the cache
-    - window: the key is among the last `window` keys or the first `keep_first`
-    - rolling: slots are reused; in a cache with less slots than `window`, all stored keys are visible
-    - chunk: the key is in the token's own chunk of this many positions
+    - window: the key is among the last `window` keys or the first `keep_first`; None admits all keys
+    - rolling: slots are reused; in a cache with fewer slots than `window`, all stored keys are visible
+    - chunk: the key is in the token's own chunk of this many positions; None admits all keys
     - dilation: the distance of the key from the token is a multiple of `dilation`
 
     Raises:
-        ValueError: if a cache rolls without a window, or has room for its first keys only, or `keep_first` is given
+        ValueError: if a cache rolls without a window or with `keep_first` ≥ `capacity`, or if `keep_first` is given
             with `chunk` or `dilation`.
     """
 
@@ -99,7 +102,8 @@ class CacheMask:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Return the constexpr arguments of `visible_range` and `key_slots`, except CHUNK and STEP."""
+        """Return WINDOW, KEEP and RING, the constexpr arguments of `visible_range` and `key_slots`, without CHUNK and
+        STEP."""
         window, keep = self.window or 0, 0 if self.window is None else self.keep_first
         ring = self.capacity - keep if self.rolling else 0
         return {"WINDOW": min(window, ring) if self.rolling else window, "KEEP": keep, "RING": ring}
@@ -111,8 +115,8 @@ class CacheMask:
         return -(-min(most, self.chunk or most) // self.dilation)
 
     def visible(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return whether each slot is visible to the token at `positions` [batch], bool [batch, capacity], and the key
-        position − token position of each slot, i64 [batch, capacity] (≤ 0 where visible)."""
+        """Return two tensors [batch, capacity] for the tokens at `positions` [batch]: whether each slot is visible,
+        bool, and the position of its key − the position of the token, i64 (≤ 0 where visible)."""
         newest = positions.reshape(-1, 1)
         at = torch.arange(self.capacity, device=positions.device)[None]
         if self.rolling:
@@ -133,9 +137,9 @@ class CacheMask:
 def write_cache(
     cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int
 ) -> None:
-    """Write keys or values of tokens, `new` [batch·seq, heads, d], into `cache` [batch, heads, capacity, d], in place.
-    `own_slot` describes the slots; tokens whose slot is outside the cache are skipped. Among tokens of one slot the
-    last wins."""
+    """Write keys or values of tokens, `new` [batch·seq, heads, d], into `cache` [batch, heads, capacity, d], in place,
+    at the slots of their `positions` (see `own_slot`). Tokens whose slot is outside the cache are skipped. If several
+    tokens of a batch row have the same slot, the last is stored."""
     capacity, slot = cache.shape[2], positions.reshape(-1)
     if rolling:
         slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))
@@ -161,7 +165,7 @@ def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
     """Check that `positions` has one position per batch row of q.
 
     Raises:
-        ValueError: if it has not.
+        ValueError: if the numbers differ.
     """
     if positions.numel() != q.shape[0]:
         raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")

@@ -26,7 +26,8 @@ def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
 
 @jit
 def dot_operand(x):
-    """Return x as an operand of `tl.dot`; Triton's interpreter multiplies 16-bit floats in f32 only."""
+    """Return x for use as an operand of `tl.dot`. In the interpreter cast it to fp32: `tl.dot` there needs 32-bit
+    floats."""
     if INTERPRETER:
         return x.to(tl.float32)
     return x
@@ -49,8 +50,8 @@ def row_moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def apply_gain(x, gain, shift, k, there):
-    """Return x ⊙ gain + shift for x [m, ·] in fp32 at columns k [·]; gain and shift may be None. `there` masks the
-    loads (None: no mask)."""
+    """Return x ⊙ gain + shift of fp32 x [m, n], whose columns are the elements k [n] of `gain` and `shift`. Each of the
+    two may be None. `there` [n] masks their loads (None: no mask)."""
     if gain is not None:
         x = x * tl.load(gain + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     if shift is not None:
@@ -64,8 +65,8 @@ def dot_products(
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Return norm(x) Wᵀ and norm(x) Vᵀ, each fp32 [BLOCK_M, BLOCK_N], over columns `begin` to `end` − 1 of the K
-    columns. The rows of x, W and V are at pointers x [BLOCK_M], `weight` and `other` [BLOCK_N]; if `other` is None, the
-    second product is 0. A norm needs all columns."""
+    columns. x [BLOCK_M], `weight` and `other` [BLOCK_N] point to the rows of x, W and V. If `other` is None, the second
+    product is 0. With a norm, `begin` is 0 and `end` is K."""
     k = begin + tl.arange(0, BLOCK_K)
     from_x, from_weight = x[:, None] + k[None, :], weight[:, None] + k[None, :]
     if other is not None:

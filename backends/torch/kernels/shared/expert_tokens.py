@@ -1,7 +1,7 @@
 """Lookup of an expert's tokens by each block, without a kernel that sorts or counts tokens between router and expert.
 
-The router writes `chosen` [slots]: slot s is choice s mod k of token ⌊s / k⌋. A block of expert e reads all of `chosen`
-and collects the slots equal to e, one tile of rows at a time.
+The router writes `chosen` [slots]: slot s holds the expert of choice s mod k of token ⌊s / k⌋. A block of expert e
+reads all of `chosen` and collects the slots that hold e.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def count_tokens(chosen, expert, slots, AT_ONCE: tl.constexpr):
 
 @jit
 def token_slots(chosen, expert, slots, first, ROWS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Return the next ROWS indices below `slots` at which `chosen` equals `expert`, after skipping `first` of them: i32
-    [ROWS], −1 after the last."""
+    """Return, as i32 [ROWS], the slots s < `slots` with `chosen`[s] = `expert` in increasing order, without the first
+    `first` of them; −1 after the last. AT_ONCE slots are read at a time."""
     s, wanted = tl.arange(0, AT_ONCE), first + tl.arange(0, ROWS)
     found, before = tl.zeros([ROWS], tl.int32), 0
     for start in range(0, slots, AT_ONCE):

@@ -26,8 +26,8 @@ _LARGEST = fixed(LARGEST)
 
 @constant
 def float_assembly(tile: int, half: bool) -> str:
-    """Return PTX that converts the two FP8 values of `tile` (0 or 1) in a word, one in each half of it, to fp16 if
-    `half`, else to bf16."""
+    """Return PTX that converts two FP8 values of a 32-bit word, to fp16 if `half`, else to bf16. They are the low
+    (`tile` 0) or the high (`tile` 1) bytes of its two halves. The results in fp16 are 2⁻⁸ of the values."""
     left, mask = (7, 0x3F803F80) if half else (4, 0x07F007F0)
     shifts = f"shl.b32 numbers, $1, {left}; shl.b32 signs, $1, 8;"
     if tile == 1:
@@ -41,7 +41,8 @@ def float_assembly(tile: int, half: bool) -> str:
 
 @jit
 def unpack_float8(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the FP8 values of tile TILE (0 or 1) of words [n, 16] in DTYPE [n, 32]; in fp16 times 2⁻⁸."""
+    """Return the FP8 values of tile TILE (0 or 1) of words [n, 16] as DTYPE [n, 32], in the interpreter as fp32. If
+    DTYPE is fp16, the results are 2⁻⁸ of the values."""
     if INTERPRETER:
         shifted = words if TILE == 1 else words << 8
         signs = shifted & -0x7FFF8000
@@ -63,8 +64,8 @@ def unpack_float8(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 @constant
 def float4_assembly(tile: int, half: bool) -> str:
-    """Return PTX that converts the two FP4 values of `tile` (0 to 3) in a word, one in each half of it, to fp16 if
-    `half`, else to bf16."""
+    """Return PTX that converts two FP4 values of a 32-bit word, to fp16 if `half`, else to bf16. They are the 4 bits
+    from bit 4·`tile` on (`tile` 0 to 3) of its two halves. The results in fp16 are 2⁻¹⁴ of the values."""
     left, mask = (9 - 4 * tile, 0x0E000E00) if half else (6 - 4 * tile, 0x01C001C0)
     shifts = f"{'shl' if left > 0 else 'shr'}.b32 numbers, $1, {abs(left)}; shl.b32 signs, $1, {12 - 4 * tile};"
     both = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
@@ -76,8 +77,9 @@ def float4_assembly(tile: int, half: bool) -> str:
 
 @jit
 def unpack_float4(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the FP4 values of tile TILE of words [n, 16], times `factors` [n, 16] of DTYPE, in DTYPE [n, 32]. Without
-    factors, fp16 results are multiplied by 2⁻¹⁴."""
+    """Return the FP4 values of tile TILE (0 to 3) of words [n, 16], times `factors` [n, 16] or [n, 1] of DTYPE, as
+    DTYPE [n, 32], in the interpreter as fp32. If `factors` is None and DTYPE is fp16, the results are 2⁻¹⁴ of the
+    values."""
     if INTERPRETER:
         shifted = words >> (4 * TILE)
         signs, rest = (shifted & 0x00080008) << 12, shifted & 0x00070007
@@ -104,7 +106,7 @@ def unpack_float4(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 @jit
 def scale_of_byte(x, DTYPE: tl.constexpr):
-    """Convert byte x, a non-negative e4m3 scale, to DTYPE (in the interpreter to fp32 where DTYPE is bf16)."""
+    """Convert byte x, a non-negative e4m3 scale, to DTYPE; the interpreter returns fp32 instead of bf16."""
     if tl.float16 == DTYPE:
         return (x.to(tl.int16) << 7).to(DTYPE, bitcast=True) * 256
     if INTERPRETER:
@@ -114,13 +116,13 @@ def scale_of_byte(x, DTYPE: tl.constexpr):
 
 @jit
 def power_of_byte(x):
-    """Convert byte x, an e8m0 scale, to its power of two in fp32; byte 0 is 2⁻¹²⁷."""
+    """Convert byte x, an e8m0 scale, to 2^(x − 127) in fp32."""
     return tl.maximum(x.to(tl.int32) << 23, 0x400000).to(tl.float32, bitcast=True)
 
 
 @jit
 def round_float8(x):
-    """Round x, fp32, to the nearest FP8 value, ties to even; clamp to ±448."""
+    """Clamp fp32 x to ±448 and round it to the nearest FP8 value (float8e4nv), ties to even."""
     x = tl.clamp(x, -_LARGEST, _LARGEST)
     if INTERPRETER:  # it loses the carry of a fraction that is rounded up to the next power of 2
         bits = x.to(tl.int32, bitcast=True)
@@ -139,12 +141,13 @@ def float8_to(x, DTYPE: tl.constexpr):
 
 
 def to_float8(x: torch.Tensor) -> torch.Tensor:
-    """Round x to float8_e4m3fn with torch, as `round_float8` does."""
+    """Clamp x to ±448 and round it to the nearest float8_e4m3fn, ties to even, with torch."""
     return x.float().clamp(-LARGEST, LARGEST).to(FLOAT8)
 
 
 def as_bytes(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Quantize x [batch, heads, seq, width] for a cache: u8, the bytes of x / `scale` [heads] rounded to FP8."""
+    """Return x [batch, heads, seq, width] / `scale` [heads], rounded to FP8, as the bytes that a cache stores
+    (uint8)."""
     return to_float8(x.float() / scale[:, None, None]).view(torch.uint8)
 
 
@@ -162,17 +165,19 @@ def decode_float4(words: torch.Tensor) -> torch.Tensor:
 
 
 def decode_scales(scales: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
-    """Return FP4 scales (float8_e4m3fn, or e8m0 as uint8) as f32, times the tensor scale `whole` [1, out] if given."""
+    """Return FP4 scales [groups, out] (float8_e4m3fn, or e8m0 as uint8) as f32, times the tensor scale `whole` [1,
+    out]."""
     exact = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
     numbers: torch.Tensor = exact.float()
     return numbers if whole is None else numbers * whole
 
 
 def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> None:
-    """Check that caches k and v [batch, heads, capacity, width] fit the FP8 scales of both; without scales, accept any.
+    """Check that caches k and v [batch, heads, capacity, width] fit the two FP8 `scales`, of keys and of values. Accept
+    any caches if both scales are None.
 
     Raises:
-        ValueError: if only one has scales, scales are not f32 (or f64) [heads], or a cache with scales is not uint8.
+        ValueError: if only one is given, scales are not f32 (or f64) [heads], or a cache with scales is not uint8.
     """
     given = [scale for scale in scales if scale is not None]
     if not given:

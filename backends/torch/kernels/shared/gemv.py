@@ -37,9 +37,9 @@ class Tile:
 
     - batch, rows: rows of x, and of W, that it multiplies
     - columns, vector: columns per step of its loop, and per load of a thread
-    - stages: pipeline depth of the loop on tensor cores; 0 on CUDA cores
+    - warps, stages: warps of the block; pipeline depth of its loop on tensor cores, 0 on CUDA cores
     - bits, group: width of W's codes, and codes per scale; 0 if W is not quantized
-    - even: `columns` divides the columns of W
+    - even: W is quantized and `columns` divides its columns
     """
 
     batch: int
@@ -54,12 +54,12 @@ class Tile:
 
     @property
     def constants(self) -> dict[str, int]:
-        """Return the tile as constexpr arguments of the kernels."""
+        """Return the fields, without `warps`, as the constexpr arguments BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, …, EVEN."""
         shape = {"BLOCK_M": self.batch, "BLOCK_N": self.rows, "BLOCK_K": self.columns, "VECTOR": self.vector}
         return {**shape, "STAGES": self.stages, "BITS": self.bits, "GROUP": self.group, "EVEN": self.even}
 
     def within(self, outputs: int) -> Tile:
-        """Return the tile with its rows limited to `outputs`, such as those of a head, rounded down to a power of 2."""
+        """Return the tile with at most `outputs` rows of W, a power of 2."""
         return replace(self, rows=min(self.rows, 1 << (outputs.bit_length() - 1)))
 
     def options(self, x: torch.Tensor) -> dict[str, Any]:
@@ -79,11 +79,12 @@ def weight_operands(weight: Weight) -> tuple[Any, Any, Any]:
 def choose_tile(
     batch: int, outputs: int, inputs: int, dtype: torch.dtype, least: int = 1, weight: Weight | None = None
 ) -> Tile:
-    """Return the tile for `batch` rows of x and W [outputs, inputs]; `least` is the smallest number of rows per block.
+    """Return the tile for `batch` rows of x in `dtype` and W [outputs, inputs]. The tile is that of `choose_code_tile`
+    if `weight` is `Codes`, else that of `_dot_tile` from DOT_ROWS rows of x on, else one for CUDA cores.
 
-    On CUDA cores the warps of a block share the columns, with few idle lanes. Each thread has 64 bytes of weights or
-    more in flight, from four or eight rows. Where that would leave multiprocessors with less than four blocks, it takes
-    fewer rows and, for up to two rows of x, more columns; registers hold no more.
+    On CUDA cores the warps of a block share the columns, so that few lanes idle. A block has 8 or 4 rows of W, so that
+    each thread has 64 bytes of weights or more in flight. If that gives a multiprocessor fewer than four blocks, a
+    block has fewer rows, but at least `least`, and, for up to two rows of x, more columns.
     """
     vector = 16 // dtype.itemsize
     if isinstance(weight, Codes):
@@ -139,7 +140,8 @@ def choose_code_tile(
 
 
 def pipeline_stages(weights: int, others: int, blocks: int) -> int:
-    """Return the pipeline stages of a loop in `blocks` blocks whose steps load `weights` bytes of W, `others` of x."""
+    """Return the number of pipeline stages, 2 to 6, of a loop in `blocks` blocks. Each step of the loop loads `weights`
+    bytes of W and `others` bytes of x."""
     asked = -(-ON_THE_WAY // (weights * max(1, min(blocks // PROCESSORS, 8)))) + 1
     return max(2, min(6, max(3, asked), STAGED // (weights + others)))
 
@@ -198,8 +200,8 @@ def sum_vectors(x, VECTOR: tl.constexpr):
 
 @jit
 def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return mean and 1/√(variance + ε), each [BLOCK_M, 1, 1], of rows of K columns. x points to the first columns of
-    the rows, k [1, 1, BLOCK_K]."""
+    """Return mean and 1/√(variance + ε), each [BLOCK_M, 1, 1], of rows of K columns. x: pointers [BLOCK_M, 1, BLOCK_K]
+    to the first columns of the rows; k: the indices [1, 1, BLOCK_K] of these columns."""
     total = tl.zeros([BLOCK_M, 1, BLOCK_K], tl.float32)
     for start in range(0, K, BLOCK_K):
         total += tl.load(x + start, mask=k + start < K, other=0.0).to(tl.float32)
@@ -213,7 +215,10 @@ def moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def multiply_step(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexpr, VECTOR: tl.constexpr):
-    """Return the partial products [BLOCK_M, BLOCK_N, …] and partial Σx² [BLOCK_M, 1, …] of one step of columns."""
+    """Return the partial sums of one step: the products [BLOCK_M, BLOCK_N, BLOCK_K / VECTOR], and Σx² [BLOCK_M, 1,
+    BLOCK_K / VECTOR] if NORM is "rms", else 0.0. `weights` [1, BLOCK_N, BLOCK_K] are values; x [BLOCK_M, 1, BLOCK_K]
+    points to columns k [1, 1, BLOCK_K]; columns from `end` on count as 0. The caller divides the products by the
+    RMS."""
     v = tl.load(x, mask=k < end, other=0.0).to(tl.float32)
     squares = sum_vectors(v * v, VECTOR) if NORM == "rms" else 0.0
     if NORM == "layer":
@@ -227,7 +232,8 @@ def multiply_step(weights, x, gain, shift, k, end, mean, rstd, NORM: tl.constexp
 
 @jit
 def load_weights(weight, rows, k, end, K):
-    """Load columns k [1, 1, BLOCK_K] below `end` of `rows` [BLOCK_N] of W [·, K]: [1, BLOCK_N, BLOCK_K]."""
+    """Return columns k [1, 1, BLOCK_K] of `rows` [BLOCK_N] of W [·, K] as [1, BLOCK_N, BLOCK_K]; 0 from column `end`
+    on."""
     at = weight + rows.to(tl.int64)[None, :, None] * K + k
     return tl.load(at, mask=k < end, other=0.0, eviction_policy="evict_first")
 
@@ -236,10 +242,10 @@ def load_weights(weight, rows, k, end, K):
 def load_first_weights(
     weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr
 ):
-    """Load the weights of the first step of `norm_product` before waiting for the preceding kernel.
+    """Load the weights of the first step of `norm_product`; call this before `wait_for_previous`.
 
-    If STAGES is 0 (CUDA cores), return them, [1, BLOCK_N, BLOCK_K]. For tensor cores, prefetch them into L2
-    and return 0.0, which is not used.
+    If STAGES is 0 (CUDA cores), return them, [1, BLOCK_N, BLOCK_K]. Else (tensor cores) return 0.0, which is not used,
+    and with PDL prefetch them into L2.
     """
     if STAGES > 0:
         if PDL:
@@ -261,11 +267,12 @@ def norm_product(
     NORM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
     STAGES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Return norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to `end`: fp32 [BLOCK_M,
-    BLOCK_N].
+    """Return norm(x) Wᵀ, fp32 [BLOCK_M, BLOCK_N], of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to
+    `end` − 1.
 
-    A norm needs all columns. x_row is the row stride of x; rows from M on repeat the last. STAGES > 0 selects tensor
-    cores, BITS > 0 a W in codes.
+    With a norm, `begin` is 0 and `end` is K. `first` is the result of `load_first_weights`. x_row is the row stride of
+    x; rows from M on repeat the last. STAGES > 0 selects tensor cores. BITS > 0 selects codes with `scales` and
+    `offsets`.
     """
     if BITS > 0:
         return code_products(
@@ -302,7 +309,8 @@ def norm_affine(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return norm(x) Wᵀ + bias over all K columns: load the first weights, wait for the preceding kernel, multiply."""
+    """Return norm(x) Wᵀ + bias, fp32 [BLOCK_M, BLOCK_N], over all K columns; the parameters are those of
+    `norm_product`. Load the first weights, wait for the preceding kernel, then multiply."""
     first = load_first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
     wait_for_previous(PDL)
     out = norm_product(

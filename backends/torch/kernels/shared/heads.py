@@ -13,8 +13,9 @@ def cache_pointers(
     k_cache, v_cache, positions, m, head, M, seq, heads, kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Return pointers into the cache for tokens m [·] of a key or value head, and a mask of those with a slot. `head`
-    counts query heads first, then key heads, then value heads; m counts all tokens, `seq` per sequence."""
+    """Return pointers to the cache rows of tokens m in key or value head `head`, and a mask of the tokens with a slot,
+    both shaped like m. `head` counts query heads first, then key heads, then value heads; m counts the tokens of all
+    sequences, `seq` each. stride_b, stride_h and stride_t are the cache's strides of batch row, head and slot."""
     slot = own_slot(tl.load(positions + m, mask=m < M, other=-1), capacity, keep, ROLLING)
     cache = k_cache
     if head >= heads + kv_heads:
@@ -34,8 +35,9 @@ def store_head(
     keep, stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Rotate pairs (a, b) [BLOCK_M, pairs] by (c, s); store them in q, or at their positions in a cache. With `k_scale`
-    and `v_scale` [kv_heads], keys and values are divided by them and stored in FP8."""
+    """Rotate pairs (a, b) [BLOCK_M, pairs] of head `head` by cosines and sines (c, s). Store a query head in q [M,
+    heads, HEAD_DIM], and a key or value head at the slots of the tokens' positions in its cache (see `cache_pointers`).
+    With `k_scale` and `v_scale` [kv_heads], keys and values are divided by their scales and stored in FP8."""
     there = (m < M) & (pair < HEAD_DIM // 2)
     first, second = pair_element(pair, 0, ROTARY, INTERLEAVED), pair_element(pair, 1, ROTARY, INTERLEAVED)
     if k_scale is None:
@@ -69,8 +71,8 @@ def store_head(
 
 @jit
 def norm_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, eps, HEAD_DIM: tl.constexpr):
-    """Return the pairs (a, b) [rows, pairs] of a head, divided by √(mean square + ε) and multiplied by the gain of
-    queries (head < heads) or keys."""
+    """Return the pairs (a, b) [rows, pairs] of a head, divided by √(mean square + ε) over its HEAD_DIM elements. With
+    gains, multiply them by the gain of queries (head < heads) or keys at elements `first` and `second`."""
     rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
     a, b = a * rstd, b * rstd
     if q_gain is not None:

@@ -71,8 +71,8 @@ vars(capability)["_dynamo_marked_constant"] = True
 
 
 def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
-    """Return the reason why Triton cannot run on the device of `x` (with FP8 if `float8`), in a few words; None if it
-    can."""
+    """Return the reason why Triton cannot run on the device of `x`, in a few words; None if it can. `float8` requires
+    FP8."""
     if _assumed is None:
         if triton is None:
             return "Triton is not installed"
@@ -117,11 +117,11 @@ def uses_torch(
 
 
 def custom_operator(like: Callable[..., Result]) -> Callable[[Callable[Operands, Result]], Callable[Operands, Result]]:
-    """Register a launcher as the torch custom operator `weft::<name>`, for compiled and exported models.
+    """Return a decorator that registers a launcher as the torch custom operator `weft::<name>`.
 
-    torch.compile and torch.export cannot trace into kernels, and keep the call of a custom operator. The operator is
-    called only while they trace: elsewhere it would cost microseconds, so the launcher is called directly. `like` is
-    the fake implementation: it returns results of the same shape and dtype for operands without data. Where a process
+    torch.compile and torch.export cannot trace into kernels, so they record the call of a custom operator. The operator
+    is called only while they trace: elsewhere it would cost microseconds, so the launcher is called directly. `like` is
+    the fake implementation: it returns results of the same shape and dtype for operands without data. If a process
     imports this package several times, once per model, the operators of the first import are used: if torch registered
     them again, models compiled before would lose their operators.
     """
@@ -146,7 +146,7 @@ def custom_operator(like: Callable[..., Result]) -> Callable[[Callable[Operands,
 
 
 def has_pdl(x: torch.Tensor) -> bool:
-    """Return whether kernels on the device of `x` may start before the previous kernel has ended."""
+    """Return whether x is on a CUDA device whose kernels may start before the previous kernel has ended (PDL)."""
     return x.is_cuda and capability(x.device.index or 0) >= PDL_SINCE
 
 

@@ -24,7 +24,7 @@ def to_base2(score):
 
 @jit
 def scale_scores(product, scale, SOFTCAP: tl.constexpr):
-    """Return base-2 scores of products q·k: x = scale · product, or SOFTCAP · tanh(x / SOFTCAP) if SOFTCAP > 0."""
+    """Return scores in base 2, of products q·k: s = scale · product, or SOFTCAP · tanh(s / SOFTCAP) if SOFTCAP > 0."""
     if SOFTCAP > 0:
         tanh = 1 - 2 / (1 + tl.exp2(to_base2(product) * (2 * scale / SOFTCAP)))
         return to_base2(tanh) * SOFTCAP
@@ -105,8 +105,8 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, ax
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """Return the bytes of shared memory that a program may use on the device of x (CUDA C++ Programming Guide, table
-    of compute capabilities)."""
+    """Return the bytes of shared memory that a program may use on the device of x; on a CPU, those of Hopper. Source:
+    CUDA C++ Programming Guide, table of compute capabilities."""
     found = capability(x.get_device()) if x.is_cuda else (9, 0)
     if found[0] in (9, 10):
         return HOPPER

@@ -17,7 +17,7 @@ def requires_grad(*tensors: torch.Tensor | None) -> bool:
 
 
 def gradient_refusal(*tensors: torch.Tensor | None) -> str | None:
-    """Return the reason (str) to fall back to torch if any of `tensors` requires a gradient, else None."""
+    """Return the reason to fall back to torch if any of `tensors` requires a gradient, else None."""
     return "a gradient is wanted" if requires_grad(*tensors) else None
 
 
@@ -36,10 +36,11 @@ def check_step(
     bias: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
 ) -> None:
-    """Check the operands of a recurrence step: state `past`, output state `present`, `bias` [width], `gate` like x.
+    """Check the operands of a recurrence step: states `past` and `present` (if given) are contiguous and of one shape,
+    `bias` is [width], and `gate` has the shape of x.
 
     Raises:
-        ValueError: if they do not fit, or a state is not contiguous.
+        ValueError: if one does not fit.
     """
     for state in (past, present):
         if state is not None and not (state.is_contiguous() and state.shape == past.shape):

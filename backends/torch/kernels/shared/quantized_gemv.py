@@ -57,22 +57,22 @@ def words_per_row(width: int, bits: int) -> int:
 
 
 def unpack(packed: torch.Tensor, bits: int, width: int) -> torch.Tensor:
-    """Return the codes [out, width], i32, of `packed` [out, words]; the docstring of the file describes the packing."""
+    """Return the codes of `packed` [out, words], as i32 [out, width]; the module docstring describes the packing."""
     tiles = packed.unflatten(1, (-1, 1, WORDS)) >> _shifts(bits, packed) & ((1 << bits) - 1) * 0x10001  # two to a word
     codes: torch.Tensor = tiles.view(torch.int16).flatten(1)[:, :width].int()
     return codes
 
 
 def _shifts(bits: int, packed: torch.Tensor) -> torch.Tensor:
-    """Return the right shifts that bring each tile into the low bits of both halves of words [..., 1, WORDS]."""
+    """Return the right shift of each tile, i32 [tiles, 1], to apply to words [..., 1, WORDS]."""
     return torch.arange(0, 16, bits, dtype=torch.int32, device=packed.device)[:, None]
 
 
 @constant
 def assembly(half: int, less: int) -> str:
-    """Return PTX that converts the codes in the low bits of both halves of a word to two 16-bit floats. `half` sets
-    their exponent, and `less` (0: nothing) is subtracted. PTX because Triton's own operations would handle the halves
-    separately."""
+    """Return PTX that converts the low 4 bits of both halves of a word to two 16-bit floats. `half` is 0x6400 for fp16
+    (code + 1024) or 0x4300 for bf16 (code + 128); `less` is then subtracted. Triton's own operations would convert the
+    halves separately."""
     two = f"lop3.b32 numbers, $1, 0x000F000F, {half * 0x10001:#x}, 0xEA;"
     if less == 0:
         return f"{{ .reg .b32 numbers; {two} mov.b32 $0, numbers; }}"
@@ -86,8 +86,8 @@ def assembly(half: int, less: int) -> str:
 
 @jit
 def unpack_int4(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], in DTYPE [n, 32]. Their bits are HALF |
-    code, which is the code plus a constant; LESS is then subtracted."""
+    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], plus a constant, minus LESS, as DTYPE [n,
+    32] (in the interpreter as fp32). The constant is 1024 if HALF is 0x6400 (fp16) and 128 if it is 0x4300 (bf16)."""
     shifted = words >> SHIFT
     if INTERPRETER:
         both = (shifted & 0x000F000F) | HALF * 0x10001
@@ -113,11 +113,12 @@ def code_products(
     NORM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Return norm(x) Wᵀ of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to `end`: fp32 [BLOCK_M,
-    BLOCK_N].
+    """Return norm(x) Wᵀ, fp32 [BLOCK_M, BLOCK_N], of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to
+    `end` − 1. `codes`, `scales` and `offsets` point to the tensors of `Codes`; GROUP is the number of columns per
+    scale.
 
-    A norm needs all columns. x_row is the row stride of x; rows from M on repeat the last. `begin` and BLOCK_K are
-    multiples of a chunk. EVEN is true if BLOCK_K divides the columns.
+    With a norm, `begin` is 0 and `end` is K. x_row is the row stride of x; rows from M on repeat the last. `begin` and
+    BLOCK_K are multiples of a chunk. EVEN is true if BLOCK_K divides the columns.
     """
     CHUNK: tl.constexpr = 512 // BITS
     TILES: tl.constexpr = BLOCK_K // 32
@@ -281,7 +282,7 @@ class Codes:
     | FP8 | float8_e4m3fn [out, 4·words], the bytes of the words | [groups, out] | [groups, out] |
     | FP4 | uint8 [out, 4·words], the same bytes | uint8 (E8M0), or float8_e4m3fn for groups of 16 | [1, out]: factors |
 
-    `otherwise` is the fallback that multiplies with torch, as `multiply_dequantized` does.
+    `otherwise(x, packed, scales, offsets, bias, bits)` computes x Wᵀ + bias where no kernel runs.
 
     Raises:
         ValueError: if shapes or dtypes do not fit.
@@ -347,5 +348,5 @@ class Codes:
         return Codes(self.packed[part], scales, offsets, self.bits, self.width, self.otherwise)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x Wᵀ + b, computed with torch."""
+        """Return x Wᵀ + b, computed with `otherwise`."""
         return self.otherwise(x, *self.parts, bias, self.bits)

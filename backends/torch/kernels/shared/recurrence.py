@@ -36,8 +36,8 @@ def softplus(x):
 
 @jit
 def update_state(state, power, into, step, driven, out, skip, present, at, mask):
-    """Store the new state h = 2^power ⊙ state + into (step · driven)ᵀ, [n, p], in `present` at offsets `at`; return
-    hᵀ out + skip · driven, [p]."""
+    """Store the new state h = 2^power ⊙ state + into (step ⊙ driven)ᵀ, [n, p], in `present` at offsets `at` under
+    `mask`; return hᵀ out + skip ⊙ driven, [p]. `into` and `out` are [n], `step` and `driven` [p]."""
     state = tl.exp2(power) * state + into[:, None] * (step * driven)[None, :]
     tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
     tl.store(present + at, state.to(present.dtype.element_ty), mask=mask)
@@ -46,7 +46,8 @@ def update_state(state, power, into, step, driven, out, skip, present, at, mask)
 
 @jit
 def store_normed(raw, gain, gate, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Store in y the RMS norm of the SIZE elements at `raw`, times `gain` and `gate` where given."""
+    """Store in y the RMS norm of the SIZE fp32 elements at `raw`, times `gain` and `gate` [SIZE] if not None. Elements
+    are read BLOCK at a time."""
     at = tl.arange(0, BLOCK)
     squares = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, SIZE, BLOCK):
@@ -65,7 +66,7 @@ def store_normed(raw, gain, gate, y, eps, SIZE: tl.constexpr, BLOCK: tl.constexp
 
 @jit
 def silu_gated(y, gate, at, mask):
-    """Return y ⊙ silu(gate), with the gate loaded at offsets `at`; y if there is no gate."""
+    """Return y ⊙ silu(gate), with the gate loaded at offsets `at` under `mask`; y if `gate` is None."""
     if gate is not None:
         g = tl.load(gate + at, mask=mask, other=0.0).to(tl.float32)
         y *= g * tl.sigmoid(g)
@@ -84,12 +85,13 @@ def step_in_place(
     block: int,
     kernel: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Return the outputs [batch, 1, ...] of one decode step of a recurrence; update `states` [batch, ...] in place.
+    """Return the output [batch, 1, ...] of one decode step of a recurrence, or a tuple if there are several outputs;
+    update `states` [batch, ...] in place.
 
-    `step` maps states, tokens and constants to new states and outputs; `generated` is its kernel, whose programs take
-    `block` of the `count` state rows of a sequence each. `tokens` are [batch or 1, 1, ...], `outputs` the shapes of
-    outputs without batch and token; their dtype is that of the first token. `kernel` forces Triton or torch; torch
-    computes in f32 (f64 for f64).
+    `step(*states, *tokens, *constants)` returns the new states and the outputs, for tokens without their axis of length
+    1. `generated` is its kernel: each program computes `block` of the `count` state rows of a sequence. `tokens` are
+    [batch or 1, 1, ...]. `outputs` are the shapes of the outputs without batch and token; their dtype is that of the
+    first token. `kernel` is as in `uses_torch`; torch computes in f32 (f64 for f64).
 
     Raises:
         ValueError: if a state is not contiguous.

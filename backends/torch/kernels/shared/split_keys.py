@@ -27,14 +27,15 @@ MERGED = 8192  # numbers that a program merges at a time: 64 registers of each o
 
 @jit
 def keys_per_split(keys, splits, LEAST: tl.constexpr):
-    """Return the number of keys per split for `keys` keys: at least LEAST, a multiple of 16."""
+    """Return the number of keys per split for `keys` keys: ⌈keys / splits⌉ rounded up to a multiple of 16, or LEAST if
+    larger."""
     return tl.maximum(tl.cdiv(tl.cdiv(keys, splits), 16) * 16, LEAST)
 
 
 @jit
 def block_rows(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
-    """Return the first row of block `group` and the number of its rows. Each GROUP consecutive rows are cut into blocks
-    of TAKEN; the last of them may have fewer."""
+    """Return the first row of block `group` and the number of its rows. Blocks have TAKEN rows; the last block of each
+    GROUP consecutive rows may have fewer."""
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     block = group % BLOCKS
     return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
@@ -42,10 +43,9 @@ def block_rows(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
 
 @jit
 def merge_splits(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """Merge partial sums of `splits` splits, STEP at a time, into softmax(scores) v, f32 [r, c] at `row` and `column`.
-
-    Rows and columns outside of ROWS and WIDTH are 0.
-    """
+    """Return softmax(scores) v, f32 [r, c], at rows `row` [r] and columns `column` [c] of a block, from the partial
+    sums of its `splits` splits: `partial` [splits, ROWS, WIDTH] and `state` [splits, 2, ROWS]. STEP splits are read at
+    a time. Results outside of ROWS and WIDTH are 0."""
     one = row[:, None] * WIDTH + column[None, :]
     real = (row < ROWS)[:, None] & (column < WIDTH)[None, :]
     highest = tl.full(row.shape, -float("inf"), tl.float32)
@@ -74,7 +74,8 @@ def merge_if_last(
     out, partial, state, ticket, splits, rows,
     TAKEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial sums of a group into `out` [rows, WIDTH], if this is the last program of the group."""
+    """Take a ticket of a block; if it is the last of `splits`, merge the block's partial sums into `out` [rows,
+    WIDTH]."""
     if is_last(ticket, splits):
         row = tl.arange(0, ROWS)
         for start in range(0, WIDTH, COLUMNS):
@@ -90,12 +91,13 @@ def store_split(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """Store the partial sums of one split, or the output if `used` is 1; if INSIDE, the last program merges them.
+    """Store the partial sums of one split of block `group`, or the output if `used` is 1. If INSIDE, the last of the
+    block's `used` programs merges the partial sums into the output.
 
-    Each of the `used` programs of block `group` calls this; a block is TAKEN of the GROUP rows of `out` […, GROUP,
-    WIDTH]. acc [r, c] is the sum of 2^(score − m) · v, m [r] the maxima, `total` [r] the sums of the weights; r ≥
-    TAKEN, c ≥ WIDTH. Scratch: partial f32 [groups, splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets
-    i32 [groups]: counters if the merge is INSIDE, else `used`, for `merge_kernel`.
+    Blocks are those of `block_rows`, on the rows of `out` […, GROUP, WIDTH]. acc [r, c] is the sum of 2^(score − m) ·
+    v, m [r] the maxima, `total` [r] the sums of the weights; r ≥ TAKEN, c ≥ WIDTH. Scratch: partial f32 [groups,
+    splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets i32 [groups]. Tickets are counters if INSIDE,
+    else they receive `used`, for `merge_kernel`.
     """
     row, column = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     within = (column < WIDTH)[None, :]
@@ -126,8 +128,8 @@ def merge_kernel(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial sums of one row of a group, from the scratch tensors `partial`, `state` and `used`, into `out`.
-    Grid [TAKEN, blocks of COLUMNS, groups]."""
+    """Merge partial sums that `store_split` left into `out`. Grid [TAKEN, blocks of COLUMNS, groups]: a program merges
+    one row of a group in COLUMNS columns; it returns at once if the group has one split (`used` is 1)."""
     group = tl.program_id(2)
     start_next(PDL)
     wait_for_previous(PDL)
@@ -144,13 +146,15 @@ def merge_kernel(
 
 
 def merge_constants(rows: int, width: int) -> dict[str, int]:
-    """Return the constexpr arguments for merging partial sums of `rows` rows and `width` columns (powers of 2)."""
+    """Return MERGE_ROWS, MERGE_COLUMNS and MERGE_STEP of `store_split`, to merge blocks of `rows` rows and `width`
+    columns, both powers of 2."""
     columns = min(width, max(32, MERGED // rows // 16))
     return {"MERGE_ROWS": rows, "MERGE_COLUMNS": columns, "MERGE_STEP": max(1, MERGED // (rows * columns))}
 
 
 def count_splits(x: torch.Tensor, groups: int, most: int) -> int:
-    """Return the number of key splits, at most `most`, that occupies the device of x with `groups` programs each."""
+    """Return the number of key splits, 1 to `most`, that occupies the device of x if each split has `groups`
+    programs."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED
     return max(1, min(splits_per_group(groups, processors), most, MOST))
 
@@ -177,9 +181,12 @@ def launch(
     tickets: torch.Tensor | None,
     warps: int = 4,
 ) -> torch.Tensor:
-    """Launch kernel(*operands, out, partial, state, tickets, *numbers), which calls `store_split`, and the merge kernel
-    if the merge takes a second launch; return `out` [batch, heads, width]. The grid is [splits, groups, batch].
-    `splits` is by default the number that occupies the device, up to `most`."""
+    """Launch kernel(*operands, out, partial, state, tickets, *numbers), which calls `store_split`, on the grid [splits,
+    groups, batch], then `merge_kernel` if the partial sums exceed INSIDE; return `out` [batch, heads, width].
+
+    `constants` include GROUP and TAKEN; `groups` is the number of blocks of a batch row. `splits` None is the number
+    that occupies the device, up to `most`. `tickets` None takes shared counters.
+    """
     batch, _, width = out.shape
     taken, blocks = constants["TAKEN"], batch * groups
     splits = splits or count_splits(out, blocks, most)

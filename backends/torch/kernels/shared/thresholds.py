@@ -50,12 +50,11 @@ def search_key(
     values, tokens, count, largest, temperature, least, last, min_p, target,
     BY_TOKEN: tl.constexpr, ALIKE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest key such that candidates with this key or a larger one weigh at least `target` in total, and
-    the total weight of those with a larger key.
+    """Return the largest key such that the candidates with this key or a larger one weigh at least `target` in total,
+    and the total weight of those with a larger key. Candidates are those that `read_candidates` keeps.
 
-    Keys are those of `order_key`; with BY_TOKEN they are −token, and the total must exceed `target`. The candidates are
-    those that `read_candidates` keeps. Each weighs 1 if ALIKE, else its weight. With BY_TOKEN and ALIKE, only
-    candidates with the key `least` count.
+    Keys are those of `order_key`. With BY_TOKEN they are −token, and the total must exceed `target`. A candidate weighs
+    1 if ALIKE, else its weight. With BY_TOKEN and ALIKE, only candidates whose `order_key` is `least` count.
     """
     way = 1 + tl.arange(0, 8).to(tl.int64)
     DIGITS: tl.constexpr = 7 if BY_TOKEN else 11  # in base 8
@@ -92,7 +91,7 @@ def key_to_logit(key):
 @jit
 def total_weight(values, tokens, count, largest, temperature, least, last, min_p, CHUNK: tl.constexpr):
     """Return the total weight of the candidates that `read_candidates` keeps, the number of them with weight NEAR or
-    more, and the largest token with a weight above 0."""
+    more, and the largest token among those with a weight above 0 (0 if there are none)."""
     together = tl.zeros([], tl.float64)
     number, end = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     for begin in range(0, count, CHUNK):

@@ -16,8 +16,8 @@ _counters: dict[tuple[int, int], torch.Tensor] = {}
 
 @jit
 def is_last(ticket, blocks):
-    """Return whether this program is the last of `blocks` to call this with one `ticket`; it then sees the stores of
-    all.
+    """Take a ticket: return whether this program is the last of `blocks` programs to call this with the counter at
+    pointer `ticket`. The last program sees the earlier stores of all, and resets the counter to 0.
 
     Read these stores with the cache modifier ".cg": the L1 cache may hold stale values.
     """
@@ -44,7 +44,7 @@ def zero_counters(x: torch.Tensor, number: int) -> torch.Tensor:
 
 
 class Tickets:
-    """The ticket counters of one model, which runs on one stream: `each` per batch row.
+    """The ticket counters of one model, which runs on one stream: `each` counters per batch row.
 
     They are allocated at the first batch of each size and never freed, because captured CUDA graphs use them.
     """

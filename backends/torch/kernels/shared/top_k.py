@@ -27,8 +27,8 @@ def expert_places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.c
 
 @jit
 def _of_best_groups(ranked, OPEN: tl.constexpr, TOP2: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """Return `ranked` [rows, SLOTS · WIDE] with −∞ outside of the OPEN best of the SLOTS groups of a row. The score of
-    a group is the maximum of its WIDE elements, or with TOP2 the sum of the two largest."""
+    """Return `ranked` [rows, SLOTS · WIDE] with −∞ outside of the OPEN best of the SLOTS groups of a row. A group's
+    score is the maximum of its WIDE elements, or with TOP2 the sum of the two largest."""
     ROWS: tl.constexpr = ranked.shape[0]
     members = tl.reshape(ranked, [ROWS, SLOTS, WIDE])
     best = tl.max(members, axis=2)
@@ -48,9 +48,10 @@ def choose_experts(
     GROUPS: tl.constexpr, OPEN: tl.constexpr, TOP2: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Return the CHOICES chosen experts, i32, and their weights, f32 [rows, SLOTS], for logits f32 [rows, places].
-    `expert` and `there` [places] come from `expert_places`; logits are −∞ where not `there`. `push` [places] is added
-    to the scores for the choice only. Weights are scores, normalized to sum 1 if RENORMALIZE, times `scale`."""
+    """Return the chosen experts, i32, and their weights, f32, both [rows, SLOTS], for logits f32 [rows, places]; slots
+    from CHOICES on hold 0. `expert` and `there` [places] come from `expert_places`; logits are −∞ where not `there`.
+    `push` [places] is added to the scores for the choice only. Weights are scores, normalized to sum 1 if RENORMALIZE,
+    times `scale`."""
     ROWS: tl.constexpr = logits.shape[0]
     place, slot = tl.arange(0, GROUP_SLOTS * WIDE)[None, :], tl.arange(0, SLOTS)[None, :]
     if SIGMOID:
@@ -80,10 +81,10 @@ def refusal(experts: int, k: int) -> str | None:
 
 
 def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, group_score: str) -> None:
-    """Check that `k` of `experts` experts can be chosen with these groups and that the scorings are known.
+    """Check that `k` of `experts` experts can be chosen from the `top_groups` best of `groups` groups.
 
     Raises:
-        ValueError: if not.
+        ValueError: if they cannot, or if `scoring` or `group_score` is unknown.
     """
     if experts % groups or not 1 <= top_groups <= groups:
         raise ValueError(
@@ -103,7 +104,7 @@ def constants(
     experts: int, k: int, scoring: str, renormalize: bool, groups: int, top_groups: int, group_score: str
 ) -> dict[str, Any]:
     """Return the constexpr arguments of `choose_experts` and `expert_places`. Padding groups and experts per group to
-    powers of 2 gives less than 4 places per expert."""
+    powers of 2 gives fewer than 4 places per expert."""
     sizes = {"GROUP_SLOTS": power_of_2(groups), "WIDE": power_of_2(experts // groups), "SLOTS": power_of_2(k)}
     how = {"SIGMOID": scoring == "sigmoid", "RENORMALIZE": renormalize, "TOP2": group_score == "top2"}
     return {"EXPERTS": experts, "CHOICES": k, "GROUPS": groups, "OPEN": top_groups, **how, **sizes}
