@@ -52,8 +52,8 @@ def store_token(token, largest, row, chosen, ids, positions, active):
 
 @jit
 def lower_bound(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
-    """Return a lower bound on the logits that the filters keep. `parts` are the largest logits of the `number` parts of
-    a row, `largest` is the largest of all, and `whole` the total weight of the row."""
+    """Return a lower bound on the logits that the filters keep, −∞ if none is known. `parts` [number] are the largest
+    logits of the parts of a row, `largest` is the largest of all, and `whole` the total weight of the row."""
     bound = tl.full([], float("-inf"), tl.float32)
     if top_k > 0:
         if top_k <= number:
@@ -68,8 +68,9 @@ def lower_bound(parts, number, largest, temperature, whole, vocab, top_k, top_p,
 
 @jit
 def find_crossing(n, weight, aim, end):
-    """Return the first n where the cumulative weight exceeds `aim` (at most the last n with a positive weight), the
-    weight at n, and the cumulative weight up to and including n."""
+    """Return the first of the indices n [k] where the cumulative sum of `weight` [k] exceeds `aim`, but at most the
+    last n with a positive weight; the weight at this n; and the cumulative sum up to and including it. `end` is above
+    all n."""
     after = tl.cumsum(weight, axis=0)
     found = tl.min(tl.where(after > aim, n, end), axis=0)
     found = tl.minimum(found, tl.max(tl.where(weight > 0, n, 0), axis=0))
@@ -82,8 +83,9 @@ def finish_scan(
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Reduce the results of all programs of a row; return its token and its largest logit. With FILTER the token has no
-    meaning: the bound and the total weight of the row are stored for `keep_kernel`, which chooses."""
+    """Reduce the results of all programs of a row; return its token and its largest logit. The token is the likeliest,
+    or with DRAW a random one. With FILTER the token has no meaning: the bound and the total weight of the row are
+    stored for `keep_kernel`, which chooses."""
     i = tl.arange(0, PLACES)
     at = row * blocks + i
     top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
@@ -163,7 +165,8 @@ def finish_keep(
     values, tokens, count, uniforms, spent, largest, whole, row, vocab, most, temperature, top_k, top_p, min_p,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Apply the filters to the `count` gathered candidates of a row; draw one that they keep, and return its token."""
+    """Apply the filters to the `count` gathered candidates of a row, `values` and `tokens`; draw a token of those that
+    remain, and return it. `whole` is the total weight of the row."""
     least, last = tl.full([], LOWEST, tl.int64), tl.zeros([], tl.int64) + vocab
     if top_k > 0:
         least, _ = search_key(values, tokens, count, largest, temperature, least, last, 0.0, top_k, False, True, CHUNK)
@@ -248,10 +251,8 @@ def choose_tokens(
     `uniforms` f64 [batch, most] in [0, 1). Then `spent` i64 [batch, 1] is incremented, unless only one token is
     possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next decode step.
     In rows where `active`, they are updated in place: ids to the token (0 if that is negative), positions by + 1.
-    `tickets` are counters (see `zero_counters`), TICKETS per row. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, or `temperature` > 0 without `uniforms` and `spent`.
+    `tickets` are counters (see `zero_counters`), TICKETS per row. `kernel` is as in `uses_torch`. Raise ValueError if
+    shapes do not fit, or `temperature` > 0 without `uniforms` and `spent`.
     """
     if logits.ndim != 2:
         raise ValueError(f"logits {[*logits.shape]} must be [batch, vocab]")
@@ -303,7 +304,7 @@ def _by_sorting(
     min_p: float,
     begun: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Compute `choose_tokens` with torch, which sorts all tokens."""
+    """Compute `choose_tokens` with torch, by sorting all tokens; `temperature` is above 0 and only used if `drawn`."""
     largest, token = logits.float().max(-1, keepdim=True)
     if drawn:
         assert uniforms is not None and spent is not None

@@ -24,6 +24,7 @@ def _conv_kernel(
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr, ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Compute y and the new state of BLOCK channels of a batch row. Grid [blocks of channels, batch]."""
     start_next(PDL)
     batch = tl.program_id(1).to(tl.int64)
     channel, tap = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, TAPS)[None, :]
@@ -58,11 +59,8 @@ def conv_step(
 
     `inputs` are the width − 1 previous inputs in `past`, oldest first, then x. x [batch, channels] may be a slice of a
     projection, weight [channels, width], bias [channels], past [batch, width − 1, channels] → y like x. The new state
-    is written to `present`, which may be `past` itself; without `present`, to a new tensor. `kernel` forces Triton or
-    torch.
-
-    Raises:
-        ValueError: if shapes do not fit, a state is not contiguous, or the activation is unknown.
+    is written to `present`, which may be `past` itself; without `present`, to a new tensor. `kernel` is as in
+    `uses_torch`. Raise ValueError if shapes do not fit, a state is not contiguous, or the activation is unknown.
     """
     (batch, channels), width = x.shape, weight.shape[-1]
     if weight.ndim != 2 or len(weight) != channels:

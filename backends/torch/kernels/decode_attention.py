@@ -6,8 +6,8 @@ One program takes all query heads of a KV head, as the rows of a matrix product,
 launch fixes the number of splits. They divide the keys that a row's query attends to, which follow from `positions` on
 the device; splits without keys end at once. So one CUDA graph serves any length.
 
-Under programmatic dependent launch this kernel may start while earlier kernels still run. Their outputs (the query, the
-newest key and value, the positions) are read after `gdc_wait`; before it, the cache is only prefetched into L2.
+Under programmatic dependent launch this kernel may start while earlier kernels still run. It reads their outputs (the
+query, the newest key and value, the positions) after `wait_for_previous`; before, it only prefetches the cache into L2.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def decode_kernel(
     SOFTCAP: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr,
     INSIDE: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Attend TAKEN of the GROUP query heads of a KV head to one split of the keys, KEYS keys at a time. Grid [splits,
-    kv_heads · blocks of heads, batch]. With several QUERIES (tokens), GROUP counts the heads of all tokens, ordered
-    [token, head]."""
+    """Attend TAKEN of the GROUP query heads of a KV head to one split of the keys, KEYS keys at a time; store the sums
+    by `store_split`. Grid [splits, kv_heads · blocks of heads, batch]. With several QUERIES (tokens per batch row),
+    GROUP counts the heads of all tokens, ordered [token, head]."""
     split, splits, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     kv_head, block = tl.program_id(1) // BLOCKS, tl.program_id(1) % BLOCKS
@@ -124,7 +124,7 @@ def decode_kernel(
 
 
 def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
-    """Return None, or the reason (str) why the kernel does not support these head sizes and `dtype`."""
+    """Return the reason why the kernel does not support these head sizes and `dtype`; None if it does."""
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if (padded := power_of_2(head_dim) + power_of_2(value_dim)) > WIDEST // (dtype.itemsize // 2):
@@ -160,7 +160,7 @@ def decode_attention(
     positions i64 [batch] or [batch, 1] of the new tokens → like q, with dv instead of d. Positions are below capacity
     unless `rolling`; a row at a negative position has no keys, and its result is 0. Several consecutive tokens, q
     [batch, seq, heads, d], are at positions from `start` on; up to 16 are one launch if all earlier keys are visible,
-    else `prefill_attention` is used. `kernel` forces Triton or torch; the kernel is for inference, gradients come from
+    else `prefill_attention` is used. `kernel` is as in `uses_torch`; the kernel is for inference, gradients come from
     torch.
 
     - scale: 1/√d by default
@@ -249,7 +249,8 @@ def _several_refusal(
     chunk: int | None,
     dilation: int,
 ) -> str | None:
-    """Return None, or the reason (str) why the kernel cannot take several tokens, q [batch, seq, heads, d], at once."""
+    """Return the reason why the kernel cannot take several tokens, q [batch, seq, heads, d], at once; None if it
+    can."""
     if q.shape[1] > MOST_QUERIES:
         return f"more than {MOST_QUERIES} tokens are a prompt"
     if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1:

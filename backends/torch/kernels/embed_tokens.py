@@ -45,8 +45,8 @@ def embed_kernel(
     weight, ids, positions, table, frequencies, cos, sin, frequencies_2, cos_2, sin_2, x,
     vocab, length, D, pairs, pairs_2, offset, scale, amplitude, amplitude_2, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store BLOCK elements of the embedding of a token; one more block per token stores its sines and cosines. Grid
-    [blocks of D + 1, tokens]."""
+    """Store BLOCK elements of the embedding x [tokens, D] of a token. One more program per token stores its cosines and
+    sines. Grid [blocks of D + 1, tokens]; without tables of angles [blocks of D, tokens]."""
     start_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
@@ -88,10 +88,8 @@ def embed_tokens(
 
     ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim] or None → x [batch, seq, dim]. An entry
     of `rotary` is (frequencies f64 [pairs], amplitude); its cos and sin, f32 [batch·seq, pairs], are amplitude ·
-    cos(position · frequency) and amplitude · sin(position · frequency). `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit.
+    cos(position · frequency) and amplitude · sin(position · frequency). `kernel` is as in `uses_torch`. Raise
+    ValueError if shapes do not fit.
     """
     if ids.ndim != 2 or positions.shape != ids.shape:
         raise ValueError(f"ids {[*ids.shape]} and positions {[*positions.shape]} are not both [batch, seq]")

@@ -2,7 +2,7 @@
 
 All heads share one cache. A row has `rank` elements that are both key and value, and rotary elements that are part of
 the key only. A program loads a row once for both, and takes 16 to 64 heads through one split of the keys. Splits, their
-merge in the same launch, and the prefetch before `gdc_wait` are as in `decode_attention`.
+merge, and the prefetch before `wait_for_previous` are as in `decode_attention`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def latent_kernel(
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
     PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Attend TAKEN of all GROUP heads to one split of keys, KEYS at a time. Grid [splits, blocks of heads, batch]."""
+    """Attend TAKEN of all GROUP heads to one split of the keys, KEYS keys at a time; store the sums by `store_split`.
+    Grid [splits, blocks of heads, batch]."""
     split, splits, block, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(1), tl.program_id(2)
     cache += batch.to(tl.int64) * batch_stride
     n = tl.arange(0, KEYS)
@@ -149,10 +150,7 @@ reference = partial(latent_decode, kernel=False)
 
 
 def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: int) -> None:
-    """Check that q, cache, positions and rank fit.
-
-    Raises:
-        ValueError: if they do not."""
+    """Raise ValueError unless q, cache, positions and rank have the shapes of `latent_decode`."""
     belong = q.dim() == 3 and cache.shape[:2] == (q.shape[0], 1) and cache.shape[3:] == q.shape[2:]
     if not belong or not 0 < rank <= q.shape[2]:
         raise ValueError(
@@ -167,12 +165,9 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
 
 def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict[str, int], int]:
     """Return the constexpr arguments and the number of warps for latents of `rank` + `rope` elements of `size` bytes,
-    `heads` query heads, and `room` bytes of shared memory.
-
-    Two stages of keys for 16 heads leave room for a second program on a multiprocessor. Products of 32 heads need 64
-    keys to occupy 8 warps. Products of 64 heads are asynchronous (wgmma) and LEAN: loop invariants are recomputed,
-    because they would not fit in registers.
-    """
+    `heads` query heads, and `room` bytes of shared memory. Two stages of keys for 16 heads leave room for a second
+    program on a multiprocessor. Products of 32 heads need 64 keys to occupy 8 warps. Products of 64 heads are
+    asynchronous (wgmma) and LEAN: loop invariants are recomputed, because they would not fit in registers."""
     padded = power_of_2(rank, 16) + power_of_2(rope, 16)
     taken = min(HEADS if size == 2 and room >= HOPPER else 16, power_of_2(heads, 16))
     stage = 80 * 1024 if taken == 32 else 40 * 1024

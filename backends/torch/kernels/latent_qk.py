@@ -26,7 +26,8 @@ WARPS = 4
 
 @jit
 def store_rotated(source, target, m, pair, cos, sin, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Rotate the pairs of ROPE elements at `source` by the angles of row m, and store them at `target`."""
+    """Load the ROPE elements at `source`, rotate them by the angles of row m of `cos` and `sin` [rows, ROPE / 2], and
+    store them at `target`. `pair` [n] are the indices of the pairs."""
     there = pair < ROPE // 2
     first, second = pair_element(pair, 0, ROPE, INTERLEAVED), pair_element(pair, 1, ROPE, INTERLEAVED)
     c = tl.load(cos + m * (ROPE // 2) + pair, mask=there, other=1.0)
@@ -45,7 +46,8 @@ def latent_qk_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Store the absorbed and rotated queries of all M tokens, and write their cache rows. Grid [blocks of BLOCK_R
-    columns, heads + 1]; the last index of the second axis writes the cache."""
+    columns, heads + 1]: a program with a head index below `heads` absorbs that head into BLOCK_R columns; block 0 of
+    the last index writes the cache."""
     start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1) - 1
     block, pair = tl.program_id(0), tl.arange(0, BLOCK_P)
@@ -111,10 +113,8 @@ def latent_qk(
     may be slices of a projection. weight [heads·plain, rank] is the keys' up-projection; cache [batch, 1, capacity,
     rank + rope], positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos,
     sin f32 [batch, rope/2] belong to the tokens' RoPE angles. `interleaved`, `rolling`, `keep_first` and the slot of a
-    position are as in `norm_qkv`. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, or the norm is a layer norm.
+    position are as in `norm_qkv`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit, or the norm is
+    a layer norm.
     """
     batch, _, capacity, width = cache.shape
     rank, rope = weight.shape[1], 2 * cos.shape[-1]

@@ -22,7 +22,8 @@ from .shared.tickets import is_last, zero_counters
 
 @jit
 def sum_splits(partial, bias, m, n, M, N, SPLITS: tl.constexpr):
-    """Sum the partial products of SPLITS blocks: return x Wᵀ + b at rows m and outputs n (broadcast); 0 outside."""
+    """Return x Wᵀ + b at rows m and outputs n (broadcast), from the SPLITS partial products [SPLITS, M, N]; 0
+    outside."""
     there = (m < M) & (n < N)
     total = tl.load(partial + m * N + n, mask=there, other=0.0, cache_modifier=".cg")
     for split in range(1, SPLITS):
@@ -67,7 +68,8 @@ def linear_residual_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N outputs of all rows over `each` columns. Grid [blocks of outputs, SPLITS of the columns]."""
+    """Compute BLOCK_N outputs of all rows over `each` columns of W. The last program of these outputs (with NORM: of
+    all outputs) stores y. Grid [blocks of outputs, SPLITS]."""
     start_next(PDL)
     block, split = tl.program_id(0), tl.program_id(1)
     begin, end = split * each, tl.minimum(split * each + each, K)
@@ -110,15 +112,9 @@ def linear_residual(
     kernel: bool | None = None,
 ) -> torch.Tensor:
     """Return residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [...,
-    out].
-
-    Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are counters of finished
-    blocks that only this model uses; without them, launches on a stream share counters. `kernel` forces Triton or
-    torch.
-
-    Raises:
-        ValueError: if shapes do not fit, or the norm is unknown.
-    """
+    out]. Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are counters of
+    finished blocks that only this model uses; without them, launches on a stream share counters. `kernel` is as in
+    `uses_torch`. Raise ValueError if shapes do not fit, or the norm is unknown."""
     check(x, weight, NO_NORM, bias)
     norm.check(len(weight))
     if residual.shape != (*x.shape[:-1], len(weight)):
@@ -157,11 +153,9 @@ def is_addmm(
 
 
 def split_columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
-    """Return the number of blocks that the columns of W [outputs, inputs] are split between, and the columns per block.
-
-    Columns are split only if there would be less than two blocks per multiprocessor. Then there are up to four blocks
-    per multiprocessor (two on tensor cores, whose blocks are larger); each block has at least one step.
-    """
+    """Return (number of blocks that share the columns of W [outputs, inputs], columns per block). Columns are split
+    only if there would be fewer than two blocks per multiprocessor. Then there are up to four blocks per multiprocessor
+    (two on tensor cores, whose blocks are larger); each block has at least one step."""
     blocks, steps = -(-outputs // plan.rows), -(-inputs // plan.columns)
     most = (2 if plan.stages else 4) * gemv.PROCESSORS
     wanted = -(-most // blocks) if blocks < 2 * gemv.PROCESSORS else 1

@@ -31,7 +31,7 @@ WARPS = 4
 
 @jit
 def scale_head(x, scale, eps, KEYS: tl.constexpr, UNIT: tl.constexpr):
-    """Return x · scale for one head, divided by √(mean square + ε) if UNIT."""
+    """Return x · scale for the KEYS elements x of one head, fp32; with UNIT, first divide x by √(mean square + ε)."""
     if UNIT:
         scale *= tl.rsqrt(tl.sum(x * x, axis=0) / KEYS + eps)
     return x * scale
@@ -54,7 +54,8 @@ def matrix_step_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch]. SHARE heads
-    read one key; NORMED heads are normed together."""
+    read one query and key; NORMED heads are normed together, by the last of their programs. BY_KEY: the decay is per
+    key element."""
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -123,11 +124,8 @@ def check(
     heads: int,
     groups: int,
 ) -> tuple[int, int]:
-    """Check the shapes of the operands of `matrix_step`; return (d, dv), the rows and columns of a head's state.
-
-    Raises:
-        ValueError: if shapes do not fit.
-    """
+    """Check the shapes of the operands of `matrix_step`; return (d, dv), the rows and columns of a head's state. Raise
+    ValueError if shapes do not fit."""
     if heads < 1 or groups < 1 or heads % groups or q.shape[-1] % groups or v.shape[-1] % heads:
         raise ValueError(f"q {[*q.shape]} and v {[*v.shape]} do not fall into {groups} groups and {heads} heads")
     batch, keys, width = len(v), q.shape[-1] // groups, v.shape[-1] // heads
@@ -153,12 +151,8 @@ def check_around(
     heads: int,
     norm_groups: int,
 ) -> None:
-    """Check the operands of `matrix_step` that belong to the operations around the recurrence: decay weights, norms and
-    gate.
-
-    Raises:
-        ValueError: if a weight does not fit, or the kernel does not support a norm.
-    """
+    """Check the operands of `matrix_step` around the recurrence: `a_log` and `bias` of the decay, norms and gate. Raise
+    ValueError if one does not fit, or the kernel does not support a norm."""
     if a_log is not None and (decay is None or a_log.shape != (heads,)):
         raise ValueError(f"a_log {[*a_log.shape]} is not [{heads}], beside a decay")
     if bias is not None and (a_log is None or decay is None or bias.shape != decay.shape[1:]):
@@ -206,11 +200,8 @@ def matrix_step(
     are normed per head by `unit`; q, k and β are multiplied by `q_scale`, `k_scale` and `beta_scale`; `norm` is an RMS
     norm of each of `norm_groups` parts of y, with the same gain for all. Operands with a batch axis may be slices of a
     projection. S' is written to `present`, which may be `past` itself; without `present`, to a new tensor. `tickets`:
-    counters, see `linear_residual`; batch·norm_groups suffice. `kernel` forces Triton or torch; torch computes in f32
-    (f64 for f64).
-
-    Raises:
-        ValueError: if shapes do not fit, a norm is not supported, or a state is not contiguous.
+    counters, see `linear_residual`; batch·norm_groups suffice. `kernel` is as in `uses_torch`; torch computes in f32
+    (f64 for f64). Raise ValueError if shapes do not fit, a norm is not supported, or a state is not contiguous.
     """
     keys, width = check(q, k, v, past, decay, beta, heads, groups)
     check_step(v, past, present)

@@ -28,8 +28,8 @@ def _open_kernel(
     NORM: tl.constexpr, CHOICES: tl.constexpr, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N of the H hidden features of one choice of one token; x [tokens, K], up and gate [experts, H, K].
-    Grid [tokens · CHOICES, blocks of H]."""
+    """Compute BLOCK_N of the H hidden features of one choice of one token, `opened` [tokens · CHOICES, H]; x [tokens,
+    K], up and gate [experts, H, K]. Grid [tokens · CHOICES, blocks of H]."""
     wait_for_previous(PDL)
     start_next(PDL)
     slot, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -75,8 +75,8 @@ def _close_kernel(
     opened, chosen, weights, down, down_bias, residual, y, N, K, CHOICES: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N of the N outputs of one token; opened [tokens · CHOICES, K], down [experts, N, K]. Grid [tokens,
-    blocks of N]."""
+    """Compute BLOCK_N of the N outputs of one token, summed over its choices; opened [tokens · CHOICES, K], down
+    [experts, N, K]. Grid [tokens, blocks of N]."""
     start_next(PDL)
     token, n = tl.program_id(0), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     first, there, rows = token * CHOICES, n < N, tl.minimum(n, N - 1)
@@ -135,11 +135,9 @@ def moe_decode(
     first capped at `limit`, and up(n) clipped to ±limit. x and residual [tokens, in], chosen i32 or i64 and weights
     [tokens, k], up and gate [experts, hidden, in], down [experts, in, hidden], up_bias and gate_bias [experts, hidden],
     down_bias [experts, in] → like x. Sums are fp32; hidden features and result are rounded to the dtype of x.
-    `tickets`: counters, see `linear_residual`. `kernel` forces Triton or torch; torch loops over experts, on CUDA over
-    all of them, because the host does not know the choices.
-
-    Raises:
-        ValueError: if shapes do not fit, or the activation is unknown.
+    `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`; torch loops over experts, on CUDA over
+    all of them, because the host does not know the choices. Raise ValueError if shapes do not fit, or the activation is
+    unknown.
     """
     experts, hidden, dim = up.shape
     if x.ndim != 2 or x.shape[1] != dim:

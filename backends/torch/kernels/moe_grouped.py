@@ -67,8 +67,9 @@ def grouped_close_kernel(
     CHOICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     AT_ONCE: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N outputs of all slots of one expert; in the last block sum the choices of all tokens. opened
-    [slots, K], down [experts, N, K], partial f32 [slots, N]. Grid [blocks of N, experts]."""
+    """Compute BLOCK_N outputs of all slots of one expert, `partial` f32 [slots, N]. The last program of some outputs
+    sums the choices of all tokens into y [tokens, N]. opened [slots, K], down [experts, N, K]. Grid [blocks of N,
+    experts]."""
     start_next(PDL)
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
@@ -145,8 +146,8 @@ def _shapes(
     tokens: int, choices: int, experts: int, hidden: int, dim: int, dtype: torch.dtype, gated: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the constexpr arguments of the two kernels. A tile has as many slots as an expert has on average, 8 to 64,
-    and 64 rows of weights, or 32 where 64 would leave multiprocessors without a block; there is a warp for each 16 rows
-    of weights."""
+    and 64 rows of weights, or 32 if 64 would leave multiprocessors without a block. There is a warp for each 16 rows of
+    weights."""
     rows = min(64, power_of_2(-(-tokens * choices // experts), 8))
     asked = min(experts, tokens * choices)
 

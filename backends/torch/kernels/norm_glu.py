@@ -25,7 +25,8 @@ def norm_glu_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N / 2 of the N gated features of all rows: their gates, their ups, and the product."""
+    """Compute BLOCK_N / 2 of the N gated features of all M rows: their gates, their ups, and the product. Grid [blocks
+    of features]."""
     start_next(PDL)
     HALF: tl.constexpr = BLOCK_N // 2
     begin = tl.program_id(0) * HALF
@@ -56,10 +57,7 @@ def norm_glu(
     weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, gate is first capped at
     `limit`, and up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. `kernel`
     forces Triton or torch. For more than 64 rows, torch computes the product x Wᵀ, and `gated_activation` the
-    activation.
-
-    Raises:
-        ValueError: if shapes do not fit, or the norm or activation is unknown.
+    activation. Raise ValueError if shapes do not fit, or the norm or activation is unknown.
     """
     check(x, weight, norm, bias)
     if len(weight) % 2:

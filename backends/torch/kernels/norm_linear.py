@@ -43,13 +43,9 @@ def norm_linear(
     activation: str = "identity",
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """Return act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out].
-
-    x may be a slice of a projection. Sums are fp32, and only the result is rounded. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, or the norm or activation is unknown.
-    """
+    """Return act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out]. x may be a slice of a
+    projection. Sums are fp32, and only the result is rounded. `kernel` is as in `uses_torch`. Raise ValueError if
+    shapes do not fit, or the norm or activation is unknown."""
     check(x, weight, norm, bias)
     check_activation(activation)
     if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
@@ -77,8 +73,8 @@ def launch_norm_linear(
     eps: float,
     activation: str,
 ) -> torch.Tensor:
-    """Compute `norm_linear` with the kernel. `weight` is a matrix (`bits` 0), or the codes, in `bits`, of a `Codes`
-    with these `scales` and `offsets`; `norm` is the kind of the norm."""
+    """Compute `norm_linear` with the kernel. `weight` is a matrix (`bits` 0), or the packed codes of a `Codes` of
+    `bits` bits with these `scales` and `offsets`. `norm` is the kind of the norm."""
     rows, N, K = flatten_rows(x), len(weight), x.shape[-1]
     y = _empty(x, weight)
     plan = choose_tile(

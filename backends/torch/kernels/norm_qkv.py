@@ -29,7 +29,8 @@ def store_normed_head(
     kv_heads, capacity, keep, stride_b, stride_h, stride_t,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, ROLLING: tl.constexpr,
 ):  # fmt: skip
-    """Apply the RMS norm per head to all pairs of `head` in `raw`, rotate them, and store them in q or a cache."""
+    """Norm the elements of `head` (a query or key head) in `raw` [M, heads + kv_heads, HEAD_DIM] by the RMS norm per
+    head, rotate the pairs, and store them in q or the cache."""
     pair = tl.arange(0, HALF)[None, :]
     there = (m < M) & (pair < HEAD_DIM // 2)
     at = raw + (m * (heads + kv_heads) + head) * HEAD_DIM
@@ -51,7 +52,8 @@ def norm_qkv_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute and store BLOCK_N / 2 pairs of a head. Grid [heads of queries, then of keys, then of values; blocks]."""
+    """Compute BLOCK_N / 2 pairs of a head for all M tokens, and store them (see `store_head`), or with HEAD_NORM leave
+    that to the last program of the head. Grid [heads of queries, then of keys, then of values; blocks of pairs]."""
     start_next(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
     head, begin = tl.program_id(0), tl.program_id(1) * PAIRS
@@ -136,10 +138,7 @@ def norm_qkv(
     written. With `k_scale` and `v_scale` f32 [kv_heads] the caches are u8 bytes of FP8 (e4m3): keys and values are
     divided by their scales and rounded. `tickets`: counters, see `linear_residual`; heads + kv_heads suffice. `kernel`
     forces Triton or torch. For more than 64 tokens, torch computes the products, and `norm_rope_cache` norms, rotates
-    and writes.
-
-    Raises:
-        ValueError: if shapes do not fit, or a norm is unknown.
+    and writes. Raise ValueError if shapes do not fit, or a norm is unknown.
     """
     check(x, weight, norm, bias)
     head_dim, kv_heads = k_cache.shape[3], k_cache.shape[1]

@@ -31,7 +31,8 @@ def norm_route_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N of the N logits of all M tokens; in the last block also choose, ROWS tokens at a time."""
+    """Compute BLOCK_N of the N logits of all M tokens. The last program also chooses the experts, ROWS tokens at a
+    time. Grid [blocks of logits]."""
     start_next(PDL)
     m, n = tl.arange(0, BLOCK_M)[:, None], tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
@@ -85,10 +86,8 @@ def norm_route(
 
     x [tokens, in], weight [experts, in], bias [experts]. `correction` [experts] is added to the scores for the choice
     only (the `bias` of `route`); `scoring` to `group_score` are as in `route`. Logits are fp32 and not rounded.
-    `tickets`: counters, see `linear_residual`. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, or the norm or scoring is unknown.
+    `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit,
+    or the norm or scoring is unknown.
     """
     check(x, weight, norm, bias)
     experts = weight.shape[0]

@@ -29,7 +29,8 @@ WARPS = 4
 
 @jit
 def load_normed(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
-    """Load `size` elements of the token (B or C) at offsets `at`, RMS-normed if NORM is rms: fp32 [at]."""
+    """Return the elements of B or C at offsets `at` [n] from `ptr` (0 where not `known`), fp32 [n]; with NORM "rms",
+    RMS-normed over its `size` elements."""
     x = tl.load(ptr + at, mask=known, other=0.0).to(tl.float32)
     if NORM == "rms":
         x *= tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
@@ -42,7 +43,9 @@ def load_normed(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
 def project_step(first, step, weight, gain, channel, mine, eps, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """Return norm(step) Wᵀ for `channel`, fp32 [channel]; `first` are the weights of the first BLOCK_R columns."""
+    """Return norm(step) Wᵀ, fp32 [channels], for the rows `channel` [channels] of W [·, RANK]; rows that are not `mine`
+    are not loaded. `step` points to the RANK elements of the token; `first` are the weights of the first BLOCK_R
+    columns."""
     r = tl.arange(0, BLOCK_R)
     x = tl.load(step + r, mask=r < RANK, other=0.0).to(tl.float32)
     squares = x * x
@@ -69,7 +72,7 @@ def selective_step_kernel(
     NORM: tl.constexpr, B_NORM: tl.constexpr, C_NORM: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y and the new state of BLOCK_C channels. Grid [blocks of channels, batch]; present may be past."""
+    """Compute y and the new state of BLOCK_C channels. Grid [blocks of channels, batch]. `present` may be `past`."""
     start_next(PDL)
     batch = tl.program_id(1).to(tl.int64)
     channel, n, r = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
@@ -133,10 +136,8 @@ def selective_step(
     channels] and `bias` [channels]; with `weight` [channels, rank] it is norm(delta) Wᵀ + bias for delta [batch, rank];
     with `softplus`, softplus is then applied. With `log_a`, A is −exp(a). B and C are normed by `b_norm` and `c_norm`.
     Operands with a batch axis may be slices of a projection. h is written to `present`, which may be `past` itself;
-    without `present`, to a new tensor. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, a norm is a layer norm, or a state is not contiguous.
+    without `present`, to a new tensor. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit, a norm is
+    a layer norm, or a state is not contiguous.
     """
     if weight is None:
         mamba_scan.check(x, delta, a, b, c, past)

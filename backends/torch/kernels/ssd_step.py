@@ -33,7 +33,7 @@ def ssd_step_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute y and the new state of BLOCK_P columns of a head. Grid [blocks of columns, heads, batch]. SHARE heads
-    read one B and C; NORMED heads are normed together."""
+    read one B and C; NORMED heads are normed together, by the last of their programs."""
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
@@ -101,10 +101,8 @@ def ssd_step(
     or with `softplus`, softplus(delta + bias); with `log_a`, A is −exp(a). The RMS norm is applied to each of
     `norm_groups` parts of y; its gain is [heads·p]. Operands with a batch axis may be slices of a projection. h is
     written to `present`, which may be `past` itself; without `present`, to a new tensor. `tickets`: counters, see
-    `linear_residual`; batch·norm_groups suffice. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, the norm is a layer norm, or a state is not contiguous.
+    `linear_residual`; batch·norm_groups suffice. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit,
+    the norm is a layer norm, or a state is not contiguous.
     """
     states, width = mamba2_scan.check(x, delta, a, b, c, past, heads, groups)
     check_step(x, past, present, heads, bias, gate)

@@ -21,7 +21,8 @@ def dequantize_kernel(
     y, codes, scales, offsets, N, K,
     BITS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Dequantize CHUNKS chunks (see `shared.quantized_gemv`) of ROWS rows into y [N, K]. Grid [row blocks, chunks]."""
+    """Dequantize CHUNKS chunks (see `shared.quantized_gemv`) of ROWS rows of W into y [N, K]. Grid [blocks of rows,
+    blocks of chunks]."""
     start_next(PDL)
     wait_for_previous(PDL)
     CHUNK: tl.constexpr = 512 // BITS
@@ -88,8 +89,8 @@ def can_dequantize(weight: Codes, dtype: torch.dtype) -> bool:
 
 
 def dequantize_weights(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
-    """Return `weight` dequantized to [out, in], computed in fp32 and rounded to `dtype`. `kernel` forces Triton or
-    torch."""
+    """Return `weight` dequantized to [out, in], computed in fp32 and rounded to `dtype`. `kernel` is as in
+    `uses_torch`."""
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):

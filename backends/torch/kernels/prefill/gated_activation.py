@@ -20,7 +20,8 @@ def gated_activation_kernel(
     ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute COLUMNS gated features of ROWS tokens. Grid [blocks of tokens, blocks of features]."""
+    """Compute COLUMNS of the N gated features of ROWS tokens: `both` [M, 2·N] → y [M, N]. Grid [blocks of tokens,
+    blocks of features]."""
     start_next(PDL)
     wait_for_previous(PDL)
     m = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
@@ -50,13 +51,9 @@ def gated_activation(
     shift: float = 0.0,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """Return act(gate) ⊙ (up + shift) [..., hidden] for `both` = [gate, up] [..., 2·hidden].
-
-    With `limit`, gate is first capped at `limit`, and up clipped to ±limit. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if the activation is unknown.
-    """
+    """Return act(gate) ⊙ (up + shift) [..., hidden] for `both` = [gate, up] [..., 2·hidden]. With `limit`, gate is
+    first capped at `limit`, and up clipped to ±limit. `kernel` is as in `uses_torch`. Raise ValueError if the
+    activation is unknown."""
     check_activation(activation)
     if uses_torch(kernel, refusal, both):
         gate, up = both.chunk(2, -1)

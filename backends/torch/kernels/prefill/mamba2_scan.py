@@ -32,7 +32,8 @@ def _dot(a, b, INTERP: tl.constexpr):
 
 @jit
 def _decays(delta_ptr, row, there, stride, head, a):
-    """Return Δ of a block of tokens, the inclusive cumulative sum of Δ A log₂ e, and its last value."""
+    """Return, for the tokens `row` [tokens] of a head: Δ, the inclusive cumulative sum of Δ · a, and its last value (a
+    scalar); `a` is A log₂ e. Δ is 0 where not `there`."""
     step = tl.load(delta_ptr + row * stride + head, mask=there, other=0.0).to(tl.float32)
     return step, tl.cumsum(step * a, 0), tl.sum(step * a, 0)
 
@@ -43,9 +44,8 @@ def _end_kernel(
     STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store the state that a chunk reaches from zero (here BLOCK_P columns of [states, p]), and its ΣΔ A log₂ e.
-
-    SHARE heads read one B."""
+    """Store BLOCK_P columns of the state [states, p] that a chunk reaches from a zero state, and the chunk's ΣΔ A log₂
+    e. Grid [heads · blocks of columns, chunks, batch]. SHARE heads read one B."""
     start_next(PDL)
     wait_for_previous(PDL)
     SPLITS: tl.constexpr = (WIDTH + BLOCK_P - 1) // BLOCK_P
@@ -74,7 +74,8 @@ def _end_kernel(
 def _start_kernel(
     ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Replace the final states of chunks (from zero) by their initial states; store the last state in `present`."""
+    """Replace the final states of chunks (from zero) in `ends_ptr` by their initial states, BLOCK elements of a head at
+    a time; store the last state in `present_ptr`. Grid [blocks of elements, heads, batch]."""
     start_next(PDL)
     wait_for_previous(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
@@ -99,7 +100,9 @@ def _start_kernel(
 def _product(c_rows, b_rows, c_there, b_there, ACROSS, STATES: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Return C of a block of tokens, [tokens, states], times a matrix [states, WIDTH] with row stride ACROSS."""
+    """Return A B, fp32 [tokens, WIDTH]: row pointers `c_rows` [tokens] of A [tokens, STATES], column pointers `b_rows`
+    [WIDTH] of B [STATES, WIDTH], whose rows are ACROSS elements apart. `c_there` and `b_there` mask rows of A and
+    columns of B."""
     y, n = tl.zeros((c_rows.shape[0], WIDTH), tl.float32), tl.arange(0, BLOCK_K)
     for first in range(0, BLOCK_N, BLOCK_K):
         known = first + n < STATES
@@ -115,7 +118,8 @@ def _scan_kernel(
     STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y of one block of tokens of one head. Grid [heads, blocks, batch]."""
+    """Compute y of a block of TOKENS tokens of one head from the chunk's initial state. Grid [heads, blocks of tokens,
+    batch]."""
     start_next(PDL)
     wait_for_previous(PDL)
     head, heads, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
@@ -182,10 +186,7 @@ def check(
     groups: int,
 ) -> tuple[int, int]:
     """Check the operands of a prompt, or of one token without seq axis; return (states, p), the shape of a head's h.
-
-    Raises:
-        ValueError: if shapes do not fit.
-    """
+    Raise ValueError if shapes do not fit."""
     if heads % groups or x.shape[-1] % heads or b.shape[-1] % groups:
         raise ValueError(f"x {[*x.shape]} and b {[*b.shape]} do not fall into {heads} heads and {groups} groups")
     if delta.shape != (*x.shape[:-1], heads) or a.shape != (heads,):
@@ -227,10 +228,8 @@ def mamba2_scan(
     x [batch, seq, heads·p], delta [batch, seq, heads], a (negative) and d [heads], b, c [batch, seq, groups·states]
     (head h reads group ⌊h·groups/heads⌋) → y like x. Operands may be slices of a wider last axis. `past` [batch, heads,
     states, p] is the state before x (None: zeros). The state after x has the dtype of `past`, f32 if that is None.
-    `kernel` forces Triton or torch; torch goes token by token, in f32 (f64 for f64).
-
-    Raises:
-        ValueError: if shapes do not fit.
+    `kernel` is as in `uses_torch`; torch goes token by token, in f32 (f64 for f64). Raise ValueError if shapes do not
+    fit.
     """
     states, width = check(x, delta, a, b, c, past, heads, groups)
     if uses_torch(kernel, refusal, x, b, delta, a, c, d, past, heads=heads, groups=groups):

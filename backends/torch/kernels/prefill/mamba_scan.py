@@ -27,13 +27,13 @@ MOST_STATES = 64  # more do not fit in the registers of a warp
 
 @jit
 def _advance(state, a, step, x, b):
-    """Return the state [states, channels] after one more token; a is A log₂ e."""
+    """Return the state [states, channels] after one more token: `step` and x [channels], b [states]; a is A log₂ e."""
     return tl.exp2(a * step[None, :]) * state + b[:, None] * (step * x)[None, :]
 
 
 @jit
 def _load(ptr, row, stride, at, mask):
-    """Load columns `at` of row `row` of a matrix, in f32."""
+    """Return columns `at` [n] of row `row` of a matrix with row stride `stride`, fp32 [n]."""
     return tl.load(ptr + row.to(tl.int64) * stride + at, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -42,8 +42,8 @@ def _end_kernel(
     x_ptr, delta_ptr, a_ptr, b_ptr, ends_ptr, sums_ptr, seq, chunk, x_row, delta_row, b_row,
     CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store a chunk's final state for a zero initial state, and ΣΔ (not the last chunk); a is A log₂ e [states,
-    channels]."""
+    """Store the final state of a chunk for a zero initial state, and its ΣΔ. `a_ptr` is A log₂ e [states, channels].
+    Grid [chunks without the last, blocks of channels, batch]."""
     start_next(PDL)
     wait_for_previous(PDL)
     part, batch = tl.program_id(0), tl.program_id(2)
@@ -73,7 +73,8 @@ def _scan_kernel(
     seq, chunk, x_row, delta_row, b_row, c_row,
     CHANNELS: tl.constexpr, STATES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y of one chunk; store the state after the last chunk."""
+    """Compute y of one chunk; the program of the last chunk also stores the state after it. Grid [chunks, blocks of
+    channels, batch]."""
     start_next(PDL)
     wait_for_previous(PDL)
     part, parts, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
@@ -122,11 +123,8 @@ def has_mamba_scan(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | Non
 def check(
     x: torch.Tensor, delta: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, past: torch.Tensor | None
 ) -> None:
-    """Check that the shapes of the operands of a prompt, or of one token without seq axis, fit.
-
-    Raises:
-        ValueError: if they do not.
-    """
+    """Check that the shapes of the operands of a prompt, or of one token without seq axis, fit; raise ValueError
+    otherwise."""
     channels, states = a.shape
     if x.shape != delta.shape or x.shape[-1] != channels:
         raise ValueError(f"x {[*x.shape]} and delta {[*delta.shape]} do not fit a {[*a.shape]}")
@@ -158,11 +156,8 @@ def mamba_scan(
     x, delta [batch, seq, channels], a [channels, states] (negative), b, c [batch, seq, states], d [channels], of any
     floating dtypes → y like x. Operands may be slices of a wider last axis. `past` [batch, states, channels] is the
     state before x (None: zeros). The state after x has the dtype of `past`, f32 if that is None. `chunk`: tokens per
-    program, by default chosen by shape. `kernel` forces Triton or torch; torch goes token by token, in f32 (f64 for
-    f64).
-
-    Raises:
-        ValueError: if shapes do not fit.
+    program, by default chosen by shape. `kernel` is as in `uses_torch`; torch goes token by token, in f32 (f64 for
+    f64). Raise ValueError if shapes do not fit.
     """
     check(x, delta, a, b, c, past)
     if uses_torch(kernel, refusal, x, a, delta, b, c, d, past):

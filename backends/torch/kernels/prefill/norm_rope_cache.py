@@ -60,11 +60,8 @@ def check_operands(
     v_scale: torch.Tensor | None = None,
     rolling: bool = False,
 ) -> None:
-    """Check that caches, FP8 scales, norms of heads, and cos and sin fit `rows` tokens (of all batch rows together).
-
-    Raises:
-        ValueError: if they do not.
-    """
+    """Check that caches, FP8 scales, norms of heads, and cos and sin fit `rows` tokens (of all batch rows together);
+    raise ValueError otherwise."""
     batch, _, _, head_dim = k_cache.shape
     if k_cache.shape != v_cache.shape:
         raise ValueError(f"caches {[*k_cache.shape]} and {[*v_cache.shape]} [batch, kv_heads, capacity, d] differ")
@@ -97,7 +94,8 @@ def refusal(
 
 
 def heads_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor, q_norm: Norm, k_norm: Norm) -> str | None:
-    """Return None, or the reason (str) why kernels cannot norm heads by these norms and store them in these caches."""
+    """Return the reason why kernels cannot norm heads by these norms and store them in these caches; None if they
+    can."""
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
@@ -128,15 +126,10 @@ def norm_rope_cache(
     v_scale: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> torch.Tensor:
-    """Return RoPE(q_norm(q)); write RoPE(k_norm(k)) and v into the caches, for `projected` = [q, k, v].
-
-    `projected` is [batch·seq, (heads + 2·kv_heads)·d], the tokens of each batch row of the caches consecutive;
-    positions i64 has one position per token → q [batch·seq, heads, d]. Caches, norms and keywords are as in `norm_qkv`.
-    `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, or a norm is unknown.
-    """
+    """Return RoPE(q_norm(q)); write RoPE(k_norm(k)) and v into the caches, for `projected` = [q, k, v]. `projected` is
+    [batch·seq, (heads + 2·kv_heads)·d], the tokens of each batch row of the caches consecutive; positions i64 has one
+    position per token → q [batch·seq, heads, d]. Caches, norms and keywords are as in `norm_qkv`. `kernel` is as in
+    `uses_torch`. Raise ValueError if shapes do not fit, or a norm is unknown."""
     rows, (batch, kv_heads, capacity, head_dim) = len(projected), k_cache.shape
     check_operands(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
     heads = projected.shape[1] // head_dim - 2 * kv_heads
@@ -168,7 +161,8 @@ reference = partial(norm_rope_cache, kernel=False)
 
 
 def head_constants(head_dim: int, rotary: int) -> dict[str, int]:
-    """Return the constexpr arguments for the sizes of a head."""
+    """Return the constexpr arguments HEAD_DIM, HALF and ROTARY of heads of which the first `rotary` elements are
+    rotated."""
     return {"HEAD_DIM": head_dim, "HALF": power_of_2(head_dim // 2), "ROTARY": rotary}
 
 

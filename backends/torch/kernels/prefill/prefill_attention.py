@@ -33,13 +33,9 @@ def prefill_attention(
     kernel: bool | None = None,
 ) -> torch.Tensor:
     """Return softmax(scale · q kᵀ) v for tokens at positions from `start` on, whose keys and values are already cached.
-
     q [batch, seq, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv] → [batch, seq, heads,
-    dv]. Keywords: see `decode_attention`; caches do not roll. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if shapes do not fit, or the positions are outside the cache.
-    """
+    dv]. Keywords: see `decode_attention`; caches do not roll. `kernel` is as in `uses_torch`. Raise ValueError if
+    shapes do not fit, or the positions are outside the cache."""
     seq, heads, capacity = *q.shape[1:3], k.shape[2]
     end = start + seq
     if not 0 <= start <= end <= capacity:

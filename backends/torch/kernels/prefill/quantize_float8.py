@@ -61,10 +61,8 @@ def quantize_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) 
     [1, rows], one per `group` elements of a row: x ≈ scale · value.
 
     The bytes of a row are ordered and zero-padded like a row of packed weights (`shared.quantized_gemv`). `group` is a
-    multiple of 64, or `in`. Values are rounded to nearest, ties to even. `kernel` forces Triton or torch.
-
-    Raises:
-        ValueError: if `group` is neither `in` nor a multiple of 64 that divides `in`.
+    multiple of 64, or `in`. Values are rounded to nearest, ties to even. `kernel` is as in `uses_torch`. Raise
+    ValueError if `group` is neither `in` nor a multiple of 64 that divides `in`.
     """
     K, width = x.shape[1], padded_width(x)
     if group != K and (group % 64 or K % group):
@@ -90,7 +88,7 @@ def _empty(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @launch.custom_operator(_empty)
 def launch_quantize(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `quantize_float8` with the kernel."""
+    """Compute `quantize_float8` with the kernel, without checks."""
     y, scales = _empty(x, group)
     (M, K), width = x.shape, y.shape[1]
     rows = x if x.stride(1) == 1 else x.contiguous()

@@ -31,12 +31,10 @@ def attend_range(
     m, total, acc, query, k, v, head, lo, hi, distance, scale,
     KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Update the running softmax (m, total, acc) of `query` [queries, d] by keys lo to hi − 1 of the KV head `head`.
-
+    """Return the running softmax (m, total, acc) of `query` [queries, d] after keys lo to hi − 1 of the KV head `head`.
     k, v are tensor descriptors of [batch, kv_heads, keys, d] with blocks [1, 1, KEYS, d]; elements outside are 0. The
     `distance` of a query is its position − the position of key 0: visible keys are at a distance from 0 to WINDOW − 1
-    (0: unlimited). If not MASKED, all queries attend to all keys, and KEYS must divide hi − lo.
-    """
+    (0: unlimited). If not MASKED, all queries attend to all keys, and KEYS must divide hi − lo."""
     batch = tl.program_id(2)
     n = tl.arange(0, KEYS)
     # No hoisting of loop invariants: they would not fit in registers.
@@ -63,8 +61,8 @@ def window_kernel(
     GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, KEEP: tl.constexpr,
     SOFTCAP: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Attend a tile of queries of a head to the keys in their windows. Grid [tiles of queries, heads, batch]. Query i
-    is at position start + i; key j is at position j if j < KEEP, else at j + shift."""
+    """Attend QUERIES queries of a head to the keys in their windows. Grid [tiles of queries, heads, batch]. Query i is
+    at position start + i; key j is at position j if j < KEEP, else at j + shift."""
     start_next(PDL)
     wait_for_previous(PDL)
     begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -153,7 +151,8 @@ def window_attention(
     keep_first − 1 and visible to all queries; the keys after them are at consecutive positions from `first_key` on (by
     default `keep_first`: no gap). `scale` is 1/√d by default; scores s become softcap · tanh(s / softcap); `sinks`
     [heads] are scores of one more key with value 0. The result of a query without visible keys is 0. Gradients come
-    from torch, which computes all [seq, keys] scores. `kernel` forces Triton or torch.
+    from torch, which computes all [seq, keys] scores. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not
+    fit, or `window`, `start`, `keep_first` or `first_key` is out of range.
     """
     check_heads(q, k, v, 4, "[batch, heads, seq, d]")
     if window < 1 or start < 0 or keep_first < 0:
@@ -222,10 +221,7 @@ class AttentionTile:
 
 def _tile(wide: int, window: int, size: int, room: int) -> AttentionTile:
     """Return the first tile that fits into `room` bytes of shared memory, for heads padded to `wide` elements of `size`
-    bytes.
-
-    Short windows take small tiles, because the tiles at the edges are computed in full.
-    """
+    bytes. Short windows take small tiles, because the tiles at the edges are computed in full."""
     if size == 4:
         tiles = [AttentionTile(64, 32, 4, 3)] if wide <= 64 else [AttentionTile(16, 32, 4, 3)]
     else:

@@ -23,11 +23,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def check_activation(name: str) -> None:
-    """Check that kernels support the activation `name`.
-
-    Raises:
-        ValueError: if they do not.
-    """
+    """Check that kernels support the activation `name`; raise ValueError otherwise."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
 

@@ -57,11 +57,9 @@ def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
 @jit
 def prefetch_cache(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Prefetch the cache rows at `slot` [n] into L2, in lines of 128 bytes. `rows` points to slot 0; slots are `stride`
-    elements apart. A row has WIDTH elements, and PADDED is the next power of 2. Slots are clamped to `capacity` − 1.
-
-    A prefetch reads no value, and all writes of the device go through L2. So this may run before `wait_for_previous`,
-    with a position that is out of date: the prefetch then helps less but does no harm.
-    """
+    elements apart. A row has WIDTH elements, and PADDED is the next power of 2. Slots are clamped to `capacity` − 1. A
+    prefetch reads no value, and all writes of the device go through L2. So this may run before `wait_for_previous`,
+    with a position that is out of date: the prefetch then helps less but does no harm."""
     LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = PADDED // LINE if PADDED > LINE else 1
     column = tl.minimum(tl.arange(0, LINES) * LINE, WIDTH - 1)
@@ -162,10 +160,6 @@ def write_cache(
 
 
 def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
-    """Check that `positions` has one position per batch row of q.
-
-    Raises:
-        ValueError: if the numbers differ.
-    """
+    """Check that `positions` has one position per batch row of q. Raise ValueError if the numbers differ."""
     if positions.numel() != q.shape[0]:
         raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")

@@ -174,11 +174,8 @@ def decode_scales(scales: torch.Tensor, whole: torch.Tensor | None = None) -> to
 
 def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None) -> None:
     """Check that caches k and v [batch, heads, capacity, width] fit the two FP8 `scales`, of keys and of values. Accept
-    any caches if both scales are None.
-
-    Raises:
-        ValueError: if only one is given, scales are not f32 (or f64) [heads], or a cache with scales is not uint8.
-    """
+    any caches if both scales are None. Raise ValueError if only one is given, scales are not f32 (or f64) [heads], or a
+    cache with scales is not uint8."""
     given = [scale for scale in scales if scale is not None]
     if not given:
         return

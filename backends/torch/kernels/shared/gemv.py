@@ -147,11 +147,7 @@ def pipeline_stages(weights: int, others: int, blocks: int) -> int:
 
 
 def check(x: torch.Tensor, weight: Weight, norm: Norm, bias: torch.Tensor | None) -> None:
-    """Check that the shapes of x [..., in], weight [out, in], norm and bias [out] fit.
-
-    Raises:
-        ValueError: if they do not.
-    """
+    """Check that the shapes of x [..., in], weight [out, in], norm and bias [out] fit; raise ValueError otherwise."""
     if weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x {list(x.shape)} does not fit weight {list(weight.shape)} [out, in]")
     if bias is not None and bias.shape != weight.shape[:1]:
@@ -242,11 +238,9 @@ def load_weights(weight, rows, k, end, K):
 def load_first_weights(
     weight, rows, K, begin, end, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr, PDL: tl.constexpr
 ):
-    """Load the weights of the first step of `norm_product`; call this before `wait_for_previous`.
-
-    If STAGES is 0 (CUDA cores), return them, [1, BLOCK_N, BLOCK_K]. Else (tensor cores) return 0.0, which is not used,
-    and with PDL prefetch them into L2.
-    """
+    """Load the weights of the first step of `norm_product`; call this before `wait_for_previous`. If STAGES is 0 (CUDA
+    cores), return them, [1, BLOCK_N, BLOCK_K]. Else (tensor cores) return 0.0, which is not used, and with PDL prefetch
+    them into L2."""
     if STAGES > 0:
         if PDL:
             if BITS > 0:
@@ -268,12 +262,9 @@ def norm_product(
     STAGES: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return norm(x) Wᵀ, fp32 [BLOCK_M, BLOCK_N], of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to
-    `end` − 1.
-
-    With a norm, `begin` is 0 and `end` is K. `first` is the result of `load_first_weights`. x_row is the row stride of
-    x; rows from M on repeat the last. STAGES > 0 selects tensor cores. BITS > 0 selects codes with `scales` and
-    `offsets`.
-    """
+    `end` − 1. With a norm, `begin` is 0 and `end` is K. `first` is the result of `load_first_weights`. x_row is the row
+    stride of x; rows from M on repeat the last. STAGES > 0 selects tensor cores. BITS > 0 selects codes with `scales`
+    and `offsets`."""
     if BITS > 0:
         return code_products(
             x, x_row, weight, scales, offsets, gain, shift, rows, M, N, K, begin, end, eps,

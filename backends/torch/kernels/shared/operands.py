@@ -37,11 +37,7 @@ def check_step(
     gate: torch.Tensor | None = None,
 ) -> None:
     """Check the operands of a recurrence step: states `past` and `present` (if given) are contiguous and of one shape,
-    `bias` is [width], and `gate` has the shape of x.
-
-    Raises:
-        ValueError: if one does not fit.
-    """
+    `bias` is [width], and `gate` has the shape of x. Raise ValueError if one does not fit."""
     for state in (past, present):
         if state is not None and not (state.is_contiguous() and state.shape == past.shape):
             raise ValueError(f"past {[*past.shape]} and present {[*state.shape]} must be alike and contiguous")

@@ -115,11 +115,8 @@ def code_products(
 ):  # fmt: skip
     """Return norm(x) Wᵀ, fp32 [BLOCK_M, BLOCK_N], of x [M, K] and `rows` [BLOCK_N] of W [N, K] over columns `begin` to
     `end` − 1. `codes`, `scales` and `offsets` point to the tensors of `Codes`; GROUP is the number of columns per
-    scale.
-
-    With a norm, `begin` is 0 and `end` is K. x_row is the row stride of x; rows from M on repeat the last. `begin` and
-    BLOCK_K are multiples of a chunk. EVEN is true if BLOCK_K divides the columns.
-    """
+    scale. With a norm, `begin` is 0 and `end` is K. x_row is the row stride of x; rows from M on repeat the last.
+    `begin` and BLOCK_K are multiples of a chunk. EVEN is true if BLOCK_K divides the columns."""
     CHUNK: tl.constexpr = 512 // BITS
     TILES: tl.constexpr = BLOCK_K // 32
     FLOATS: tl.constexpr = codes.dtype.element_ty == tl.float8e4nv
@@ -282,10 +279,8 @@ class Codes:
     | FP8 | float8_e4m3fn [out, 4·words], the bytes of the words | [groups, out] | [groups, out] |
     | FP4 | uint8 [out, 4·words], the same bytes | uint8 (E8M0), or float8_e4m3fn for groups of 16 | [1, out]: factors |
 
-    `otherwise(x, packed, scales, offsets, bias, bits)` computes x Wᵀ + bias where no kernel runs.
-
-    Raises:
-        ValueError: if shapes or dtypes do not fit.
+    `otherwise(x, packed, scales, offsets, bias, bits)` computes x Wᵀ + bias where no kernel runs. Raise ValueError if
+    shapes or dtypes do not fit.
     """
 
     packed: torch.Tensor

@@ -21,11 +21,9 @@ def decay_rates(a_log: torch.Tensor) -> torch.Tensor:
 
 @jit
 def softplus(x):
-    """Return ln(1 + eˣ) for x, fp32 of any shape, to fp32's precision also for small results.
-
-    It is max(x, 0) + ln(1 + e) with e = e^−|x| ≤ 1, and ln(1 + e) = 2 artanh(s), s = e / (2 + e) ≤ 1/3: eight terms of
-    its series leave 3⁻¹⁸. The logarithm of the hardware is not precise near 1.
-    """
+    """Return ln(1 + eˣ) for x, fp32 of any shape, to fp32's precision also for small results. It is max(x, 0) + ln(1 +
+    e) with e = e^−|x| ≤ 1, and ln(1 + e) = 2 artanh(s), s = e / (2 + e) ≤ 1/3: eight terms of its series leave 3⁻¹⁸.
+    The logarithm of the hardware is not precise near 1."""
     e = tl.exp(-tl.abs(x))
     s = e / (2 + e)
     square = s * s
@@ -91,10 +89,8 @@ def step_in_place(
     `step(*states, *tokens, *constants)` returns the new states and the outputs, for tokens without their axis of length
     1. `generated` is its kernel: each program computes `block` of the `count` state rows of a sequence. `tokens` are
     [batch or 1, 1, ...]. `outputs` are the shapes of the outputs without batch and token; their dtype is that of the
-    first token. `kernel` is as in `uses_torch`; torch computes in f32 (f64 for f64).
-
-    Raises:
-        ValueError: if a state is not contiguous.
+    first token. `kernel` is as in `uses_torch`; torch computes in f32 (f64 for f64). Raise ValueError if a state is not
+    contiguous.
     """
     batch, like = len(states[0]), tokens[0]
     if not all(state.is_contiguous() for state in states):

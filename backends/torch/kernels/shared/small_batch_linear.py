@@ -41,11 +41,9 @@ def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 @functools.cache
 def refusal(dtype: torch.dtype) -> str | None:
-    """Return the reason why oneDNN cannot pack weights of `dtype` on this CPU; None if it can.
-
-    PyTorch has no query for this: bf16 needs AVX-512 or AVX-NE-CONVERT, and packing raises without. So a small weight
-    is packed once as a trial.
-    """
+    """Return the reason why oneDNN cannot pack weights of `dtype` on this CPU; None if it can. PyTorch has no query for
+    this: bf16 needs AVX-512 or AVX-NE-CONVERT, and packing raises without. So a small weight is packed once as a
+    trial."""
     if dtype not in DTYPES:
         return f"weights in {dtype} are not packed"
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):

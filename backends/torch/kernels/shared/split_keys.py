@@ -183,10 +183,8 @@ def launch(
 ) -> torch.Tensor:
     """Launch kernel(*operands, out, partial, state, tickets, *numbers), which calls `store_split`, on the grid [splits,
     groups, batch], then `merge_kernel` if the partial sums exceed INSIDE; return `out` [batch, heads, width].
-
     `constants` include GROUP and TAKEN; `groups` is the number of blocks of a batch row. `splits` None is the number
-    that occupies the device, up to `most`. `tickets` None takes shared counters.
-    """
+    that occupies the device, up to `most`. `tickets` None takes shared counters."""
     batch, _, width = out.shape
     taken, blocks = constants["TAKEN"], batch * groups
     splits = splits or count_splits(out, blocks, most)

@@ -17,10 +17,8 @@ _counters: dict[tuple[int, int], torch.Tensor] = {}
 @jit
 def is_last(ticket, blocks):
     """Take a ticket: return whether this program is the last of `blocks` programs to call this with the counter at
-    pointer `ticket`. The last program sees the earlier stores of all, and resets the counter to 0.
-
-    Read these stores with the cache modifier ".cg": the L1 cache may hold stale values.
-    """
+    pointer `ticket`. The last program sees the earlier stores of all, and resets the counter to 0. Read these stores
+    with the cache modifier ".cg": the L1 cache may hold stale values."""
     tl.debug_barrier()  # all threads have stored before one of them takes the ticket
     last = tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == blocks - 1
     if last:
@@ -30,11 +28,9 @@ def is_last(ticket, blocks):
 
 def zero_counters(x: torch.Tensor, number: int) -> torch.Tensor:
     """Return at least `number` counters, i32 zeros, on the device of x. All launches of a stream share them, because
-    they run one after the other.
-
-    During capture of a CUDA graph new counters are allocated, and each replay first zeroes them with one more kernel. A
-    captured model avoids that by keeping its own `torch.zeros(number, dtype=torch.int32)`.
-    """
+    they run one after the other. During capture of a CUDA graph new counters are allocated, and each replay first
+    zeroes them with one more kernel. A captured model avoids that by keeping its own `torch.zeros(number,
+    dtype=torch.int32)`."""
     if not x.is_cuda or torch.cuda.is_current_stream_capturing():
         return torch.zeros(number, dtype=torch.int32, device=x.device)
     key = (x.get_device(), torch.cuda.current_stream(x.device).cuda_stream)
@@ -44,10 +40,8 @@ def zero_counters(x: torch.Tensor, number: int) -> torch.Tensor:
 
 
 class Tickets:
-    """The ticket counters of one model, which runs on one stream: `each` counters per batch row.
-
-    They are allocated at the first batch of each size and never freed, because captured CUDA graphs use them.
-    """
+    """The ticket counters of one model, which runs on one stream: `each` counters per batch row. They are allocated at
+    the first batch of each size and never freed, because captured CUDA graphs use them."""
 
     def __init__(self, each: int) -> None:
         self.each = each

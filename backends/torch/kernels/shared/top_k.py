@@ -81,11 +81,8 @@ def refusal(experts: int, k: int) -> str | None:
 
 
 def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, group_score: str) -> None:
-    """Check that `k` of `experts` experts can be chosen from the `top_groups` best of `groups` groups.
-
-    Raises:
-        ValueError: if they cannot, or if `scoring` or `group_score` is unknown.
-    """
+    """Check that `k` of `experts` experts can be chosen from the `top_groups` best of `groups` groups. Raise ValueError
+    if they cannot, or if `scoring` or `group_score` is unknown."""
     if experts % groups or not 1 <= top_groups <= groups:
         raise ValueError(
             f"{experts} experts do not fall into groups={groups}, of which top_groups={top_groups} are best"
