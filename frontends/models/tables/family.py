@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from typing import Any, Self, get_type_hints
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_type_hints
 
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe, Source
@@ -63,6 +63,28 @@ class Fetch:
 
 Template = Callable[[Fetch, str, Settings], Recipe]  # (fetch, last part of the parameter's name, settings) -> recipe
 Names = dict[str, str | Template]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def template(read: Callable[Concatenate[Fetch, str, Settings, P], Recipe]) -> Callable[P, Template]:
+    """Decorate `read`: a call with the arguments after the first three returns the template with these arguments."""
+
+    @functools.wraps(read)
+    def make(*args: P.args, **options: P.kwargs) -> Template:
+        return lambda fetch, part, settings: read(fetch, part, settings, *args, **options)
+
+    return make
+
+
+def rule(read: Callable[Concatenate[Config, P], T]) -> Callable[P, Callable[[Config], T]]:
+    """Decorate `read`: a call with the arguments after the first returns the rule with these arguments."""
+
+    @functools.wraps(read)
+    def make(*args: P.args, **options: P.kwargs) -> Callable[[Config], T]:
+        return lambda config: read(config, *args, **options)
+
+    return make
 
 
 @dataclass(frozen=True)
@@ -91,15 +113,12 @@ def read_required(config: Config, *names: str) -> tuple[Any, ...]:
     return tuple(key(name)(config) for name in names)
 
 
-def mask_layers(make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> Rule:
+@rule
+def mask_layers(config: Config, make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> tuple[Any, ...]:
     """Return the rule for a setting per layer: `make(config)` where `chosen(config)` yields True, None elsewhere."""
-
-    def rule(config: Config) -> tuple[Any, ...]:
-        selected = list(chosen(config))
-        value = make(config) if any(selected) else None
-        return tuple(value if is_selected else None for is_selected in selected)
-
-    return rule
+    selected = list(chosen(config))
+    value = make(config) if any(selected) else None
+    return tuple(value if is_selected else None for is_selected in selected)
 
 
 _NOT_INHERITED = ("transformers", "gguf", "loader")  # `derive` drops these fields: another class or loader may differ
@@ -165,7 +184,7 @@ class Table:
             if f.name in self.from_keys:
                 values[f.name] = self.from_keys[f.name](keys)
             elif f.name in self.settings:
-                rule = partial(_evaluate, f.name, self.settings[f.name])
+                rule = functools.partial(_evaluate, f.name, self.settings[f.name])
                 try:
                     values[f.name] = rule(config)
                 except (WeftError, *RULE_ERRORS) as e:

@@ -15,7 +15,19 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ...dsl import GatedMLP, MoE, RoPE, Router
-from .family import Config, Fetch, GGUFArchitecture, Lookup, Rule, Template, key, mask_layers, read_required
+from .family import (
+    Config,
+    Fetch,
+    GGUFArchitecture,
+    Lookup,
+    Rule,
+    Template,
+    key,
+    mask_layers,
+    read_required,
+    rule,
+    template,
+)
 from .rope_config import FREQUENCIES, LONG, SHORT, read_gguf_rope
 from .settings import Settings
 from .templates import slice_expert_half, split_qkv
@@ -29,21 +41,18 @@ VALUED = "layers with a value projection"  # others use their keys, or another l
 _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 
-def deinterleave_heads(name: str, role: str) -> Template:
+@template
+def deinterleave_heads(fetch: Fetch, part: str, s: Settings, name: str, role: str) -> Recipe:
     """Return a template for the projection `name` of q or k (`role`): per head, move first rows of pairs to the front.
 
     In llama.cpp's row order the two rows of each rotated pair are adjacent.
     """
-
-    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        heads = s.groups if role == "k" else s.head_count
-        half = s.head_size // 2
-        rest = (-1,) if part == "weight" else ()
-        axes = (0, 2, 1, 3)[: 3 + len(rest)]
-        split = Permute(Reshape(fetch(f"{name}.{part}"), (heads, half, 2, *rest)), axes)
-        return Reshape(split, (heads * half * 2, *rest))
-
-    return template
+    heads = s.groups if role == "k" else s.head_count
+    half = s.head_size // 2
+    rest = (-1,) if part == "weight" else ()
+    axes = (0, 2, 1, 3)[: 3 + len(rest)]
+    split = Permute(Reshape(fetch(f"{name}.{part}"), (heads, half, 2, *rest)), axes)
+    return Reshape(split, (heads * half * 2, *rest))
 
 
 def _context(config: Config) -> Any:
@@ -66,24 +75,18 @@ def find_local_layers(config: Config, every: int) -> list[bool]:
     return [pattern == 0 or (i + 1) % pattern != 0 for i in layers]
 
 
-def build_windows(every: int) -> Callable[[Config], Any]:
+@rule
+def build_windows(config: Config, every: int) -> tuple[int | None, ...] | None:
     """Return the rule for `window`: the file's window in layers of `find_local_layers`, else None; None without one."""
-
-    def rule(config: Config) -> tuple[int | None, ...] | None:
-        window = config.get("attention.sliding_window")
-        return tuple(window if is_local else None for is_local in find_local_layers(config, every)) if window else None
-
-    return rule
+    window = config.get("attention.sliding_window")
+    return tuple(window if is_local else None for is_local in find_local_layers(config, every)) if window else None
 
 
-def build_local_ropes(every: int, interleaved: bool = False) -> Rule:
+@rule
+def build_local_ropes(config: Config, every: int, interleaved: bool = False) -> tuple[RoPE | None, ...]:
     """Return the rule for `rope` of models that rotate in local layers only (see `find_local_layers`)."""
-
-    def rule(config: Config) -> tuple[RoPE | None, ...]:
-        rope = replace(read_gguf_rope(config), interleaved=interleaved)
-        return tuple(rope if local else None for local in find_local_layers(config, every))
-
-    return rule
+    rope = replace(read_gguf_rope(config), interleaved=interleaved)
+    return tuple(rope if local else None for local in find_local_layers(config, every))
 
 
 def build_interleaved_rope(config: Config) -> RoPE:
@@ -165,13 +168,10 @@ NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # despite i
 PACKED = split_qkv("layers.{i}.attn", "blk.{i}.attn_qkv")
 
 
-def read_or(name: str, fallback: Template) -> Template:
+@template
+def read_or(fetch: Fetch, part: str, settings: Settings, name: str, fallback: Template) -> Recipe:
     """Return a template that reads the tensor `name`, or applies the template `fallback` if the file lacks it."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else fallback(fetch, part, settings)
-
-    return template
+    return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else fallback(fetch, part, settings)
 
 
 SEPARATE_OR_PACKED = {

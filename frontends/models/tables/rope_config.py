@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes.frequencies import RopeScaling
 
 from ...dsl import RoPE
-from .family import Rule
+from .family import Rule, rule
 
 _KINDS = {"default": "none"} | {kind: kind for kind in ("linear", "dynamic", "llama3", "yarn", "longrope")}
 _NAMES = {
@@ -92,30 +92,30 @@ def read_rope(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     )
 
 
-def rope_with(*, interleaved: bool = False, **defaults: Any) -> Callable[[Mapping[str, Any]], RoPE]:
+@rule
+def rope_with(config: Mapping[str, Any], /, *, interleaved: bool = False, **defaults: Any) -> RoPE:
     """Return the rule `read_rope` with `defaults` for config keys that are missing or null.
 
     `interleaved`: rotated pairs are adjacent features. With a default for partial_rotary_factor, the rule applies that
     key. A default for rope_parameters applies only if the config has neither rope_parameters nor rope_scaling.
     """
     partial = "partial_rotary_factor" in defaults
-
-    def rule(config: Mapping[str, Any]) -> RoPE:
-        stated = {name: value for name, value in config.items() if value is not None}
-        if stated.get("rope_scaling"):
-            stated.setdefault("rope_parameters", stated["rope_scaling"])
-        return replace(read_rope({**defaults, **stated}, partial), interleaved=interleaved)
-
-    return rule
+    stated = {name: value for name, value in config.items() if value is not None}
+    if stated.get("rope_scaling"):
+        stated.setdefault("rope_parameters", stated["rope_scaling"])
+    return replace(read_rope({**defaults, **stated}, partial), interleaved=interleaved)
 
 
+@rule
 def build_ropes(
+    config: Mapping[str, Any],
+    /,
     local: Rule,
     partial: bool = False,
     bases: tuple[Rule, Rule] | None = None,
     near_scaled: bool = False,
     **defaults: Any,
-) -> Rule:
+) -> tuple[RoPE, ...]:
     """Return the rule for `rope` per layer, for models whose local and global layers have different RoPE.
 
     A layer is local if the rule `local` returns a window for it, not None. If rope_parameters has an entry per layer
@@ -123,24 +123,20 @@ def build_ropes(
     `near_scaled`. `bases`: rules for the base of global and of local layers; by default the base is rope_theta.
     `partial` as in `read_rope`; `defaults` are values for missing config keys.
     """
-
-    def rule(config: Mapping[str, Any]) -> tuple[RoPE, ...]:
-        parameters, local_config = config.get("rope_parameters") or {}, {**defaults, **config}
-        global_config = dict(local_config)
-        if isinstance(parameters, Mapping) and {"full_attention", "sliding_attention"} & set(parameters):
-            global_config["rope_parameters"], local_config["rope_parameters"] = (
-                parameters.get(f"{k}_attention") for k in ("full", "sliding")
-            )
-        else:
-            local_config["rope_parameters"] = None
-        if not near_scaled:
-            local_config["rope_scaling"] = None
-        if bases is not None:
-            global_config["rope_theta"], local_config["rope_theta"] = (base(config) for base in bases)
-        ropes = read_rope(global_config, partial), read_rope(local_config, partial)
-        return tuple(ropes[window is not None] for window in local(config))
-
-    return rule
+    parameters, local_config = config.get("rope_parameters") or {}, {**defaults, **config}
+    global_config = dict(local_config)
+    if isinstance(parameters, Mapping) and {"full_attention", "sliding_attention"} & set(parameters):
+        global_config["rope_parameters"], local_config["rope_parameters"] = (
+            parameters.get(f"{k}_attention") for k in ("full", "sliding")
+        )
+    else:
+        local_config["rope_parameters"] = None
+    if not near_scaled:
+        local_config["rope_scaling"] = None
+    if bases is not None:
+        global_config["rope_theta"], local_config["rope_theta"] = (base(config) for base in bases)
+    ropes = read_rope(global_config, partial), read_rope(local_config, partial)
+    return tuple(ropes[window is not None] for window in local(config))
 
 
 def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:

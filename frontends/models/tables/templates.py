@@ -12,40 +12,36 @@ from typing import Any
 from weft.ir.recipes import Add, Concat, Full, Permute, Recipe, Reshape, Scale, Slice
 
 from ...dsl import MoE
-from .family import Fetch, Template
+from .family import Fetch, Template, template
 from .settings import Settings
 
 
-def transpose_linear(name: str) -> Template:
+@template
+def transpose_linear(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for the linear layer `name` whose weight is stored [in, out] (Conv1D)."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        weight = fetch(f"{name}.{part}")
-        return Permute(weight, (1, 0)) if part == "weight" else weight
-
-    return template
+    weight = fetch(f"{name}.{part}")
+    return Permute(weight, (1, 0)) if part == "weight" else weight
 
 
-def slice_qkv(name: str, which: str, *, grouped: bool = False, transposed: bool = False) -> Template:
+@template
+def slice_qkv(
+    fetch: Fetch, part: str, s: Settings, name: str, which: str, *, grouped: bool = False, transposed: bool = False
+) -> Recipe:
     """Return a template for the rows of q, k or v (`which`) in the fused linear layer `name`.
 
     Its outputs are all queries, then all keys, then all values; or, if `grouped`, for each key/value head its queries,
     its key and its value. `transposed`: its weight is stored [in, out].
     """
-
-    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        weight = transpose_linear(name)(fetch, part, s) if transposed else fetch(f"{name}.{part}")
-        heads, d = s.head_count, s.head_size
-        runs, queries, keys = (s.groups, heads // s.groups, 1) if grouped else (1, heads, s.groups)
-        first, count = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}[which]
-        start, stop = first * d, (first + count) * d
-        if runs == 1:
-            return Slice(weight, 0, start, stop)
-        rest = (-1,) if part == "weight" else ()
-        grouped_rows = Reshape(weight, (runs, (queries + 2 * keys) * d, *rest))
-        return Reshape(Slice(grouped_rows, 1, start, stop), (runs * count * d, *rest))
-
-    return template
+    weight = transpose_linear(name)(fetch, part, s) if transposed else fetch(f"{name}.{part}")
+    heads, d = s.head_count, s.head_size
+    runs, queries, keys = (s.groups, heads // s.groups, 1) if grouped else (1, heads, s.groups)
+    first, count = {"q": (0, queries), "k": (queries, keys), "v": (queries + keys, keys)}[which]
+    start, stop = first * d, (first + count) * d
+    if runs == 1:
+        return Slice(weight, 0, start, stop)
+    rest = (-1,) if part == "weight" else ()
+    grouped_rows = Reshape(weight, (runs, (queries + 2 * keys) * d, *rest))
+    return Reshape(Slice(grouped_rows, 1, start, stop), (runs * count * d, *rest))
 
 
 def split_qkv(prefix: str, name: str, *, grouped: bool = False, transposed: bool = False) -> dict[str, Template]:
@@ -58,37 +54,28 @@ def name_gated_mlp(prefix: str, name: str) -> dict[str, str]:
     return {f"{prefix}.{which}": f"{name}.{which}_proj" for which in ("gate", "up", "down")}
 
 
-def slice_half(name: str, index: int) -> Template:
+@template
+def slice_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int) -> Recipe:
     """Return a template for the first (`index` 0) or second (1) half of the rows of the fused gate and up `name`."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        rows = settings.ffn
-        assert isinstance(rows, int)
-        return Slice(fetch(f"{name}.{part}"), 0, index * rows, (index + 1) * rows)
-
-    return template
+    rows = settings.ffn
+    assert isinstance(rows, int)
+    return Slice(fetch(f"{name}.{part}"), 0, index * rows, (index + 1) * rows)
 
 
-def add_one(name: str) -> Template:
+@template
+def add_one(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for the norm `name` whose weight is stored minus 1 (Gemma, Nemotron)."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        stored = fetch(f"{name}.{part}")
-        return Add((stored,), 1.0) if part == "weight" else stored
-
-    return template
+    stored = fetch(f"{name}.{part}")
+    return Add((stored,), 1.0) if part == "weight" else stored
 
 
-def swap_halves(name: str, of_keys: bool = False) -> Template:
+@template
+def swap_halves(fetch: Fetch, part: str, s: Settings, name: str, of_keys: bool = False) -> Recipe:
     """Return a template for queries (`of_keys`: keys) `name` with halves of heads swapped (RoPE of opposite sign)."""
-
-    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
-        rest = (-1,) if part == "weight" else ()
-        halves = Reshape(fetch(f"{name}.{part}"), (heads, 2, half, *rest))
-        return Reshape(Concat((Slice(halves, 1, 1, 2), Slice(halves, 1, 0, 1)), 1), (heads * 2 * half, *rest))
-
-    return template
+    heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
+    rest = (-1,) if part == "weight" else ()
+    halves = Reshape(fetch(f"{name}.{part}"), (heads, 2, half, *rest))
+    return Reshape(Concat((Slice(halves, 1, 1, 2), Slice(halves, 1, 0, 1)), 1), (heads * 2 * half, *rest))
 
 
 def pick_by_arrangement(**names: str) -> Template:
@@ -101,14 +88,11 @@ def flatten_heads(name: str) -> Template:
     return lambda fetch, part, settings: Reshape(fetch(f"{name}.{part}"), (-1,))
 
 
-def concat_heads(name: str, of_keys: bool = False) -> Template:
+@template
+def concat_heads(fetch: Fetch, part: str, settings: Settings, name: str, of_keys: bool = False) -> Recipe:
     """Return a template that concatenates the tensors `name` of all query heads {h}, or of KV heads if `of_keys`."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        heads = range(settings.groups if of_keys else settings.head_count)
-        return Concat(tuple(fetch(f"{name.replace('{h}', str(h))}.{part}") for h in heads))
-
-    return template
+    heads = range(settings.groups if of_keys else settings.head_count)
+    return Concat(tuple(fetch(f"{name.replace('{h}', str(h))}.{part}") for h in heads))
 
 
 def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> Recipe:
@@ -121,26 +105,22 @@ def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> R
     return blocks[0] if len(blocks) == 1 else Concat(tuple(map(pad_row, range(len(blocks)))))
 
 
-def scale_linear(name: str, *multipliers: str, bias: tuple[str, ...] | None = None) -> Template:
+@template
+def scale_linear(
+    fetch: Fetch, part: str, settings: Settings, name: str, *multipliers: str, bias: tuple[str, ...] | None = None
+) -> Recipe:
     """Return a template for the linear layer `name` times the settings' `multipliers`; `bias`: those of its bias."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        factors = multipliers if part == "weight" or bias is None else bias
-        factor = math.prod(settings.multipliers[m] for m in factors)
-        tensor = fetch(f"{name}.{part}")
-        return tensor if factor == 1 else Scale(tensor, factor)
-
-    return template
+    factors = multipliers if part == "weight" or bias is None else bias
+    factor = math.prod(settings.multipliers[m] for m in factors)
+    tensor = fetch(f"{name}.{part}")
+    return tensor if factor == 1 else Scale(tensor, factor)
 
 
-def slice_expert_half(name: str, index: int) -> Template:
+@template
+def slice_expert_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int) -> Recipe:
     """Return a template for gate (`index` 0) or up (1): half of axis 1 of tensor `name` [experts, 2 · hidden, …]."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        hidden = find_experts(settings).hidden
-        return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
-
-    return template
+    hidden = find_experts(settings).hidden
+    return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
 
 
 def find_experts(settings: Settings) -> MoE:

@@ -6,12 +6,11 @@ From Gemma 2 on there are norms before and after both sublayers (in VaultGemma o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from ....dsl import RoPE
 from ...tables import gguf
-from ...tables.family import Config, Loader, key
+from ...tables.family import Config, Loader, key, rule
 from ...tables.rope_config import build_ropes, read_gguf_rope
 from ...tables.templates import add_one
 from .llama import LLAMA, alternate_windows
@@ -20,15 +19,12 @@ _PERIOD = "sliding_window_pattern"
 _GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternate_windows(2, period=_PERIOD), alternate_windows(6, period=_PERIOD)
 
 
-def _choose_gguf_scale(layers_of_27b: int) -> Callable[[Config], float]:
+@rule
+def _choose_gguf_scale(config: Config, layers_of_27b: int) -> float:
     """Return the rule for the scale of scores: 1/√head_dim, or 1/√(dim / heads) if the layers are `layers_of_27b`."""
-
-    def rule(config: Config) -> float:
-        share = key("embedding_length")(config) // key("attention.head_count")(config)
-        wide = config["block_count"] == layers_of_27b
-        return float((share if wide else config.get("attention.key_length", share)) ** -0.5)
-
-    return rule
+    share = key("embedding_length")(config) // key("attention.head_count")(config)
+    wide = config["block_count"] == layers_of_27b
+    return float((share if wide else config.get("attention.key_length", share)) ** -0.5)
 
 
 def _build_gguf_ropes(config: Config) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....dsl import RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Family, Loader, Rule, key
+from ...tables.family import Config, Family, Loader, key, rule
 from ...tables.rope_config import read_context, read_gguf_rope, read_rope, rope_with
 from ...tables.templates import concat_heads, flatten_heads, name_gated_mlp, slice_half, split_qkv
 from ...task_heads import GENERIC_HEADS
@@ -62,20 +62,19 @@ def pick_windows(config: Config, window: int | None, types: list[str]) -> tuple[
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
 
 
-def alternate_windows(every: int, first_global: bool = False, window: int | None = 4096, period: str = "") -> Rule:
+@rule
+def alternate_windows(
+    config: Config, every: int, first_global: bool = False, window: int | None = 4096, period: str = ""
+) -> tuple[int | None, ...]:
     """Return the rule for `window`: of each `every` layers, all except the last (`first_global`: first) are local.
 
     Local layers have sliding_window, by default `window`. layer_types has priority; the key `period` overrides `every`.
     """
-
-    def rule(config: Config) -> tuple[int | None, ...]:
-        layers = range(key("num_hidden_layers")(config))
-        length = (config.get(period) if period else None) or every
-        wide = 0 if first_global else length - 1
-        types = ["full_attention" if i % length == wide else "sliding_attention" for i in layers]
-        return pick_windows(config, config.get("sliding_window", window), types)
-
-    return rule
+    layers = range(key("num_hidden_layers")(config))
+    length = (config.get(period) if period else None) or every
+    wide = 0 if first_global else length - 1
+    types = ["full_attention" if i % length == wide else "sliding_attention" for i in layers]
+    return pick_windows(config, config.get("sliding_window", window), types)
 
 
 def read_qwen_windows(config: Config) -> Any:

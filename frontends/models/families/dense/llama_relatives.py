@@ -11,21 +11,18 @@ from weft.ir.recipes import Full, Recipe, Reshape
 
 from ....dsl import RMSNorm, RoPE, ScoredKeysAttention, Temperature
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Loader, Rule, key, read_required
+from ...tables.family import Config, Fetch, Loader, Rule, key, read_required, rule
 from ...tables.rope_config import build_ropes, find_rope, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import add_one, slice_half, swap_halves
 from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGUF, alternate_windows, pick_windows
 
 
-def rotate_local(rope: Rule, local: Rule) -> Rule:
+@rule
+def rotate_local(config: Config, rope: Rule, local: Rule) -> tuple[RoPE | None, ...]:
     """Return the rule for RoPE per layer: that of `rope` if `local` returns a window for the layer, else None."""
-
-    def rule(config: Config) -> tuple[RoPE | None, ...]:
-        rotation = rope(config)
-        return tuple(None if window is None else rotation for window in local(config))
-
-    return rule
+    rotation = rope(config)
+    return tuple(None if window is None else rotation for window in local(config))
 
 
 ARCEE = LLAMA.derive(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ....dsl import DifferentialAttention
-from ...tables.family import Config, Fetch, Template, key
+from ...tables.family import Config, Fetch, key, template
 from ...tables.rope_config import read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import split_qkv
@@ -37,14 +37,11 @@ PERSIMMON = LLAMA.derive(
 )
 
 
-def _merge_device_parts(which: int) -> Template:
+@template
+def _merge_device_parts(fetch: Fetch, part: str, settings: Settings, which: int) -> Recipe:
     """Return a template for CodeGen's q (`which` 0), v (1) or k (2), stored as q, v and k of each of four devices."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        by_device = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))
-        return Reshape(Slice(by_device, 1, which, which + 1), (settings.dim, -1))
-
-    return template
+    by_device = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))
+    return Reshape(Slice(by_device, 1, which, which + 1), (settings.dim, -1))
 
 
 CODEGEN = GPTJ.derive(

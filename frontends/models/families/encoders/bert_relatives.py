@@ -9,7 +9,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Add, Recipe, Take
 
 from ....dsl import MLP, AdaptedBlock, Attention, Block, LayerNorm, MaskScaling, RoPE, T5Bias
-from ...tables.family import Config, Fetch, Rule, Template, key, read_required
+from ...tables.family import Config, Fetch, key, read_required, rule, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ...task_heads import BASE, ROBERTA_HEADS, SPANS, Head, build_dense_head, build_lm_head, read_labels
 from .bert import BERT, LAYER, ROBERTA
@@ -51,14 +51,11 @@ DISTILBERT = BERT.derive(
 )
 
 
-def read_embedding_width(name: str, default: int | None) -> Rule:
+@rule
+def read_embedding_width(config: Config, name: str, default: int | None) -> Any:
     """Return the rule for the width of embeddings, in the config key `name`; None if it equals hidden_size."""
-
-    def rule(config: Config) -> Any:
-        width = key(name, default=default)(config)
-        return None if width == key("hidden_size")(config) else width
-
-    return rule
+    width = key(name, default=default)(config)
+    return None if width == key("hidden_size")(config) else width
 
 
 ELECTRA = BERT.derive(
@@ -263,11 +260,9 @@ def _read_default_language(config: Config) -> dict[str, str]:
     return {"language": language}
 
 
-def _fetch_adapter(which: str) -> Template:
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return fetch(f"{LAYER}.output.adapter_modules.{settings.multipliers['language']}.{which}.{part}")
-
-    return template
+@template
+def _fetch_adapter(fetch: Fetch, part: str, settings: Settings, which: str) -> Recipe:
+    return fetch(f"{LAYER}.output.adapter_modules.{settings.multipliers['language']}.{which}.{part}")
 
 
 def _fetch_adapter_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -276,14 +271,11 @@ def _fetch_adapter_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
     return fetch(adapter_norm if fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
 
 
-def _choose_norm(which: str) -> Template:
+@template
+def _choose_norm(fetch: Fetch, part: str, settings: Settings, which: str) -> Recipe:
     """Return a template for the norm `which` (ffn or adapter): BERT's LayerNorm, or the norm before the adapter."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        before = (which == "adapter") == (settings.arrangement == "pre")
-        return _fetch_adapter_norm(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
-
-    return template
+    before = (which == "adapter") == (settings.arrangement == "pre")
+    return _fetch_adapter_norm(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
 
 
 XMOD = ROBERTA.derive(

@@ -6,7 +6,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Slice
 
 from ....dsl import SpanConvAttention
-from ...tables.family import Config, Fetch, Template, key
+from ...tables.family import Config, Fetch, key, template
 from ...tables.settings import Settings
 from ...tables.templates import build_block_diagonal
 from ...task_heads import BASE, Head, build_dense_head
@@ -14,23 +14,20 @@ from .bert import BERT, LAYER
 from .bert_relatives import ELECTRA, read_embedding_width
 
 
-def _expand_grouped_conv(name: str, groups: str) -> Template:
+@template
+def _expand_grouped_conv(fetch: Fetch, part: str, settings: Settings, name: str, groups: str) -> Recipe:
     """Return a template for a grouped convolution, stored [out, in / groups, 1], as a block-diagonal matrix [out, in].
     `groups` is the config key with the number of groups; biases are unchanged."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
-        if part == "bias":
-            return stored
-        assert isinstance(settings.ffn, int)
-        rows = settings.ffn if "intermediate" in name else settings.dim
-        columns = settings.ffn if ".output." in name else settings.dim
-        matrix, height = Reshape(stored, (rows, columns // count)), rows // count
-        return build_block_diagonal(
-            [Slice(matrix, 0, g * height, (g + 1) * height) for g in range(count)], height, columns // count
-        )
-
-    return template
+    stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
+    if part == "bias":
+        return stored
+    assert isinstance(settings.ffn, int)
+    rows = settings.ffn if "intermediate" in name else settings.dim
+    columns = settings.ffn if ".output." in name else settings.dim
+    matrix, height = Reshape(stored, (rows, columns // count)), rows // count
+    return build_block_diagonal(
+        [Slice(matrix, 0, g * height, (g + 1) * height) for g in range(count)], height, columns // count
+    )
 
 
 def _read_groups(config: Config) -> dict[str, int]:
@@ -67,32 +64,26 @@ def _build_span_attention(config: Config) -> SpanConvAttention:
     return SpanConvAttention(max(heads, 1), config.get("conv_kernel_size", 9))
 
 
-def _squeeze_conv(name: str, taps: bool = False) -> Template:
+@template
+def _squeeze_conv(fetch: Fetch, part: str, settings: Settings, name: str, taps: bool = False) -> Recipe:
     """Return a template for a stored convolution without axes of size 1: [channels, taps] if `taps`, else [out, in]."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)
-        return Reshape(fetch(name), shape)
-
-    return template
+    shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)
+    return Reshape(fetch(name), shape)
 
 
-def _expand_grouped_linear(name: str, down: bool) -> Template:
+@template
+def _expand_grouped_linear(fetch: Fetch, part: str, settings: Settings, name: str, down: bool) -> Recipe:
     """Return a template for a grouped linear layer, stored [groups, in, out]; `down`: the second of a feed-forward."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]
-        if part == "bias" or groups == 1:
-            return stored
-        assert isinstance(settings.ffn, int)
-        sizes = settings.ffn // groups, settings.dim // groups
-        wide, high = sizes if down else sizes[::-1]
-        transposed_groups = Permute(stored, (0, 2, 1))
-        return build_block_diagonal(
-            [Reshape(Slice(transposed_groups, 0, g, g + 1), (high, wide)) for g in range(groups)], high, wide
-        )
-
-    return template
+    stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]
+    if part == "bias" or groups == 1:
+        return stored
+    assert isinstance(settings.ffn, int)
+    sizes = settings.ffn // groups, settings.dim // groups
+    wide, high = sizes if down else sizes[::-1]
+    transposed_groups = Permute(stored, (0, 2, 1))
+    return build_block_diagonal(
+        [Reshape(Slice(transposed_groups, 0, g, g + 1), (high, wide)) for g in range(groups)], high, wide
+    )
 
 
 _SELF = f"{LAYER}.attention.self"

@@ -8,7 +8,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import MLP, Block, ConvolvedBlock, DisentangledAttention, LayerNorm, RelativeTable
-from ...tables.family import Config, Fetch, Template, key, read_required
+from ...tables.family import Config, Fetch, key, read_required, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import slice_qkv
 from ...task_heads import Head
@@ -110,14 +110,11 @@ DEBERTA_V2 = BERT.derive(
 )
 
 
-def _unpack_qkv(which: str) -> Template:
+@template
+def _unpack_qkv(fetch: Fetch, part: str, settings: Settings, which: str) -> Recipe:
     """Return a template for `which` (q, k or v) of in_proj, fused head by head; q and v have separate biases."""
     weight = slice_qkv(f"{SELF}.in_proj", which, grouped=True)
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return weight(fetch, part, settings) if part == "weight" else fetch(f"{SELF}.{which}_bias")
-
-    return template
+    return weight(fetch, part, settings) if part == "weight" else fetch(f"{SELF}.{which}_bias")
 
 
 DEBERTA = DEBERTA_V2.derive(

@@ -12,7 +12,7 @@ from weft.ir.errors import WeftError
 from weft.ir.recipes import Recipe
 
 from ....dsl import BlockSparse, FourierMixing, RMSNorm, T5Bias, TransientGlobalAttention, TransientGlobals
-from ...tables.family import Config, Fetch, Rule, Template, key
+from ...tables.family import Config, Fetch, Rule, key, rule, template
 from ...tables.settings import Settings
 from ...task_heads import BASE, build_dense_head
 from ..seq2seq.bart import BART
@@ -20,15 +20,12 @@ from ..seq2seq.t5 import T5, build_t5_bias
 from .bert import BERT, LAYER, ROBERTA
 
 
-def _halve_windows(layers: str) -> Rule:
+@rule
+def _halve_windows(config: Config, layers: str) -> tuple[int, ...]:
     """Return the rule for `window`: half of attention_window (one number, or one per layer) on each side.
     `layers` is the config key with the number of layers."""
-
-    def rule(config: Config) -> tuple[int, ...]:
-        windows = config.get("attention_window", 512)
-        return tuple(w // 2 + 1 for w in (windows if isinstance(windows, list) else [windows] * key(layers)(config)))
-
-    return rule
+    windows = config.get("attention_window", 512)
+    return tuple(w // 2 + 1 for w in (windows if isinstance(windows, list) else [windows] * key(layers)(config)))
 
 
 LONGFORMER = ROBERTA.derive(
@@ -70,14 +67,11 @@ LED = BART.derive(
 GLOBAL = "transient-global"
 
 
-def _fetch_encoder_attention(name: str, layer: str = "{i}") -> Template:
+@template
+def _fetch_encoder_attention(fetch: Fetch, part: str, settings: Settings, name: str, layer: str = "{i}") -> Recipe:
     """Return a template for tensor `name` of the attention in encoder layer `layer`, under its class's name."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"
-        return fetch(f"encoder.block.{layer}.layer.0.{kind}.{name}.{part}")
-
-    return template
+    kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"
+    return fetch(f"encoder.block.{layer}.layer.0.{kind}.{name}.{part}")
 
 
 def _restrict_to_global(make: Rule) -> Rule:

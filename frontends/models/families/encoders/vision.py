@@ -7,20 +7,17 @@ from dataclasses import replace
 from weft.ir.recipes import Concat, Recipe, Reshape, Scale, Slice
 
 from ....dsl import Dense, SentencePooling
-from ...tables.family import Config, Family, Fetch, Names, Template, key
+from ...tables.family import Config, Family, Fetch, Names, Template, key, template
 from ...tables.settings import Settings
 from ...task_heads import Head
 from .bert import BERT
 
 
-def _stack_tokens(*names: str) -> Template:
+@template
+def _stack_tokens(fetch: Fetch, part: str, settings: Settings, *names: str) -> Recipe:
     """Return a template for learned tokens [n, dim]; each of the n `names` is stored as [1, 1, dim]."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        tokens = tuple(Reshape(fetch(name), (1, settings.dim)) for name in names)
-        return Concat(tokens) if len(tokens) > 1 else tokens[0]
-
-    return template
+    tokens = tuple(Reshape(fetch(name), (1, settings.dim)) for name in names)
+    return Concat(tokens) if len(tokens) > 1 else tokens[0]
 
 
 def _reshape_positions(fetch: Fetch, part: str, s: Settings) -> Recipe:
@@ -112,17 +109,14 @@ def _read_dinov2_ffn(config: Config) -> int:
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if config.get("use_swiglu_ffn") else hidden
 
 
-def _slice_dinov2_up(index: int) -> Template:
+@template
+def _slice_dinov2_up(fetch: Fetch, part: str, s: Settings, index: int) -> Recipe:
     """Return a template for gate (`index` 0) or up (1) of a fused SwiGLU; without a gate, for fc1."""
-
-    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        if not s.gated:
-            return fetch(f"{_LAYER}.mlp.fc1.{part}")
-        rows = s.ffn
-        assert isinstance(rows, int)
-        return Slice(fetch(f"{_LAYER}.mlp.weights_in.{part}"), 0, index * rows, (index + 1) * rows)
-
-    return template
+    if not s.gated:
+        return fetch(f"{_LAYER}.mlp.fc1.{part}")
+    rows = s.ffn
+    assert isinstance(rows, int)
+    return Slice(fetch(f"{_LAYER}.mlp.weights_in.{part}"), 0, index * rows, (index + 1) * rows)
 
 
 def _scale_dinov2_down(fetch: Fetch, part: str, settings: Settings) -> Recipe:
@@ -219,14 +213,11 @@ CLIP_VISION = VIT.derive(
 )
 
 
-def _slice_qkv(which: int) -> Template:
+@template
+def _slice_qkv(fetch: Fetch, part: str, settings: Settings, which: int) -> Recipe:
     """Return a template for q (`which` 0), k (1) or v (2) of the fused projection in SigLIP's pooler."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        rows = settings.dim
-        return Slice(fetch(f"head.attention.in_proj_{part}"), 0, which * rows, (which + 1) * rows)
-
-    return template
+    rows = settings.dim
+    return Slice(fetch(f"head.attention.in_proj_{part}"), 0, which * rows, (which + 1) * rows)
 
 
 SIGLIP_VISION = CLIP_VISION.derive(

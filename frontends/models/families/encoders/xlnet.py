@@ -10,7 +10,7 @@ from dataclasses import replace
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ....dsl import SinusoidalDistances, TransformerXLAttention
-from ...tables.family import Fetch, Template, key
+from ...tables.family import Fetch, Template, key, template
 from ...tables.settings import Settings
 from ...task_heads import SPANS, Head
 from .bert import BERT
@@ -19,14 +19,11 @@ _LAYER = "layer.{i}"
 _ATTENTION = f"{_LAYER}.rel_attn"
 
 
-def _merge_heads(name: str, transpose: bool = True) -> Template:
+@template
+def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = True) -> Recipe:
     """Return a template for a linear layer stored [in, heads, d], or without `transpose` (``o``) [out, heads, d]."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        matrix = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))
-        return Permute(matrix, (1, 0)) if transpose else matrix
-
-    return template
+    matrix = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))
+    return Permute(matrix, (1, 0)) if transpose else matrix
 
 
 def _reshape_bias(name: str, shape: tuple[int, ...] = (-1,)) -> Template:

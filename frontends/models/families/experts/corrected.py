@@ -11,7 +11,7 @@ from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required
+from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required, template
 from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import find_experts, name_gated_mlp
@@ -253,16 +253,13 @@ def _build_granite_moe(config: Config) -> Any:
     return GRANITE_MOE.settings["moe"](config)
 
 
-def _slice_shared_expert(index: int) -> Template:
+@template
+def _slice_shared_expert(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
     """Return a template for gate (`index` 0) or up (1) of the shared expert, which are stored in one tensor."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        shared = find_experts(settings).shared
-        assert isinstance(shared, GatedMLP)
-        rows = shared.hidden
-        return Slice(fetch(f"layers.{{i}}.shared_mlp.input_linear.{part}"), 0, index * rows, (index + 1) * rows)
-
-    return template
+    shared = find_experts(settings).shared
+    assert isinstance(shared, GatedMLP)
+    rows = shared.hidden
+    return Slice(fetch(f"layers.{{i}}.shared_mlp.input_linear.{part}"), 0, index * rows, (index + 1) * rows)
 
 
 GRANITE_MOE_SHARED = GRANITE_MOE.derive(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from weft.ir.recipes.frequencies import compute_yarn_temperature
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import REQUIRED, Config, Fetch, Names, Rule, Template, key, mask_layers, read_required
+from ...tables.family import REQUIRED, Config, Fetch, Names, Rule, key, mask_layers, read_required, rule, template
 from ...tables.rope_config import find_rope, read_gguf_rope, read_rope
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp
@@ -28,17 +28,14 @@ def find_latent_attention(settings: Settings) -> MLA:
     return next((mixer for mixer in mixers if isinstance(mixer, MLA)), None) or settings.block.attn
 
 
-def slice_head_rows(name: str, which: str) -> Template:
+@template
+def slice_head_rows(fetch: Fetch, part: str, settings: Settings, name: str, which: str) -> Recipe:
     """Return a template for the rows of k or v (`which`) in tensor `name`, which has for each head k, then v."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mla = find_latent_attention(settings)
-        keys, keys_and_values = mla.head_dim, mla.head_dim + mla.v_head_dim
-        start, stop = (0, keys) if which == "k" else (keys, keys_and_values)
-        rows = Slice(Reshape(fetch(name), (mla.heads, keys_and_values, -1)), 1, start, stop)
-        return Reshape(rows, (mla.heads * (stop - start), -1))
-
-    return template
+    mla = find_latent_attention(settings)
+    keys, keys_and_values = mla.head_dim, mla.head_dim + mla.v_head_dim
+    start, stop = (0, keys) if which == "k" else (keys, keys_and_values)
+    rows = Slice(Reshape(fetch(name), (mla.heads, keys_and_values, -1)), 1, start, stop)
+    return Reshape(rows, (mla.heads * (stop - start), -1))
 
 
 def _build_rope(config: Config) -> RoPE:
@@ -74,19 +71,16 @@ def build_mla(config: Config) -> MLA:
     return MLA(heads, rank, plain, rotary, value, rope, config.get("q_lora_rank"), _NORM, scale)
 
 
-def find_sparse_layers(first_dense: int | None) -> Callable[[Config], Iterator[bool]]:
+@rule
+def find_sparse_layers(config: Config, first_dense: int | None) -> Iterator[bool]:
     """Return the function that yields for each layer of a config whether it has experts: by mlp_layer_types, else all
     layers after the dense ones, whose number is by default `first_dense`; if that is None, no layer is dense."""
-
-    def sparse(config: Config) -> Iterator[bool]:
-        layers = range(key("num_hidden_layers")(config))
-        types = config.get("mlp_layer_types")
-        if first_dense is None or types:
-            return (types is None or types[i] == "sparse" for i in layers)
-        dense = key("first_k_dense_replace", "num_dense_layers", default=first_dense)(config)
-        return (i >= dense for i in layers)
-
-    return sparse
+    layers = range(key("num_hidden_layers")(config))
+    types = config.get("mlp_layer_types")
+    if first_dense is None or types:
+        return (types is None or types[i] == "sparse" for i in layers)
+    dense = key("first_k_dense_replace", "num_dense_layers", default=first_dense)(config)
+    return (i >= dense for i in layers)
 
 
 def make_moe_rule(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
@@ -115,38 +109,33 @@ def _build_v2_router(config: Config) -> Router:
     return replace(plain, groups=key("n_group")(config), top_groups=key("topk_group")(config), group_score="max")
 
 
+@rule
 def make_v3_router(
+    config: Config,
     renormalize: bool = True,
     scale: float = 2.5,
     groups: int = 8,
     top_groups: int = 4,
     factor: str = "routed_scaling_factor",
-) -> Rule:
+) -> Router:
     """Return the rule for DeepSeek-V3's sigmoid router with a selection bias; the arguments are defaults.
     `factor` is the config key of the scale."""
-
-    def rule(config: Config) -> Router:
-        return Router(
-            scoring="sigmoid",
-            correction=True,
-            renormalize=config.get("norm_topk_prob", renormalize),
-            scale=float(config.get(factor, scale)),
-            groups=config.get("n_group", groups),
-            top_groups=config.get("topk_group", top_groups),
-        )
-
-    return rule
+    return Router(
+        scoring="sigmoid",
+        correction=True,
+        renormalize=config.get("norm_topk_prob", renormalize),
+        scale=float(config.get(factor, scale)),
+        groups=config.get("n_group", groups),
+        top_groups=config.get("topk_group", top_groups),
+    )
 
 
-def _merge_heads(name: str, transpose: bool = False) -> Template:
+@template
+def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = False) -> Recipe:
     """Return a template for a linear layer stored per head as [rows, rank], or if `transpose` as [rank, rows]."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mla = find_latent_attention(settings)
-        stored, rows = fetch(f"{name}.{part}"), mla.head_dim if transpose else mla.v_head_dim
-        return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))
-
-    return template
+    mla = find_latent_attention(settings)
+    stored, rows = fetch(f"{name}.{part}"), mla.head_dim if transpose else mla.v_head_dim
+    return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))
 
 
 def build_gguf_mla(config: Config) -> MLA:

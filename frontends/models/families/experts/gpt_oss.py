@@ -9,7 +9,7 @@ from weft.ir.recipes import Permute, Recipe, Slice
 
 from ....dsl import MoE, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key
+from ...tables.family import Config, Fetch, Template, key, template
 from ...tables.rope_config import read_gguf_rope, read_rope
 from ...tables.settings import Settings
 from ...tables.templates import find_experts
@@ -19,15 +19,12 @@ _ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_p
 _EXPERTS = "layers.{i}.mlp.experts"
 
 
-def _slice_interleaved(name: str, offset: int) -> Template:
+@template
+def _slice_interleaved(fetch: Fetch, part: str, settings: Settings, name: str, offset: int) -> Recipe:
     """Return a template for gate (`offset` 0) or up (1), interleaved in [experts, dim, 2 · hidden] (biases: no dim)."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        weight, last = fetch(name), 1 if part.endswith("bias") else 2
-        mine = Slice(weight, last, offset, 2 * find_experts(settings).hidden, 2)
-        return mine if last == 1 else Permute(mine, (0, 2, 1))
-
-    return template
+    weight, last = fetch(name), 1 if part.endswith("bias") else 2
+    mine = Slice(weight, last, offset, 2 * find_experts(settings).hidden, 2)
+    return mine if last == 1 else Permute(mine, (0, 2, 1))
 
 
 def _transpose_experts(name: str) -> Template:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from weft.ir.errors import WeftError
 
 from ....dsl import MLA, LightningIndex
 from ...tables import gguf
-from ...tables.family import Config, key
+from ...tables.family import Config, key, rule
 from .deepseek import DEEPSEEK_GGUF, DEEPSEEK_V3, build_gguf_mla, build_mla, make_moe_rule, make_v3_router
 
 FULL, SHARED = "full", "shared"  # the types of indexes: a separate one, or that of an earlier layer
@@ -42,22 +42,19 @@ def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -
     )
 
 
-def make_index_rule(heads: int, interleaved: bool) -> Callable[[Config], tuple[MLA, LightningIndex]]:
+@rule
+def make_index_rule(config: Config, heads: int, interleaved: bool) -> tuple[MLA, LightningIndex]:
     """Return the rule for latent attention and its index; `heads`: default number, `interleaved`: of its RoPE."""
-
-    def rule(config: Config) -> tuple[MLA, LightningIndex]:
-        plain = build_mla({**config, "rope_interleave": True})
-        if plain.q_rank is None or plain.rope is None:
-            raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")
-        index = LightningIndex(
-            key("index_n_heads", default=heads)(config),
-            key("index_head_dim", default=128)(config),
-            key("index_topk", default=2048)(config),
-            replace(plain.rope, dim=plain.rope_dim, interleaved=interleaved),
-        )
-        return plain, index
-
-    return rule
+    plain = build_mla({**config, "rope_interleave": True})
+    if plain.q_rank is None or plain.rope is None:
+        raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")
+    index = LightningIndex(
+        key("index_n_heads", default=heads)(config),
+        key("index_head_dim", default=128)(config),
+        key("index_topk", default=2048)(config),
+        replace(plain.rope, dim=plain.rope_dim, interleaved=interleaved),
+    )
+    return plain, index
 
 
 _V32, _GLM = make_index_rule(64, interleaved=False), make_index_rule(32, interleaved=True)

@@ -11,23 +11,20 @@ from weft.ir.recipes import Concat, Recipe, Reshape
 
 from ....dsl import GatedMLP, MoE, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Loader, Names, Rule, Template, key, mask_layers
+from ...tables.family import Config, Fetch, Loader, Names, Template, key, mask_layers, rule, template
 from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import find_experts, name_gated_mlp, slice_expert_half
 from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWEN2, QWEN3, pick_windows
 
 
-def stack_experts(name: str) -> Template:
+@template
+def stack_experts(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for a weight [experts, out, in], stored as the tensor `name` per expert, {e} in `name`."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        moe = find_experts(settings)
-        rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
-        weights = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
-        return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in weights))
-
-    return template
+    moe = find_experts(settings)
+    rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
+    weights = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
+    return Concat(tuple(Reshape(expert, (1, rows, -1)) for expert in weights))
 
 
 def map_expert_names(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
@@ -60,15 +57,12 @@ def read_activation(config: Config) -> str:
     return ACTIVATIONS[name]
 
 
-def _make_moe_rule(*hidden: str, renormalize: bool | None = None, **options: Any) -> Rule:
+@rule
+def _make_moe_rule(config: Config, /, *hidden: str, renormalize: bool | None = None, **options: Any) -> MoE:
     """Return the rule for `moe` whose width is the first present config key of `hidden`; `options` as in `MoE`."""
-
-    def rule(config: Config) -> MoE:
-        count, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
-        norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
-        return MoE(count, key(*hidden)(config), k, read_activation(config), **options, router=Router(renormalize=norm))
-
-    return rule
+    count, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
+    norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
+    return MoE(count, key(*hidden)(config), k, read_activation(config), **options, router=Router(renormalize=norm))
 
 
 def _find_sparse_layers(config: Config) -> Iterator[bool]:

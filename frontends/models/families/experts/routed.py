@@ -12,7 +12,7 @@ from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
 
 from ....dsl import GatedMLP, Mask, MixtureOfAttention, MoE, RMSNorm, RoPE, Router, ShortcutBlock, Temperature
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Rule, Template, key, mask_layers, read_required
+from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required, rule, template
 from ...tables.rope_config import find_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import find_experts, name_gated_mlp, split_qkv
@@ -70,16 +70,13 @@ def _build_llama4_moe(config: Config) -> MoE:
     )
 
 
-def _transpose_half(name: str, index: int | None) -> Template:
+@template
+def _transpose_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int | None) -> Recipe:
     """Return a template for half `index` of axis 2 (None: all) of tensor `name` [experts, in, out], transposed."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        hidden, stored = find_experts(settings).hidden, fetch(name)
-        if index is not None:
-            stored = Slice(stored, 2, index * hidden, (index + 1) * hidden)
-        return Permute(stored, (0, 2, 1))
-
-    return template
+    hidden, stored = find_experts(settings).hidden, fetch(name)
+    if index is not None:
+        stored = Slice(stored, 2, index * hidden, (index + 1) * hidden)
+    return Permute(stored, (0, 2, 1))
 
 
 _WINDOW = "attention.sliding_window"
@@ -139,17 +136,14 @@ LLAMA4 = LLAMA.derive(
 # -- DBRX
 
 
-def _read_nested(outer: str, name: str, default: Any = None) -> Rule:
+@rule
+def _read_nested(config: Config, outer: str, name: str, default: Any = None) -> Any:
     """Return the rule for the entry `name` of the mapping `outer` in a config, or `default` if missing or null."""
-
-    def rule(config: Config) -> Any:
-        inner = config.get(outer) or {}
-        if not isinstance(inner, Mapping):
-            raise WeftError(f"{outer}={inner!r} is not a mapping")
-        value = inner.get(name)
-        return default if value is None else value
-
-    return rule
+    inner = config.get(outer) or {}
+    if not isinstance(inner, Mapping):
+        raise WeftError(f"{outer}={inner!r} is not a mapping")
+    value = inner.get(name)
+    return default if value is None else value
 
 
 def _build_dbrx_moe(config: Config) -> MoE:
@@ -163,15 +157,12 @@ def _build_dbrx_moe(config: Config) -> MoE:
     )
 
 
-def _split_experts(name: str, transpose: bool = False) -> Template:
+@template
+def _split_experts(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = False) -> Recipe:
     """Return a template for all experts' rows as [experts, hidden, dim], or if `transpose` [experts, dim, hidden]."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        moe = find_experts(settings)
-        rows = Reshape(fetch(name), (moe.experts, moe.hidden, -1))
-        return Permute(rows, (0, 2, 1)) if transpose else rows
-
-    return template
+    moe = find_experts(settings)
+    rows = Reshape(fetch(name), (moe.experts, moe.hidden, -1))
+    return Permute(rows, (0, 2, 1)) if transpose else rows
 
 
 DBRX = LLAMA.derive(
@@ -265,37 +256,29 @@ def _build_jet_moe(config: Config) -> MoE:
     return MoE(experts, key("intermediate_size")(config), k, ACTIVATIONS[name], out_bias=True)
 
 
-def _order_by_head(name: str, rows: bool) -> Template:
+@template
+def _order_by_head(fetch: Fetch, part: str, settings: Settings, name: str, rows: bool) -> Recipe:
     """Return a template that orders the `rows` (or columns) of all experts by KV head: head 0 of every expert first."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mixer: MixtureOfAttention = settings.mixer
-        experts, heads, d = mixer.experts, mixer.kv_heads, mixer.head_dim
-        if rows:
-            by_head = Permute(Reshape(fetch(name), (experts, heads, d, -1)), (1, 0, 2, 3))
-            return Reshape(by_head, (heads * experts * d, -1))
-        by_head = Permute(Reshape(fetch(name), (experts, settings.dim, heads, d)), (1, 2, 0, 3))
-        return Reshape(by_head, (settings.dim, -1))
-
-    return template
+    mixer: MixtureOfAttention = settings.mixer
+    experts, heads, d = mixer.experts, mixer.kv_heads, mixer.head_dim
+    if rows:
+        by_head = Permute(Reshape(fetch(name), (experts, heads, d, -1)), (1, 0, 2, 3))
+        return Reshape(by_head, (heads * experts * d, -1))
+    by_head = Permute(Reshape(fetch(name), (experts, settings.dim, heads, d)), (1, 2, 0, 3))
+    return Reshape(by_head, (settings.dim, -1))
 
 
-def _slice_kv(index: int) -> Template:
+@template
+def _slice_kv(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
     """Return a template for keys (`index` 0) or values (1) of JetMoE's fused linear layer."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        rows = settings.mixer.kv_heads * settings.mixer.head_dim
-        return Slice(fetch("layers.{i}.self_attention.kv_proj.weight"), 0, index * rows, (index + 1) * rows)
-
-    return template
+    rows = settings.mixer.kv_heads * settings.mixer.head_dim
+    return Slice(fetch("layers.{i}.self_attention.kv_proj.weight"), 0, index * rows, (index + 1) * rows)
 
 
-def _slice_jet_half(index: int) -> Template:
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        hidden = find_experts(settings).hidden
-        return Slice(fetch("layers.{i}.mlp.input_linear.weight"), 1, index * hidden, (index + 1) * hidden)
-
-    return template
+@template
+def _slice_jet_half(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
+    hidden = find_experts(settings).hidden
+    return Slice(fetch("layers.{i}.mlp.input_linear.weight"), 1, index * hidden, (index + 1) * hidden)
 
 
 _MOA = "layers.{i}.self_attention.experts"
@@ -329,13 +312,10 @@ JETMOE = LLAMA.derive(
 # -- LongCat-Flash
 
 
-def _scale_latent(name: str, rank: str) -> Template:
+@template
+def _scale_latent(fetch: Fetch, part: str, settings: Settings, name: str, rank: str) -> Recipe:
     """Return a template for weight `name` times √(dim / r), r the field `rank` of latent attention (LongCat)."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(find_latent_attention(settings), rank)))
-
-    return template
+    return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(find_latent_attention(settings), rank)))
 
 
 def _build_longcat_block(config: Config) -> ShortcutBlock:

@@ -17,7 +17,7 @@ from ....dsl import (
     SpreadStreams,
 )
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key
+from ...tables.family import Config, Fetch, key, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
 from .gemma4 import GGUF_PER_LAYER, GGUF_SETTINGS, PER_LAYER, build_rope, convert_keys, name_kv, read_types
@@ -85,14 +85,11 @@ def _build_gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
     )
 
 
-def _unstack_matrix(name: str) -> Template:
+@template
+def _unstack_matrix(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for the matrix of stream {i}, which tensor `name` stores in a stack of all streams."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        i = int(fetch.layer)
-        return Reshape(Slice(fetch(f"{name}.{part}"), 0, i, i + 1), (settings.dim, settings.dim))
-
-    return template
+    i = int(fetch.layer)
+    return Reshape(Slice(fetch(f"{name}.{part}"), 0, i, i + 1), (settings.dim, settings.dim))
 
 
 GEMMA3N_GGUF = gguf.BASE.derive(

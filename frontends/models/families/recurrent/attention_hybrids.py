@@ -11,7 +11,7 @@ from weft.ir.recipes import Concat, Full, Recipe, Scale
 
 from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, Router, ShortConv
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, Template, key, mask_layers, read_required
+from ...tables.family import Config, Fetch, Names, key, mask_layers, read_required, template
 from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import scale_linear
@@ -304,15 +304,12 @@ def _read_nemotron_activation(config: Config) -> str:
 _EXPERTS = "layers.{i}.mixer.experts"
 
 
-def _fetch_nemotron_experts(part: str) -> Template:
+@template
+def _fetch_nemotron_experts(fetch: Fetch, name: str, settings: Settings, part: str) -> Recipe:
     """Return a template for the weights `part` (up or down) of all experts, stored in one tensor or per expert."""
     separate = stack_experts(f"{_EXPERTS}.{{e}}.{part}_proj")
-
-    def template(fetch: Fetch, name: str, settings: Settings) -> Recipe:
-        stacked_name = f"{_EXPERTS}.{part}_proj"
-        return fetch(stacked_name) if fetch.has(stacked_name) else separate(fetch, name, settings)
-
-    return template
+    stacked_name = f"{_EXPERTS}.{part}_proj"
+    return fetch(stacked_name) if fetch.has(stacked_name) else separate(fetch, name, settings)
 
 
 def _read_gguf_widths(config: Config) -> tuple[int | None, ...]:

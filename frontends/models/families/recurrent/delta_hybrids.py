@@ -8,7 +8,7 @@ from weft.ir.recipes import Concat, Recipe, Reshape
 
 from ....dsl import MLA, GatedDeltaNet, MoE, RMSNorm
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, Template, key, read_required
+from ...tables.family import Config, Fetch, Names, key, read_required, template
 from ...tables.rope_config import read_rope
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp
@@ -62,25 +62,19 @@ GDN: Names = {
 # -- separate projections of q, k and v
 
 
-def _concat_qkv(name: str) -> Template:
+@template
+def _concat_qkv(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template that concatenates the tensors of q, k and v, whose names are `name` with {x} replaced."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return Concat(tuple(fetch(f"{name.replace('{x}', x)}.{part}") for x in "qkv"))
-
-    return template
+    return Concat(tuple(fetch(f"{name.replace('{x}', x)}.{part}") for x in "qkv"))
 
 
-def _concat_taps(name: str) -> Template:
+@template
+def _concat_taps(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for convolutions [channels, width], stored [channels, 1, width] fused, or for q, k and v."""
     each = _concat_qkv(name)
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        fused_name = name.replace("{x}_", "")
-        stored = fetch(f"{fused_name}.{part}") if fetch.has(f"{fused_name}.{part}") else each(fetch, part, settings)
-        return Reshape(stored, (_count_channels(settings), -1))
-
-    return template
+    fused_name = name.replace("{x}_", "")
+    stored = fetch(f"{fused_name}.{part}") if fetch.has(f"{fused_name}.{part}") else each(fetch, part, settings)
+    return Reshape(stored, (_count_channels(settings), -1))
 
 
 def _build_olmo_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:

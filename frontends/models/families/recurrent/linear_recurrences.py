@@ -17,7 +17,7 @@ from ....dsl import (
     RWKVChannelMix,
     RWKVTimeMix,
 )
-from ...tables.family import Config, Family, Fetch, Template, key, read_required
+from ...tables.family import Config, Family, Fetch, Template, key, read_required, template
 from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import add_one, name_gated_mlp
@@ -58,17 +58,14 @@ def _build_minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
     return tuple(block(i) for i in range(layers))
 
 
-def _fetch_minimax_qkv(which: str) -> Template:
+@template
+def _fetch_minimax_qkv(fetch: Fetch, part: str, s: Settings, which: str) -> Recipe:
     """Return a template for q, k or v (`which`): a separate tensor, or in lightning attention rows of one, by head."""
-
-    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):
-            return fetch(f"layers.{{i}}.self_attn.{which}_proj.{part}")
-        heads, index = s.head_count, "qkv".index(which)
-        by_head = Reshape(fetch(f"layers.{{i}}.self_attn.qkv_proj.{part}"), (heads, 3, s.head_size, -1))
-        return Reshape(Slice(by_head, 1, index, index + 1), (heads * s.head_size, -1))
-
-    return template
+    if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):
+        return fetch(f"layers.{{i}}.self_attn.{which}_proj.{part}")
+    heads, index = s.head_count, "qkv".index(which)
+    by_head = Reshape(fetch(f"layers.{{i}}.self_attn.qkv_proj.{part}"), (heads, 3, s.head_size, -1))
+    return Reshape(Slice(by_head, 1, index, index + 1), (heads * s.head_size, -1))
 
 
 MINIMAX = MIXTRAL.derive(
@@ -111,17 +108,14 @@ def _round_to_bfloat16(number: float) -> float:
     return math.ldexp(round(mantissa * 256) / 256, exponent)
 
 
-def _reshape_block_diagonal(name: str) -> Template:
+@template
+def _reshape_block_diagonal(fetch: Fetch, part: str, s: Settings, name: str) -> Recipe:
     """Return a template for a block-diagonal matrix [width, width/heads] stored [heads, in, out], or its bias."""
-
-    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        unit = next(mixer for mixer in s.mixer if mixer is not None)
-        stored = fetch(f"{name}_{part}")
-        if part == "bias":
-            return Reshape(stored, (-1,))
-        return Reshape(Permute(stored, (0, 2, 1)), (unit.width, -1))
-
-    return template
+    unit = next(mixer for mixer in s.mixer if mixer is not None)
+    stored = fetch(f"{name}_{part}")
+    if part == "bias":
+        return Reshape(stored, (-1,))
+    return Reshape(Permute(stored, (0, 2, 1)), (unit.width, -1))
 
 
 _GRIFFIN = "layers.{i}.temporal_block"

@@ -10,7 +10,19 @@ from weft.ir.recipes import Map, Recipe, Reshape
 
 from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Family, Fetch, Names, Rule, Template, key, mask_layers, read_required
+from ...tables.family import (
+    Config,
+    Family,
+    Fetch,
+    Names,
+    Rule,
+    Template,
+    key,
+    mask_layers,
+    read_required,
+    rule,
+    template,
+)
 from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp, slice_half
@@ -86,14 +98,11 @@ def _build_mamba2(config: Config) -> Mamba2:
     )
 
 
-def convert_rates(*dims: int) -> Template:
+@template
+def convert_rates(fetch: Fetch, part: str, settings: Settings, *dims: int) -> Recipe:
     """Return a template for a_log, reshaped to `dims` if given, from A = −e^a_log, which GGUF files store."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        stored = fetch("blk.{i}.ssm_a")
-        return Map(Map(Reshape(stored, dims) if dims else stored, "neg"), "log")
-
-    return template
+    stored = fetch("blk.{i}.ssm_a")
+    return Map(Map(Reshape(stored, dims) if dims else stored, "neg"), "log")
 
 
 _STATES: Names = {
@@ -203,14 +212,11 @@ def _build_hybrid_mamba2(config: Config, eps: float) -> Mamba2:
     )
 
 
-def _select_periodic(kind: str, period: int, offset: int) -> Callable[[Config], tuple[bool, ...]]:
+@rule
+def _select_periodic(config: Config, kind: str, period: int, offset: int) -> tuple[bool, ...]:
     """Return the rule for which layers are of `kind`: those at `offset` in each `period`; the config overrides both."""
-
-    def layers(config: Config) -> tuple[bool, ...]:
-        step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)
-        return tuple(i % step == first for i in range(key("num_hidden_layers")(config)))
-
-    return layers
+    step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)
+    return tuple(i % step == first for i in range(key("num_hidden_layers")(config)))
 
 
 def _build_jamba_experts(config: Config) -> MoE | None:

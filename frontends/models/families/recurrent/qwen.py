@@ -8,7 +8,7 @@ from weft.ir.recipes import Concat, Permute, Recipe, Reshape, Slice
 
 from ....dsl import GatedDeltaNet, RMSNorm, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required
+from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required, template
 from ...tables.rope_config import rope_with
 from ...tables.settings import Settings
 from ...tables.templates import add_one
@@ -24,33 +24,27 @@ def _build_qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
     return tuple(delta if kind == RECURRENT else None for kind in read_layer_kinds(config, every))
 
 
-def _slice_per_head(name: str, index: int) -> Template:
+@template
+def _slice_per_head(fetch: Fetch, part: str, s: Settings, name: str, index: int) -> Recipe:
     """Return a template for q (`index` 0) or the gate (1) of linear layer `name`, which has both per head, q first."""
-
-    def template(fetch: Fetch, part: str, s: Settings) -> Recipe:
-        by_head = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
-        return Reshape(Slice(by_head, 1, index, index + 1), (s.head_count * s.head_size, -1))
-
-    return template
+    by_head = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
+    return Reshape(Slice(by_head, 1, index, index + 1), (s.head_count * s.head_size, -1))
 
 
-def _slice_per_group(name: str, *which: int, of: int) -> Template:
+@template
+def _slice_per_group(fetch: Fetch, part: str, settings: Settings, name: str, *which: int, of: int) -> Recipe:
     """Return a template for the parts `which` of linear layer `name`, whose rows are all parts of group 0, then 1, ….
 
     The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2. Selected parts are concatenated.
     """
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        delta = find_delta_rule(settings)
-        groups = delta.groups or delta.heads
-        keys, values = (width // groups for width in delta.widths)
-        sizes = [keys, keys, values, values] if of == 4 else [delta.heads // groups] * 2
-        starts = [sum(sizes[:i]) for i in range(of)]
-        by_group = Reshape(fetch(f"{name}.{part}"), (groups, sum(sizes), -1))
-        rows = (Slice(by_group, 1, starts[i], starts[i] + sizes[i]) for i in which)
-        return Concat(tuple(Reshape(r, (groups * sizes[i], -1)) for i, r in zip(which, rows, strict=True)))
-
-    return template
+    delta = find_delta_rule(settings)
+    groups = delta.groups or delta.heads
+    keys, values = (width // groups for width in delta.widths)
+    sizes = [keys, keys, values, values] if of == 4 else [delta.heads // groups] * 2
+    starts = [sum(sizes[:i]) for i in range(of)]
+    by_group = Reshape(fetch(f"{name}.{part}"), (groups, sum(sizes), -1))
+    rows = (Slice(by_group, 1, starts[i], starts[i] + sizes[i]) for i in which)
+    return Concat(tuple(Reshape(r, (groups * sizes[i], -1)) for i, r in zip(which, rows, strict=True)))
 
 
 def _build_qwen_experts(config: Config) -> Any:
@@ -103,38 +97,29 @@ def _reorder_by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
     return Reshape(by_group, (rows, -1))
 
 
-def _reorder_rows(name: str) -> Template:
+@template
+def _reorder_rows(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for linear layer `name`, with its rows, which belong to value heads, reordered by group."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        delta, stored = find_delta_rule(settings), fetch(f"{name}.{part}")
-        rows = delta.widths[1] if name.endswith("gate") else delta.heads
-        return _reorder_by_group(stored, settings, rows)
-
-    return template
+    delta, stored = find_delta_rule(settings), fetch(f"{name}.{part}")
+    rows = delta.widths[1] if name.endswith("gate") else delta.heads
+    return _reorder_by_group(stored, settings, rows)
 
 
-def _reorder_value_rows(name: str) -> Template:
+@template
+def _reorder_value_rows(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for layer `name`, whose rows are q and k (unchanged), then value heads (reordered by group)."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        (keys, values), stored = find_delta_rule(settings).widths, fetch(f"{name}.{part}")
-        mine = _reorder_by_group(Slice(stored, 0, 2 * keys, 2 * keys + values), settings, values)
-        return Concat((Slice(stored, 0, 0, 2 * keys), mine))
-
-    return template
+    (keys, values), stored = find_delta_rule(settings).widths, fetch(f"{name}.{part}")
+    mine = _reorder_by_group(Slice(stored, 0, 2 * keys, 2 * keys + values), settings, values)
+    return Concat((Slice(stored, 0, 0, 2 * keys), mine))
 
 
-def _reorder_columns(name: str) -> Template:
+@template
+def _reorder_columns(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for linear layer `name`, with its columns, which belong to value heads, reordered by group."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        delta = find_delta_rule(settings)
-        groups = delta.groups or delta.heads
-        by_group = Reshape(fetch(f"{name}.{part}"), (settings.dim, delta.heads // groups, groups, -1))
-        return Reshape(Permute(by_group, (0, 2, 1, 3)), (settings.dim, -1))
-
-    return template
+    delta = find_delta_rule(settings)
+    groups = delta.groups or delta.heads
+    by_group = Reshape(fetch(f"{name}.{part}"), (settings.dim, delta.heads // groups, groups, -1))
+    return Reshape(Permute(by_group, (0, 2, 1, 3)), (settings.dim, -1))
 
 
 def _reorder_vector(template: Template) -> Template:
@@ -162,15 +147,14 @@ _QKVZ, _BA = "layers.{i}.linear_attn.in_proj_qkvz", "layers.{i}.linear_attn.in_p
 _GATE = "layers.{i}.attn.gate"
 
 
-def _pick_gate(of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj") -> Template:
+@template
+def _pick_gate(
+    fetch: Fetch, part: str, settings: Settings, of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj"
+) -> Recipe:
     """Return a template for a layer's gate: `of_delta` if it has the delta rule, else half of attention's `queries`."""
     of_heads = _slice_per_head(queries, 1)
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mine = of_heads if settings.mixer[int(fetch.layer)] is None else of_delta
-        return mine(fetch, part, settings)
-
-    return template
+    mine = of_heads if settings.mixer[int(fetch.layer)] is None else of_delta
+    return mine(fetch, part, settings)
 
 
 QWEN3_NEXT = _QWEN.derive(

@@ -10,7 +10,7 @@ from weft.ir.recipes import Add, Concat, Recipe, Reshape, Slice
 from weft.ir.recipes.matrices import MatMul
 
 from ....dsl import Attention, GatedMLP, Mamba, Mamba2, MemoryBlock, RMSNorm
-from ...tables.family import Config, Fetch, Names, Template, key, read_required
+from ...tables.family import Config, Fetch, Names, Template, key, read_required, template
 from ...tables.rope_config import read_rope
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
@@ -63,36 +63,40 @@ def _list_hybrid_layers(settings: Settings) -> list[int]:
     return [i for i, block in enumerate(settings.block) if block.attn is not None]
 
 
-def _adapt(name: str, adapter: str = "", half: int | None = None, block: str = "shared_transformer") -> Template:
+@template
+def _adapt(
+    fetch: Fetch,
+    part: str,
+    settings: Settings,
+    name: str,
+    adapter: str = "",
+    half: int | None = None,
+    block: str = "shared_transformer",
+) -> Recipe:
     """Return a template for the weight `name` of the hybrid layer's `block`, which several layers share.
     The layer's low-rank `adapter` is added if stored. With `half`, only half 0 (gate) or 1 (up) of the rows is used."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        layers = _list_hybrid_layers(settings)
-        turn = layers.index(int(fetch.layer))
-        # Without tied embeddings transformers does not share blocks either: every layer has one.
-        is_separate = fetch.has(f"layers.{{i}}.{block}.self_attn.q_proj.weight")
-        first = "{i}" if is_separate else layers[turn % settings.multipliers["blocks"]]
-        at = f"layers.{first}.{block}"
-        weight, low = fetch(f"{at}.{name}.{part}"), f"{at}.{adapter}.{turn}"
-        if adapter and part == "weight" and fetch.has(f"{low}.0.weight"):
-            weight = Add((weight, MatMul(fetch(f"{low}.1.weight"), fetch(f"{low}.0.weight"))))
-        if half is None:
-            return weight
-        rows = settings.block[layers[0]].ffn.hidden
-        return Slice(weight, 0, half * rows, (half + 1) * rows)
-
-    return template
+    layers = _list_hybrid_layers(settings)
+    turn = layers.index(int(fetch.layer))
+    # Without tied embeddings transformers does not share blocks either: every layer has one.
+    is_separate = fetch.has(f"layers.{{i}}.{block}.self_attn.q_proj.weight")
+    first = "{i}" if is_separate else layers[turn % settings.multipliers["blocks"]]
+    at = f"layers.{first}.{block}"
+    weight, low = fetch(f"{at}.{name}.{part}"), f"{at}.{adapter}.{turn}"
+    if adapter and part == "weight" and fetch.has(f"{low}.0.weight"):
+        weight = Add((weight, MatMul(fetch(f"{low}.1.weight"), fetch(f"{low}.0.weight"))))
+    if half is None:
+        return weight
+    rows = settings.block[layers[0]].ffn.hidden
+    return Slice(weight, 0, half * rows, (half + 1) * rows)
 
 
-def _choose_by_layer(plain: str | Template, hybrid: str | Template) -> Template:
+@template
+def _choose_by_layer(
+    fetch: Fetch, part: str, settings: Settings, plain: str | Template, hybrid: str | Template
+) -> Recipe:
     """Return a template (or name) that is `hybrid` in hybrid layers and `plain` in all other layers."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        entry = hybrid if settings.block[int(fetch.layer)].attn is not None else plain
-        return fetch(f"{entry}.{part}") if isinstance(entry, str) else entry(fetch, part, settings)
-
-    return template
+    entry = hybrid if settings.block[int(fetch.layer)].attn is not None else plain
+    return fetch(f"{entry}.{part}") if isinstance(entry, str) else entry(fetch, part, settings)
 
 
 def _fetch_name(name: str) -> Template:
@@ -210,22 +214,19 @@ def _split_alternating_rows(fetch: Fetch, part: str, settings: Settings) -> Reci
     return Concat((Slice(stored, 0, 0, rows, 2), Slice(stored, 0, 1, rows, 2)))
 
 
-def _slice_head(name: str, head: int) -> Template:
+@template
+def _slice_head(fetch: Fetch, part: str, settings: Settings, name: str, head: int) -> Recipe:
     """Return a template for the part of `head` in tensor `name` [heads, ...], in the shape that `Mamba` needs."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        mamba = settings.block[0].mamba
-        at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
-        part_of_head, channels = (
-            Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1),
-            mamba.inner // mamba.heads,
-        )
-        rank = mamba.dt_rank or -(-settings.dim // 16)
-        shapes: dict[str, tuple[int, ...]] = {"x": (rank + 2 * mamba.state, channels), "A": (channels, mamba.state)}
-        shapes["dt"] = (channels, rank) if "weight" in name else (channels,)
-        return Reshape(part_of_head, shapes.get(name.partition("_")[0], (channels,)))
-
-    return template
+    mamba = settings.block[0].mamba
+    at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
+    part_of_head, channels = (
+        Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1),
+        mamba.inner // mamba.heads,
+    )
+    rank = mamba.dt_rank or -(-settings.dim // 16)
+    shapes: dict[str, tuple[int, ...]] = {"x": (rank + 2 * mamba.state, channels), "A": (channels, mamba.state)}
+    shapes["dt"] = (channels, rank) if "weight" in name else (channels,)
+    return Reshape(part_of_head, shapes.get(name.partition("_")[0], (channels,)))
 
 
 def _map_head_names(prefix: str, head: int) -> Names:

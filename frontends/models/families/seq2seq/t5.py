@@ -10,7 +10,7 @@ from weft.ir.recipes import Recipe
 
 from ....dsl import T5Bias
 from ...tables import gguf
-from ...tables.family import Config, Family, Fetch, Names, Template, key
+from ...tables.family import Config, Family, Fetch, Names, key, template
 from ...tables.settings import Settings
 from ...tables.templates import add_one, name_gated_mlp
 from ...task_heads import ENCODER_DECODER_HEADS, LAST_EOS_HEAD
@@ -36,13 +36,10 @@ def _map_names(part: str, ffn: int) -> Names:
     return names
 
 
-def _fetch_up(name: str) -> Template:
+@template
+def _fetch_up(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
     """Return a template for ``up`` of feed-forward `name`: wi_1 with a gate, else wi."""
-
-    def template(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-        return fetch(f"{name}.{'wi_1' if settings.gated else 'wi'}.{part}")
-
-    return template
+    return fetch(f"{name}.{'wi_1' if settings.gated else 'wi'}.{part}")
 
 
 def build_t5_bias(config: Config) -> T5Bias:
