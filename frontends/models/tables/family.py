@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_type_hints
 
 from weft.ir.errors import WeftError
@@ -152,13 +153,17 @@ class Table:
     inert: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def derive(self, *model_types: str, **changes: Any) -> Self:
+    def derive(self, *model_types: str, defaults: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> Self:
         """Return a copy of this table for `model_types`, with `changes` of settings or fields, by name.
 
-        A field that is a mapping is extended (the value None removes an entry); any other field is replaced. The copy
-        does not inherit the fields `transformers`, `gguf` and `loader`.
+        `defaults` are other default values of config keys that inherited `Lookup` rules read. A field that is a mapping
+        is extended (the value None removes an entry); any other field is replaced. The copy does not inherit the fields
+        `transformers`, `gguf` and `loader`.
         """
-        settings = dict(self.settings)
+        settings = {
+            name: replace(rule, default=defaults.get(rule.keys[0], rule.default)) if isinstance(rule, Lookup) else rule
+            for name, rule in self.settings.items()
+        }
         values: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in _NOT_INHERITED}
         for name, change in changes.items():
             if name in _HINTS:

@@ -60,7 +60,7 @@ GPTJ = GPT2.derive(
     qkv_bias=False,
     out_bias=False,
     head_bias=True,
-    tie=key("tie_word_embeddings", default=False),
+    defaults={"tie_word_embeddings": False},
     transformers="GPTJForCausalLM",
 )
 
@@ -82,10 +82,8 @@ GPT_NEOX = LLAMA.derive(
     norm="layer",
     eps=key("layer_norm_eps", default=1e-5),
     arrangement=lambda c: "parallel_norms" if c.get("use_parallel_residual", True) else "pre",
-    activation=key("hidden_act", default="gelu"),
+    defaults={"hidden_act": "gelu", "attention_bias": True},
     gated=False,
-    qkv_bias=key("attention_bias", default=True),
-    out_bias=key("attention_bias", default=True),
     ffn_bias=True,
     rope=_build_neox_rope,
     names={
@@ -122,7 +120,7 @@ GPT_NEOX_JAPANESE = GPT_NEOX.derive(
     qkv_bias=False,
     out_bias=lambda c: (*[False] * (key("num_hidden_layers")(c) - 1), True),
     ffn_bias=False,
-    tie=key("tie_word_embeddings", default=True),
+    defaults={"tie_word_embeddings": True},
 )
 PHI = LLAMA.derive(
     "phi",
@@ -137,7 +135,7 @@ PHI = LLAMA.derive(
     norm="layer",
     eps=key("layer_norm_eps", default=1e-5),
     arrangement="parallel",
-    activation=key("hidden_act", default="gelu_new"),
+    defaults={"hidden_act": "gelu_new"},
     gated=False,
     rope=rope_with(partial_rotary_factor=0.5),
     qk_norm=lambda c: "head" if c.get("qk_layernorm") else "none",

@@ -72,7 +72,7 @@ GPT_BIGCODE = GPT2.derive(
         "layers.{i}.ffn.down": "h.{i}.mlp.c_proj",
     },
     kv_heads=lambda c: 1 if c.get("multi_query", True) else None,
-    activation=key("activation_function", default="gelu_pytorch_tanh"),
+    defaults={"activation_function": "gelu_pytorch_tanh"},
     transformers="GPTBigCodeForCausalLM",
     gguf=GPT2_GGUF.derive("starcoder"),
 )

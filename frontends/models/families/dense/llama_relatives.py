@@ -27,8 +27,7 @@ def rotate_local(config: Config, rope: Rule, local: Rule) -> tuple[RoPE | None, 
 
 ARCEE = LLAMA.derive(
     "arcee",
-    eps=key("rms_norm_eps", default=1e-5),
-    activation=key("hidden_act", default="relu2"),
+    defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2"},
     gated=False,
     transformers="ArceeForCausalLM",
     gguf=LLAMA_GGUF.derive("arcee", activation="relu2", gated=False, moe=None, loader=Loader(free_heads=True)),
@@ -65,8 +64,7 @@ APERTUS = LLAMA.derive(
         "layers.{i}.ffn_norm": "layers.{i}.feedforward_layernorm",
         **{f"layers.{{i}}.ffn.activation.{n}": _reshape_scalar(f"layers.{{i}}.mlp.act_fn.{n}") for n in _XIELU},
     },
-    eps=key("rms_norm_eps", default=1e-5),
-    activation=key("hidden_act", default="xielu"),
+    defaults={"rms_norm_eps": 1e-5, "hidden_act": "xielu"},
     gated=False,
     ffn_bias=False,
     qk_norm="head",
@@ -82,18 +80,14 @@ APERTUS = LLAMA.derive(
 )
 SEED_OSS = LLAMA.derive(
     "seed_oss",
-    kv_heads=key("num_key_value_heads", default=8),
-    head_dim=key("head_dim", default=128),
-    qkv_bias=key("attention_bias", default=True),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
     out_bias=key("attention_out_bias", default=False),
     transformers="SeedOssForCausalLM",
     gguf=gguf.BASE.derive("seed_oss", names=gguf.NORM_AFTER, loader=Loader(optional_biases="q", free_heads=True)),
 )
 HELIUM = LLAMA.derive(
     "helium",
-    kv_heads=key("num_key_value_heads", default=20),
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-8),
+    defaults={"num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8},
     rope=rope_with(rope_theta=1e5, interleaved=True),
     out_bias=False,
     transformers="HeliumForCausalLM",
@@ -106,11 +100,8 @@ GLM = LLAMA.derive(
         "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.gate_up_proj", 0),
         "layers.{i}.ffn.up": slice_half("layers.{i}.mlp.gate_up_proj", 1),
     },
-    kv_heads=key("num_key_value_heads", default=2),
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1.5625e-7),
+    defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True},
     rope=rope_with(partial_rotary_factor=0.5, interleaved=True),
-    qkv_bias=key("attention_bias", default=True),
     out_bias=False,
     ffn_bias=False,
     transformers="GlmForCausalLM",
@@ -145,7 +136,7 @@ NANOCHAT = LLAMA.derive(
     embed_norm=True,
     qk_norm="head",
     qk_norm_last=True,
-    activation=key("hidden_act", default="relu2"),
+    defaults={"hidden_act": "relu2"},
     gated=False,
     ffn_bias=False,
     logit_softcap=lambda c: c.get("final_logit_softcapping", 15.0) or None,
@@ -179,8 +170,7 @@ def build_gguf_temperature(config: Config) -> Temperature | None:
 
 MINISTRAL3 = MISTRAL.derive(
     "ministral3",
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"head_dim": 128, "rms_norm_eps": 1e-5},
     qkv_bias=False,
     out_bias=False,
     ffn_bias=False,
@@ -238,7 +228,7 @@ HUNYUAN = LLAMA.derive(
         "layers.{i}.attn.q_norm": "layers.{i}.self_attn.query_layernorm",
         "layers.{i}.attn.k_norm": "layers.{i}.self_attn.key_layernorm",
     },
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     rope=_build_hunyuan_rope,
     ffn_bias=False,
     qk_norm="head",
@@ -248,14 +238,11 @@ HUNYUAN = LLAMA.derive(
 )
 ERNIE4_5 = LLAMA.derive(
     "ernie4_5",
-    kv_heads=key("num_key_value_heads", default=2),
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     rope=rope_with(rope_theta=5e5, interleaved=True),
     qkv_bias=key("use_bias", default=False),
     out_bias=key("use_bias", default=False),
     ffn_bias=key("use_bias", default=False),
-    tie=key("tie_word_embeddings", default=True),
     transformers="Ernie4_5ForCausalLM",
     gguf=gguf.BASE.derive("ernie4_5", rope=gguf.build_interleaved_rope),
 )
@@ -269,16 +256,14 @@ NEMOTRON = LLAMA.derive(
     norm="layer",
     eps=key("norm_eps", default=1e-5),
     rope=rope_with(partial_rotary_factor=0.5),
-    activation=key("hidden_act", default="relu2"),
+    defaults={"hidden_act": "relu2"},
     gated=False,
     transformers="NemotronForCausalLM",
     gguf=gguf.UNGATED.derive("nemotron", activation="relu2", loader=Loader("n", "qof", head="own", partial_rope=True)),
 )
 CWM = LLAMA.derive(
     "cwm",
-    kv_heads=key("num_key_value_heads", default=8),
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
     rope=rope_with(rope_theta=1e6, rope_parameters=_build_llama3_defaults(1e6, 16.0)),
     qkv_bias=False,
     out_bias=False,
@@ -287,9 +272,7 @@ CWM = LLAMA.derive(
 )
 INTERNLM3 = LLAMA.derive(
     "internlm3",
-    kv_heads=key("num_key_value_heads", default=2),
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
     qkv_bias=key("attention_bias", "qkv_bias", default=False),
     out_bias=key("attention_bias", "qkv_bias", default=False),
     ffn_bias=key("mlp_bias", "bias", default=False),
@@ -298,9 +281,7 @@ INTERNLM3 = LLAMA.derive(
 IQUESTCODER = LLAMA.derive(
     "iquestcoder",
     refuse={"clip_qkv": (None,), "use_sliding_window": (False, None)},
-    kv_heads=key("num_key_value_heads", default=8),
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
     transformers="LlamaForCausalLM",
 )
 
@@ -319,11 +300,10 @@ def build_layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
 GRANITE_SWA = GRANITE.derive(
     "granite_swa",
     names={"layers.{i}.attn.sinks": "layers.{i}.self_attn.sinks"},
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     window=alternate_windows(4, first_global=True, window=128),
     sinks=True,
     rope=build_layer_ropes,
-    tie=key("tie_word_embeddings", default=True),
 )
 HYPERCLOVAX = GRANITE.derive(
     "hyperclovax",

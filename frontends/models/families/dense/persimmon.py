@@ -22,7 +22,7 @@ PERSIMMON = LLAMA.derive(
     out_bias=True,
     ffn_bias=True,
     rope=rope_with(partial_rotary_factor=0.5),
-    activation=key("hidden_act", default="relu2"),
+    defaults={"hidden_act": "relu2"},
     gated=False,
     names={
         **split_qkv("layers.{i}.attn", "layers.{i}.self_attn.query_key_value", grouped=True),
@@ -70,7 +70,7 @@ def _build_differential_attention(config: Config) -> tuple[DifferentialAttention
 DIFFLLAMA = LLAMA.derive(
     "diffllama",
     names={f"layers.{{i}}.attn.lambda_{x}{i}": f"layers.{{i}}.self_attn.lambda_{x}{i}" for x in "qk" for i in (1, 2)},
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     ffn_bias=False,
     heads=None,
     kv_heads=None,

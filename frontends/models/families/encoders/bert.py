@@ -111,5 +111,5 @@ ALBERT = BERT.derive(
     refuse={"inner_group_num": (1, None)},
     embed_dim=key("embedding_size", default=128),
     shared_layers=key("num_hidden_groups", default=1),
-    activation=key("hidden_act", default="gelu_new"),
+    defaults={"hidden_act": "gelu_new"},
 )

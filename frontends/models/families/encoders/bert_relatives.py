@@ -137,7 +137,7 @@ XLM_ROBERTA_XL = ROBERTA.derive(
     },
     arrangement="pre",
     embed_norm=False,
-    eps=key("layer_norm_eps", default=1e-5),
+    defaults={"layer_norm_eps": 1e-5},
 )
 ROBERTA_PRELAYERNORM = ROBERTA.derive(
     "roberta-prelayernorm",

@@ -148,8 +148,7 @@ NYSTROMFORMER = BERT.derive(
         **dict.fromkeys(("ForNextSentencePrediction", "ForPreTraining")),
     },
     from_keys={"pooler": None},
-    eps=key("layer_norm_eps", default=1e-5),
-    activation=key("hidden_act", default="gelu_new"),
+    defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_new"},
     position_offset=2,
     value_conv=_read_taps,
 )

@@ -146,7 +146,7 @@ BIG_BIRD = BERT.derive(
         "ForQuestionAnswering": None,
     },  # its code masks the question
     mask=_build_block_mask,
-    activation=key("hidden_act", default="gelu_new"),
+    defaults={"hidden_act": "gelu_new"},
     embed_scale=lambda c: key("hidden_size")(c) ** 0.5 if c.get("rescale_embeddings") else 1.0,
     qkv_bias=key("use_bias", default=True),
 )
@@ -157,7 +157,6 @@ FNET = BERT.derive(
     prefix="fnet.",
     heads=None,
     mixer=lambda c: FourierMixing(),
-    token_types=key("type_vocab_size", default=4),
-    activation=key("hidden_act", default="gelu_new"),
+    defaults={"type_vocab_size": 4, "hidden_act": "gelu_new"},
     embed_dim=key("hidden_size"),
 )

@@ -86,7 +86,7 @@ DEIT = VIT.derive(
     prefix="deit.",
     prefix_tokens=2,
 )
-VIT_MSN = VIT.derive("vit_msn", eps=key("layer_norm_eps", default=1e-6))
+VIT_MSN = VIT.derive("vit_msn", defaults={"layer_norm_eps": 1e-6})
 VIT_MAE = VIT.derive(  # no patch is masked, as when it is used for features
     "vit_mae", from_keys={"image_pooler": None}, unused=("*classifier.*", "*mask_token", "decoder.*", "fc_norm.*")
 )
@@ -139,7 +139,7 @@ DINOV2 = VIT.derive(
     prefix="dinov2.",
     tasks={"ForImageClassification": _PARTS},
     from_keys={"image_pooler": None},
-    eps=key("layer_norm_eps", default=1e-6),
+    defaults={"layer_norm_eps": 1e-6},
     ffn=_read_dinov2_ffn,
     activation=lambda c: "silu" if c.get("use_swiglu_ffn") else c.get("hidden_act", "gelu"),
     gated=lambda c: bool(c.get("use_swiglu_ffn")),
@@ -201,9 +201,7 @@ CLIP_VISION = VIT.derive(
     from_keys={"image_pooler": None},
     unused=("*position_ids", "visual_projection.*"),
     inert=_OLDER,
-    patch=key("patch_size", default=32),
-    eps=key("layer_norm_eps", default=1e-5),
-    activation=key("hidden_act", default="quick_gelu"),
+    defaults={"patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"},
     qkv_bias=True,
     patch_bias=False,
     embed_norm=True,
@@ -233,9 +231,7 @@ SIGLIP_VISION = CLIP_VISION.derive(
     },
     from_keys={"image_pooler": lambda keys: "attention" if any(k.endswith("head.probe") for k in keys) else "none"},
     unused=("*position_ids",),
-    patch=key("patch_size", default=16),
-    eps=key("layer_norm_eps", default=1e-6),
-    activation=key("hidden_act", default="gelu_pytorch_tanh"),
+    defaults={"patch_size": 16, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
     prefix_tokens=0,
     patch_bias=True,
     embed_norm=False,
@@ -265,8 +261,7 @@ CLIP_TEXT = BERT.derive(
     embed_norm=False,
     causal=True,
     sentence=_build_clip_pooling,
-    eps=key("layer_norm_eps", default=1e-5),
-    activation=key("hidden_act", default="quick_gelu"),
+    defaults={"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"},
 )
 SIGLIP_TEXT = CLIP_TEXT.derive(
     "siglip_text_model",
@@ -274,6 +269,5 @@ SIGLIP_TEXT = CLIP_TEXT.derive(
     unused=("*position_ids",),
     causal=None,
     sentence=_build_siglip_pooling,
-    eps=key("layer_norm_eps", default=1e-6),
-    activation=key("hidden_act", default="gelu_pytorch_tanh"),
+    defaults={"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"},
 )

@@ -60,8 +60,7 @@ GLM4_MOE = LLAMA.derive(
     "glm4_moe",
     ffn_bias=False,
     names=SHARED,
-    kv_heads=key("num_key_value_heads", default=8),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
     rope=rope_with(partial_rotary_factor=0.5),
     out_bias=False,
     qk_norm=lambda c: "head" if c.get("use_qk_norm") else "none",
@@ -72,7 +71,7 @@ SOLAR_OPEN = GLM4_MOE.derive(
     "solar_open",
     inert=("intermediate_size",),
     ffn=None,
-    head_dim=key("head_dim", default=128),
+    defaults={"head_dim": 128},
     rope=rope_with(partial_rotary_factor=1.0, rope_theta=1e6),
     qk_norm="none",
     moe=make_moe_rule(make_v3_router(scale=1.0, groups=1, top_groups=1), first_dense=None),
@@ -83,7 +82,7 @@ EXAONE_MOE = LLAMA.derive(
     ffn_bias=False,
     names={**SHARED, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.e_score_correction_bias"},
     aliases={"mlp.e_score_correction": "mlp.gate.e_score_correction"},
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     qk_norm="head",
     qkv_bias=False,
     out_bias=False,
@@ -102,9 +101,7 @@ HY_V3 = LLAMA.derive(
         "layers.{i}.ffn.router.correction": "layers.{i}.mlp.expert_bias",
         **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_mlp"),
     },
-    kv_heads=key("num_key_value_heads", default=8),
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
     rope=rope_with(rope_theta=11_158_840.0),
     qk_norm="head",
     moe=make_moe_rule(
@@ -126,8 +123,7 @@ AFMOE = LLAMA.derive(
         "layers.{i}.ffn.router": "layers.{i}.mlp.router.gate",
         "layers.{i}.ffn.router.correction": "layers.{i}.mlp.expert_bias",
     },
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"head_dim": 128, "rms_norm_eps": 1e-5},
     arrangement="sandwich",
     embed_scale=lambda c: math.sqrt(c["hidden_size"]) if c.get("mup_enabled") else 1.0,
     gate=True,
@@ -150,7 +146,7 @@ AFMOE = LLAMA.derive(
 FLEX_OLMO = OLMO2.derive(
     "flex_olmo",
     names=SPARSE,
-    eps=key("rms_norm_eps", default=1e-6),
+    defaults={"rms_norm_eps": 1e-6},
     rope=rope_with(rope_theta=5e5),
     moe=OLMOE.settings["moe"],
     transformers="FlexOlmoForCausalLM",
@@ -191,8 +187,7 @@ def _build_sigmoid_moe(config: Config) -> MoE:
 MINIMAX_M2 = MIXTRAL.derive(
     "minimax_m2",
     names={"layers.{i}.ffn.router.correction": "layers.{i}.block_sparse_moe.e_score_correction_bias"},
-    head_dim=key("head_dim", default=128),
-    eps=key("rms_norm_eps", default=1e-6),
+    defaults={"head_dim": 128, "rms_norm_eps": 1e-6},
     rope=_build_partial_rope,
     qkv_bias=False,
     out_bias=False,
@@ -234,7 +229,7 @@ def _find_ernie_sparse_layers(config: Config) -> list[bool]:
 ERNIE4_5_MOE = ERNIE4_5.derive(
     "ernie4_5_moe",
     names={**SHARED, "layers.{i}.ffn.router.correction": flatten("layers.{i}.mlp.moe_statics.e_score_correction_bias")},
-    kv_heads=key("num_key_value_heads", default=4),
+    defaults={"num_key_value_heads": 4},
     head_dim=key("head_dim", default=None),
     head_bias=key("use_bias", default=False),
     moe=mask_layers(_build_ernie_moe, _find_ernie_sparse_layers),
@@ -292,7 +287,7 @@ def _find_mellum_sparse_layers(config: Config) -> list[bool]:
 MELLUM = QWEN3_MOE.derive(
     "mellum",
     inert=("num_experts", "num_local_experts"),
-    head_dim=key("head_dim", default=128),
+    defaults={"head_dim": 128},
     context=key("max_position_embeddings", default=None),
     window=_MELLUM_WINDOWS,
     rope=build_ropes(_MELLUM_WINDOWS, bases=(lambda c: 5e5, lambda c: 1e4)),
@@ -306,10 +301,10 @@ MELLUM = QWEN3_MOE.derive(
 
 # -- multi-head latent attention
 
-YOUTU = DEEPSEEK_V3.derive("youtu", moe=None, tie=key("tie_word_embeddings", default=True))
+YOUTU = DEEPSEEK_V3.derive("youtu", moe=None, defaults={"tie_word_embeddings": True})
 GLM4_MOE_LITE = DEEPSEEK_V3.derive(
     "glm4_moe_lite",
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     moe=make_moe_rule(make_v3_router(scale=1.8, groups=1, top_groups=1), first_dense=1),
     gguf=DEEPSEEK_GGUF,
 )
@@ -356,7 +351,7 @@ MINICPM3 = DEEPSEEK_V2.derive(
     "minicpm3",
     inert=("num_key_value_heads", "head_dim"),
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     mixer=_build_minicpm3_mla,
     moe=None,
     embed_scale=key("scale_emb", default=12),
@@ -364,7 +359,6 @@ MINICPM3 = DEEPSEEK_V2.derive(
         (c.get("scale_depth", 1.4) or math.sqrt(c["num_hidden_layers"])) / math.sqrt(c["num_hidden_layers"])
     ),
     logit_scale=lambda c: (c.get("dim_model_base") or c["hidden_size"]) / c["hidden_size"],
-    tie=key("tie_word_embeddings", default=True),
     gguf=gguf.BASE.derive(  # files do not state the scales
         "minicpm3",
         inert=(*gguf.BASE.inert, "attention.head_count_kv"),

@@ -100,7 +100,7 @@ DEEPSEEK_V32 = DEEPSEEK_V3.derive(
 GLM_MOE_DSA = DEEPSEEK_V32.derive(
     "glm_moe_dsa",
     inert=("num_key_value_heads", "head_dim", "layer_types"),
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     unused=(*DEEPSEEK_V32.unused, "model.layers.78.*"),  # an extra layer, trained to predict two tokens ahead
     mixer=lambda c: _share_index(*_GLM(c), [kind == FULL for kind in read_index_types(c)]),
     moe=make_moe_rule(make_v3_router(groups=1, top_groups=1), first_dense=3, shared=1),

@@ -107,11 +107,9 @@ LLAMA4 = LLAMA.derive(
         "layers.{i}.ffn.experts.up": _transpose_half(f"{_FEED}.experts.gate_up_proj", 1),
         "layers.{i}.ffn.experts.down": _transpose_half(f"{_FEED}.experts.down_proj", None),
     },
-    kv_heads=key("num_key_value_heads", default=8),
-    head_dim=key("head_dim", default=128),
+    defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
     ffn=key("intermediate_size_mlp", default=16384),
     ffn_bias=False,
-    eps=key("rms_norm_eps", default=1e-5),
     rope=_build_llama4_ropes,
     qk_norm=_read_llama4_qk_norms,
     qk_norm_last=True,
@@ -306,7 +304,7 @@ JETMOE = LLAMA.derive(
     rope=None,
     mixer=_build_moa,
     moe=_build_jet_moe,
-    tie=key("tie_word_embeddings", default=True),
+    defaults={"tie_word_embeddings": True},
 )
 
 # -- LongCat-Flash
@@ -369,7 +367,7 @@ LONGCAT_FLASH = DEEPSEEK_V3.derive(
     layers=key("num_layers", "num_hidden_layers"),
     rope=None,
     ffn=None,
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     block=_build_longcat_block,
     mixer=None,
     moe=None,

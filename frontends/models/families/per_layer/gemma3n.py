@@ -146,6 +146,6 @@ GEMMA3N = LLAMA.derive(
     gather=lambda c: GatherStreams(),
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
-    tie=key("tie_word_embeddings", default=True),
+    defaults={"tie_word_embeddings": True},
     gguf=GEMMA3N_GGUF,
 )

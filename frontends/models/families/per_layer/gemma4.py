@@ -296,6 +296,6 @@ GEMMA4 = LLAMA.derive(
     per_layer=_build_embedding,
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     logit_softcap=key("final_logit_softcapping", default=None),
-    tie=key("tie_word_embeddings", default=True),
+    defaults={"tie_word_embeddings": True},
     gguf=GEMMA4_GGUF,
 )

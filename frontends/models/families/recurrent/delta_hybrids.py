@@ -240,7 +240,7 @@ KIMI_LINEAR = LLAMA.derive(
     rope=None,
     qkv_bias=False,
     out_bias=False,
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     tie=False,  # whatever the config states
     context=key("model_max_length", "max_position_embeddings", default=None),
     mixer=_build_kimi_mixers,

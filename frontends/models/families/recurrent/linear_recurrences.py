@@ -139,7 +139,7 @@ RECURRENT_GEMMA = LLAMA.derive(
         "layers.{i}.attn.rate": f"{_GRIFFIN}.rg_lru.recurrent_param",
         **name_gated_mlp("layers.{i}.ffn", "layers.{i}.mlp_block"),
     },
-    layers=key("num_hidden_layers", default=26),
+    defaults={"num_hidden_layers": 26, "tie_word_embeddings": True},
     head_dim=key("head_dim", default=None),
     ffn=lambda c: key("intermediate_size", default=7680)(c) // 2,
     activation=_read_griffin_activation,
@@ -149,7 +149,6 @@ RECURRENT_GEMMA = LLAMA.derive(
     window=key("attention_window_size", "sliding_window", default=2048),
     embed_scale=lambda c: _round_to_bfloat16(math.sqrt(key("hidden_size")(c))),
     logit_softcap=key("logits_soft_cap", default=30.0),
-    tie=key("tie_word_embeddings", default=True),
     context=None,
     mixer=_build_griffin_mixers,
 )

@@ -180,7 +180,7 @@ MAMBA2 = MAMBA.derive(
     inert=("head_dim", "time_step_rank", "d_inner", "d_model"),
     names=map_mamba2_names("layers.{i}.mixer"),
     mixer=_build_mamba2,
-    tie=key("tie_word_embeddings", default=False),
+    defaults={"tie_word_embeddings": False},
     gguf=MAMBA_GGUF.derive("mamba2", names=HEADED_STATES, mixer=gguf.mask_unlisted(build_gguf_mamba2, gguf.RECURRENT)),
 )
 
@@ -265,7 +265,7 @@ BAMBA = LLAMA.derive(
     inert=("mamba_d_head", "attn_rotary_emb"),
     names={**_HYBRID, **map_mamba2_names("layers.{i}.mamba")},
     refuse=_PLAIN,
-    eps=key("rms_norm_eps", default=1e-5),
+    defaults={"rms_norm_eps": 1e-5},
     rope=rope_with(partial_rotary_factor=0.5),
     mixer=mask_layers(lambda c: _build_hybrid_mamba2(c, eps=1e-5), _find_bamba_mamba_layers),
 )
@@ -306,7 +306,7 @@ GRANITE_HYBRID = GRANITE_MOE.derive(
         "granitehybrid",
         names=HEADED_STATES,
         kv_heads=gguf.find_max_kv_heads,
-        logit_scale=key("logit_scale", default=1.0, reciprocal=True),
+        defaults={"logit_scale": 1.0},
         rope=lambda c: read_gguf_rope(c) if c.get("rope.scaling.finetuned", True) else None,
         mixer=gguf.mask_unlisted(build_gguf_mamba2, gguf.RECURRENT),
     ),

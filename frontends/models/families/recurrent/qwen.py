@@ -65,8 +65,7 @@ _QWEN = QWEN2_MOE.derive(
     },
     refuse={"attention_bias": (False, None), "hidden_act": ("silu", "swish", None)},
     unused=(*LLAMA.unused, "mtp.*"),
-    kv_heads=key("num_key_value_heads", default=2),
-    head_dim=key("head_dim", default=256),
+    defaults={"num_key_value_heads": 2, "head_dim": 256},
     rope=rope_with(partial_rotary_factor=0.25),
     window=None,
     qk_norm="head",
@@ -199,7 +198,7 @@ QWEN3_5 = _QWEN.derive(
         "layers.{i}.attn.beta": "layers.{i}.linear_attn.in_proj_b",
         "layers.{i}.attn.dt.weight": "layers.{i}.linear_attn.in_proj_a.weight",
     },
-    kv_heads=key("num_key_value_heads", default=4),
+    defaults={"num_key_value_heads": 4},
     moe=None,
     gguf=_QWEN3_5_GGUF.derive("qwen35", moe=None),
 )

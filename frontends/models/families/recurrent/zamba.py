@@ -159,8 +159,7 @@ ZAMBA2 = LLAMA.derive(
     ffn=None,
     rope=None,
     activation="gelu",
-    eps=key("rms_norm_eps", default=1e-5),
-    tie=key("tie_word_embeddings", default=True),
+    defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     block=_build_blocks,
     multipliers=lambda c: {"blocks": c.get("num_mem_blocks", 1)},
 )

@@ -145,7 +145,7 @@ def _read_first_position(config: Config) -> int:
 M2M_100 = BART.derive(
     "m2m_100",
     arrangement="pre",
-    activation=key("activation_function", default="relu"),
+    defaults={"activation_function": "relu"},
     embed_scale=make_embedding_scale(True),
     embed_norm=False,
     learned_positions=None,
@@ -160,6 +160,6 @@ XGLM = M2M_100.derive(
     heads=key("attention_heads"),
     ffn=key("ffn_dim"),
     decoder={},
-    activation=key("activation_function", default="gelu"),
+    defaults={"activation_function": "gelu"},
     sinusoids=_make_sinusoids(offset=2, inclusive=True),
 )
