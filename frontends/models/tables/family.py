@@ -23,6 +23,7 @@ Config = Mapping[str, Any]
 Rule = Callable[[Config], Any]  # config -> value of a setting
 Model = Decoder | Encoder | EncoderDecoder | ImageEncoder | AudioEncoder
 REQUIRED = object()
+BIASES = ("qkv_bias", "out_bias", "ffn_bias")  # settings of all linear layers in blocks
 SENTENCE = "pooling of sentence-transformers"  # the config key under which the folder's reader puts the pooling
 _OUTSIDE = (  # name prefixes of tensors that are not in the base model, so they never have its prefix
     *("lm_head", "embed_out", "decoder.weight", "decoder.bias", "score", "classifier", "qa_outputs"),
@@ -112,6 +113,11 @@ def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup
 def read_required(config: Config, *names: str) -> tuple[Any, ...]:
     """Return the values of the keys `names` in `config`, in that order; raise WeftError if one is missing or null."""
     return tuple(key(name)(config) for name in names)
+
+
+def set_all(value: Any, *names: str) -> dict[str, Any]:
+    """Return `value` for each of the settings `names`."""
+    return dict.fromkeys(names, value)
 
 
 @rule

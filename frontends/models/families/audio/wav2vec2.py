@@ -6,7 +6,7 @@ from weft.ir.recipes import Map, Recipe, Reshape, Scale
 from weft.ir.recipes.matrices import Norms
 
 from ....dsl import Convolution, GroupNorm, LayerNorm, PositionalConvolution, SoundStem
-from ...tables.family import Config, Family, Fetch, key
+from ...tables.family import BIASES, Config, Family, Fetch, key, set_all
 from ...tables.settings import ACTIVATIONS, Settings
 from ...task_heads import Head
 
@@ -64,9 +64,7 @@ WAV2VEC2 = Family(
         "arrangement": lambda c: "pre" if _has_pre_norm(c) else "post",
         "activation": key("hidden_act", default="gelu"),
         "gated": False,
-        "qkv_bias": True,
-        "out_bias": True,
-        "ffn_bias": True,
+        **set_all(True, *BIASES),
         "embed_norm": lambda c: not _has_pre_norm(c),
         "stem": _build_stem,
     },

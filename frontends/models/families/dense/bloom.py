@@ -6,7 +6,7 @@ from typing import Any
 
 from ....dsl import ALiBi
 from ...tables import gguf
-from ...tables.family import Config, Family, key
+from ...tables.family import BIASES, Config, Family, key, set_all
 from ...tables.rope_config import read_context, read_rope
 from ...tables.templates import pick_by_arrangement, split_qkv
 from ...task_heads import GPT_HEADS
@@ -27,9 +27,7 @@ BLOOM = Family(
         "embed_norm": True,
         "activation": "gelu_new",
         "gated": False,
-        "qkv_bias": True,
-        "out_bias": True,
-        "ffn_bias": True,
+        **set_all(True, *BIASES),
         "bias": lambda config: ALiBi(),
         "tie": key("tie_word_embeddings", default=True),
     },
@@ -89,9 +87,7 @@ FALCON = BLOOM.derive(
     arrangement=_read_arrangement,
     embed_norm=False,
     activation=key("activation", default="gelu"),
-    qkv_bias=key("bias", default=False),
-    out_bias=key("bias", default=False),
-    ffn_bias=key("bias", default=False),
+    **set_all(key("bias", default=False), *BIASES),
     bias=_build_alibi,
     rope=lambda c: None if c.get("alibi") else read_rope(c),
     gguf=gguf.UNGATED.derive(
@@ -148,9 +144,7 @@ MPT = BLOOM.derive(
     norm_bias=False,
     embed_norm=False,
     activation="gelu",
-    qkv_bias=False,
-    out_bias=False,
-    ffn_bias=False,
+    **set_all(False, *BIASES),
     clip=_read_attention_entry("clip_qkv"),
     scale=_read_attention_entry("softmax_scale"),
     gguf=BLOOM_GGUF.derive(

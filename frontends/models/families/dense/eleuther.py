@@ -8,7 +8,7 @@ from weft.ir.errors import WeftError
 
 from ....dsl import RoPE
 from ...tables import gguf
-from ...tables.family import Config, Loader, key, read_required
+from ...tables.family import BIASES, Config, Loader, key, read_required, set_all
 from ...tables.rope_config import read_rope, rope_with
 from ...tables.templates import split_qkv
 from ...task_heads import GPT_HEADS
@@ -88,10 +88,8 @@ GPT_NEOX = LLAMA.derive(
     rope=_build_neox_rope,
     names={
         "embed": "embed_in",
-        "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
         **split_qkv("layers.{i}.attn", "layers.{i}.attention.query_key_value", grouped=True),
         "layers.{i}.attn.o": "layers.{i}.attention.dense",
-        "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
         "layers.{i}.ffn.up": "layers.{i}.mlp.dense_h_to_4h",
         "layers.{i}.ffn.down": "layers.{i}.mlp.dense_4h_to_h",
         "final_norm": "final_layer_norm",
@@ -139,9 +137,7 @@ PHI = LLAMA.derive(
     gated=False,
     rope=rope_with(partial_rotary_factor=0.5),
     qk_norm=lambda c: "head" if c.get("qk_layernorm") else "none",
-    qkv_bias=True,
-    out_bias=True,
-    ffn_bias=True,
+    **set_all(True, *BIASES),
     head_bias=True,
     transformers="PhiForCausalLM",
     gguf=gguf.UNGATED.derive("phi2", arrangement="parallel", loader=Loader("nqofh", head="own", partial_rope=True)),

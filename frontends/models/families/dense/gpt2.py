@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...tables import gguf
-from ...tables.family import Config, Family, Loader, key
+from ...tables.family import BIASES, Config, Family, Loader, key, set_all
 from ...tables.templates import split_qkv, transpose_linear
 from ...task_heads import GPT_HEADS
 
@@ -35,9 +35,7 @@ GPT2 = Family(
         "eps": key("layer_norm_epsilon", default=1e-5),
         "activation": key("activation_function", default="gelu_new"),
         "gated": False,
-        "qkv_bias": True,
-        "out_bias": True,
-        "ffn_bias": True,
+        **set_all(True, *BIASES),
         "scale": _read_scales,
         "tie": key("tie_word_embeddings", default=True),
     },

@@ -7,21 +7,10 @@ from typing import Any
 
 from ....dsl import RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Family, Loader, key, rule
+from ...tables.family import BIASES, Config, Family, Loader, key, rule, set_all
 from ...tables.rope_config import read_context, read_gguf_rope, read_rope, rope_with
 from ...tables.templates import concat_heads, flatten_heads, name_gated_mlp, slice_half, split_qkv
 from ...task_heads import GENERIC_HEADS
-
-NAMES = {
-    "embed": "embed_tokens",
-    "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
-    **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.self_attn.{x}_proj" for x in "qkvo"},
-    **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_norm" for x in "qk"},
-    "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
-    **name_gated_mlp("layers.{i}.ffn", "layers.{i}.mlp"),
-    "final_norm": "norm",
-    "lm_head": "lm_head",
-}
 
 LLAMA_GGUF = gguf.SPARSE_BASE.derive(
     "llama",
@@ -48,7 +37,16 @@ LLAMA = Family(
         "rope": read_rope,
         "context": read_context,
     },
-    names=NAMES,
+    names={
+        "embed": "embed_tokens",
+        "layers.{i}.attn_norm": "layers.{i}.input_layernorm",
+        **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.self_attn.{x}_proj" for x in "qkvo"},
+        **{f"layers.{{i}}.attn.{x}_norm": f"layers.{{i}}.self_attn.{x}_norm" for x in "qk"},
+        "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
+        **name_gated_mlp("layers.{i}.ffn", "layers.{i}.mlp"),
+        "final_norm": "norm",
+        "lm_head": "lm_head",
+    },
     prefix="model.",
     unused=("*.rotary_emb.inv_freq", "lm_head.weight"),
     tasks=GENERIC_HEADS,
@@ -88,9 +86,7 @@ def read_qwen_windows(config: Config) -> Any:
 
 MISTRAL = LLAMA.derive(
     "mistral",
-    qkv_bias=False,
-    out_bias=False,
-    ffn_bias=False,
+    **set_all(False, *BIASES),
     defaults={"num_key_value_heads": 8},
     window=lambda c: c.get("sliding_window", 4096),
     transformers="MistralForCausalLM",
@@ -206,7 +202,7 @@ SMOLLM3 = LLAMA.derive(
 )
 PHI3 = LLAMA.derive(
     "phi3",
-    ffn_bias=False,
+    **set_all(False, *BIASES),
     names={
         **split_qkv("layers.{i}.attn", "layers.{i}.self_attn.qkv_proj"),
         "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.gate_up_proj", 0),
@@ -215,8 +211,6 @@ PHI3 = LLAMA.derive(
     defaults={"rms_norm_eps": 1e-5},
     window=key("sliding_window", default=None),
     rope=rope_with(partial_rotary_factor=1.0),
-    qkv_bias=False,
-    out_bias=False,
     transformers="Phi3ForCausalLM",
     gguf=gguf.BASE.derive(
         "phi3",
@@ -237,9 +231,7 @@ STARCODER2 = LLAMA.derive(
     eps=key("norm_epsilon", default=1e-5),
     window=key("sliding_window", default=None),
     gated=False,
-    qkv_bias=key("use_bias", default=True),
-    out_bias=key("use_bias", default=True),
-    ffn_bias=key("use_bias", default=True),
+    **set_all(key("use_bias", default=True), *BIASES),
     transformers="Starcoder2ForCausalLM",
     gguf=gguf.UNGATED.derive("starcoder2", loader=Loader("nqof")),
 )

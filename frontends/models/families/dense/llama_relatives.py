@@ -11,7 +11,7 @@ from weft.ir.recipes import Full, Recipe, Reshape
 
 from ....dsl import RMSNorm, RoPE, ScoredKeysAttention, Temperature
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Loader, Rule, key, read_required, rule
+from ...tables.family import BIASES, Config, Fetch, Loader, Rule, key, read_required, rule, set_all
 from ...tables.rope_config import build_ropes, find_rope, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import add_one, slice_half, swap_halves
@@ -143,9 +143,6 @@ NANOCHAT = LLAMA.derive(
 )
 MINISTRAL = MISTRAL.derive(
     "ministral",
-    qkv_bias=False,
-    out_bias=False,
-    ffn_bias=False,
     window=lambda c: pick_windows(c, c.get("sliding_window", 4096), ["sliding_attention"] * c["num_hidden_layers"]),
     transformers="MinistralForCausalLM",
 )
@@ -171,9 +168,6 @@ def build_gguf_temperature(config: Config) -> Temperature | None:
 MINISTRAL3 = MISTRAL.derive(
     "ministral3",
     defaults={"head_dim": 128, "rms_norm_eps": 1e-5},
-    qkv_bias=False,
-    out_bias=False,
-    ffn_bias=False,
     temperature=build_llama4_temperature,
     window=key("sliding_window", default=None),
     gguf=LLAMA_GGUF.derive("mistral3", rope=_build_mistral3_rope, temperature=build_gguf_temperature),
@@ -240,9 +234,7 @@ ERNIE4_5 = LLAMA.derive(
     "ernie4_5",
     defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     rope=rope_with(rope_theta=5e5, interleaved=True),
-    qkv_bias=key("use_bias", default=False),
-    out_bias=key("use_bias", default=False),
-    ffn_bias=key("use_bias", default=False),
+    **set_all(key("use_bias", default=False), *BIASES),
     transformers="Ernie4_5ForCausalLM",
     gguf=gguf.BASE.derive("ernie4_5", rope=gguf.build_interleaved_rope),
 )
@@ -309,7 +301,6 @@ HYPERCLOVAX = GRANITE.derive(
     "hyperclovax",
     names={
         "layers.{i}.attn_post_norm": "layers.{i}.post_norm1",
-        "layers.{i}.ffn_norm": "layers.{i}.post_attention_layernorm",
         "layers.{i}.ffn_post_norm": "layers.{i}.post_norm2",
     },
     arrangement=lambda c: "sandwich" if c.get("use_post_norm", True) else "pre",
@@ -321,7 +312,6 @@ COHERE2 = COHERE.derive(
     qk_norm="none",
     window=EVERY_FOURTH_GLOBAL,
     rope=rotate_local(rope_with(rope_theta=1e4, interleaved=True), EVERY_FOURTH_GLOBAL),
-    ffn_bias=False,
     transformers="Cohere2ForCausalLM",
     gguf=gguf.BASE.derive(
         "cohere2",

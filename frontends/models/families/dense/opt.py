@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.ir.errors import WeftError
 
-from ...tables.family import Config, Family, key
+from ...tables.family import BIASES, Config, Family, key, set_all
 from ...task_heads import GPT_HEADS
 
 
@@ -35,9 +35,7 @@ OPT = Family(
         "arrangement": lambda c: "pre" if c.get("do_layer_norm_before", True) else "post",
         "activation": key("activation_function", default="relu"),
         "gated": False,
-        "qkv_bias": key("enable_bias", default=True),
-        "out_bias": key("enable_bias", default=True),
-        "ffn_bias": key("enable_bias", default=True),
+        **set_all(key("enable_bias", default=True), *BIASES),
         "tie": key("tie_word_embeddings", default=True),
     },
     names={

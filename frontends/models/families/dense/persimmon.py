@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ....dsl import DifferentialAttention
-from ...tables.family import Config, Fetch, key, template
+from ...tables.family import BIASES, Config, Fetch, key, set_all, template
 from ...tables.rope_config import read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import split_qkv
@@ -18,9 +18,7 @@ PERSIMMON = LLAMA.derive(
     norm="layer",
     eps=key("layer_norm_eps", default=1e-5),
     qk_norm=lambda config: "head" if config.get("qk_layernorm", True) else "none",
-    qkv_bias=True,
-    out_bias=True,
-    ffn_bias=True,
+    **set_all(True, *BIASES),
     rope=rope_with(partial_rotary_factor=0.5),
     defaults={"hidden_act": "relu2"},
     gated=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...tables import gguf
-from ...tables.family import Config, Family, key
+from ...tables.family import BIASES, Config, Family, key, set_all
 from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, Head, add_pair_head, build_lm_head
 
 LAYER = "encoder.layer.{i}"
@@ -26,9 +26,7 @@ BERT = Family(
         "embed_norm": True,
         "activation": key("hidden_act", default="gelu"),
         "gated": False,
-        "qkv_bias": True,
-        "out_bias": True,
-        "ffn_bias": True,
+        **set_all(True, *BIASES),
     },
     names={
         "embed": "embeddings.word_embeddings",

@@ -118,7 +118,6 @@ def _unpack_qkv(fetch: Fetch, part: str, settings: Settings, which: str) -> Reci
 
 DEBERTA = DEBERTA_V2.derive(
     "deberta",
-    inert=("pooler_hidden_size", "pooler_hidden_act"),
     names={
         **{f"layers.{{i}}.attn.{which}": _unpack_qkv(which) for which in "qkv"},
         "layers.{i}.attn.pos_k": f"{SELF}.pos_proj",

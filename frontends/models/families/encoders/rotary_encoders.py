@@ -9,7 +9,7 @@ from weft.ir.recipes import Full, Recipe
 
 from ....dsl import HeadTransform, LayerNorm, RoPE
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Rule, key
+from ...tables.family import BIASES, Config, Fetch, Rule, key, set_all
 from ...tables.rope_config import build_ropes, read_gguf_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import slice_half, split_qkv
@@ -156,7 +156,6 @@ MODERNBERT = LLAMA.derive(
 )
 MODERNBERT_DECODER = MODERNBERT.derive(
     "modernbert-decoder",
-    inert=("layer_types",),
     names={
         **{f"layers.{{i}}.attn.{x}": f"layers.{{i}}.attn.{x}_proj" for x in "qkv"},
         "head_transform.dense": "lm_head.dense",
@@ -216,9 +215,7 @@ NOMIC_BERT = BERT.derive(
     learned_positions=None,
     rope=rope_with(rope_theta=1000.0),
     gated=True,
-    qkv_bias=False,
-    out_bias=False,
-    ffn_bias=False,
+    **set_all(False, *BIASES),
     gguf=gguf.BASE.derive(
         "nomic-bert",
         names={
@@ -241,16 +238,13 @@ JINA_V3 = NOMIC_BERT.derive(
         **split_qkv("layers.{i}.attn", f"{NOMIC}.mixer.Wqkv"),
         "layers.{i}.attn.o": f"{NOMIC}.mixer.out_proj",
         "layers.{i}.ffn.up": f"{NOMIC}.mlp.fc1",
-        "layers.{i}.ffn.down": f"{NOMIC}.mlp.fc2",
     },
     prefix="roberta.",
     tasks={**BERT_HEADS, **ROBERTA_HEADS, "ForMultipleChoice": None},
     defaults={"max_position_embeddings": 8194, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "hidden_act": "gelu"},
     rope=rope_with(rope_theta=20_000.0),
     gated=False,
-    qkv_bias=True,
-    out_bias=True,
-    ffn_bias=True,
+    **set_all(True, *BIASES),
 )
 _pooled = Head("text-classification", "classifier", "pooler")
 GTE_LAYER = "encoder.layer.{i}"
@@ -284,7 +278,5 @@ GTE = NOMIC_BERT.derive(
     },
     defaults={"max_position_embeddings": 8192, "type_vocab_size": 1, "hidden_act": "gelu"},
     rope=rope_with(rope_theta=160_000.0),
-    qkv_bias=True,
-    out_bias=True,
-    ffn_bias=True,
+    **set_all(True, *BIASES),
 )

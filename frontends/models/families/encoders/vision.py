@@ -147,7 +147,6 @@ DINOV2 = VIT.derive(
 )
 DINOV2_REGISTERS = DINOV2.derive(
     "dinov2_with_registers",
-    inert=("intermediate_size",),
     names={"registers": _reshape_registers},
     prefix="dinov2_with_registers.",
     tasks={"ForImageClassification": replace(_PARTS, skip=lambda c: 1 + key("num_register_tokens", default=4)(c))},

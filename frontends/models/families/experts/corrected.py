@@ -11,7 +11,7 @@ from weft.ir.recipes import Recipe, Reshape, Slice
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required, template
+from ...tables.family import BIASES, Config, Fetch, Template, key, mask_layers, read_required, set_all, template
 from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import find_experts, name_gated_mlp
@@ -79,13 +79,11 @@ SOLAR_OPEN = GLM4_MOE.derive(
 )
 EXAONE_MOE = LLAMA.derive(
     "exaone_moe",
-    ffn_bias=False,
+    **set_all(False, *BIASES),
     names={**SHARED, "layers.{i}.ffn.router.correction": "layers.{i}.mlp.e_score_correction_bias"},
     aliases={"mlp.e_score_correction": "mlp.gate.e_score_correction"},
     defaults={"rms_norm_eps": 1e-5},
     qk_norm="head",
-    qkv_bias=False,
-    out_bias=False,
     window=EVERY_FOURTH_GLOBAL,
     rope=rotate_local(read_rope, EVERY_FOURTH_GLOBAL),
     moe=make_moe_rule(make_v3_router(groups=1, top_groups=1), first_dense=1),
@@ -189,8 +187,6 @@ MINIMAX_M2 = MIXTRAL.derive(
     names={"layers.{i}.ffn.router.correction": "layers.{i}.block_sparse_moe.e_score_correction_bias"},
     defaults={"head_dim": 128, "rms_norm_eps": 1e-6},
     rope=_build_partial_rope,
-    qkv_bias=False,
-    out_bias=False,
     window=None,
     qk_norm="full",
     moe=_build_sigmoid_moe,
@@ -367,9 +363,7 @@ MINICPM3 = DEEPSEEK_V2.derive(
             "layers.{i}.attn.k_up.weight": slice_head_rows("blk.{i}.attn_kv_b.weight", "k"),
             "layers.{i}.attn.v_up.weight": slice_head_rows("blk.{i}.attn_kv_b.weight", "v"),
         },
-        kv_heads=None,
-        head_dim=None,
-        rope=None,
+        **set_all(None, "kv_heads", "head_dim", "rope"),
         mixer=_build_gguf_minicpm3_mla,
         embed_scale=12.0,
         residual_scale=lambda c: 1.4 / math.sqrt(c["block_count"]),

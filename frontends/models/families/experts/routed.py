@@ -12,7 +12,7 @@ from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
 
 from ....dsl import GatedMLP, Mask, MixtureOfAttention, MoE, RMSNorm, RoPE, Router, ShortcutBlock, Temperature
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required, rule, template
+from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required, rule, set_all, template
 from ...tables.rope_config import find_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import find_experts, name_gated_mlp, split_qkv
@@ -218,8 +218,7 @@ def _build_phimoe_rope(config: Config) -> RoPE:
 
 PHIMOE = MIXTRAL.derive(
     "phimoe",
-    names={"layers.{i}.ffn.router": "layers.{i}.block_sparse_moe.gate"},
-    aliases={"block_sparse_moe": "mlp", "block_sparse_moe.gate": "mlp.router"},
+    aliases={"block_sparse_moe.gate": "mlp.router"},
     norm="layer",
     qkv_bias=key("attention_bias", default=False),
     out_bias=key("attention_bias", default=False),
@@ -297,11 +296,7 @@ JETMOE = LLAMA.derive(
         "layers.{i}.ffn.experts.down": "layers.{i}.mlp.output_linear.weight",
     },
     refuse={"rms_norm_eps": (1e-6, None)},  # only the last norm would follow it
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    ffn=None,
-    rope=None,
+    **set_all(None, "heads", "kv_heads", "head_dim", "ffn", "rope"),
     mixer=_build_moa,
     moe=_build_jet_moe,
     defaults={"tie_word_embeddings": True},

@@ -17,7 +17,7 @@ from ....dsl import (
     SpreadStreams,
 )
 from ...tables import gguf
-from ...tables.family import Config, Fetch, key, template
+from ...tables.family import Config, Fetch, key, set_all, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
 from .gemma4 import GGUF_PER_LAYER, GGUF_SETTINGS, PER_LAYER, build_rope, convert_keys, name_kv, read_types
@@ -134,11 +134,7 @@ GEMMA3N = LLAMA.derive(
         "gather.projections.{i}": "altup_unembed_projections.{i}",
     },
     idle=(*(f"*.self_attn.{n}.weight" for n in ("k_proj", "v_proj", "k_norm")), "*.correct_output_scale"),
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    ffn=None,
-    rope=None,
+    **set_all(None, "heads", "kv_heads", "head_dim", "ffn", "rope"),
     context=key("max_position_embeddings", default=None),
     block=_build_layers,
     per_layer=_build_embedding,

@@ -21,7 +21,7 @@ from ....dsl import (
     SplitFeedForward,
 )
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, key, read_required
+from ...tables.family import Config, Fetch, Names, key, read_required, set_all
 from ...tables.rope_config import FREQUENCIES, read_rope
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import name_gated_mlp
@@ -286,11 +286,7 @@ GEMMA4 = LLAMA.derive(
     refuse={"use_bidirectional_attention": (None, False, "vision")},
     # Keys and values of layers that share those of another layer are not used.
     idle=tuple(f"*.self_attn.{n}.weight" for n in ("k_proj", "v_proj", "k_norm")),
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    ffn=None,
-    rope=None,
+    **set_all(None, "heads", "kv_heads", "head_dim", "ffn", "rope"),
     context=key("max_position_embeddings", default=None),
     block=_build_layers,
     per_layer=_build_embedding,

@@ -11,7 +11,7 @@ from weft.ir.recipes import Concat, Full, Recipe, Scale
 
 from ....dsl import MLP, Attention, Mamba2, MoE, ParallelHybrid, RMSNorm, Router, ShortConv
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, key, mask_layers, read_required, template
+from ...tables.family import BIASES, Config, Fetch, Names, key, mask_layers, read_required, set_all, template
 from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import scale_linear
@@ -100,9 +100,7 @@ LFM2 = LLAMA.derive(
     ffn=_read_lfm2_width,
     activation="silu",
     eps=key("norm_eps", default=1e-5),
-    qkv_bias=False,
-    out_bias=False,
-    ffn_bias=False,
+    **set_all(False, *BIASES),
     qk_norm="head",
     tie=key("tie_embedding", "tie_word_embeddings", default=True),
     rope=rope_with(rope_theta=1e6),
@@ -207,10 +205,7 @@ FALCON_H1 = LLAMA.derive(
         "final_norm": "final_layernorm",
     },
     refuse={"time_step_limit": NO_LIMIT, "hidden_act": ("silu", "swish", None)},
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    rope=None,
+    **set_all(None, "heads", "kv_heads", "head_dim", "rope"),
     defaults={"rms_norm_eps": 1e-5},
     embed_scale=key("embedding_multiplier", default=1.0),
     logit_scale=key("lm_head_multiplier", default=1.0),
@@ -224,10 +219,7 @@ FALCON_H1 = LLAMA.derive(
             "layers.{i}.attn.attention.o": "blk.{i}.attn_output",
         },
         aliases={"ffn_norm.weight": "ffn_norm"},  # the name in the converter and the loader
-        heads=None,
-        kv_heads=None,
-        head_dim=None,
-        rope=None,
+        **set_all(None, "heads", "kv_heads", "head_dim", "rope"),
         mixer=_build_gguf_falcon,
     ),
 )
@@ -361,10 +353,7 @@ NEMOTRON_H = LLAMA.derive(
     unused=(*LLAMA.unused, "mtp.*"),
     refuse={"mamba_hidden_act": ("silu", None), "sliding_window": (None,), "time_step_limit": NO_LIMIT},
     layers=lambda c: len(_read_kinds(c)),
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    rope=None,
+    **set_all(None, "heads", "kv_heads", "head_dim", "rope"),
     eps=key("layer_norm_epsilon", default=1e-5),
     ffn=mask_layers(key("intermediate_size", default=21504), lambda c: (kind == "mlp" for kind in _read_kinds(c))),
     gated=False,
@@ -381,10 +370,7 @@ NEMOTRON_H = LLAMA.derive(
             "layers.{i}.ffn.latent_in": "blk.{i}.ffn_latent_down",
             "layers.{i}.ffn.latent_out": "blk.{i}.ffn_latent_up",
         },
-        heads=None,
-        kv_heads=None,
-        head_dim=None,
-        rope=None,
+        **set_all(None, "heads", "kv_heads", "head_dim", "rope"),
         ffn=_read_gguf_widths,
         gated=False,
         activation="relu2",

@@ -8,7 +8,7 @@ from weft.ir.recipes import Concat, Recipe, Reshape
 
 from ....dsl import MLA, GatedDeltaNet, MoE, RMSNorm
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Names, key, read_required, template
+from ...tables.family import BIASES, Config, Fetch, Names, key, read_required, set_all, template
 from ...tables.rope_config import read_rope
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp
@@ -116,7 +116,6 @@ OLMO_HYBRID = LLAMA.derive(
     },
     aliases={"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"},
     refuse={"hidden_act": ("silu", "swish", None)},
-    head_dim=key("head_dim", default=None),
     arrangement=lambda c: tuple("pre" if kind == RECURRENT else "post_sublayer" for kind in _read_olmo_kinds(c)),
     qk_norm="full",
     ffn_bias=False,
@@ -234,12 +233,8 @@ KIMI_LINEAR = LLAMA.derive(
         "attention_bias": (False, None),
         "hidden_act": ("silu", "swish", None),
     },  # also the convolutions' activation
-    ffn_bias=False,
-    kv_heads=None,
-    head_dim=None,
-    rope=None,
-    qkv_bias=False,
-    out_bias=False,
+    **set_all(False, *BIASES),
+    **set_all(None, "kv_heads", "head_dim", "rope"),
     defaults={"rms_norm_eps": 1e-5},
     tie=False,  # whatever the config states
     context=key("model_max_length", "max_position_embeddings", default=None),
@@ -261,9 +256,7 @@ KIMI_LINEAR = LLAMA.derive(
             "layers.{i}.attn.norm": "blk.{i}.ssm_norm",
             "layers.{i}.attn.out": "blk.{i}.attn_output",
         },
-        kv_heads=None,
-        head_dim=None,
-        rope=None,
+        **set_all(None, "kv_heads", "head_dim", "rope"),
         mixer=_build_gguf_kimi_mixers,
         moe=gguf.route_experts("sigmoid", renormalize=True),
     ),

@@ -140,7 +140,6 @@ RECURRENT_GEMMA = LLAMA.derive(
         **name_gated_mlp("layers.{i}.ffn", "layers.{i}.mlp_block"),
     },
     defaults={"num_hidden_layers": 26, "tie_word_embeddings": True},
-    head_dim=key("head_dim", default=None),
     ffn=lambda c: key("intermediate_size", default=7680)(c) // 2,
     activation=_read_griffin_activation,
     out_bias=True,

@@ -11,6 +11,7 @@ from weft.ir.recipes import Map, Recipe, Reshape
 from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
 from ...tables.family import (
+    BIASES,
     Config,
     Family,
     Fetch,
@@ -21,12 +22,13 @@ from ...tables.family import (
     mask_layers,
     read_required,
     rule,
+    set_all,
     template,
 )
 from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp, slice_half
-from ..dense.llama import GRANITE_GGUF, LLAMA, NAMES
+from ..dense.llama import GRANITE_GGUF, LLAMA
 from ..experts.mixtral import GRANITE_MOE, build_granite_experts, map_expert_names, read_activation
 
 NO_LIMIT = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}], None)
@@ -143,10 +145,7 @@ MAMBA_GGUF = gguf.BASE.derive(
     "mamba",
     inert=("feed_forward_length", "attention.head_count", "attention.head_count_kv", "context_length"),
     names=_STATES,
-    heads=None,
-    kv_heads=None,
-    ffn=None,
-    rope=None,
+    **set_all(None, "heads", "kv_heads", "ffn", "rope"),
     context=None,  # the file's value is arbitrary
     mixer=_make_gguf_mamba_rule(),
 )
@@ -230,7 +229,6 @@ def _find_bamba_mamba_layers(config: Config) -> Iterator[bool]:
 
 
 _HYBRID = {
-    **NAMES,
     "layers.{i}.ffn_norm": "layers.{i}.pre_ff_layernorm",
     **name_gated_mlp("layers.{i}.ffn", "layers.{i}.feed_forward"),
     "final_norm": "final_layernorm",
@@ -244,10 +242,8 @@ JAMBA = LLAMA.derive(
         "layers.{i}.ffn.router": "layers.{i}.feed_forward.router",
         **map_expert_names("layers.{i}.feed_forward.experts", "gate_proj", "up_proj", "down_proj"),
     },
-    ffn_bias=False,
+    **set_all(False, *BIASES),
     refuse=_PLAIN,
-    qkv_bias=False,
-    out_bias=False,
     rope=None,
     mixer=mask_layers(_build_jamba_mamba, lambda c: (not attention for attention in _select_periodic("attn", 8, 4)(c))),
     moe=mask_layers(_build_jamba_experts, _select_periodic("expert", 2, 1)),

@@ -10,7 +10,7 @@ from weft.ir.recipes import Add, Concat, Recipe, Reshape, Slice
 from weft.ir.recipes.matrices import MatMul
 
 from ....dsl import Attention, GatedMLP, Mamba, Mamba2, MemoryBlock, RMSNorm
-from ...tables.family import Config, Fetch, Names, Template, key, read_required, template
+from ...tables.family import Config, Fetch, Names, Template, key, read_required, set_all, template
 from ...tables.rope_config import read_rope
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
@@ -153,11 +153,7 @@ ZAMBA2 = LLAMA.derive(
     },
     idle=("*_adapter_list.*",),  # the adapters of other layers in a block's copy
     layers=lambda c: len(_find_hybrid_layers(c)),
-    heads=None,
-    kv_heads=None,
-    head_dim=None,
-    ffn=None,
-    rope=None,
+    **set_all(None, "heads", "kv_heads", "head_dim", "ffn", "rope"),
     activation="gelu",
     defaults={"rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     block=_build_blocks,
@@ -241,10 +237,8 @@ def _map_head_names(prefix: str, head: int) -> Names:
 ZAMBA = ZAMBA2.derive(
     "zamba",
     names={
-        **{name: None for name in ZAMBA2.names if name.startswith("layers.{i}.mamba.")},
+        **{name: None for name in ZAMBA2.names if name.startswith("layers.{i}.mamba.") and ".conv." not in name},
         "layers.{i}.mamba.in": _split_alternating_rows,
-        "layers.{i}.mamba.conv.weight": ZAMBA2.names["layers.{i}.mamba.conv.weight"],
-        "layers.{i}.mamba.conv.bias": ZAMBA2.names["layers.{i}.mamba.conv.bias"],
         "layers.{i}.mamba.out": _fetch_state("out_proj"),
         **_map_head_names("layers.{i}.mamba", 0),
         **{

@@ -10,7 +10,7 @@ from typing import Any
 from weft.ir.recipes import Recipe, Reshape
 
 from ....dsl import Sinusoidal
-from ...tables.family import REQUIRED, Config, Family, Fetch, Names, Rule, key
+from ...tables.family import BIASES, REQUIRED, Config, Family, Fetch, Names, Rule, key, set_all
 from ...tables.settings import Settings
 from ...task_heads import ENCODER_DECODER_HEADS
 
@@ -79,9 +79,7 @@ BART = Family(
         "arrangement": "post",
         "activation": key("activation_function", default="gelu"),
         "gated": False,
-        "qkv_bias": True,
-        "out_bias": True,
-        "ffn_bias": True,
+        **set_all(True, *BIASES),
         "embed_scale": make_embedding_scale(False),
         "embed_norm": True,
         "learned_positions": key("max_position_embeddings"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....dsl import Sinusoidal
-from ...tables.family import Config, key
+from ...tables.family import BIASES, Config, key, set_all
 from ...task_heads import Head
 from ..dense.gpt2 import GPT2
 from ..dense.opt import OPT
@@ -18,8 +18,7 @@ def _read_activation(config: Config) -> str:
 
 OPENAI_GPT = GPT2.derive(
     "openai-gpt",
-    names={"embed": "tokens_embed", "positions": "positions_embed"}
-    | {f"layers.{{i}}.{ours}_norm": f"h.{{i}}.ln_{i}" for i, ours in ((1, "attn"), (2, "ffn"))},
+    names={"embed": "tokens_embed", "positions": "positions_embed"},
     refuse={"afn": ("gelu", "relu", "silu", "swish", None)},
     ffn=lambda c: 4 * key("n_embd")(c),
     arrangement="post",
@@ -59,11 +58,8 @@ BIOGPT = OPT.derive(
     dim=key("hidden_size"),
     ffn=key("intermediate_size"),
     norm_weight=True,
-    eps=1e-5,
     arrangement="pre",
     activation=key("hidden_act", default="gelu"),
-    qkv_bias=True,
-    out_bias=True,
-    ffn_bias=True,
+    **set_all(True, *BIASES),
     embed_scale=make_embedding_scale(True, "hidden_size"),
 )
