@@ -30,7 +30,7 @@ from .family import (
 )
 from .rope_config import FREQUENCIES, LONG, SHORT, read_gguf_rope
 from .settings import Settings
-from .templates import slice_expert_half, split_qkv
+from .templates import slice_expert_half, split_gate_up, split_qkv
 
 SPARSE, RECURRENT = "layers with experts", "layers with a recurrent state"
 NORMED = "layers with a norm after their state"
@@ -92,6 +92,20 @@ def build_local_ropes(config: Config, every: int, interleaved: bool = False) -> 
 def build_interleaved_rope(config: Config) -> RoPE:
     """Return the RoPE of `config` with adjacent pairs, for architectures whose rows llama.cpp does not reorder."""
     return replace(read_gguf_rope(config), interleaved=True)
+
+
+@rule
+def build_two_ropes(config: Config, windows: Rule, near_scaled: bool, near_theta: float | None = None) -> Any:
+    """Return the RoPE of each layer, or one for all if no layer is local: `windows(config)` is None.
+
+    Local layers have the base rope.freq_base_swa, by default `near_theta`, or that of other layers if it is None. The
+    RoPE scaling applies to local layers only if `near_scaled`.
+    """
+    wide, local = read_gguf_rope(config), windows(config)
+    near = replace(
+        wide if near_scaled else RoPE(dim=wide.dim), theta=config.get("rope.freq_base_swa", near_theta or wide.theta)
+    )
+    return wide if local is None else tuple(wide if window is None else near for window in local)
 
 
 def find_max_kv_heads(config: Config) -> int | None:
@@ -166,6 +180,8 @@ UNGATED = BASE.derive(norm="layer", activation="gelu_new", gated=False)
 INTERLEAVED = {f"layers.{{i}}.attn.{x}": deinterleave_heads(f"blk.{{i}}.attn_{x}", x) for x in "qk"}
 NORM_AFTER = {"layers.{i}.ffn_norm": "blk.{i}.post_attention_norm"}  # despite its name, it precedes the feed-forward
 PACKED = split_qkv("layers.{i}.attn", "blk.{i}.attn_qkv")
+PACKED_GATE = split_gate_up("layers.{i}.ffn", "blk.{i}.ffn_up")
+ENCODER: dict[str, Any] = {"kind": "encoder", "refuse": {"attention.causal": (False, None)}}  # changes for encoders
 
 
 @template

@@ -78,6 +78,11 @@ def swap_halves(fetch: Fetch, part: str, s: Settings, name: str, of_keys: bool =
     return Reshape(Concat((Slice(halves, 1, 1, 2), Slice(halves, 1, 0, 1)), 1), (heads * 2 * half, *rest))
 
 
+def split_gate_up(prefix: str, name: str) -> dict[str, Template]:
+    """Return the templates `slice_half` of the parameters `prefix`.gate and `prefix`.up, by parameter."""
+    return {f"{prefix}.{which}": slice_half(name, index) for index, which in enumerate(("gate", "up"))}
+
+
 def pick_by_arrangement(**names: str) -> Template:
     """Return a template for the module `names[arrangement]`, where arrangement is that of the first layer."""
     return lambda fetch, part, settings: fetch(f"{names[str(settings.find_first('arrangement'))]}.{part}")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ....dsl import RoPE
 from ...tables import gguf
 from ...tables.family import Config, Loader, key, rule
-from ...tables.rope_config import build_ropes, read_gguf_rope
+from ...tables.rope_config import build_ropes
 from ...tables.templates import add_one
 from .llama import LLAMA, alternate_windows
 
@@ -25,14 +24,6 @@ def _choose_gguf_scale(config: Config, layers_of_27b: int) -> float:
     share = key("embedding_length")(config) // key("attention.head_count")(config)
     wide = config["block_count"] == layers_of_27b
     return float((share if wide else config.get("attention.key_length", share)) ** -0.5)
-
-
-def _build_gguf_ropes(config: Config) -> Any:
-    """Return the RoPE of each layer, or one for all if no layer is local; local layers have rope.freq_base_swa."""
-    wide = read_gguf_rope(config)
-    local = RoPE(config.get("rope.freq_base_swa", 10_000.0), wide.dim)
-    windows = gguf.build_windows(6)(config)
-    return wide if windows is None else tuple(wide if window is None else local for window in windows)
 
 
 def _read_activation(config: Config) -> Any:
@@ -104,7 +95,7 @@ GEMMA3 = GEMMA2.derive(
         scale=_choose_gguf_scale(62),
         softcap=None,
         logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
-        rope=_build_gguf_ropes,
+        rope=gguf.build_two_ropes(gguf.build_windows(6), near_scaled=False, near_theta=1e4),
         window=gguf.build_windows(6),
         loader=Loader(free_heads=True, qk_norm=True, windows=True),
     ),

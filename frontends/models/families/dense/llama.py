@@ -9,7 +9,7 @@ from ....dsl import RoPE, Router
 from ...tables import gguf
 from ...tables.family import BIASES, Config, Family, Loader, key, rule, set_all
 from ...tables.rope_config import read_context, read_gguf_rope, read_rope, rope_with
-from ...tables.templates import concat_heads, flatten_heads, name_gated_mlp, slice_half, split_qkv
+from ...tables.templates import concat_heads, flatten_heads, name_gated_mlp, split_gate_up, split_qkv
 from ...task_heads import GENERIC_HEADS
 
 LLAMA_GGUF = gguf.SPARSE_BASE.derive(
@@ -114,19 +114,12 @@ QWEN3 = LLAMA.derive(
 )
 
 
-def _build_olmo3_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
-    """Return the RoPE of a file: one for all layers, or with windows one per layer, where local layers have no YaRN."""
-    wide, local = read_gguf_rope(config), gguf.build_windows(4)(config)
-    near = RoPE(config.get("rope.freq_base_swa", wide.theta), wide.dim)
-    return wide if local is None else tuple(wide if window is None else near for window in local)
-
-
 OLMO2_GGUF = gguf.BASE.derive(
     "olmo2",
     from_keys={"qk_norm": lambda keys: "full"},
     arrangement="post_sublayer",
     window=gguf.build_windows(4),
-    rope=_build_olmo3_ropes,
+    rope=gguf.build_two_ropes(gguf.build_windows(4), near_scaled=False),
     loader=Loader(head="own", qk_norm=True),
 )
 OLMO2 = LLAMA.derive(
@@ -205,8 +198,7 @@ PHI3 = LLAMA.derive(
     **set_all(False, *BIASES),
     names={
         **split_qkv("layers.{i}.attn", "layers.{i}.self_attn.qkv_proj"),
-        "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.gate_up_proj", 0),
-        "layers.{i}.ffn.up": slice_half("layers.{i}.mlp.gate_up_proj", 1),
+        **split_gate_up("layers.{i}.ffn", "layers.{i}.mlp.gate_up_proj"),
     },
     defaults={"rms_norm_eps": 1e-5},
     window=key("sliding_window", default=None),
@@ -214,11 +206,7 @@ PHI3 = LLAMA.derive(
     transformers="Phi3ForCausalLM",
     gguf=gguf.BASE.derive(
         "phi3",
-        names={
-            **gguf.PACKED,
-            "layers.{i}.ffn.gate": slice_half("blk.{i}.ffn_up", 0),
-            "layers.{i}.ffn.up": slice_half("blk.{i}.ffn_up", 1),
-        },
+        names={**gguf.PACKED, **gguf.PACKED_GATE},
         window=lambda c: c.get("attention.sliding_window") or None,
         loader=Loader(partial_rope=True),
     ),

@@ -14,7 +14,7 @@ from ...tables import gguf
 from ...tables.family import BIASES, Config, Fetch, Loader, Rule, key, read_required, rule, set_all
 from ...tables.rope_config import build_ropes, find_rope, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import add_one, slice_half, swap_halves
+from ...tables.templates import add_one, split_gate_up, swap_halves
 from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGUF, alternate_windows, pick_windows
 
 
@@ -92,14 +92,12 @@ HELIUM = LLAMA.derive(
     out_bias=False,
     transformers="HeliumForCausalLM",
 )
-_HALVES = {"layers.{i}.ffn.gate": slice_half("blk.{i}.ffn_up", 0), "layers.{i}.ffn.up": slice_half("blk.{i}.ffn_up", 1)}
-_GLM_GGUF = gguf.BASE.derive("chatglm", names={**gguf.SEPARATE_OR_PACKED, **_HALVES}, rope=gguf.build_interleaved_rope)
+_GLM_GGUF = gguf.BASE.derive(
+    "chatglm", names={**gguf.SEPARATE_OR_PACKED, **gguf.PACKED_GATE}, rope=gguf.build_interleaved_rope
+)
 GLM = LLAMA.derive(
     "glm",
-    names={
-        "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.gate_up_proj", 0),
-        "layers.{i}.ffn.up": slice_half("layers.{i}.mlp.gate_up_proj", 1),
-    },
+    names=split_gate_up("layers.{i}.ffn", "layers.{i}.mlp.gate_up_proj"),
     defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True},
     rope=rope_with(partial_rotary_factor=0.5, interleaved=True),
     out_bias=False,

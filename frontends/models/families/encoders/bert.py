@@ -49,9 +49,8 @@ BERT = Family(
     aliases={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     gguf=gguf.UNGATED.derive(
         "bert",
-        refuse={"attention.causal": (False, None)},
+        **gguf.ENCODER,
         names={"layers.{i}.attn_norm": "blk.{i}.attn_output_norm", "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm"},
-        kind="encoder",
         arrangement="post",
         activation="gelu",
         rope=None,

@@ -95,10 +95,7 @@ DEBERTA_V2 = BERT.derive(
     },
     unused=(
         *BERT.unused,
-        "*embeddings.position_embeddings.weight",
-        "lm_predictions.*",
-        "mask_predictions.*",
-        "pooler.*",
+        *("*embeddings.position_embeddings.weight", "lm_predictions.*", "mask_predictions.*", "pooler.*"),
     ),
     dim=_read_width,
     defaults={"layer_norm_eps": 1e-7, "type_vocab_size": 0},

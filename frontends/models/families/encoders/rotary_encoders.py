@@ -10,9 +10,9 @@ from weft.ir.recipes import Full, Recipe
 from ....dsl import HeadTransform, LayerNorm, RoPE
 from ...tables import gguf
 from ...tables.family import BIASES, Config, Fetch, Rule, key, set_all
-from ...tables.rope_config import build_ropes, read_gguf_rope, rope_with
+from ...tables.rope_config import build_ropes, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import slice_half, split_qkv
+from ...tables.templates import slice_half, split_gate_up, split_qkv
 from ...task_heads import BASE, BERT_HEADS, ROBERTA_HEADS, TOKENS, Head, build_dense_head, build_lm_head
 from ..dense.llama import LLAMA, alternate_windows
 from .bert import BERT
@@ -35,7 +35,7 @@ EUROBERT = LLAMA.derive(
     },
     kind="encoder",
     defaults={"rms_norm_eps": 1e-5},
-    gguf=gguf.BASE.derive("eurobert", kind="encoder", refuse={"attention.causal": (False, None)}),
+    gguf=gguf.BASE.derive("eurobert", **gguf.ENCODER),
 )
 
 
@@ -56,24 +56,14 @@ def _choose_ropes_by_type(local: Rule) -> Rule:
     return build_ropes(local, bases=bases, near_scaled=True)
 
 
-def _find_gguf_local_layers(config: Config) -> list[bool]:
-    """Return for each layer whether it is local: by the file's list, else all except the first of each period."""
-    every, layers = config.get("attention.sliding_window_pattern", 3), range(config["block_count"])
-    return every if isinstance(every, list) else [i % every != 0 for i in layers]
-
-
 def _read_gguf_windows(config: Config) -> tuple[int | None, ...] | None:
-    """Return per layer half of the file's window (on each side) if it is local, else None; None without a window."""
-    window = config.get("attention.sliding_window")
-    return tuple(window // 2 + 1 if local else None for local in _find_gguf_local_layers(config)) if window else None
+    """Return per layer half of the file's window (on each side) if it is local, else None; None without a window.
 
-
-def _build_gguf_ropes(config: Config) -> RoPE | tuple[RoPE, ...]:
-    wide = read_gguf_rope(config)
-    near = replace(wide, theta=config.get("rope.freq_base_swa", 10_000.0))
-    if not config.get("attention.sliding_window"):
-        return wide
-    return tuple(near if local else wide for local in _find_gguf_local_layers(config))
+    Local layers are those of the file's list, else all except the first of each period.
+    """
+    window, pattern = config.get("attention.sliding_window"), config.get("attention.sliding_window_pattern", 3)
+    local = pattern if isinstance(pattern, list) else [i % pattern != 0 for i in range(config["block_count"])]
+    return tuple(window // 2 + 1 if is_local else None for is_local in local) if window else None
 
 
 def _build_head_transform(config: Config) -> HeadTransform:
@@ -107,8 +97,7 @@ MODERNBERT = LLAMA.derive(
         "layers.{i}.attn.o": "layers.{i}.attn.Wo",
         "layers.{i}.attn_norm": "layers.{i}.attn_norm",
         "layers.{i}.ffn_norm": "layers.{i}.mlp_norm",
-        "layers.{i}.ffn.gate": slice_half("layers.{i}.mlp.Wi", 0),
-        "layers.{i}.ffn.up": slice_half("layers.{i}.mlp.Wi", 1),
+        **split_gate_up("layers.{i}.ffn", "layers.{i}.mlp.Wi"),
         "layers.{i}.ffn.down": "layers.{i}.mlp.Wo",
         "final_norm": "final_norm",
     },
@@ -139,18 +128,13 @@ MODERNBERT = LLAMA.derive(
     window=_read_windows,
     gguf=gguf.BASE.derive(
         "modern-bert",
-        names={
-            **gguf.PACKED,
-            "layers.{i}.ffn.gate": slice_half("blk.{i}.ffn_up", 0),
-            "layers.{i}.ffn.up": slice_half("blk.{i}.ffn_up", 1),
-        },
-        refuse={"attention.causal": (False, None)},
-        kind="encoder",
+        names={**gguf.PACKED, **gguf.PACKED_GATE},
+        **gguf.ENCODER,
         norm="layer",
         arrangement=lambda c: ("pre_ffn", *["pre"] * (c["block_count"] - 1)),
         activation=lambda c: "silu" if c.get("hidden_act") in ("silu", "swish") else "gelu",
         embed_norm=True,
-        rope=_build_gguf_ropes,
+        rope=gguf.build_two_ropes(_read_gguf_windows, near_scaled=True, near_theta=1e4),
         window=_read_gguf_windows,
     ),
 )
@@ -223,9 +207,8 @@ NOMIC_BERT = BERT.derive(
             "layers.{i}.attn_norm": "blk.{i}.attn_output_norm",
             "layers.{i}.ffn_norm": "blk.{i}.layer_output_norm",
         },
-        refuse={"attention.causal": (False, None)},
+        **gguf.ENCODER,
         from_keys={"qkv_bias": lambda keys: False},
-        kind="encoder",
         norm="layer",
         arrangement="post",
         embed_norm=True,

@@ -138,6 +138,17 @@ def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpo
     return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))
 
 
+def name_latent_attention(prefix: str, name: str) -> Names:
+    """Return the names of the parameters of latent attention, `prefix`.q_down and so on, in its module `name`."""
+    projections = {"down": "a_proj", "norm": "a_layernorm", "up": "b_proj"}
+    return {
+        **{f"{prefix}.q_{ours}": f"{name}.q_{theirs}" for ours, theirs in projections.items()},
+        f"{prefix}.kv_down": f"{name}.kv_a_proj_with_mqa",
+        f"{prefix}.kv_norm": f"{name}.kv_a_layernorm",
+        **{f"{prefix}.{x}_up.weight": slice_head_rows(f"{name}.kv_b_proj.weight", x) for x in "kv"},
+    }
+
+
 def build_gguf_mla(config: Config) -> MLA:
     """Return the latent attention of a file, where key_length_mla, not key_length, is the width of a head's keys."""
     rotary, width = key("rope.dimension_count")(config), key("attention.key_length_mla")(config)
@@ -178,13 +189,7 @@ DEEPSEEK_V2 = LLAMA.derive(
     inert=("num_key_value_heads", "n_group", "topk_group", "ep_size", "head_dim", "seq_aux", "scoring_func"),
     names={
         **SPARSE,
-        "layers.{i}.attn.q_down": "layers.{i}.self_attn.q_a_proj",
-        "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_a_layernorm",
-        "layers.{i}.attn.q_up": "layers.{i}.self_attn.q_b_proj",
-        "layers.{i}.attn.kv_down": "layers.{i}.self_attn.kv_a_proj_with_mqa",
-        "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
-        "layers.{i}.attn.k_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "k"),
-        "layers.{i}.attn.v_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "v"),
+        **name_latent_attention("layers.{i}.attn", "layers.{i}.self_attn"),
         **name_gated_mlp("layers.{i}.ffn.shared", "layers.{i}.mlp.shared_experts"),
     },
     refuse={

@@ -17,7 +17,7 @@ from ...tables.rope_config import find_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import find_experts, name_gated_mlp, split_qkv
 from ..dense.llama import LLAMA
-from .deepseek import DEEPSEEK_V3, build_mla, find_latent_attention, slice_head_rows
+from .deepseek import DEEPSEEK_V3, build_mla, find_latent_attention, name_latent_attention
 from .mixtral import MIXTRAL, map_expert_names, read_activation
 
 # -- Llama 4
@@ -336,13 +336,9 @@ def _map_longcat_names(half: str, i: int) -> dict[str, str | Template]:
         f"layers.{{i}}.{half}.attn_norm": f"layers.{{i}}.input_layernorm.{i}",
         f"layers.{{i}}.{half}.ffn_norm": f"layers.{{i}}.post_attention_layernorm.{i}",
         **name_gated_mlp(f"layers.{{i}}.{half}.ffn", f"layers.{{i}}.mlps.{i}"),
-        f"{at}.q_down": f"{theirs}.q_a_proj",
-        f"{at}.q_norm": f"{theirs}.q_a_layernorm",
+        **name_latent_attention(at, theirs),
         f"{at}.q_up": _scale_latent(f"{theirs}.q_b_proj", "q_rank"),
-        f"{at}.kv_down": f"{theirs}.kv_a_proj_with_mqa",
         f"{at}.kv_norm": _scale_latent(f"{theirs}.kv_a_layernorm", "rank"),
-        f"{at}.k_up.weight": slice_head_rows(f"{theirs}.kv_b_proj.weight", "k"),
-        f"{at}.v_up.weight": slice_head_rows(f"{theirs}.kv_b_proj.weight", "v"),
         f"{at}.o": f"{theirs}.o_proj",
     }
 

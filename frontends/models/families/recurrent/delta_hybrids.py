@@ -13,7 +13,7 @@ from ...tables.rope_config import read_rope
 from ...tables.settings import Settings
 from ...tables.templates import name_gated_mlp
 from ..dense.llama import LLAMA
-from ..experts.deepseek import DEEPSEEK_GGUF, make_moe_rule, make_v3_router, slice_head_rows
+from ..experts.deepseek import DEEPSEEK_GGUF, make_moe_rule, make_v3_router, name_latent_attention
 from ..experts.mixtral import map_expert_names
 from .mamba import convert_rates, reshape_conv
 
@@ -189,19 +189,9 @@ _KIMI = "layers.{i}.block_sparse_moe"
 KIMI_LINEAR = LLAMA.derive(
     "kimi_linear",
     inert=(
-        "num_key_value_heads",
-        "head_dim",
-        "layer_types",
-        "mlp_layer_types",
-        "num_local_experts",
-        "num_experts_per_tok",
-        "n_shared_experts",
-        "norm_topk_prob",
-        "n_group",
-        "linear_attn_config.full_attn_layers",
-        "linear_head_dim",
-        "linear_num_heads",
-        "max_position_embeddings",
+        *("num_key_value_heads", "head_dim", "layer_types", "mlp_layer_types", "num_local_experts", "n_group"),
+        *("num_experts_per_tok", "n_shared_experts", "norm_topk_prob", "linear_attn_config.full_attn_layers"),
+        *("linear_head_dim", "linear_num_heads", "max_position_embeddings"),
     ),
     names={
         "layers.{i}.attn.qkv": _concat_qkv("layers.{i}.self_attn.{x}_proj"),
@@ -215,13 +205,7 @@ KIMI_LINEAR = LLAMA.derive(
         "layers.{i}.attn.gate": "layers.{i}.self_attn.g_b_proj",
         "layers.{i}.attn.norm": "layers.{i}.self_attn.o_norm",
         "layers.{i}.attn.out": "layers.{i}.self_attn.o_proj",
-        "layers.{i}.attn.q_down": "layers.{i}.self_attn.q_a_proj",
-        "layers.{i}.attn.q_norm": "layers.{i}.self_attn.q_a_layernorm",
-        "layers.{i}.attn.q_up": "layers.{i}.self_attn.q_b_proj",
-        "layers.{i}.attn.kv_down": "layers.{i}.self_attn.kv_a_proj_with_mqa",
-        "layers.{i}.attn.kv_norm": "layers.{i}.self_attn.kv_a_layernorm",
-        "layers.{i}.attn.k_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "k"),
-        "layers.{i}.attn.v_up.weight": slice_head_rows("layers.{i}.self_attn.kv_b_proj.weight", "v"),
+        **name_latent_attention("layers.{i}.attn", "layers.{i}.self_attn"),
         **name_gated_mlp("layers.{i}.ffn", _KIMI),
         "layers.{i}.ffn.router": f"{_KIMI}.gate",
         "layers.{i}.ffn.router.correction": f"{_KIMI}.gate.e_score_correction_bias",
@@ -229,10 +213,7 @@ KIMI_LINEAR = LLAMA.derive(
         **name_gated_mlp("layers.{i}.ffn.shared", f"{_KIMI}.shared_experts"),
     },
     aliases={"block_sparse_moe": "mlp"},
-    refuse={
-        "attention_bias": (False, None),
-        "hidden_act": ("silu", "swish", None),
-    },  # also the convolutions' activation
+    refuse={"attention_bias": (False, None), "hidden_act": ("silu", "swish", None)},  # also of the convolutions
     **set_all(False, *BIASES),
     **set_all(None, "kv_heads", "head_dim", "rope"),
     defaults={"rms_norm_eps": 1e-5},

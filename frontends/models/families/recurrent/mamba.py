@@ -27,7 +27,7 @@ from ...tables.family import (
 )
 from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import name_gated_mlp, slice_half
+from ...tables.templates import name_gated_mlp, split_gate_up
 from ..dense.llama import GRANITE_GGUF, LLAMA
 from ..experts.mixtral import GRANITE_MOE, build_granite_experts, map_expert_names, read_activation
 
@@ -277,12 +277,8 @@ def _build_granite_rope(config: Config) -> RoPE | None:
 
 
 def _map_shared_expert(at: str) -> Names:
-    packed = "layers.{i}.shared_mlp.input_linear"
-    return {
-        f"{at}.gate": slice_half(packed, 0),
-        f"{at}.up": slice_half(packed, 1),
-        f"{at}.down": "layers.{i}.shared_mlp.output_linear",
-    }
+    gate_up = split_gate_up(at, "layers.{i}.shared_mlp.input_linear")
+    return {**gate_up, f"{at}.down": "layers.{i}.shared_mlp.output_linear"}
 
 
 GRANITE_HYBRID = GRANITE_MOE.derive(

@@ -127,11 +127,7 @@ def _map_state_names() -> Names:
 ZAMBA2 = LLAMA.derive(
     "zamba2",
     inert=(
-        "adapter_rank",
-        "attention_hidden_size",
-        "num_query_groups",
-        "mamba_headdim",
-        "num_hidden_layers",
+        *("adapter_rank", "attention_hidden_size", "num_query_groups", "mamba_headdim", "num_hidden_layers"),
         "use_shared_attention_adapter",
     ),
     names={
@@ -214,10 +210,7 @@ def _slice_head(fetch: Fetch, part: str, settings: Settings, name: str, head: in
     """Return a template for the part of `head` in tensor `name` [heads, ...], in the shape that `Mamba` needs."""
     mamba = settings.block[0].mamba
     at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
-    part_of_head, channels = (
-        Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1),
-        mamba.inner // mamba.heads,
-    )
+    part_of_head, channels = Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1), mamba.inner // mamba.heads
     rank = mamba.dt_rank or -(-settings.dim // 16)
     shapes: dict[str, tuple[int, ...]] = {"x": (rank + 2 * mamba.state, channels), "A": (channels, mamba.state)}
     shapes["dt"] = (channels, rank) if "weight" in name else (channels,)
