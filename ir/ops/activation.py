@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..op import Array, Op, OpCall, Trait, Value, case, normal, op, require
-from .elementwise import _erf, _sigmoid, add, affine, clip, erf, exp, maximum, minimum, mul, sigmoid, tanh
+from .elementwise import _erf, _sigmoid, affine, clip, erf, exp, maximum, minimum, sigmoid, tanh
 
 _ANY = [case(normal(2, 3, 5)), case(normal(7, scale=4.0))]
 
@@ -40,11 +40,11 @@ def _(n: OpCall) -> None:
 def _(n: OpCall) -> Value:
     x: Value = n.x
     if n.approximate == "sigmoid":
-        return mul(x, sigmoid(affine(x, by=1.702)))
+        return x * sigmoid(x * 1.702)
     if n.approximate == "tanh":
-        inner = add(x, affine(mul(x, mul(x, x)), by=0.044715))
-        return affine(mul(x, affine(tanh(affine(inner, by=math.sqrt(2 / math.pi))), plus=1.0)), by=0.5)
-    return affine(mul(x, affine(erf(affine(x, by=1 / math.sqrt(2))), plus=1.0)), by=0.5)
+        inner = x + x * (x * x) * 0.044715
+        return x * (tanh(inner * math.sqrt(2 / math.pi)) + 1.0) * 0.5
+    return x * (erf(x * (1 / math.sqrt(2))) + 1.0) * 0.5
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=[*_ANY, case(normal(2, 9), beta=1.7)])
@@ -53,9 +53,7 @@ def swish(x: Array, *, beta: float = 1.0) -> Array:
     return x * _sigmoid(beta * x)
 
 
-@swish.body
-def _(n: OpCall) -> Value:
-    return mul(n.x, sigmoid(n.x if n.beta == 1 else affine(n.x, by=n.beta)))
+swish.body(lambda n: n.x * sigmoid(n.x if n.beta == 1 else n.x * n.beta))
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=[*_ANY, case(normal(2, 9), alpha=0.3)])
@@ -67,7 +65,7 @@ def elu(x: Array, *, alpha: float = 1.0) -> Array:
 @elu.body
 def _(n: OpCall) -> Value:
     zero = affine(n.x, by=0.0)
-    return add(maximum(n.x, zero), affine(exp(minimum(n.x, zero)), by=n.alpha, plus=-n.alpha))
+    return maximum(n.x, zero) + affine(exp(minimum(n.x, zero)), by=n.alpha, plus=-n.alpha)
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=_ANY)
@@ -79,7 +77,7 @@ def relu2(x: Array) -> Array:
 @relu2.body
 def _(n: OpCall) -> Value:
     r = relu(n.x)
-    return mul(r, r)
+    return r * r
 
 
 # Activations by the names that configs use: op and attributes.
@@ -155,4 +153,5 @@ def _(n: OpCall) -> Value:
     gate, up = n.gate, n.up
     if n.limit is not None:
         gate, up = clip(gate, high=n.limit), clip(up, low=-n.limit, high=n.limit)
-    return mul(activate(gate, n.activation), affine(up, plus=n.shift) if n.shift else up)
+    y: Value = activate(gate, n.activation) * (up + n.shift if n.shift else up)
+    return y

@@ -14,7 +14,7 @@ import numpy as np
 from ..op import Array, OpCall, TensorType, Value, require
 from ..schema.states import CODES
 from ..types import dtypes
-from .elementwise import add, affine, cast, clip, div, fill_like, less, logical_or, minimum, mod, mul, round_, sub
+from .elementwise import cast, clip, fill_like, minimum, round_
 from .elementwise import where as choose
 from .reduce import max as greatest
 from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
@@ -48,12 +48,12 @@ def write_rolling_cache(past: Array, new: Array, positions: Array, last: int, ke
 
 def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
     """Emit what `find_slot_positions` computes, [batch, capacity]; `slot` [1, capacity] is 0, 1, …"""
-    rolling_slots = affine(greatest(slot, axes=(1,), keepdims=True), plus=1 - keep)
-    rolled = sub(newest, mod(sub(newest, slot), rolling_slots))
+    rolling_slots = greatest(slot, axes=(1,), keepdims=True) + (1 - keep)
+    rolled = newest - (newest - slot) % rolling_slots
     if not keep:
         return rolled
-    later = choose(less(rolled, fill_like(rolled, keep)), fill_like(rolled, -1), rolled)
-    return choose(less(slot, fill_like(slot, keep)), slot, later)
+    later = choose(rolled < keep, fill_like(rolled, -1), rolled)
+    return choose(slot < keep, slot, later)
 
 
 def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
@@ -64,17 +64,17 @@ def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCal
     first new token. The caches are gathered, not scattered: a runtime with past and present in one buffer then reads
     all of the past before it writes.
     """
-    capacity = affine(greatest(slot, axes=(1,), keepdims=True), plus=1)
+    capacity = greatest(slot, axes=(1,), keepdims=True) + 1
     newest = greatest(n.positions, axes=(1,), keepdims=True)
     if n.key_mask is not None:
         ones = cast(cast(n.key_mask, to=dtypes.bool_), to=newest.type.dtype)
-        at = affine(unsqueeze(cast(iota(n.key_mask, axis=1), to=newest.type.dtype), axes=(0,)), plus=1)
-        newest = minimum(newest, affine(greatest(mul(ones, at), axes=(1,), keepdims=True), plus=-1))
+        at = unsqueeze(cast(iota(n.key_mask, axis=1), to=newest.type.dtype), axes=(0,)) + 1
+        newest = minimum(newest, greatest(ones * at, axes=(1,), keepdims=True) - 1)
     target = emit_slot_positions(slot, newest, n.keep_first)
-    is_past = less(target, first)
+    is_past = target < first
     if n.keep_first:
-        is_past = logical_or(is_past, less(newest, target))
-    source = choose(is_past, add(slot, fill_like(first, 0)), add(sub(target, first), capacity))
+        is_past = is_past | (newest < target)
+    source = choose(is_past, slot + fill_like(first, 0), target - first + capacity)
     tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
     return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]
 
@@ -98,14 +98,14 @@ def emit_codes(x: Value, scale: Value, bits: int) -> Value:
     """Emit the integer codes (dtype `CODES[bits]`) of the keys or values x [batch, keys, heads · width]."""
     low, high = get_code_range(bits)
     wide = cast(x, to=scale.type.dtype)
-    return cast(clip(round_(div(wide, scale)), low=low, high=high), to=CODES[bits])
+    return cast(clip(round_(wide / scale), low=low, high=high), to=CODES[bits])
 
 
 def emit_dequantized(codes: Value, scale: Value, heads: int, like: Value) -> Value:
     """Emit `codes` [batch, heads, slots, width] times `scale` [heads · width] or [1], in the dtype of `like`."""
     if scale.shape != (1,):
         scale = reshape(scale, shape=(1, heads, 1, scale.width // heads))
-    return cast(mul(cast(codes, to=scale.type.dtype), scale), to=like.type.dtype)
+    return cast(cast(codes, to=scale.type.dtype) * scale, to=like.type.dtype)
 
 
 def check_quantization(

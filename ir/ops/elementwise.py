@@ -6,24 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..op import (
-    Array,
-    Case,
-    DType,
-    Op,
-    OpCall,
-    TensorType,
-    Trait,
-    Value,
-    bools,
-    broadcast_shapes,
-    case,
-    ints,
-    normal,
-    op,
-    positive,
-    require,
-)
+from ..op import Array, DType, Op, OpCall, TensorType, Trait, Value, broadcast_shapes, op, require
+from ..schema.cases import Case, bools, case, ints, normal, positive
 from ..types import dtypes
 
 _PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)), case(normal(4, 1), normal(1, 3))]
@@ -160,9 +144,7 @@ def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Ar
     return np.asarray(np.clip(x, low, high) if low is not None or high is not None else x, x.dtype)
 
 
-@clip.infer
-def _(n: OpCall) -> None:
-    _check_integers(n.x, n.low or 0, n.high or 0)
+clip.infer(lambda n: _check_integers(n.x, n.low or 0, n.high or 0))
 
 
 @op(
@@ -179,9 +161,7 @@ def affine(x: Array, *, by: float = 1.0, plus: float = 0.0) -> Array:
     return np.asarray(x * by + plus, x.dtype) if by else np.full_like(x, plus)
 
 
-@affine.infer
-def _(n: OpCall) -> None:
-    _check_integers(n.x, n.by, n.plus)
+affine.infer(lambda n: _check_integers(n.x, n.by, n.plus))
 
 
 @op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), share=0.1), case(normal(4), share=0.0)])
@@ -197,9 +177,7 @@ def _(n: OpCall) -> None:
     require(0 <= n.share < 1, f"share={n.share} must be at least 0 and below 1")
 
 
-@dropout.body
-def _(n: OpCall) -> Value:
-    return affine(n.x)
+dropout.body(lambda n: affine(n.x))
 
 
 @op(

@@ -7,7 +7,6 @@ import numpy as np
 from ..op import Array, Cost, OpCall, Trait, Value, case, normal, op, require, sum_sizes
 from ..types import sizes
 from .activation import activate, apply_activation, check_activation, glu
-from .elementwise import add, mul
 from .products import matmul
 from .reduce import sum as add_up
 from .tensor import reshape, swap_last_axes, unsqueeze
@@ -118,7 +117,7 @@ def _(n: OpCall) -> Value:
 
     def project(rows: Value, weight: Value, bias: Value | None) -> Value:
         y = matmul(rows, swap_last_axes(weight))
-        return y if bias is None else add(y, unsqueeze(bias, axes=(1,)))
+        return y if bias is None else y + unsqueeze(bias, axes=(1,))
 
     rows = reshape(n.x, shape=(1, tokens, dim))
     hidden = project(rows, n.up, n.up_bias)  # [experts, tokens, hidden]
@@ -128,5 +127,5 @@ def _(n: OpCall) -> Value:
         gate_input = project(rows, n.gate, n.gate_bias)
         hidden = glu(gate_input, hidden, activation=n.activation, limit=n.limit, shift=n.shift)
     weights = unsqueeze(swap_last_axes(reshape(n.combine, shape=(tokens, experts))), axes=(2,))
-    mixed = add_up(mul(weights, project(hidden, n.down, n.down_bias)), axes=(0,))
+    mixed = add_up(weights * project(hidden, n.down, n.down_bias), axes=(0,))
     return reshape(mixed, shape=n.x.shape)

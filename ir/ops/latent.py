@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, require, sizes
+from ..op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require, sizes
 from .products import linear, matmul
 from .softmax_attention import attention
 from .tensor import concat, expand, merge_heads, reshape, split_heads, swap_last_axes, unsqueeze
@@ -52,10 +52,7 @@ def _(n: OpCall) -> TensorType:
     return x.with_shape(*x.shape[:2], width_out)
 
 
-@head_linear.cost
-def _(n: OpCall) -> Size:
-    weight: TensorType = n.weight
-    return sizes.multiply_sizes(n.x.shape[:2]) * weight.elements * 2
+head_linear.cost(lambda n: sizes.multiply_sizes(n.x.shape[:2]) * n.weight.elements * 2)
 
 
 @head_linear.body

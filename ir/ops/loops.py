@@ -14,7 +14,7 @@ from ..op import Array, Growth, OpCall, Size, StateKind, StateSpec, TensorType, 
 from ..schema.checks import sum_sizes
 from ..types import sizes
 from ..types.dtypes import DType, f32
-from .elementwise import add, cast, exp, mul, sigmoid, tanh
+from .elementwise import add, cast, exp, sigmoid, tanh
 from .products import linear, matmul
 from .reduce import sum as add_up
 from .tensor import squeeze, unsqueeze
@@ -54,8 +54,8 @@ def build_step(
 def _gated_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     """Emit a token of linear attention with a decay for every key channel: affine in its state."""
     q, k, v, decay = tokens
-    decayed = mul(unsqueeze(exp(decay), axes=(3,)), states[0])
-    state = add(decayed, mul(unsqueeze(k, axes=(3,)), unsqueeze(v, axes=(2,))), name="state")
+    decayed = unsqueeze(exp(decay), axes=(3,)) * states[0]
+    state = add(decayed, unsqueeze(k, axes=(3,)) * unsqueeze(v, axes=(2,)), name="state")
     return [state], [squeeze(matmul(unsqueeze(q, axes=(2,)), state), axes=(2,))]
 
 
@@ -63,9 +63,9 @@ def _elman_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[
     """Emit a token of an Elman network with a gated accumulator: nonlinear, two states and two outputs."""
     h, c = states
     x, weight = tokens
-    new = tanh(add(x, linear(h, weight)))
-    summed = add(mul(sigmoid(x), c), mul(new, x))
-    return [new, summed], [mul(new, summed), add_up(summed, axes=(1,), keepdims=True)]
+    new = tanh(x + linear(h, weight))
+    summed = sigmoid(x) * c + new * x
+    return [new, summed], [new * summed, add_up(summed, axes=(1,), keepdims=True)]
 
 
 _GATED = build_step(_gated_step, {"state": (2, 3, 4)}, {"q": (2, 3), "k": (2, 3), "v": (2, 4), "decay": (2, 3)})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, op, require
-from .elementwise import add, affine, mul, rsqrt, square, sub
+from ..op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require
+from .elementwise import rsqrt, square
 from .reduce import mean
 
 
@@ -23,21 +23,14 @@ def rms_norm(x: Array, weight: Array | None = None, *, eps: float = 1e-6) -> Arr
     return y if weight is None else y * weight
 
 
-@rms_norm.infer
-def _(n: OpCall) -> None:
-    _check_widths(n.x, n.weight)
-
-
-@rms_norm.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    return x.elements * (3 if n.weight is None else 4)
+rms_norm.infer(lambda n: _check_widths(n.x, n.weight))
+rms_norm.cost(lambda n: n.x.elements * (3 if n.weight is None else 4))
 
 
 @rms_norm.body
 def _(n: OpCall) -> Value:
-    y = mul(n.x, rsqrt(affine(mean(square(n.x), axes=(-1,), keepdims=True), plus=n.eps)))
-    return y if n.weight is None else mul(y, n.weight)
+    y: Value = n.x * rsqrt(mean(square(n.x), axes=(-1,), keepdims=True) + n.eps)
+    return y if n.weight is None else y * n.weight
 
 
 @op(
@@ -52,21 +45,14 @@ def layer_norm(x: Array, weight: Array | None = None, bias: Array | None = None,
     return y if bias is None else y + bias
 
 
-@layer_norm.infer
-def _(n: OpCall) -> None:
-    _check_widths(n.x, n.weight, n.bias)
-
-
-@layer_norm.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    return x.elements * (5 + (n.weight is not None) + (n.bias is not None))
+layer_norm.infer(lambda n: _check_widths(n.x, n.weight, n.bias))
+layer_norm.cost(lambda n: n.x.elements * (5 + (n.weight is not None) + (n.bias is not None)))
 
 
 @layer_norm.body
 def _(n: OpCall) -> Value:
-    y = rms_norm(sub(n.x, mean(n.x, axes=(-1,), keepdims=True)), n.weight, eps=n.eps)
-    return y if n.bias is None else add(y, n.bias)
+    y = rms_norm(n.x - mean(n.x, axes=(-1,), keepdims=True), n.weight, eps=n.eps)
+    return y if n.bias is None else y + n.bias
 
 
 @op(
@@ -96,15 +82,12 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
     return n.x, n.x
 
 
-@add_norm.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    return x.elements * ((4 if n.kind == "rms" else 6) + (n.weight is not None) + (n.bias is not None))
+add_norm.cost(lambda n: n.x.elements * ((4 if n.kind == "rms" else 6) + (n.weight is not None) + (n.bias is not None)))
 
 
 @add_norm.body
 def _(n: OpCall) -> tuple[Value, Value]:
-    total = add(n.x, n.y)
+    total = n.x + n.y
     if n.kind == "rms":
         return rms_norm(total, n.weight, eps=n.eps), total
     return layer_norm(total, n.weight, n.bias, eps=n.eps), total

@@ -11,43 +11,20 @@ import math
 
 import numpy as np
 
-from ..op import (
-    Array,
-    OpCall,
-    Size,
-    StateSpec,
-    TensorType,
-    Trait,
-    Value,
-    broadcast_shapes,
-    case,
-    ints,
-    list_cache_specs,
-    normal,
-    op,
-    positive,
-    require,
-)
+from ..op import Array, OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, op, require
+from ..schema.cases import case, ints, normal, positive
 from ..types import dtypes, sizes
-from .elementwise import abs as absolute
 from .elementwise import (
-    add,
     affine,
     cast,
     clip,
     cos,
-    fill_like,
     floor,
-    less,
-    less_equal,
     log,
     logical_and,
     mask_fill,
     minimum,
-    mul,
-    neg,
     sin,
-    sub,
 )
 from .elementwise import where as choose
 from .products import embedding, matmul
@@ -85,7 +62,7 @@ def _infer_bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
 
 def _emit_relative_positions(n: OpCall) -> Value:
     """Emit j − i [batch, seq, keys] for the key positions j and the query positions i."""
-    return sub(unsqueeze(n.keys, axes=(1,)), unsqueeze(n.queries, axes=(2,)))
+    return unsqueeze(n.keys, axes=(1,)) - unsqueeze(n.queries, axes=(2,))
 
 
 @op(
@@ -138,13 +115,13 @@ def _(n: OpCall) -> TensorType:
 def _(n: OpCall) -> Value:
     relative = _emit_relative_positions(n)
     count, exact, rate = _count_buckets(n.table.shape[0], n.bidirectional, n.max_distance)
-    distance = absolute(relative) if n.bidirectional else clip(neg(relative), low=0)
-    ratio = affine(cast(clip(distance, low=1), to=dtypes.f32), by=1 / exact)
+    distance = abs(relative) if n.bidirectional else clip(-relative, low=0)
+    ratio = cast(clip(distance, low=1), to=dtypes.f32) * (1 / exact)
     far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
-    bucket = choose(less(distance, fill_like(distance, exact)), distance, clip(far, high=count - 1))
+    bucket = choose(distance < exact, distance, clip(far, high=count - 1))
     if n.bidirectional:
-        future = cast(less(fill_like(relative, 0), relative), to=bucket.type.dtype)
-        bucket = add(bucket, affine(future, by=count))
+        future = cast(relative > 0, to=bucket.type.dtype)
+        bucket = bucket + future * count
     return transpose(embedding(bucket, n.table), axes=(0, 3, 1, 2))
 
 
@@ -168,9 +145,9 @@ def _(n: OpCall) -> TensorType:
 @alibi.body
 def _(n: OpCall) -> Value:
     distance = _emit_relative_positions(n)
-    distance = neg(absolute(distance)) if n.symmetric else distance
+    distance = -abs(distance) if n.symmetric else distance
     slopes = reshape(n.slopes, shape=(n.slopes.width, 1, 1))
-    return mul(slopes, unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,)))
+    return slopes * unsqueeze(cast(distance, to=n.slopes.type.dtype), axes=(1,))
 
 
 _SHAW = (normal(2, 7, 12), normal(2, 7, 12), normal(2, 7, 12))
@@ -266,9 +243,7 @@ def _(n: OpCall) -> Size:
     return per_key * keys
 
 
-@relative_attention.states
-def _(n: OpCall) -> tuple[StateSpec, ...]:
-    return list_cache_specs(n.k, n.v, n.past_k, n.heads) if n.causal else ()
+relative_attention.states(lambda n: list_cache_specs(n.k, n.v, n.past_k, n.heads) if n.causal else ())
 
 
 @relative_attention.body
@@ -279,12 +254,12 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
         query_at = n.positions
         kh, vh = (scatter_rows(past, new, query_at, axis=2) for past, new in ((n.past_k, kh), (n.past_v, vh)))
     query_at, key_at = unsqueeze(query_at, axes=(2,)), cast(iota(kh, axis=2), to=query_at.type.dtype)
-    relative = sub(unsqueeze(key_at, axes=(0, 1)), query_at)  # [batch or 1, seq, keys]
-    row = affine(clip(relative, low=-reach, high=reach), plus=reach)
-    scores = add(matmul(qh, swap_last_axes(kh)), gather_per_query(matmul(qh, swap_last_axes(n.key_table)), row))
-    scores = affine(scores, by=1 / math.sqrt(qh.width))
+    relative = unsqueeze(key_at, axes=(0, 1)) - query_at  # [batch or 1, seq, keys]
+    row = clip(relative, low=-reach, high=reach) + reach
+    scores = matmul(qh, swap_last_axes(kh)) + gather_per_query(matmul(qh, swap_last_axes(n.key_table)), row)
+    scores = scores * (1 / math.sqrt(qh.width))
     relative = unsqueeze(relative, axes=(1,))
-    seen = [less_equal(relative, fill_like(relative, 0))] if n.causal else []
+    seen = [relative <= 0] if n.causal else []
     if n.key_mask is not None:
         seen.append(unsqueeze(cast(n.key_mask, to=dtypes.bool_), axes=(1, 2)))
     if seen:
@@ -292,17 +267,15 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
     weights = softmax(scores)
     y = matmul(weights, vh)
     if n.value_table is not None:  # each row times the weights of all keys at its distance
-        below = mask_fill(less_equal(relative, fill_like(relative, -reach)), weights)
-        above = mask_fill(less_equal(fill_like(relative, reach), relative), weights)
+        below = mask_fill(relative <= -reach, weights)
+        above = mask_fill(relative >= reach, weights)
         ends = [add_up(far, axes=(3,), keepdims=True) for far in (below, above)]
-        steps = affine(iota(slice_(n.value_table, axis=0, start=1, stop=2 * reach), axis=0), plus=1 - reach)
-        at = add(
-            query_at, cast(steps, to=query_at.type.dtype)
-        )  # position of the one key at each distance between the ends
+        steps = iota(slice_(n.value_table, axis=0, start=1, stop=2 * reach), axis=0) + (1 - reach)
+        at = query_at + cast(steps, to=query_at.type.dtype)  # position of the one key at each distance between the ends
         last = greatest(key_at, axes=(0,), keepdims=True)
-        exists = unsqueeze(logical_and(less_equal(fill_like(at, 0), at), less_equal(at, last)), axes=(1,))
+        exists = unsqueeze((at >= 0) & (at <= last), axes=(1,))
         between = mask_fill(exists, gather_per_query(weights, minimum(clip(at, low=0), last)))
-        y = add(y, matmul(concat(ends[0], between, ends[1], axis=3), n.value_table))
+        y = y + matmul(concat(ends[0], between, ends[1], axis=3), n.value_table)
     return merge_heads(y) if n.past_k is None else (merge_heads(y), kh, vh)
 
 
@@ -320,7 +293,7 @@ def gather_per_query(x: Value, index: Value) -> Value:
 def emit_sinusoids(positions: Value, frequencies: Value, interleaved: bool = True) -> Value:
     """Emit sinusoids (Vaswani 2017) [batch, seq, 2·pairs] of positions [batch, seq] and frequencies [pairs]: elements
     2k and 2k + 1 are sin and cos of position · frequency k; if not `interleaved`, all sines come before all cosines."""
-    angles = mul(unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)), frequencies)
+    angles = unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)) * frequencies
     if not interleaved:
         return concat(sin(angles), cos(angles), axis=2)
     pair = concat(unsqueeze(sin(angles), axes=(3,)), unsqueeze(cos(angles), axes=(3,)), axis=3)

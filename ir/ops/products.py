@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, case, format_shape, ints, normal, op, require
+from ..op import Array, Cost, OpCall, TensorType, Trait, Value, case, format_shape, ints, normal, op, require
 from ..schema.checks import broadcast_shapes
-from .elementwise import add
 
 
 @op(traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 8), normal(5, 8)), case(normal(4, 8), normal(6, 8), normal(6))])
@@ -25,11 +24,7 @@ def _(n: OpCall) -> TensorType:
     return x.with_shape(*x.shape[:-1], weight.shape[0])
 
 
-@linear.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    outputs: Size = n.weight.shape[0]
-    return x.elements * outputs * 2
+linear.cost(lambda n: n.x.elements * n.weight.shape[0] * 2)
 
 
 @linear.body
@@ -37,7 +32,7 @@ def _(n: OpCall) -> Value:
     from .tensor import transpose
 
     y = matmul(n.x, transpose(n.weight, axes=(1, 0)))
-    return y if n.bias is None else add(y, n.bias)
+    return y if n.bias is None else y + n.bias
 
 
 @op(cases=[case(normal(2, 3, 8), normal(2, 8, 5)), case(normal(2, 3, 4, 8), normal(8, 5))])
@@ -58,10 +53,7 @@ def _product_type(n: OpCall) -> TensorType:
     return x.with_shape(*lead, x.shape[-2], y.shape[-1])
 
 
-@matmul.cost
-def _(n: OpCall) -> Size:
-    inner: Size = n.x.shape[-1]
-    return _product_type(n).elements * inner * 2
+matmul.cost(lambda n: _product_type(n).elements * n.x.shape[-1] * 2)
 
 
 @op(cases=[case(ints(2, 3, high=7), normal(7, 5)), case(ints(4, high=7), normal(7, 5))])

@@ -13,27 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..graph.step import Step
-from ..op import (
-    Array,
-    OpCall,
-    Size,
-    StateKind,
-    StateSpec,
-    TensorType,
-    Trait,
-    Value,
-    build_fixed_size_spec,
-    case,
-    ints,
-    normal,
-    positive,
-    require,
-    require_int,
-)
+from ..op import Array, OpCall, Size, StateKind, StateSpec, TensorType, Trait, Value, build_fixed_size_spec
+from ..schema.cases import case, ints, normal, positive
+from ..schema.checks import require, require_int
 from ..types import dtypes, sizes
 from .activation import relu
 from .declaration import composed_op
-from .elementwise import add, cast, clip, div, exp, mul, sub
+from .elementwise import cast, clip, exp
 from .loops import build_step, scan
 from .products import matmul
 from .reduce import cumsum
@@ -74,10 +60,10 @@ def _matrix_step(heads: int, groups: int, keys: int, values: int, gates: int, de
                 expand(unsqueeze(t, axes=(2,)), shape=(t.shape[0], groups, heads // groups, keys)) for t in (q, k)
             )
             q, k = (reshape(t, shape=(t.shape[0], heads, keys)) for t in repeated)
-        state = mul(unsqueeze(exp(gate_inputs.pop()), axes=(3,)), states[0]) if gates else states[0]
+        state = unsqueeze(exp(gate_inputs.pop()), axes=(3,)) * states[0] if gates else states[0]
         if delta_rule:
-            v = mul(unsqueeze(gate_inputs.pop(), axes=(2,)), sub(v, _read_state(k, state)))
-        state = add(state, mul(unsqueeze(k, axes=(3,)), unsqueeze(v, axes=(2,))))
+            v = unsqueeze(gate_inputs.pop(), axes=(2,)) * (v - _read_state(k, state))
+        state = state + unsqueeze(k, axes=(3,)) * unsqueeze(v, axes=(2,))
         return [state], [_read_state(q, state)]
 
     tokens: dict[str, tuple[int, ...]] = {"q": (groups, keys), "k": (groups, keys), "v": (heads, values)}
@@ -243,12 +229,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     return types
 
 
-@gated_delta_rule.cost
-def _(n: OpCall) -> Size:
-    v: TensorType = n.v
-    return v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (6 if n.decay is None else 7)
-
-
+gated_delta_rule.cost(lambda n: n.v.elements * sizes.floordiv(n.q.shape[2], n.groups) * (6 if n.decay is None else 7))
 gated_delta_rule.states(list_matrix_states)
 
 
@@ -293,9 +274,9 @@ def linear_attention(
     if `causal`) both sums over all keys so far are also returned.
     """
     batch, seq, _ = q.shape
-    fq, fk = (add(exp(clip(t, high=0.0)), relu(t)) for t in (q, k))
+    fq, fk = (exp(clip(t, high=0.0)) + relu(t) for t in (q, k))
     if key_mask is not None:
-        fk = mul(fk, unsqueeze(cast(cast(key_mask, to=dtypes.bool_), to=fk.type.dtype), axes=(2,)))
+        fk = fk * unsqueeze(cast(cast(key_mask, to=dtypes.bool_), to=fk.type.dtype), axes=(2,))
     rq, rk = fq, fk
     if positions is not None:
         rq, rk = (rope(t, positions, frequencies, heads=heads, interleaved=interleaved) for t in (fq, fk))
@@ -307,7 +288,7 @@ def linear_attention(
         seen = cumsum(terms, axis=1)
         if past_norm is not None:
             before = reshape(cast_to(dtypes.f32, past_norm), shape=norm.shape)
-            seen, norm = add(seen, before), reshape(add(norm, before), shape=past_norm.shape)
+            seen, norm = seen + before, reshape(norm + before, shape=past_norm.shape)
             present = *state, cast_to(past_norm.type.dtype, norm)
     else:
         y, seen = (
@@ -316,9 +297,9 @@ def linear_attention(
             ),
             norm,
         )
-    products = reshape(mul(cast_to(dtypes.f32, fq), seen), shape=(batch, seq, heads, fq.width // heads))
+    products = reshape(cast_to(dtypes.f32, fq) * seen, shape=(batch, seq, heads, fq.width // heads))
     numerators = reshape(cast_to(dtypes.f32, y), shape=(batch, seq, heads, y.width // heads))
-    y = reshape(div(numerators, add_up(products, axes=(3,), keepdims=True)), shape=y.shape)
+    y = reshape(numerators / add_up(products, axes=(3,), keepdims=True), shape=y.shape)
     return cast_to(v.type.dtype, y), *present
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, ints, normal, op, require, require_int
-from .elementwise import add, affine, cast, cos, mul, sin, sub
+from ..op import Array, OpCall, TensorType, Trait, Value, case, ints, normal, op, require, require_int
+from .elementwise import cast, cos, sin
 from .tensor import concat, reshape, slice_, split, unsqueeze
 
 
@@ -54,17 +54,14 @@ def _(n: OpCall) -> None:
     require(fits, f"frequencies {n.frequencies} exceed the head size of {x} with heads={n.heads}")
 
 
-@rope.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    return x.elements * 3
+rope.cost(lambda n: n.x.elements * 3)
 
 
 @rope.body
 def _(n: OpCall) -> Value:
     at = unsqueeze(cast(n.positions, to=n.frequencies.type.dtype), axes=(2, 3))
-    angles = mul(at, n.frequencies)  # [batch, seq, 1, pairs]
-    c, s = (affine(f(angles), by=n.amplitude) for f in (cos, sin))
+    angles = at * n.frequencies  # [batch, seq, 1, pairs]
+    c, s = (f(angles) * n.amplitude for f in (cos, sin))
     return rotate_pairs(n.x, c, s, heads=n.heads, interleaved=n.interleaved)
 
 
@@ -83,7 +80,7 @@ def rotate_pairs(x: Value, cosines: Value, sines: Value, *, heads: int, interlea
         a, b = (reshape(slice_(two, axis=4, start=i, stop=i + 1), shape=(batch, seq, heads, pairs)) for i in (0, 1))
     else:
         a, b = split.emit(xh, sizes=(pairs, pairs))
-    first, second = sub(mul(a, c), mul(b, s)), add(mul(b, c), mul(a, s))
+    first, second = a * c - b * s, b * c + a * s
     if interleaved:
         halves = [unsqueeze(h, axes=(4,)) for h in (first, second)]
         mixed = reshape(concat(*halves, axis=4), shape=(batch, seq, heads, 2 * pairs))

@@ -15,25 +15,15 @@ from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, no
 from ..types import dtypes, sizes
 from .elementwise import (
     _sigmoid,
-    add,
     affine,
     cast,
-    div,
     equal,
     fill_like,
-    less,
-    less_equal,
-    logical_and,
-    logical_not,
-    logical_or,
     mask_fill,
     maximum,
-    mul,
     sigmoid,
     softplus,
-    sub,
 )
-from .elementwise import abs as absolute
 from .reduce import cumsum, mean, softmax, top_k
 from .reduce import max as greatest
 from .reduce import sum as add_up
@@ -124,16 +114,16 @@ def _emit_top_k_mask(best: Value, k: int, depth: int, like: Value) -> Value:
 def _(n: OpCall) -> Value:
     shape, experts = n.logits.shape, n.logits.width
     scores = sigmoid(n.logits) if n.scoring == "sigmoid" else softmax(n.logits)
-    ranked = scores if n.bias is None else add(scores, n.bias)
+    ranked = scores if n.bias is None else scores + n.bias
     if n.groups > 1:
         members = reshape(ranked, shape=(*shape[:-1], n.groups, experts // n.groups))
         best = add_up(top_k.emit(members, k=1 if n.group_score == "max" else 2)[0], axes=(-1,))
-        open_ = less(fill_like(best, 0.5), _emit_top_k_mask(best, n.top_groups, n.groups, best))
+        open_ = fill_like(best, 0.5) < _emit_top_k_mask(best, n.top_groups, n.groups, best)
         ranked = reshape(mask_fill(unsqueeze(open_, axes=(len(shape),)), members, -math.inf), shape=shape)
-    chosen_scores = mul(scores, _emit_top_k_mask(ranked, n.k, experts, scores))
+    chosen_scores = scores * _emit_top_k_mask(ranked, n.k, experts, scores)
     if n.renormalize:
-        chosen_scores = div(chosen_scores, add_up(chosen_scores, axes=(-1,), keepdims=True))
-    return chosen_scores if n.scale == 1 else affine(chosen_scores, by=n.scale)
+        chosen_scores = chosen_scores / add_up(chosen_scores, axes=(-1,), keepdims=True)
+    return chosen_scores if n.scale == 1 else chosen_scores * n.scale
 
 
 def _compute_capacity(x: Array, capacity: int | None, factor: float) -> int:
@@ -151,16 +141,17 @@ def _check_capacity(x: TensorType, n: OpCall) -> None:
 
 def _emit_below_capacity(count: Value, x: Value, n: OpCall) -> Value:
     """Emit a mask: whether `count` is below the capacity C (an integer is below ⌈z⌉ exactly if it is below z)."""
-    if n.capacity is not None:
-        return less(count, fill_like(count, n.capacity))
+    capacity: int | None = n.capacity
+    if capacity is not None:
+        return count < capacity
     last = greatest(iota(x, axis=len(x.shape) - 2), axes=(0,), keepdims=True)
     share = affine(cast(last, to=dtypes.f32), by=n.factor / x.width, plus=n.factor / x.width - 1e-4)
-    return less(cast(count, to=dtypes.f32), share)
+    return cast(count, to=dtypes.f32) < share
 
 
 def _emit_routed_mask(combine: Value) -> Value:
     """Emit the mask [..., tokens, experts] of the non-zero elements of `combine`: the tokens routed to each expert."""
-    return logical_not(equal(combine, fill_like(combine, 0)))
+    return ~equal(combine, 0)
 
 
 _SPARSE = np.where(np.arange(48).reshape(2, 8, 3) * 7 % 5 < 3, 0.5, 0.0)
@@ -189,9 +180,7 @@ def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
 
 
-@limit_capacity.infer
-def _(n: OpCall) -> None:
-    _check_capacity(n.combine, n)
+limit_capacity.infer(lambda n: _check_capacity(n.combine, n))
 
 
 @limit_capacity.body
@@ -223,11 +212,7 @@ def expert_choice(logits: Array, *, capacity: int | None = None, factor: float =
     return chosen_scores.reshape(logits.shape)
 
 
-@expert_choice.infer
-def _(n: OpCall) -> None:
-    _check_capacity(n.logits, n)
-
-
+expert_choice.infer(lambda n: _check_capacity(n.logits, n))
 expert_choice.cost(_routing_cost)
 
 
@@ -238,8 +223,8 @@ def _(n: OpCall) -> Value:
     swapped = swap_last_axes(scores)  # [..., experts, tokens]
     mine, others = unsqueeze(swapped, axes=(rank,)), unsqueeze(swapped, axes=(rank - 1,))
     token = iota(logits, axis=rank - 2)
-    earlier = less(unsqueeze(token, axes=(0,)), unsqueeze(token, axes=(1,)))  # [token, other token]
-    is_ahead = logical_or(less(mine, others), logical_and(equal(mine, others), earlier))
+    earlier = unsqueeze(token, axes=(0,)) < unsqueeze(token, axes=(1,))  # [token, other token]
+    is_ahead = (mine < others) | (equal(mine, others) & earlier)
     better = swap_last_axes(add_up(cast(is_ahead, to=dtypes.i64), axes=(rank,)))
     chosen = mask_fill(_emit_below_capacity(better, logits, n), scores)
     return reshape(chosen, shape=n.logits.shape) if n.batched else chosen
@@ -270,7 +255,7 @@ load_balance_loss.cost(_routing_cost)
 def _(n: OpCall) -> Value:
     tokens = tuple(range(len(n.logits.shape) - 1))
     is_routed = cast(_emit_routed_mask(n.combine), to=n.logits.type.dtype)
-    product = mul(mean(is_routed, axes=tokens), mean(softmax(n.logits), axes=tokens))
+    product = mean(is_routed, axes=tokens) * mean(softmax(n.logits), axes=tokens)
     return affine(add_up(product, axes=(0,)), by=n.logits.width)
 
 
@@ -280,7 +265,7 @@ def _(n: OpCall) -> Value:
 def emit_noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
     """Emit logits + noise · softplus(spread), the noisy gate of Shazeer 2017, as logits for `route`: all [...,
     experts], `spread` is x W_noise, and `noise` is a graph input with standard normal values."""
-    return add(logits, mul(noise, softplus(spread)))
+    return logits + noise * softplus(spread)
 
 
 def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
@@ -289,7 +274,7 @@ def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups:
     groups, shape = group_logits.width, logits.shape
     outer = route(group_logits, k=top_groups)
     inner = route(reshape(logits, shape=(*shape[:-1], groups, logits.width // groups)), k=k)
-    return reshape(mul(unsqueeze(outer, axes=(len(shape),)), inner), shape=shape)
+    return reshape(unsqueeze(outer, axes=(len(shape),)) * inner, shape=shape)
 
 
 def emit_sparse_mixer(logits: Value, *, jitter: float) -> Value:
@@ -299,17 +284,17 @@ def emit_sparse_mixer(logits: Value, *, jitter: float) -> Value:
     experts whose logit is less than its logit by at most 2 · `jitter` · max(|other logit|, its logit); for the second
     expert the first is excluded.
     """
-    axis, experts, magnitude = (len(logits.shape) - 1,), logits.width, absolute(logits)
+    axis, experts, magnitude = (len(logits.shape) - 1,), logits.width, abs(logits)
     combine: Value | None = None
     open_to = logits
     for _ in range(2):
         best = greatest(open_to, axes=axis, keepdims=True)
-        gap = div(sub(best, logits), maximum(magnitude, best))
-        near = less_equal(gap, fill_like(gap, 2 * jitter))
+        gap = (best - logits) / maximum(magnitude, best)
+        near = gap <= 2 * jitter
         hit = _emit_top_k_mask(open_to, 1, experts, logits)
-        weight = mul(hit, softmax(mask_fill(near, open_to, number=_CLOSED)))
-        combine = weight if combine is None else add(combine, weight)
-        open_to = mask_fill(less(hit, fill_like(hit, 0.5)), open_to, number=_CLOSED)
+        weight = hit * softmax(mask_fill(near, open_to, number=_CLOSED))
+        combine = weight if combine is None else combine + weight
+        open_to = mask_fill(hit < 0.5, open_to, number=_CLOSED)
     assert combine is not None
     return combine
 

@@ -8,24 +8,12 @@ import math
 
 import numpy as np
 
-from ..op import (
-    Array,
-    OpCall,
-    Size,
-    StateKind,
-    StateSpec,
-    TensorType,
-    Value,
-    build_fixed_size_spec,
-    case,
-    normal,
-    op,
-    require,
-    require_int,
-)
+from ..op import Array, OpCall, Size, StateKind, StateSpec, TensorType, Value, build_fixed_size_spec, op
+from ..schema.cases import case, normal
+from ..schema.checks import require, require_int
 from ..types import sizes
 from .activation import activate, apply_activation, check_activation
-from .elementwise import add, affine, cast, cos, div, mod, mul, sin, sub
+from .elementwise import add, cast, cos, sin
 from .products import linear, matmul
 from .reduce import max as greatest
 from .tensor import concat, emit_indices, gather, iota, pad, reshape, slice_, swap_last_axes, transpose, unsqueeze
@@ -62,11 +50,7 @@ def _(n: OpCall) -> TensorType:
     return x.with_shape(x.shape[0], (height // h) * (width // w), dim)
 
 
-@patch_embedding.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    outputs: Size = n.weight.shape[0]
-    return x.elements * outputs * 2
+patch_embedding.cost(lambda n: n.x.elements * n.weight.shape[0] * 2)
 
 
 @patch_embedding.body
@@ -148,13 +132,13 @@ def _(n: OpCall) -> Value:
     (out, width, kernel), groups, (before, after) = n.weight.shape, n.groups, n.padding
     batch, frames = n.x.shape[0], _count_frames(n)
     padded = pad(n.x, axis=1, before=before, after=after) if before or after else n.x
-    starts = affine(emit_indices(n.x, frames), by=n.stride)
-    at = add(unsqueeze(starts, axes=(1,)), unsqueeze(iota(n.weight, axis=2), axes=(0,)))  # [frames, kernel]
+    starts = emit_indices(n.x, frames) * n.stride
+    at = unsqueeze(starts, axes=(1,)) + unsqueeze(iota(n.weight, axis=2), axes=(0,))  # [frames, kernel]
     windows = reshape(gather(padded, at, axis=1), shape=(batch, frames, kernel, groups, width))
     rows = reshape(transpose(windows, axes=(0, 3, 1, 2, 4)), shape=(batch, groups, frames, kernel * width))
     taps = reshape(transpose(n.weight, axes=(0, 2, 1)), shape=(groups, out // groups, kernel * width))
     y = reshape(transpose(matmul(rows, swap_last_axes(taps)), axes=(0, 2, 1, 3)), shape=(batch, frames, out))
-    return y if n.bias is None else add(y, n.bias)
+    return y if n.bias is None else y + n.bias
 
 
 @op(cases=[case(normal(2, 5, 6)), case(normal(1, 1, 4)), case(normal(2, 12, 3)), case(normal(4, 7))])
@@ -166,9 +150,7 @@ def fourier(x: Array) -> Array:
     return np.asarray(np.fft.fft2(x).real)
 
 
-@fourier.infer
-def _(n: OpCall) -> None:
-    require(n.x.rank >= 2, f"x {n.x} must have two axes to transform")
+fourier.infer(lambda n: require(n.x.rank >= 2, f"x {n.x} must have two axes to transform"))
 
 
 @fourier.cost
@@ -184,16 +166,16 @@ def _(n: OpCall) -> Value:
         _emit_dft_matrices(n.x, axis) for axis in (n.x.type.rank - 2, n.x.type.rank - 1)
     )
     real = matmul(c_rows, matmul(n.x, c_columns))
-    return sub(real, matmul(s_rows, matmul(n.x, s_columns)))
+    return real - matmul(s_rows, matmul(n.x, s_columns))
 
 
 def _emit_dft_matrices(x: Value, axis: int) -> tuple[Value, Value]:
     """Emit the cosines and sines [n, n] of 2π·i·j/n, n the size of `axis` of x; i·j is reduced modulo n as an integer,
     since f32 is not precise enough for large products."""
     at = iota(x, axis=axis)
-    size = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
-    turns = mod(mul(unsqueeze(at, axes=(1,)), unsqueeze(at, axes=(0,))), size)
-    angles = affine(div(cast(turns, to=x.type.dtype), cast(size, to=x.type.dtype)), by=2 * math.pi)
+    size = greatest(at, axes=(0,), keepdims=True) + 1
+    turns = unsqueeze(at, axes=(1,)) * unsqueeze(at, axes=(0,)) % size
+    angles = cast(turns, to=x.type.dtype) / cast(size, to=x.type.dtype) * (2 * math.pi)
     return cos(angles), sin(angles)
 
 
@@ -235,11 +217,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     return (x,) if past is None else (x, past)
 
 
-@causal_conv.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    taps: int = n.weight.shape[1]
-    return x.elements * taps * 2
+causal_conv.cost(lambda n: n.x.elements * n.weight.shape[1] * 2)
 
 
 @causal_conv.states
@@ -256,11 +234,11 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
 
     def tap(j: int) -> Value:
         column = reshape(slice_(n.weight, axis=1, start=j, stop=j + 1), shape=(channels,))
-        return mul(gather(padded, affine(at, plus=j) if j else at, axis=1), column)
+        return gather(padded, at + j if j else at, axis=1) * column
 
     y = functools.reduce(add, map(tap, range(width)))
-    y = activate(y if n.bias is None else add(y, n.bias), n.activation)
+    y = activate(y if n.bias is None else y + n.bias, n.activation)
     if n.past is None:
         return y
-    seq = affine(greatest(at, axes=(0,), keepdims=True), plus=1)
-    return y, gather(padded, add(iota(n.past, axis=1), seq), axis=1)
+    seq = greatest(at, axes=(0,), keepdims=True) + 1
+    return y, gather(padded, iota(n.past, axis=1) + seq, axis=1)

@@ -7,34 +7,17 @@ import math
 
 import numpy as np
 
-from ..op import (
-    Array,
-    Cost,
-    OpCall,
-    StateSpec,
-    TensorType,
-    Trait,
-    Value,
-    case,
-    list_cache_specs,
-    list_cross_specs,
-    normal,
-    op,
-    require,
-    sum_sizes,
-)
+from ..op import Array, Cost, OpCall, StateSpec, TensorType, Trait, Value, list_cache_specs, list_cross_specs, op
+from ..schema.cases import case, normal
+from ..schema.checks import require, sum_sizes
 from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
 from . import caches as cache_ops
 from .elementwise import (
-    add,
-    affine,
     cast,
     equal,
     fill_like,
-    less,
-    less_equal,
     logical_and,
     mask_fill,
     maximum,
@@ -336,11 +319,9 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     if n.past_k is not None:
         slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
         first = slice_(n.positions, axis=1, start=0, stop=1)
-        newest = affine(first, plus=-1)
-        past_at = (
-            cache_ops.emit_slot_positions(slot, newest, n.keep_first) if n.rolling else add(slot, fill_like(first, 0))
-        )
-        is_valid = logical_and(less_equal(fill_like(past_at, 0), past_at), less(past_at, first))
+        newest = first - 1
+        past_at = cache_ops.emit_slot_positions(slot, newest, n.keep_first) if n.rolling else slot + fill_like(first, 0)
+        is_valid = (past_at >= 0) & (past_at < first)
         seen.append(unsqueeze(concat(is_valid, equal(n.positions, n.positions), axis=1), axes=(1,)))
         pasts = (n.past_k, n.past_v)
         query_at, key_at = n.positions, concat(past_at, n.positions, axis=1)
@@ -356,7 +337,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
             bias = transpose(gather_rows(by_position, _clamp_index(reach, bias, 3)), axes=(0, 2, 3, 1))
         if key_mask is not None:
             rows = expand(key_mask, shape=(batch, key_mask.shape[1]))
-            seen.append(unsqueeze(less_equal(reach, _clamp_index(reach, key_mask, 1)), axes=(1,)))
+            seen.append(unsqueeze(reach <= _clamp_index(reach, key_mask, 1), axes=(1,)))
             key_mask = gather_rows(rows, _clamp_index(reach, key_mask, 1))
     if n.cache_bits is not None:
         scales = zip(kv, (n.k_scale, n.v_scale), strict=False)
@@ -364,11 +345,11 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     kh, vh = kv[0], kv[1] if n.v is not None else slice_(kv[0], axis=3, start=0, stop=dv)
     keys, scale = kh.shape[2], 1 / math.sqrt(d) if n.scale is None else n.scale
     scores = matmul(reshape(qh, shape=(batch, kv_heads, group * seq, d)), swap_last_axes(kh))
-    scores = reshape(affine(scores, by=scale), shape=(batch, heads, seq, keys))
+    scores = reshape(scores * scale, shape=(batch, heads, seq, keys))
     if n.softcap is not None:
-        scores = affine(tanh(affine(scores, by=1 / n.softcap)), by=n.softcap)
+        scores = tanh(scores * (1 / n.softcap)) * n.softcap
     if bias is not None:
-        scores = add(scores, bias)
+        scores = scores + bias
     if key_mask is not None:
         seen.append(unsqueeze(cast(key_mask, to=dtypes.bool_), axes=(1,)))
     at = unsqueeze(query_at, axes=(2,)), unsqueeze(key_at, axes=(1,))

@@ -8,42 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from ..op import (
-    Array,
-    Cost,
-    OpCall,
-    Size,
-    StateSpec,
-    TensorType,
-    Trait,
-    Value,
-    case,
-    list_cache_specs,
-    normal,
-    op,
-    require,
-    sum_sizes,
-)
+from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, list_cache_specs, op, require, sum_sizes
+from ..schema.cases import case, normal
 from ..schema.states import StateKind
 from ..schema.visible_blocks import VisibleBlocks
 from ..types import dtypes, sizes
 from .activation import relu
 from .elementwise import (
-    add,
     affine,
     cast,
     clip,
     equal,
     fill_like,
-    floordiv,
-    less,
-    less_equal,
     logical_and,
-    logical_or,
     mask_fill,
     minimum,
-    mul,
-    sub,
 )
 from .elementwise import where as choose
 from .products import matmul
@@ -156,22 +135,22 @@ def _(n: OpCall) -> Value:
     (batch, seq, _), block, ends = n.q.shape, blocks.block, blocks.global_count
     count, columns = blocks.count_blocks(seq), blocks.count_gathered(seq)
     # Values that depend on the length, [1] each.
-    length = affine(greatest(iota(n.q, axis=1), axes=(0,), keepdims=True), plus=1)
-    block_count = floordiv(affine(length, plus=block - 1), affine(length, by=0, plus=block))  # the number of blocks
-    sparse = clip(floordiv(length, affine(length, by=0, plus=blocks.dense + 1)), high=1)
+    length = greatest(iota(n.q, axis=1), axes=(0,), keepdims=True) + 1
+    block_count = (length + (block - 1)) // affine(length, by=0, plus=block)  # the number of blocks
+    sparse = clip(length // affine(length, by=0, plus=blocks.dense + 1), high=1)
     last = affine(block_count, plus=-blocks.last)  # the first of the last blocks
     # Tokens by block; the last token repeated where the last block is not full.
     token = emit_indices(n.q, count * block)
-    row = minimum(token, affine(length, plus=-1))
+    row = minimum(token, length - 1)
     parts = [reshape(gather(x, row, axis=1), shape=(batch, count, block, x.width)) for x in (n.q, n.k, n.v)]
-    shown = unsqueeze(less(token, length), axes=(0,))
+    shown = unsqueeze(token < length, axes=(0,))
     if n.key_mask is not None:
-        shown = logical_and(shown, cast(gather(n.key_mask, row, axis=1), to=dtypes.bool_))
+        shown = shown & cast(gather(n.key_mask, row, axis=1), to=dtypes.bool_)
     shown = reshape(expand(shown, shape=(batch, count * block)), shape=(batch, count, block))
     # The blocks that a block sees, [count, ends + columns]: the global ones and its neighbours, or all blocks.
     at = unsqueeze(emit_indices(n.q, count), axes=(1,))
-    near = add(mul(affine(at, plus=-blocks.sides), sparse), unsqueeze(emit_indices(n.q, columns), axes=(0,)))
-    inside = logical_and(less(affine(near, by=0, plus=blocks.first - 1), near), less(near, last))
+    near = affine(at, plus=-blocks.sides) * sparse + unsqueeze(emit_indices(n.q, columns), axes=(0,))
+    inside = (affine(near, by=0, plus=blocks.first - 1) < near) & (near < last)
     seen, exists = near, inside
     if ends:
         globals_, exist = _emit_global_blocks(n.q, blocks, block_count, last)
@@ -180,12 +159,12 @@ def _(n: OpCall) -> Value:
     index = _clamp_index(seen, block_count)
     keys = (ends + columns) * block
     kv = [reshape(gather(x, index, axis=1), shape=(batch * count, keys, x.width)) for x in parts[1:]]
-    mask = logical_and(gather(shown, index, axis=1), unsqueeze(exists, axes=(0, 3)))
+    mask = gather(shown, index, axis=1) & unsqueeze(exists, axes=(0, 3))
     bias = None
     if blocks.first_weight > 1:
         column = emit_indices(n.q, keys)
-        heavy = mul(cast(less(column, affine(column, by=0, plus=blocks.first * block)), to=dtypes.i64), sparse)
-        bias = reshape(affine(cast(heavy, to=dtype), by=math.log(blocks.first_weight)), shape=(1, 1, 1, keys))
+        heavy = cast(column < affine(column, by=0, plus=blocks.first * block), to=dtypes.i64) * sparse
+        bias = reshape(cast(heavy, to=dtype) * math.log(blocks.first_weight), shape=(1, 1, 1, keys))
     queries = reshape(parts[0], shape=(batch * count, block, n.q.width))
     y = attention(queries, *kv, bias, reshape(mask, shape=(batch * count, keys)), **_select_attention_attrs(n))
     width = y.width
@@ -197,8 +176,8 @@ def _(n: OpCall) -> Value:
         global_outputs = attention(global_queries, n.k, n.v, None, n.key_mask, **_select_attention_attrs(n))
         y = concat(y, reshape(global_outputs, shape=(batch, ends, block, width)), axis=1)
         at = emit_indices(n.q, count)
-        source = choose(less_equal(last, at), add(sub(at, last), affine(block_count, plus=blocks.first)), at)
-        source = choose(less(at, affine(at, by=0, plus=blocks.first)), add(at, block_count), source)
+        source = choose(last <= at, at - last + (block_count + blocks.first), at)
+        source = choose(at < affine(at, by=0, plus=blocks.first), at + block_count, source)
         y = gather(y, source, axis=1)
     y = reshape(y, shape=(batch, count * block, width))
     return gather(y, iota(n.q, axis=1), axis=1)
@@ -209,11 +188,11 @@ def _emit_global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, las
     block_indices, exist = [], []
     if blocks.first:
         firsts = emit_indices(x, blocks.first)
-        block_indices, exist = [firsts], [less(firsts, block_count)]
+        block_indices, exist = [firsts], [firsts < block_count]
     if blocks.last:
-        lasts = add(emit_indices(x, blocks.last), last)
+        lasts = emit_indices(x, blocks.last) + last
         block_indices.append(lasts)
-        exist.append(less_equal(affine(lasts, by=0, plus=blocks.first), lasts))
+        exist.append(affine(lasts, by=0, plus=blocks.first) <= lasts)
     return (
         (block_indices[0], exist[0])
         if len(block_indices) == 1
@@ -223,7 +202,7 @@ def _emit_global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, las
 
 def _clamp_index(index: Value, count: Value) -> Value:
     """Emit `index` clamped to 0 … count − 1."""
-    return clip(minimum(index, affine(count, plus=-1)), low=0)
+    return clip(minimum(index, count - 1), low=0)
 
 
 _INDEX = (normal(2, 9, 12), normal(2, 9, 4), normal(2, 9, 3))
@@ -318,9 +297,7 @@ def _(n: OpCall) -> Cost:
     return Cost(flops, read, bias if n.past_k is None else bias + n.k.bytes)
 
 
-@lightning_index.states
-def _(n: OpCall) -> tuple[StateSpec, ...]:
-    return list_cache_specs(n.k, None, n.past_k, 1, kind=StateKind.INDEX) if n.causal else ()
+lightning_index.states(lambda n: list_cache_specs(n.k, None, n.past_k, 1, kind=StateKind.INDEX) if n.causal else ())
 
 
 @lightning_index.body
@@ -337,17 +314,17 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
     key_at = unsqueeze(cast(iota(kh, axis=2), to=query_at.type.dtype), axes=(0,))
     seen = []
     if n.causal:
-        seen.append(less_equal(unsqueeze(key_at, axes=(1,)), unsqueeze(query_at, axes=(2,))))
+        seen.append(unsqueeze(key_at, axes=(1,)) <= unsqueeze(query_at, axes=(2,)))
     if n.key_mask is not None:
         seen.append(unsqueeze(_emit_visible_keys(n, key_at), axes=(1,)))
     visible = functools.reduce(logical_and, seen) if seen else equal(scores, scores)
     scores = mask_fill(visible, scores, -math.inf)
     best, _ = largest.emit(pad(scores, axis=2, after=n.top_k, value=-math.inf), k=n.top_k)
     least = slice_(best, axis=2, start=n.top_k - 1, stop=n.top_k)
-    is_above, is_tied = less(least, scores), equal(scores, least)
+    is_above, is_tied = least < scores, equal(scores, least)
     ties_to_take = affine(add_up(cast(is_above, to=dtypes.i64), axes=(2,), keepdims=True), by=-1, plus=n.top_k)
-    is_taken = less(cumsum(cast(is_tied, to=dtypes.i64), axis=2, exclusive=True), ties_to_take)
-    picked = logical_and(visible, logical_or(is_above, logical_and(is_tied, is_taken)))
+    is_taken = cumsum(cast(is_tied, to=dtypes.i64), axis=2, exclusive=True) < ties_to_take
+    picked = visible & (is_above | (is_tied & is_taken))
     bias = unsqueeze(mask_fill(picked, fill_like(cast(picked, to=dtype), 0.0), -math.inf), axes=(1,))
     return bias if n.past_k is None else (bias, kh)
 
@@ -359,4 +336,4 @@ def _emit_visible_keys(n: OpCall, key_at: Value) -> Value:
     rows, count = n.key_mask.shape[0], key_at.shape[1]
     last = cast(greatest(iota(n.key_mask, axis=1), axes=(0,), keepdims=True), to=key_at.type.dtype)
     picked = gather_rows(n.key_mask, expand(minimum(key_at, last), shape=(rows, count)))
-    return logical_and(cast(picked, to=dtypes.bool_), less_equal(key_at, last))
+    return cast(picked, to=dtypes.bool_) & (key_at <= last)

@@ -9,26 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import (
-    Array,
-    OpCall,
-    Sample,
-    Size,
-    StateKind,
-    StateSpec,
-    TensorType,
-    Trait,
-    Value,
-    build_fixed_size_spec,
-    case,
-    normal,
-    positive,
-    require,
-    require_int,
-)
+from ..op import Array, OpCall, StateKind, StateSpec, TensorType, Trait, Value, build_fixed_size_spec
+from ..schema.cases import Sample, case, normal, positive
+from ..schema.checks import require, require_int
 from ..types import sizes
 from .declaration import composed_op
-from .elementwise import add, mul
 from .recurrences import gated_linear_attention, infer_present_type
 from .tensor import reshape, squeeze, swap_last_axes, unsqueeze
 
@@ -62,10 +47,10 @@ def selective_scan(
     channels] or zero; with `past` the final state is also returned.
     """
     channels, states = a.shape
-    decay = reshape(mul(unsqueeze(delta, axes=(3,)), a), shape=(*x.shape[:2], channels * states))
+    decay = reshape(unsqueeze(delta, axes=(3,)) * a, shape=(*x.shape[:2], channels * states))
     past = None if past is None else unsqueeze(swap_last_axes(past), axes=(3,))
-    y, *present = gated_linear_attention.emit(c, b, mul(delta, x), decay, past, heads=channels)
-    y = y if d is None else add(y, mul(x, d))
+    y, *present = gated_linear_attention.emit(c, b, delta * x, decay, past, heads=channels)
+    y = y if d is None else y + x * d
     return (y, *(swap_last_axes(squeeze(state, axes=(3,))) for state in present))
 
 
@@ -79,11 +64,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     return x, *infer_present_type(n.past, x.with_shape(x.shape[0], a.shape[1], a.shape[0]))
 
 
-@selective_scan.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    states: Size = n.a.shape[1]
-    return x.elements * states * 9
+selective_scan.cost(lambda n: n.x.elements * n.a.shape[1] * 9)
 
 
 @selective_scan.states
@@ -122,10 +103,10 @@ def ssd(
     `past` [batch, heads, states, p] or zero; with `past` the final state is also returned.
     """
     by_head = reshape(x, shape=(*delta.shape, x.width // heads))
-    driven = reshape(mul(by_head, unsqueeze(delta, axes=(3,))), shape=x.shape)
-    y, *present = gated_linear_attention.emit(c, b, driven, mul(delta, a), past, heads=heads, groups=groups)
+    driven = reshape(by_head * unsqueeze(delta, axes=(3,)), shape=x.shape)
+    y, *present = gated_linear_attention.emit(c, b, driven, delta * a, past, heads=heads, groups=groups)
     if d is not None:
-        y = add(y, reshape(mul(by_head, unsqueeze(d, axes=(1,))), shape=x.shape))
+        y = y + reshape(by_head * unsqueeze(d, axes=(1,)), shape=x.shape)
     return (y, *present)
 
 
@@ -143,10 +124,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     return x, *infer_present_type(n.past, x.with_shape(x.shape[0], heads, wide // groups, width // heads))
 
 
-@ssd.cost
-def _(n: OpCall) -> Size:
-    x: TensorType = n.x
-    return x.elements * sizes.floordiv(n.b.shape[2], n.groups) * 7
+ssd.cost(lambda n: n.x.elements * sizes.floordiv(n.b.shape[2], n.groups) * 7)
 
 
 @ssd.states

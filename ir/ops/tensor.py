@@ -4,25 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..op import (
-    Array,
-    Cost,
-    OpCall,
-    Shape,
-    Size,
-    TensorType,
-    Trait,
-    Value,
-    broadcast_shapes,
-    case,
-    format_shape,
-    ints,
-    normal,
-    normalize_axis,
-    op,
-    require,
-    sum_sizes,
-)
+from ..op import Array, Cost, OpCall, Shape, Size, TensorType, Trait, Value, op
+from ..schema.cases import case, ints, normal
+from ..schema.checks import broadcast_shapes, format_shape, normalize_axis, require, sum_sizes
 from ..types import dtypes, sizes
 
 
@@ -215,9 +199,7 @@ def _(n: OpCall) -> None:
     require(fits, f"rows {rows} at {at} do not fit axis {axis} of {x}")
 
 
-@scatter_rows.cost
-def _(n: OpCall) -> Cost:
-    return Cost(0, n.rows.bytes + n.indices.bytes, n.rows.bytes)
+scatter_rows.cost(lambda n: Cost(0, n.rows.bytes + n.indices.bytes, n.rows.bytes))
 
 
 @op(cases=[case(normal(2, 5, 3), axis=1), case(normal(4), axis=0)])
@@ -231,9 +213,7 @@ def _iota_type(n: OpCall) -> TensorType:
     return TensorType(dtypes.i64, (n.x.shape[normalize_axis(n.axis, n.x.rank)],))
 
 
-@iota.cost
-def _(n: OpCall) -> Cost:
-    return Cost(0, 0, _iota_type(n).bytes)
+iota.cost(lambda n: Cost(0, 0, _iota_type(n).bytes))
 
 
 @op(cases=[case(ints(2, 3, high=4), depth=4), case(ints(5, high=3), depth=6)])

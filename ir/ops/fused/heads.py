@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...op import Trait, Value, case, ints, normal, require
 from ..declaration import fused_op
-from ..elementwise import affine, cast, cos, mul, sin
+from ..elementwise import cast, cos, sin
 from ..latent import head_linear
 from ..norm import rms_norm
 from ..rotary import rotate_pairs
@@ -19,8 +19,8 @@ _ANGLES = normal(2, 3, 2), normal(2, 3, 2)
 )
 def rotary_angles(positions: Value, frequencies: Value, *, amplitude: float = 1.0) -> tuple[Value, Value]:
     """(amplitude · cos θ, amplitude · sin θ) [batch, seq, pairs], θ = positions [batch, seq] · frequencies [pairs]."""
-    angles = mul(unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)), frequencies)
-    cosines, sines = (affine(f(angles), by=amplitude) for f in (cos, sin))
+    angles = unsqueeze(cast(positions, to=frequencies.type.dtype), axes=(2,)) * frequencies
+    cosines, sines = (f(angles) * amplitude for f in (cos, sin))
     return cosines, sines
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...op import Trait, Value, case, ints, normal, positive, require
 from ..declaration import fused_op
-from ..elementwise import add, cast, mul
+from ..elementwise import cast
 from ..experts import moe
 from ..reduce import sum as add_up
 from ..reduce import top_k
@@ -129,11 +129,11 @@ def mixture(
     """
     experts, k = up.shape[0], chosen.shape[-1]
     require(isinstance(experts, int) and isinstance(k, int), f"up {up.type} must have a fixed number of experts")
-    placed = mul(unsqueeze(weights, axes=(3,)), cast(one_hot(chosen, depth=experts), to=weights.type.dtype))
+    placed = unsqueeze(weights, axes=(3,)) * cast(one_hot(chosen, depth=experts), to=weights.type.dtype)
     combine = add_up(placed, axes=(2,))
     stacks = up, down, gate, up_bias, down_bias, gate_bias
     y = moe(
         *(apply_norm(x, norm_weight, norm_bias, kind, eps), combine, *stacks),
         **{"activation": activation, "limit": limit, "shift": shift, "active": k},
     )
-    return y if residual is None else add(residual, y)
+    return y if residual is None else residual + y

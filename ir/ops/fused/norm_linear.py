@@ -7,7 +7,6 @@ import numpy as np
 from ...op import Array, OpCall, TensorType, Trait, Value, case, normal, op, require, sum_sizes
 from ..activation import activate, glu
 from ..declaration import fused_op
-from ..elementwise import add, affine
 from ..norm import layer_norm, rms_norm
 from ..products import linear
 from ..tensor import concat, split
@@ -40,9 +39,7 @@ def _(n: OpCall) -> TensorType:
     return packed
 
 
-@pack.body
-def _(n: OpCall) -> Value:
-    return concat(*n.weights, axis=0)
+pack.body(lambda n: concat(*n.weights, axis=0))
 
 
 @fused_op(
@@ -136,4 +133,4 @@ def linear_residual(
     bias [out] is b. `kind`, `eps`, norm_weight and norm_bias [out] set the norm of the product, as in `norm_linear`.
     """
     y = apply_norm(linear(x, weight, bias), norm_weight, norm_bias, kind, eps)
-    return add(residual, y if scale == 1 else affine(y, by=scale))
+    return residual + (y if scale == 1 else y * scale)

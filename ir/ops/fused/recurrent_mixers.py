@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...op import Trait, Value, case, normal
 from ..activation import swish
 from ..declaration import fused_op
-from ..elementwise import add, affine, exp, mul, neg
+from ..elementwise import exp
 from ..elementwise import softplus as soften
 from ..norm import rms_norm
 from ..recurrences import gated_delta_rule, gated_linear_attention
@@ -19,7 +19,7 @@ _QKV = normal(2, 5, 6), normal(2, 5, 6), normal(2, 5, 8)
 
 
 def _emit_decay_rate(a: Value, log_a: bool) -> Value:
-    return neg(exp(a)) if log_a else a
+    return -exp(a) if log_a else a
 
 
 def _norm_slices(y: Value, weight: Value | None, parts: int, eps: float) -> Value:
@@ -77,12 +77,12 @@ def gated_selective_scan(
     if weight is not None:
         delta = norm_linear(delta, weight, bias, norm_weight, kind=kind, eps=eps)
     elif bias is not None:
-        delta = add(delta, bias)
+        delta = delta + bias
     delta = soften(delta) if softplus else delta
     b = rms_norm(b, b_weight, eps=b_eps) if b_norm else b
     c = rms_norm(c, c_weight, eps=c_eps) if c_norm else c
     y, *present = selective_scan.emit(x, delta, _emit_decay_rate(a, log_a), b, c, d, past)
-    return (y if gate is None else mul(y, swish(gate)), *present)
+    return (y if gate is None else y * swish(gate), *present)
 
 
 @fused_op(
@@ -123,13 +123,13 @@ def gated_ssd(
     RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the shapes of a, b and
     c are those of `ssd`.
     """
-    delta = delta if bias is None else add(delta, bias)
+    delta = delta if bias is None else delta + bias
     delta = soften(delta) if softplus else delta
     y, *present = ssd.emit(x, delta, _emit_decay_rate(a, log_a), b, c, d, past, heads=heads, groups=groups)
-    y = y if gate is None else mul(y, swish(gate))
+    y = y if gate is None else y * swish(gate)
     if norm and norm_groups > 1:
         y = _norm_slices(y, None, norm_groups, eps)
-        y = y if norm_weight is None else mul(y, norm_weight)
+        y = y if norm_weight is None else y * norm_weight
     elif norm:
         y = rms_norm(y, norm_weight, eps=eps)
     return (y, *present)
@@ -189,17 +189,17 @@ def matrix_recurrence(
     """
     if unit:
         q, k = (_norm_slices(t, None, groups, unit_eps) for t in (q, k))
-    q, k = (t if scale == 1 else affine(t, by=scale) for t, scale in ((q, q_scale), (k, k_scale)))
+    q, k = (t if scale == 1 else t * scale for t, scale in ((q, q_scale), (k, k_scale)))
     if a_log is not None and decay is not None:
-        soft = soften(decay if bias is None else add(decay, bias))
+        soft = soften(decay if bias is None else decay + bias)
         count, width = a_log.width, decay.width
         by_head = reshape(soft, shape=(*soft.shape[:2], count, width // count))
-        rate = reshape(neg(exp(a_log)), shape=(count, 1))
-        decay = reshape(mul(by_head, rate), shape=soft.shape)
+        rate = reshape(-exp(a_log), shape=(count, 1))
+        decay = reshape(by_head * rate, shape=soft.shape)
     if beta is None:
         y, *present = gated_linear_attention.emit(q, k, v, decay, past, heads=heads, groups=groups)
     else:
-        beta = beta if beta_scale == 1 else affine(beta, by=beta_scale)
+        beta = beta if beta_scale == 1 else beta * beta_scale
         y, *present = gated_delta_rule.emit(q, k, v, beta, decay, past, heads=heads, groups=groups)
     y = _norm_slices(y, norm_weight, norm_groups, eps) if norm else y
-    return (y if gate is None else mul(y, gate), *present)
+    return (y if gate is None else y * gate, *present)

@@ -8,7 +8,7 @@ from ...op import OpCall, TensorType, Value, case, ints, normal, require
 from ...types import dtypes
 from .. import reduce
 from ..declaration import composed_op, fused_op
-from ..elementwise import add, affine, less, less_equal, mask_fill, minimum, mul
+from ..elementwise import affine, mask_fill, minimum
 from ..products import embedding
 from ..tensor import scatter_rows, slice_, unsqueeze
 from .heads import rotary_angles
@@ -42,9 +42,9 @@ def embed_tokens(
     same = len(frequencies) == len(amplitudes)
     require(same, f"{len(amplitudes)} amplitudes do not fit {len(frequencies)} operands frequencies")
     x = embedding(ids, weight)
-    x = x if scale == 1 else affine(x, by=scale)
+    x = x if scale == 1 else x * scale
     if table is not None and positions is not None:
-        x = add(x, embedding(positions if offset == 0 else affine(positions, plus=offset), table))
+        x = x + embedding(positions if offset == 0 else positions + offset, table)
     results = [x]
     for values, amplitude in zip(frequencies, amplitudes, strict=True):
         assert positions is not None
@@ -83,22 +83,20 @@ def choose_tokens(
         return reduce.top_k.emit(logits, k=1)[1]
     assert uniforms is not None
     sorted_logits, order = reduce.top_k.emit(logits, k=logits.width)
-    remaining = weights = reduce.softmax(affine(sorted_logits, by=1 / temperature))
+    remaining = weights = reduce.softmax(sorted_logits * (1 / temperature))
     if 0 < top_k < logits.width:
-        remaining = mask_fill(less_equal(slice_(weights, axis=1, start=top_k - 1, stop=top_k), weights), remaining)
+        remaining = mask_fill(slice_(weights, axis=1, start=top_k - 1, stop=top_k) <= weights, remaining)
     if top_p < 1:
-        nucleus = affine(reduce.sum(remaining, axes=(1,), keepdims=True), by=top_p)
-        remaining = mask_fill(less(reduce.cumsum(remaining, exclusive=True), nucleus), remaining)
+        nucleus = reduce.sum(remaining, axes=(1,), keepdims=True) * top_p
+        remaining = mask_fill(reduce.cumsum(remaining, exclusive=True) < nucleus, remaining)
     if min_p > 0:
-        remaining = mask_fill(
-            less_equal(affine(slice_(weights, axis=1, start=0, stop=1), by=min_p), weights), remaining
-        )
+        remaining = mask_fill(slice_(weights, axis=1, start=0, stop=1) * min_p <= weights, remaining)
     sums = reduce.cumsum(scatter_rows(affine(logits, by=0.0), remaining, order, axis=1))
     total = slice_(sums, axis=1, start=logits.width - 1, stop=logits.width)
     # The product may round up to the total, which no cumulative sum exceeds: clamp to the last token with a weight.
     chosen = minimum(
-        reduce.emit_true_count(less_equal(sums, mul(uniforms, total)), (1,)),
-        reduce.emit_true_count(less(sums, total), (1,)),
+        reduce.emit_true_count(sums <= uniforms * total, (1,)),
+        reduce.emit_true_count(sums < total, (1,)),
     )
     return unsqueeze(chosen, axes=(1,))
 
