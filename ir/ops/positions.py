@@ -14,18 +14,7 @@ import numpy as np
 from ..op import Array, OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, op, require
 from ..schema.cases import case, ints, normal, positive
 from ..types import dtypes, sizes
-from .elementwise import (
-    affine,
-    cast,
-    clip,
-    cos,
-    floor,
-    log,
-    logical_and,
-    mask_fill,
-    minimum,
-    sin,
-)
+from .elementwise import affine, cast, clip, cos, floor, log, logical_and, mask_fill, minimum, sin
 from .elementwise import where as choose
 from .products import embedding, matmul
 from .reduce import max as greatest

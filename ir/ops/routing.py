@@ -13,17 +13,7 @@ import numpy as np
 
 from ..op import Array, OpCall, Size, TensorType, Trait, Value, case, normal, normalize_axis, op, require, require_int
 from ..types import dtypes, sizes
-from .elementwise import (
-    _sigmoid,
-    affine,
-    cast,
-    equal,
-    fill_like,
-    mask_fill,
-    maximum,
-    sigmoid,
-    softplus,
-)
+from .elementwise import _sigmoid, affine, cast, equal, fill_like, mask_fill, maximum, sigmoid, softplus
 from .reduce import cumsum, mean, softmax, top_k
 from .reduce import max as greatest
 from .reduce import sum as add_up

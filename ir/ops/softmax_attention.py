@@ -14,16 +14,7 @@ from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
 from . import caches as cache_ops
-from .elementwise import (
-    cast,
-    equal,
-    fill_like,
-    logical_and,
-    mask_fill,
-    maximum,
-    minimum,
-    tanh,
-)
+from .elementwise import cast, equal, fill_like, logical_and, mask_fill, maximum, minimum, tanh
 from .products import matmul
 from .reduce import max as greatest
 from .reduce import softmax

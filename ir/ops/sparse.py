@@ -14,16 +14,7 @@ from ..schema.states import StateKind
 from ..schema.visible_blocks import VisibleBlocks
 from ..types import dtypes, sizes
 from .activation import relu
-from .elementwise import (
-    affine,
-    cast,
-    clip,
-    equal,
-    fill_like,
-    logical_and,
-    mask_fill,
-    minimum,
-)
+from .elementwise import affine, cast, clip, equal, fill_like, logical_and, mask_fill, minimum
 from .elementwise import where as choose
 from .products import matmul
 from .reduce import cumsum

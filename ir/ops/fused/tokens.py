@@ -94,10 +94,7 @@ def choose_tokens(
     sums = reduce.cumsum(scatter_rows(affine(logits, by=0.0), remaining, order, axis=1))
     total = slice_(sums, axis=1, start=logits.width - 1, stop=logits.width)
     # The product may round up to the total, which no cumulative sum exceeds: clamp to the last token with a weight.
-    chosen = minimum(
-        reduce.emit_true_count(sums <= uniforms * total, (1,)),
-        reduce.emit_true_count(sums < total, (1,)),
-    )
+    chosen = minimum(reduce.emit_true_count(sums <= uniforms * total, (1,)), reduce.emit_true_count(sums < total, (1,)))
     return unsqueeze(chosen, axes=(1,))
 
 
