@@ -18,7 +18,5 @@ for _module in pkgutil.iter_modules(__path__):
 def __getattr__(name: str) -> Op:
     if name.rstrip("_") not in OPS:
         raise AttributeError(f"no op is called {name!r}")
-    op = globals()[name] = OPS[
-        name.rstrip("_")
-    ]  # an attribute from now on: ops are compared often, and globals skip this function
+    op = globals()[name] = OPS[name.rstrip("_")]  # ops are compared often, and globals skip this function
     return op

@@ -106,7 +106,6 @@ def activate(x: Value, name: str) -> Value:
 
 
 def _find_activation(name: str) -> tuple[Op, dict[str, Any]]:
-    """Return (op, attributes) of the activation called `name`."""
     check_activation(name)
     return (swish, {"beta": float(name[6:-1])}) if name.startswith("swish(") else ACTIVATIONS[name]
 

@@ -14,8 +14,7 @@ import numpy as np
 from ..op import Array, OpCall, TensorType, Value, require
 from ..schema.states import CODES
 from ..types import dtypes
-from .elementwise import cast, clip, fill_like, minimum, round_
-from .elementwise import where as choose
+from .elementwise import cast, clip, fill_like, minimum, round_, where
 from .reduce import max as greatest
 from .tensor import gather_rows, iota, reshape, transpose, unsqueeze
 
@@ -47,13 +46,13 @@ def write_rolling_cache(past: Array, new: Array, positions: Array, last: int, ke
 
 
 def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
-    """Emit what `find_slot_positions` computes, [batch, capacity]; `slot` [1, capacity] is 0, 1, …"""
+    """Emit the result of `find_slot_positions`, [batch, capacity]; `slot` [1, capacity] is 0, 1, …"""
     rolling_slots = greatest(slot, axes=(1,), keepdims=True) + (1 - keep)
     rolled = newest - (newest - slot) % rolling_slots
     if not keep:
         return rolled
-    later = choose(rolled < keep, fill_like(rolled, -1), rolled)
-    return choose(slot < keep, slot, later)
+    later = where(rolled < keep, fill_like(rolled, -1), rolled)
+    return where(slot < keep, slot, later)
 
 
 def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
@@ -74,7 +73,7 @@ def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCal
     is_past = target < first
     if n.keep_first:
         is_past = is_past | (newest < target)
-    source = choose(is_past, slot + fill_like(first, 0), target - first + capacity)
+    source = where(is_past, slot + fill_like(first, 0), target - first + capacity)
     tokens_first = (transpose(x, axes=(0, 2, 1, 3)) for x in joined)
     return [transpose(gather_rows(x, source), axes=(0, 2, 1, 3)) for x in tokens_first]
 
@@ -90,7 +89,7 @@ def reshape_scale(scale: Array, heads: int) -> Array:
 
 
 def quantize_to_codes(x: Array, scale: Array, bits: int) -> Array:
-    """Return the integer codes of x [batch, heads, slots, width], int64 of the same shape; `scale` as in the module."""
+    """Return the integer codes of x [batch, heads, slots, width], int64; `scale` is [heads · width] or [1]."""
     return np.clip(np.rint(x / reshape_scale(scale, x.shape[1])), *get_code_range(bits)).astype(np.int64)
 
 
@@ -116,8 +115,7 @@ def check_quantization(
     causal: bool,
     heads: int,
 ) -> None:
-    """Check the settings of a quantized cache of an attention with `heads` KV heads; raise WeftError if they do not
-    fit.
+    """Raise WeftError if the settings of a quantized cache do not fit an attention with `heads` KV heads.
 
     `bits` is None without quantization; `scales` maps k_scale and v_scale to their types.
     """

@@ -71,7 +71,7 @@ def compute_expert_hidden(
     limit: float | None,
     shift: float,
 ) -> Array:
-    """Return act(gate(x)) ⊙ up(x) of one expert, or act(up(x)) without gate: [tokens, hidden] for `x` [tokens, dim]."""
+    """Return glu(gate(x), up(x)) of one expert, or act(up(x)) without gate: [tokens, hidden] for `x` [tokens, dim]."""
     hidden: Array = x @ up.T + (0 if up_bias is None else up_bias)
     if gate is None:
         return apply_activation(hidden, activation)

@@ -111,15 +111,8 @@ def emit_absorbed(
     q, k = head_linear(q, up_k, heads=heads, inverse=True), latent
     if q_rope is not None and k_rope is not None:
         q, k = _concat_heads(q, q_rope, heads), concat(latent, k_rope, axis=2)
-    common: dict[str, Any] = {
-        "heads": heads,
-        "kv_heads": 1,
-        "causal": causal,
-        "scale": scale,
-        "value_dim": latent.width,
-        **attrs,
-    }
-    return head_linear(attention(q, k, None, *masks, **common), up_v, heads=heads)
+    attrs |= {"heads": heads, "kv_heads": 1, "causal": causal, "scale": scale, "value_dim": latent.width}
+    return head_linear(attention(q, k, None, *masks, **attrs), up_v, heads=heads)
 
 
 def _concat_heads(x: Value, y: Value, heads: int) -> Value:

@@ -106,7 +106,6 @@ def scan(*values: Array, step: Step) -> tuple[Array, ...]:
 
 
 def _split_operands(values: Sequence[Any], step: Step) -> tuple[list[Any], list[Any], list[Any]]:
-    """Split the operands of `scan` into inputs, constants and states ([] if absent)."""
     first, second = len(step.tokens), len(step.tokens) + len(step.constants)
     return list(values[:first]), list(values[first:second]), list(values[second:])
 
@@ -151,23 +150,15 @@ def _(n: OpCall) -> Size:
 
 @scan.states
 def _(n: OpCall) -> tuple[StateSpec, ...]:
-    batch, kind = n.values[0].shape[0], StateKind.SCAN
+    types = {name: n.step.input_type(name, n.values[0].shape[0]) for name in n.step.states}
     return tuple(
-        StateSpec(
-            name,
-            kind,
-            Growth.CONSTANT,
-            f"past_{name}",
-            f"present_{name}",
-            n.step.input_type(name, batch),
-            initial=start,
-        )
+        StateSpec(name, StateKind.SCAN, Growth.CONSTANT, f"past_{name}", f"present_{name}", types[name], initial=start)
         for name, start in n.step.initial.items()
     )
 
 
 def cast_step(step: Step, operands: Sequence[DType]) -> Step:
-    """Return `step` with casts, so that its tokens, then its constants, have the dtypes `operands`.
+    """Return `step` with casts, so that its tokens and then its constants have the dtypes `operands`, in this order.
 
     Outputs get the dtype of the first token. The step still computes in its own dtypes, since sums over thousands of
     tokens need f32. Casts that an earlier call added are replaced.
@@ -181,10 +172,8 @@ def cast_step(step: Step, operands: Sequence[DType]) -> Step:
         mapped[value] = new if new.type == value.type else cast(new, to=value.type.dtype, name=f"{value.name}_wide")
     for node in old.nodes:
         first = node.inputs[0]
-        if (
-            node.op is cast and first in inputs and inputs[first].type == node.output.type
-        ):  # a cast from before, now undone
-            mapped[node.output] = inputs[first]
+        if node.op is cast and first in inputs and inputs[first].type == node.output.type:
+            mapped[node.output] = inputs[first]  # a cast from before is undone
             continue
         values = [None if v is None else mapped[v] for v in node.inputs]
         types, names = [v.type for v in node.outputs], [v.name for v in node.outputs]

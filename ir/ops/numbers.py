@@ -37,9 +37,7 @@ from .elementwise import (
     where,
 )
 
-LARGEST_POWER = (
-    64  # the largest exponent spelled as products; larger ones and fractions are e^(n·ln x) in every backend
-)
+LARGEST_POWER = 64  # of exponents spelled as products; larger ones and fractions are e^(n·ln x) in every backend
 
 
 @add.numbers

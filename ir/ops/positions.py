@@ -14,8 +14,7 @@ import numpy as np
 from ..op import Array, OpCall, Size, TensorType, Trait, Value, broadcast_shapes, list_cache_specs, op, require
 from ..schema.cases import case, ints, normal, positive
 from ..types import dtypes, sizes
-from .elementwise import affine, cast, clip, cos, floor, log, logical_and, mask_fill, minimum, sin
-from .elementwise import where as choose
+from .elementwise import affine, cast, clip, cos, floor, log, logical_and, mask_fill, minimum, sin, where
 from .products import embedding, matmul
 from .reduce import max as greatest
 from .reduce import softmax
@@ -107,7 +106,7 @@ def _(n: OpCall) -> Value:
     distance = abs(relative) if n.bidirectional else clip(-relative, low=0)
     ratio = cast(clip(distance, low=1), to=dtypes.f32) * (1 / exact)
     far = cast(floor(affine(log(ratio), by=rate, plus=exact + _NUDGE)), to=distance.type.dtype)
-    bucket = choose(distance < exact, distance, clip(far, high=count - 1))
+    bucket = where(distance < exact, distance, clip(far, high=count - 1))
     if n.bidirectional:
         future = cast(relative > 0, to=bucket.type.dtype)
         bucket = bucket + future * count

@@ -122,7 +122,8 @@ def gated_linear_attention(
 
 
 def infer_matrix_recurrence(n: OpCall) -> tuple[TensorType, ...]:
-    """Return the types of y and, with `past`, the present state of `gated_linear_attention` or `gated_delta_rule`."""
+    """Return the types of y and, with `past`, the present state of `gated_linear_attention` or `gated_delta_rule`;
+    raise WeftError if the operand types or attributes do not fit."""
     q, v, heads, groups = n.q, n.v, n.heads, n.groups
     require(q.rank == v.rank == 3 and n.k == q, f"q {q}, k {n.k} and v {v} must be [batch, seq, width], q and k alike")
     wide, width = (require_int(t.shape[2], f"q {q} and v {v} must have fixed widths") for t in (q, v))
@@ -161,13 +162,8 @@ def _draw_unit_keys(seq: int, groups: int, d: int, batch: int = 2) -> Array:
     return np.asarray((keys / np.linalg.norm(keys, axis=-1, keepdims=True)).reshape(batch, seq, groups * d))
 
 
-def _draw_uniform(*shape: int) -> Array:
-    """Return uniform random values in [0, 1)."""
-    return _RNG.random(shape)
-
-
-_GROUPED = (normal(2, 7, 6), _draw_unit_keys(7, 2, 3), normal(2, 7, 20), _draw_uniform(2, 7, 4))
-_EACH = (normal(2, 7, 6), _draw_unit_keys(7, 1, 6), normal(2, 7, 20), _draw_uniform(2, 7, 4))
+_GROUPED = (normal(2, 7, 6), _draw_unit_keys(7, 2, 3), normal(2, 7, 20), _RNG.random((2, 7, 4)))
+_EACH = (normal(2, 7, 6), _draw_unit_keys(7, 1, 6), normal(2, 7, 20), _RNG.random((2, 7, 4)))
 
 
 @composed_op(
@@ -179,20 +175,20 @@ _EACH = (normal(2, 7, 6), _draw_unit_keys(7, 1, 6), normal(2, 7, 20), _draw_unif
         case(*_EACH, np.linspace(-1, 0, 56).reshape(2, 7, 4), normal(2, 4, 6, 5), heads=4),
         case(*_GROUPED, None, normal(2, 4, 3, 5), heads=4, groups=2),
         case(
-            *(normal(1, 150, 3), _draw_unit_keys(150, 1, 3, 1), normal(1, 150, 4), _draw_uniform(1, 150, 2)),
+            *(normal(1, 150, 3), _draw_unit_keys(150, 1, 3, 1), normal(1, 150, 4), _RNG.random((1, 150, 2))),
             -np.arange(300.0).reshape(1, 150, 2) / 300,
             heads=2,
         ),
         case(
-            *(normal(3, 1, 2), _draw_unit_keys(1, 1, 2, 3), normal(3, 1, 4), _draw_uniform(3, 1, 2)),
+            *(normal(3, 1, 2), _draw_unit_keys(1, 1, 2, 3), normal(3, 1, 4), _RNG.random((3, 1, 2))),
             *(-np.ones((3, 1, 2)), normal(3, 2, 2, 2)),
             heads=2,
         ),
         case(*_GROUPED, np.linspace(-9, 0, 168).reshape(2, 7, 12), heads=4, groups=2),
         case(*_GROUPED, np.linspace(-1, 0, 168).reshape(2, 7, 12), normal(2, 4, 3, 5), heads=4, groups=2),
         case(
-            *(normal(1, 40, 3), _draw_unit_keys(40, 1, 3, 1), normal(1, 40, 4), 2 * _draw_uniform(1, 40, 2)),
-            -3 * _draw_uniform(1, 40, 6),
+            *(normal(1, 40, 3), _draw_unit_keys(40, 1, 3, 1), normal(1, 40, 4), 2 * _RNG.random((1, 40, 2))),
+            -3 * _RNG.random((1, 40, 6)),
             heads=2,
         ),
     ],

@@ -117,7 +117,6 @@ def _(n: OpCall) -> Value:
 
 
 def _compute_capacity(x: Array, capacity: int | None, factor: float) -> int:
-    """Return the number of tokens that an expert accepts: `capacity`, or ⌈factor · tokens/experts⌉ if that is None."""
     # The margin 1e-9 keeps a rounding error above an integer share from adding a token.
     tokens, experts = x.shape[-2:]
     return math.ceil(factor * tokens / experts - 1e-9) if capacity is None else capacity
@@ -140,7 +139,6 @@ def _emit_below_capacity(count: Value, x: Value, n: OpCall) -> Value:
 
 
 def _emit_routed_mask(combine: Value) -> Value:
-    """Emit the mask [..., tokens, experts] of the non-zero elements of `combine`: the tokens routed to each expert."""
     return ~equal(combine, 0)
 
 
@@ -162,9 +160,9 @@ def _merge_batch(x: Value, n: OpCall) -> Value:
     ],
 )
 def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
-    """`combine` [..., tokens, experts] with each expert's tokens after the first C set to 0: C is `capacity`, or
-    ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped token on). If
-    `batched`, the tokens of all batch rows, in order, share C."""
+    """`combine` [..., tokens, experts] for the first C tokens that are routed to each expert, else 0: C is
+    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped
+    token on). If `batched`, the tokens of all batch rows, in order, share C."""
     rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
     limit = _compute_capacity(rows, capacity, factor)
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
@@ -253,14 +251,15 @@ def _(n: OpCall) -> Value:
 
 
 def emit_noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
-    """Emit logits + noise · softplus(spread), the noisy gate of Shazeer 2017, as logits for `route`: all [...,
-    experts], `spread` is x W_noise, and `noise` is a graph input with standard normal values."""
+    """Emit logits + noise · softplus(spread), the noisy gate of Shazeer 2017, as logits for `route`. All operands are
+    [..., experts]; `spread` is x W_noise, and `noise` is a graph input with standard normal values."""
     return logits + noise * softplus(spread)
 
 
 def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
-    """Emit combine [..., experts] of two-level routing (Shazeer 2017, appendix B): weights of the best `top_groups`
-    groups by group_logits [..., groups], times weights of the best k experts in each group by logits [..., experts]."""
+    """Emit combine [..., experts] of two-level routing (Shazeer 2017, appendix B): the weights of the best `top_groups`
+    groups by group_logits [..., groups], times those of the best k experts in each group by logits [..., experts].
+    Adjacent experts form a group."""
     groups, shape = group_logits.width, logits.shape
     outer = route(group_logits, k=top_groups)
     inner = route(reshape(logits, shape=(*shape[:-1], groups, logits.width // groups)), k=k)
@@ -287,14 +286,3 @@ def emit_sparse_mixer(logits: Value, *, jitter: float) -> Value:
         open_to = mask_fill(hit < 0.5, open_to, number=_CLOSED)
     assert combine is not None
     return combine
-
-
-__all__ = [
-    "emit_hierarchical_routing",
-    "emit_noisy_logits",
-    "emit_sparse_mixer",
-    "expert_choice",
-    "limit_capacity",
-    "load_balance_loss",
-    "route",
-]

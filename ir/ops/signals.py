@@ -95,7 +95,6 @@ def conv1d(
 
 
 def _count_frames(n: OpCall) -> Size:
-    """Return the number of output frames of the call `n` of `conv1d`."""
     length: Size = n.x.shape[1] + sum(n.padding) - n.weight.shape[2]
     return sizes.floordiv(length, n.stride) + 1
 

@@ -14,8 +14,7 @@ from ..schema.states import StateKind
 from ..schema.visible_blocks import VisibleBlocks
 from ..types import dtypes, sizes
 from .activation import relu
-from .elementwise import affine, cast, clip, equal, fill_like, logical_and, mask_fill, minimum
-from .elementwise import where as choose
+from .elementwise import affine, cast, clip, equal, fill_like, logical_and, mask_fill, minimum, where
 from .products import matmul
 from .reduce import cumsum
 from .reduce import max as greatest
@@ -76,7 +75,7 @@ def block_sparse_attention(
 
     A block of `block` queries attends to these blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv
     2007.14062, BigBird): itself, `sides` blocks before and after it, the first `first` and the last `last` blocks of
-    the sequence. Queries of the latter attend to all keys. Not causal. The method `counts` of
+    the sequence. Queries of these first and last blocks attend to all keys. Not causal. The method `counts` of
     `weft.ir.schema.visible_blocks.VisibleBlocks` defines c, also with `first_weight` and `dense`.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
@@ -89,7 +88,6 @@ def block_sparse_attention(
 
 
 def _select_attention_attrs(n: OpCall) -> dict[str, Any]:
-    """Return the attributes of the call `n` of `block_sparse_attention` that `attention` also has, by name."""
     return {"heads": n.heads, "kv_heads": n.kv_heads, "scale": n.scale}
 
 
@@ -167,8 +165,8 @@ def _(n: OpCall) -> Value:
         global_outputs = attention(global_queries, n.k, n.v, None, n.key_mask, **_select_attention_attrs(n))
         y = concat(y, reshape(global_outputs, shape=(batch, ends, block, width)), axis=1)
         at = emit_indices(n.q, count)
-        source = choose(last <= at, at - last + (block_count + blocks.first), at)
-        source = choose(at < affine(at, by=0, plus=blocks.first), at + block_count, source)
+        source = where(last <= at, at - last + (block_count + blocks.first), at)
+        source = where(at < affine(at, by=0, plus=blocks.first), at + block_count, source)
         y = gather(y, source, axis=1)
     y = reshape(y, shape=(batch, count * block, width))
     return gather(y, iota(n.q, axis=1), axis=1)
@@ -192,7 +190,6 @@ def _emit_global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, las
 
 
 def _clamp_index(index: Value, count: Value) -> Value:
-    """Emit `index` clamped to 0 … count − 1."""
     return clip(minimum(index, count - 1), low=0)
 
 

@@ -39,13 +39,9 @@ def choose_experts(
 
     logits [batch, seq, experts]; `bias` [experts] and attributes are those of `route`.
     """
-    settings: dict[str, Any] = {
-        "scoring": scoring,
-        "renormalize": renormalize,
-        "scale": scale,
-        "group_score": group_score,
-    }
-    weights, chosen = top_k.emit(route(logits, bias, k=k, groups=groups, top_groups=top_groups, **settings), k=k)
+    scores: dict[str, Any] = {"scoring": scoring, "renormalize": renormalize, "scale": scale}
+    combine = route(logits, bias, k=k, groups=groups, top_groups=top_groups, group_score=group_score, **scores)
+    weights, chosen = top_k.emit(combine, k=k)
     return chosen, weights
 
 
@@ -81,13 +77,9 @@ def norm_route(
     is added to the scores for the choice, not in the weights.
     """
     logits = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
-    settings: dict[str, Any] = {
-        "scoring": scoring,
-        "renormalize": renormalize,
-        "scale": scale,
-        "group_score": group_score,
-    }
-    return choose_experts.emit(logits, correction, k=k, groups=groups, top_groups=top_groups, **settings)
+    scores: dict[str, Any] = {"scoring": scoring, "renormalize": renormalize, "scale": scale, "k": k}
+    best: dict[str, Any] = {"groups": groups, "top_groups": top_groups, "group_score": group_score}
+    return choose_experts.emit(logits, correction, **scores, **best)
 
 
 @fused_op(

@@ -15,7 +15,7 @@ _X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
 
 
 def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
-    """Emit the norm of x over the last axis by `kind` (none: x itself, rms or layer), with weight and bias [width]."""
+    """Emit the norm of x over the last axis: `kind` none (x itself), rms or layer; weight and bias [width] or None."""
     require(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
     require(kind != "none" or weight is None, "norm_weight needs a norm, kind rms or layer")
     require(kind == "layer" or bias is None, "only a layer norm has a norm_bias")
@@ -100,10 +100,7 @@ def norm_glu(
     that of `norm_linear`; act (`activation`), `limit` and `shift` are those of `glu`.
     """
     gate_up = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
-    require(
-        isinstance(gate_up.width, int) and gate_up.width % 2 == 0,
-        f"weight {weight.type} must have an even number of rows",
-    )
+    require(gate_up.width % 2 == 0, f"weight {weight.type} must have an even number of rows")
     gate, up = split.emit(gate_up, sizes=(gate_up.width // 2,) * 2)
     return glu(gate, up, activation=activation, limit=limit, shift=shift)
 

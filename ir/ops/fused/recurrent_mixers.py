@@ -129,10 +129,8 @@ def gated_ssd(
     y = y if gate is None else y * swish(gate)
     if norm and norm_groups > 1:
         y = _norm_slices(y, None, norm_groups, eps)
-        y = y if norm_weight is None else y * norm_weight
-    elif norm:
-        y = rms_norm(y, norm_weight, eps=eps)
-    return (y, *present)
+        return (y if norm_weight is None else y * norm_weight, *present)
+    return (rms_norm(y, norm_weight, eps=eps) if norm else y, *present)
 
 
 @fused_op(
@@ -141,17 +139,8 @@ def gated_ssd(
     cases=[
         case(*_QKV, None, normal(2, 5, 2), heads=2, unit=True, q_scale=0.5),
         case(
-            *_QKV,
-            normal(2, 5, 2),
-            None,
-            None,
-            normal(2),
-            normal(2),
-            _QKV[2],
-            normal(4),
-            heads=2,
-            norm=True,
-            norm_groups=2,
+            *(*_QKV, normal(2, 5, 2), None, None, normal(2), normal(2), _QKV[2], normal(4)),
+            **{"heads": 2, "norm": True, "norm_groups": 2},
         ),
         case(*_QKV, normal(2, 5, 12, scale=0.1), None, normal(2, 2, 6, 4), heads=2, k_scale=0.5),
     ],
