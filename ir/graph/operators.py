@@ -6,6 +6,7 @@ be a Python number. ``==`` compares identity; `ops.equal` compares elements.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..errors import WeftError
@@ -16,6 +17,24 @@ from ..types.dtypes import bool_
 V = TypeVar("V")  # results of operators: values, or terms of a pattern
 
 
+def _binary(name: str, reflected: bool = False) -> Callable[[Operators[V], V | float], V]:
+    """Return the method of an operator that emits the op called `name`; `reflected` swaps the operands."""
+    return lambda self, other: self._apply(name, *((other, self) if reflected else (self, other)))
+
+
+def _integral(name: str, reflected: bool = False) -> Callable[[Operators[V], V | int], V]:
+    return _binary(name, reflected)
+
+
+def _unary(name: str) -> Callable[[Operators[V]], V]:
+    return lambda self: self._apply(name, self)
+
+
+def _of_values(name: str) -> Callable[[Operators[V], V], V]:
+    """Return the method of an operator that emits the op called `name`, which takes no Python numbers."""
+    return lambda self, other: NotImplemented if is_number(other) else self._apply(name, self, other)
+
+
 class Operators(Generic[V]):
     """Base of graph values and of pattern variables: operators that emit ops and return a V."""
 
@@ -23,77 +42,17 @@ class Operators(Generic[V]):
     __emit_priority__: ClassVar[int] = 0  # the operand with the highest emits
     __array_ufunc__ = None  # numpy scalars leave `number * value` to the value
 
-    def __add__(self, other: V | float) -> V:
-        return self._apply("add", self, other)
-
-    def __radd__(self, other: float) -> V:
-        return self._apply("add", other, self)
-
-    def __sub__(self, other: V | float) -> V:
-        return self._apply("sub", self, other)
-
-    def __rsub__(self, other: float) -> V:
-        return self._apply("sub", other, self)
-
-    def __mul__(self, other: V | float) -> V:
-        return self._apply("mul", self, other)
-
-    def __rmul__(self, other: float) -> V:
-        return self._apply("mul", other, self)
-
-    def __truediv__(self, other: V | float) -> V:
-        return self._apply("div", self, other)
-
-    def __rtruediv__(self, other: float) -> V:
-        return self._apply("div", other, self)
-
-    def __floordiv__(self, other: V | int) -> V:
-        return self._apply("floordiv", self, other)
-
-    def __rfloordiv__(self, other: int) -> V:
-        return self._apply("floordiv", other, self)
-
-    def __mod__(self, other: V | int) -> V:
-        return self._apply("mod", self, other)
-
-    def __rmod__(self, other: int) -> V:
-        return self._apply("mod", other, self)
-
-    def __pow__(self, other: V | float) -> V:
-        return self._apply("pow", self, other)
-
-    def __rpow__(self, other: float) -> V:
-        return self._apply("pow", other, self)
-
-    def __matmul__(self, other: V) -> V:
-        return NotImplemented if is_number(other) else self._apply("matmul", self, other)
-
-    def __neg__(self) -> V:
-        return self._apply("neg", self)
-
-    def __abs__(self) -> V:
-        return self._apply("abs", self)
-
-    def __lt__(self, other: V | float) -> V:
-        return self._apply("less", self, other)
-
-    def __le__(self, other: V | float) -> V:
-        return self._apply("less_equal", self, other)
-
-    def __gt__(self, other: V | float) -> V:
-        return self._apply("less", other, self)
-
-    def __ge__(self, other: V | float) -> V:
-        return self._apply("less_equal", other, self)
-
-    def __and__(self, other: V) -> V:
-        return NotImplemented if is_number(other) else self._apply("logical_and", self, other)
-
-    def __or__(self, other: V) -> V:
-        return NotImplemented if is_number(other) else self._apply("logical_or", self, other)
-
-    def __invert__(self) -> V:
-        return self._apply("logical_not", self)
+    __add__, __radd__ = _binary("add"), _binary("add", reflected=True)
+    __sub__, __rsub__ = _binary("sub"), _binary("sub", reflected=True)
+    __mul__, __rmul__ = _binary("mul"), _binary("mul", reflected=True)
+    __truediv__, __rtruediv__ = _binary("div"), _binary("div", reflected=True)
+    __floordiv__, __rfloordiv__ = _integral("floordiv"), _integral("floordiv", reflected=True)
+    __mod__, __rmod__ = _integral("mod"), _integral("mod", reflected=True)
+    __pow__, __rpow__ = _binary("pow"), _binary("pow", reflected=True)
+    __lt__, __gt__ = _binary("less"), _binary("less", reflected=True)
+    __le__, __ge__ = _binary("less_equal"), _binary("less_equal", reflected=True)
+    __matmul__, __and__, __or__ = _of_values("matmul"), _of_values("logical_and"), _of_values("logical_or")
+    __neg__, __abs__, __invert__ = _unary("neg"), _unary("abs"), _unary("logical_not")
 
     def __bool__(self) -> bool:
         """Return True; raise WeftError for a bool tensor, as in ``if x < 3``: its elements are unknown here."""
