@@ -5,62 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from .graph import Op, Value
-from .recipes.readers import Array
+from .graph import Op as Op
+from .graph import Value as Value
+from .recipes.readers import Array as Array
 from .registry import Registry
-from .schema.attributes import Attr, format_type
-from .schema.cases import Case, Sample, bools, case, ints, normal, positive
-from .schema.checks import broadcast_shapes, format_shape, normalize_axis, require, require_int, sum_sizes
+from .schema.attributes import Attr as Attr
+from .schema.attributes import format_type as format_type
+from .schema.cases import Case as Case
+from .schema.cases import Sample as Sample
+from .schema.cases import bools as bools
+from .schema.cases import case as case
+from .schema.cases import ints as ints
+from .schema.cases import normal as normal
+from .schema.cases import positive as positive
+from .schema.checks import broadcast_shapes as broadcast_shapes
+from .schema.checks import format_shape as format_shape
+from .schema.checks import normalize_axis as normalize_axis
+from .schema.checks import require as require
+from .schema.checks import require_int as require_int
+from .schema.checks import sum_sizes as sum_sizes
 from .schema.op_schema import OPS as SCHEMAS
-from .schema.op_schema import Cost, Trait
-from .schema.signature import OpCall, Operand
-from .schema.states import Growth, StateKind, StateSpec, build_fixed_size_spec, list_cache_specs, list_cross_specs
-from .types import Shape, TensorType, sizes
-from .types.dtypes import DType
-from .types.sizes import Poly, Size
+from .schema.op_schema import Cost as Cost
+from .schema.op_schema import Trait as Trait
+from .schema.signature import OpCall as OpCall
+from .schema.signature import Operand as Operand
+from .schema.states import Growth as Growth
+from .schema.states import StateKind as StateKind
+from .schema.states import StateSpec as StateSpec
+from .schema.states import build_fixed_size_spec as build_fixed_size_spec
+from .schema.states import list_cache_specs as list_cache_specs
+from .schema.states import list_cross_specs as list_cross_specs
+from .types import Shape as Shape
+from .types import TensorType as TensorType
+from .types import sizes as sizes
+from .types.dtypes import DType as DType
+from .types.sizes import Poly as Poly
+from .types.sizes import Size as Size
 
 OPS = cast(Registry[Op], SCHEMAS)  # every schema is declared by `op`
 lookup = OPS.lookup
-
-__all__ = [
-    "OPS",
-    "Array",
-    "Attr",
-    "Case",
-    "Cost",
-    "DType",
-    "Growth",
-    "Op",
-    "OpCall",
-    "Operand",
-    "Poly",
-    "Sample",
-    "Shape",
-    "Size",
-    "StateKind",
-    "StateSpec",
-    "TensorType",
-    "Trait",
-    "Value",
-    "bools",
-    "broadcast_shapes",
-    "build_fixed_size_spec",
-    "case",
-    "format_shape",
-    "format_type",
-    "ints",
-    "list_cache_specs",
-    "list_cross_specs",
-    "lookup",
-    "normal",
-    "normalize_axis",
-    "op",
-    "positive",
-    "require",
-    "require_int",
-    "sizes",
-    "sum_sizes",
-]
 
 
 def op(

@@ -5,22 +5,15 @@
 sources that change while they are read, `disk` wraps system calls. Never here: the meaning of the files.
 """
 
-from .contents import MANIFEST, PROVENANCE, check_contents, check_format, write_manifest
-from .output import check_replaceable, replace_file, replace_folder
-from .partials import scratch_folder
-from .stamps import Stamp, check_unchanged, take_stamps
-
-__all__ = [
-    "MANIFEST",
-    "PROVENANCE",
-    "Stamp",
-    "check_contents",
-    "check_format",
-    "check_replaceable",
-    "check_unchanged",
-    "replace_file",
-    "replace_folder",
-    "scratch_folder",
-    "take_stamps",
-    "write_manifest",
-]
+from .contents import MANIFEST as MANIFEST
+from .contents import PROVENANCE as PROVENANCE
+from .contents import check_contents as check_contents
+from .contents import check_format as check_format
+from .contents import write_manifest as write_manifest
+from .output import check_replaceable as check_replaceable
+from .output import replace_file as replace_file
+from .output import replace_folder as replace_folder
+from .partials import scratch_folder as scratch_folder
+from .stamps import Stamp as Stamp
+from .stamps import check_unchanged as check_unchanged
+from .stamps import take_stamps as take_stamps
