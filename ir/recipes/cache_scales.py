@@ -56,8 +56,5 @@ class FittedScales(Recipe):
     def is_constant(self) -> bool:
         return True
 
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return self.item.shape(reader)
-
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         return self.item.read(reader, start, stop)

@@ -75,9 +75,10 @@ class Full(Recipe):
 
 @dataclass(frozen=True)
 class Normal(Recipe):
-    """Random initialization: normal values with standard deviation `std` and `mean`, drawn from (`seed`, `stream`).
+    """Random initialization: normal values with standard deviation `std` and `mean`.
 
-    Chunks of rows have generators of their own, so that any block of rows can be drawn without the others.
+    Each chunk of rows has a generator, seeded with `seed`, the name `stream` and the index of the chunk, so that any
+    rows can be drawn without the others.
     """
 
     dims: tuple[int, ...]
@@ -96,7 +97,7 @@ class Normal(Recipe):
 
 @dataclass(frozen=True)
 class Uniform(Recipe):
-    """Random initialization: values uniform between `low` and `high`, drawn from (`seed`, `stream`) as in `Normal`."""
+    """Random initialization: values uniform between `low` and `high`; `seed` and `stream` are those of `Normal`."""
 
     dims: tuple[int, ...]
     low: float
@@ -334,7 +335,7 @@ class Add(Recipe):
 
 @dataclass(frozen=True)
 class Map(Recipe):
-    """`fn` applied to every element; see `MAPS` for the functions."""
+    """`item` with the function called `fn`, a key of `MAPS`, applied to every element."""
 
     item: Recipe
     fn: str
@@ -345,8 +346,7 @@ class Map(Recipe):
         return self.item.shape(reader)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        result: Array = MAPS[self.fn](self.item.read(reader, start, stop))
-        return result
+        return MAPS[self.fn](self.item.read(reader, start, stop))
 
 
 MAPS: dict[str, Callable[[Array], Array]] = {
@@ -362,7 +362,7 @@ MAPS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class MeanPool(Recipe):
-    """`item` [heads·dim, ...] with each of `groups` runs of adjacent heads replaced by its mean (Ainslie 2023)."""
+    """The means [groups·dim, ...] of equal runs of adjacent heads of `item` [heads·dim, ...] (Ainslie 2023, GQA)."""
 
     item: Recipe
     heads: int
@@ -389,9 +389,6 @@ class Cast(Recipe):
 
     item: Recipe
     dtype: str
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return self.item.shape(reader)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         from ..types import dtypes

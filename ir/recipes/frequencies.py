@@ -72,7 +72,10 @@ class RopeScaling:
         return self._formula.scale(self, self.base(dim, theta) ** -(np.arange(0, dim, 2) / dim), theta)
 
     def attention_factor(self, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-        """Return the amplitude of `rope` for `scaling`: 1 except for yarn (mscales: DeepSeek's) and longrope."""
+        """Return the amplitude for the op `rope`: 1 unless `scaling` is yarn or longrope.
+
+        `mscale` and `mscale_all_dim`, from DeepSeek, only matter for yarn (see `compute_yarn_amplitude`).
+        """
         if self.scaling == "yarn":
             return compute_yarn_amplitude(self.factor, mscale, mscale_all_dim)
         return compute_longrope_amplitude(self.factor, self.original) if self.scaling == "longrope" else 1.0
@@ -159,7 +162,8 @@ def compute_yarn_temperature(factor: float, mscale: float = 1.0) -> float:
 
 
 def compute_yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-    """Return the amplitude of `rope` with YaRN for a context `factor` times the original; mscales are DeepSeek's."""
+    """Return the amplitude of `rope` with YaRN for a context `factor` times the original: `compute_yarn_temperature`,
+    or the ratio of those for `mscale` and `mscale_all_dim` if both are non-zero (DeepSeek)."""
     if not (mscale and mscale_all_dim):
         return compute_yarn_temperature(factor)
     return compute_yarn_temperature(factor, mscale) / compute_yarn_temperature(factor, mscale_all_dim)

@@ -91,7 +91,21 @@ class MemoryReader:
         return rows.astype(np.float32) if self.dtype(key).is_float and rows.dtype != np.float64 else rows
 
 
-class SpilledTensors:
+class _ExtendedReader:
+    """Base of readers that add tensors to the reader `base`; only tensors of `base` have stored blocks."""
+
+    base: TensorReader
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    def read_blocks(self, key: str, start: int, stop: int) -> Array:
+        assert isinstance(self.base, BlockTensorReader)
+        return self.base.read_blocks(key, start, stop)
+
+
+class SpilledTensors(_ExtendedReader):
     """The reader `base` and additional tensors, which passes computed and added by `put`.
 
     They are stored in an unnamed temporary file, so that not all are in memory. WeftError if it cannot be created.
@@ -111,10 +125,6 @@ class SpilledTensors:
     def wrap(cls, reader: TensorReader) -> SpilledTensors:
         """Return `reader` itself if it is a `SpilledTensors`, else a new `SpilledTensors` whose base it is."""
         return reader if isinstance(reader, cls) else cls(reader)
-
-    @property
-    def path(self) -> Path:
-        return self.base.path
 
     @property
     def computed_keys(self) -> tuple[str, ...]:
@@ -157,13 +167,8 @@ class SpilledTensors:
         data = os.pread(self._file.fileno(), rows * row, offset + (start * row if shape else 0))
         return np.frombuffer(data, dtype).reshape((rows, *shape[1:]) if shape else ())
 
-    def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return the stored blocks of a tensor of `base`, as `BlockTensorReader` does; added tensors have none."""
-        assert isinstance(self.base, BlockTensorReader)
-        return self.base.read_blocks(key, start, stop)
 
-
-class SwitchedTensors:
+class SwitchedTensors(_ExtendedReader):
     """The reader `base` and slots: additional tensors with `shapes`, whose values depend on the selected choice.
 
     The factors of adapters that are switched at run time are slots, and each adapter is a choice. `choices` maps the
@@ -176,13 +181,9 @@ class SwitchedTensors:
     ) -> None:
         self.base, self.shapes, self.choices, self._chosen = base, shapes, choices, ""
 
-    @property
-    def path(self) -> Path:
-        return self.base.path
-
     @contextlib.contextmanager
     def select(self, name: str) -> Iterator[None]:
-        """Return a context in which slots have the arrays of the choice `name`."""
+        """Return a context in which slots have the arrays of the choice `name`; afterwards no choice is selected."""
         self._chosen = name
         try:
             yield
@@ -207,11 +208,6 @@ class SwitchedTensors:
             return self.base.read(key, start, stop)
         array = self.choices.get(self._chosen, {}).get(key)
         return np.zeros((stop - start, *self.shapes[key][1:]), np.float32) if array is None else array[start:stop]
-
-    def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return the stored blocks of a tensor of `base`, as `BlockTensorReader` does; slots have none."""
-        assert isinstance(self.base, BlockTensorReader)
-        return self.base.read_blocks(key, start, stop)
 
 
 def find_switched_tensors(reader: TensorReader) -> SwitchedTensors | None:

@@ -50,8 +50,14 @@ class Recipe:
                 object.__setattr__(self, f.name, tuple(map(float, value)))
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        """Return the shape of the tensor; raise WeftError if a checkpoint tensor is missing or shapes do not fit."""
-        raise TypeError(f"recipe {self.name} defines no shape")
+        """Return the shape of the tensor, by default that of the first of `parts`.
+
+        Raises:
+            WeftError: if a checkpoint tensor is missing, or shapes do not fit.
+        """
+        if not self.parts:
+            raise TypeError(f"recipe {self.name} defines no shape")
+        return self.parts[0].shape(reader)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Return ``start:stop`` on axis 0 of the tensor: float32 (float64 where a recipe states it) or integers."""
@@ -107,7 +113,10 @@ class Recipe:
         return any(p.needs_full_read for p in self.parts)
 
     def blocks(self, reader: TensorReader, elements: int | None = None) -> Iterator[Array]:
-        """Yield the tensor as consecutive blocks of rows of at most `elements` elements, but at least one row each."""
+        """Yield the tensor as consecutive blocks of rows of at most `elements` elements, but at least one row each.
+
+        The default of `elements` is `SWEEP_ELEMENTS` if the recipe needs a full read, else `BLOCK_ELEMENTS`.
+        """
         shape = self.shape(reader)
         elements = elements or (SWEEP_ELEMENTS if self.needs_full_read else BLOCK_ELEMENTS)
         rows = shape[0] if shape else 1

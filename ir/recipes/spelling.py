@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import MISSING
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from ..types.dtypes import DType
 from ..types.sizes import Poly
 from .recipe import Recipe, order_fields
+
+_order_fields = functools.cache(order_fields)  # a graph has many recipes of few classes
 
 
 def spell(value: Any) -> str:
@@ -33,24 +36,12 @@ def spell(value: Any) -> str:
 
 
 def spell_recipe(recipe: Recipe) -> str:
-    """Return the text form of `recipe`: a call with the first field by position, other fields that differ from their
-    defaults by name."""
+    """Return the text form of `recipe`: a call with the fields that differ from their defaults, the first field by
+    position and others by name."""
     args = []
-    for i, (name, default) in enumerate(_list_fields(recipe)):
-        value = getattr(recipe, name)
-        if default is not MISSING and default == value:
-            continue
-        text = spell(value)
-        args.append(text if i == 0 else f"{name}={text}")
+    kind: Any = type(recipe)
+    for i, field in enumerate(_order_fields(kind)):
+        value = getattr(recipe, field.name)
+        if field.default is MISSING or field.default != value:
+            args.append(spell(value) if i == 0 else f"{field.name}={spell(value)}")
     return f"{recipe.name}({', '.join(args)})"
-
-
-def _list_fields(recipe: Recipe) -> tuple[tuple[str, Any], ...]:
-    """Return (name, default) for each field of `recipe` in the order of its constructor; MISSING without a default."""
-    kind = type(recipe)
-    if kind not in _FIELDS:
-        _FIELDS[kind] = tuple((f.name, f.default) for f in order_fields(kind))
-    return _FIELDS[kind]
-
-
-_FIELDS: dict[type[Recipe], tuple[tuple[str, Any], ...]] = {}

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import WeftError
 from ..types import dtypes
-from ..types.block_layouts import BlockLayout
 from ..types.dtypes import DType
 from .blocks import (
     Dequantize,
@@ -26,7 +26,7 @@ from .blocks import (
     Stored,
     ToFloat4,
     ToFloat8,
-    find_block_layout,
+    get_block_layout,
     split_parts,
 )
 from .combinators import Add, Cast, Concat, Full, Map, Permute, Reshape, Scale, Slice
@@ -51,8 +51,8 @@ def stream_rows(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
 
 
 def cast_finite(values: Array, dtype: DType, name: str) -> Array:
-    """Return `values` of the tensor `name` cast to `dtype`, contiguous, for storage; raise WeftError if a value is NaN,
-    infinite, or out of the range of `dtype`."""
+    """Return `values` of the tensor `name` cast to `dtype`, contiguous; raise WeftError if a value is NaN, infinite, or
+    out of the range of `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         stored = np.ascontiguousarray(values.astype(dtype.numpy, copy=False))
     if dtype.is_float:
@@ -85,8 +85,7 @@ def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tupl
     The rows of `item` are read and rounded once for all parts.
     """
     item, names = parts[0].item, [part.part for part in parts]
-    layout, width = find_block_layout(item, reader), item.shape(reader)[-1]
-    assert isinstance(layout, BlockLayout)
+    layout, width = get_block_layout(item, reader), item.shape(reader)[-1]
     for rows in stream_rows(Stored(item, "+".join(names)), reader):
         yield split_parts(rows, layout, width, names) if names[1:] else (rows,)
 
@@ -96,12 +95,6 @@ def select_row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | Non
     match recipe:
         case Concat(axis=0):
             return _select_row_of_concat(recipe, reader, index)
-        case Concat(items, axis):
-            arrays = _select_row_of_items(items, reader, index)
-            return Concat(arrays, axis - 1) if arrays else None
-        case Add(items):
-            arrays = _select_row_of_items(items, reader, index)
-            return replace(recipe, items=arrays) if arrays else None
         case Full(value, dims):
             return Full(value, dims[1:])
         case Reshape():
@@ -109,48 +102,29 @@ def select_row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | Non
         case MatMul(left):
             part = select_row(left, reader, index)
             return part and replace(recipe, left=part)
-        case Dequantize(codes, scales, zeros):
-            arrays = _select_row_of_items((codes, scales) if zeros is None else (codes, scales, zeros), reader, index)
-            return _replace_dequantize(recipe, arrays) if arrays else None
-        case Float8(codes, scales):
-            arrays = _select_row_of_items((codes, scales), reader, index)
-            return replace(recipe, codes=arrays[0], scales=arrays[1]) if arrays else None
-        case Float4(codes, scales, outer):
-            arrays = _select_row_of_items((codes, scales) if outer is None else (codes, scales, outer), reader, index)
-            return _replace_float4(recipe, arrays) if arrays else None
-        case ToFloat4(item, _, outer):
-            part = select_row(item, reader, index)
-            return part and replace(recipe, item=part, tensor_scales=outer[index : index + 1] if outer[1:] else outer)
-        case Map(item) | Cast(item) | Quantize(item) | ToFloat8(item) | InBytes(item) | Kept(item) | Stored(item):
-            part = select_row(item, reader, index)
-            return part and replace(recipe, item=part)
-        case Slice(item, axis) | Scale(item, _, axis) | Centre(item, axis) if axis > 0:
-            part = select_row(item, reader, index)
+        case ToFloat4(tensor_scales=outer):
+            return _select_row_of_parts(recipe, reader, index, tensor_scales=outer[index:][:1] if outer[1:] else outer)
+        case Scale(item, Recipe(), axis):
+            part = select_row(item, reader, index) if axis else None
             return part and replace(recipe, item=part, axis=axis - 1)
-        case Scale(item, float()):
-            part = select_row(item, reader, index)
-            return part and replace(recipe, item=part)
-        case Permute(item, (0, *axes)):
-            part = select_row(item, reader, index)
-            return part and Permute(part, tuple(a - 1 for a in axes))
+        case Slice(axis=axis) | Scale(axis=axis) | Centre(axis=axis) | Concat(axis=axis) if axis > 0:
+            return _select_row_of_parts(recipe, reader, index, axis=axis - 1)
+        case Permute(axes=(0, *axes)):
+            return _select_row_of_parts(recipe, reader, index, axes=tuple(a - 1 for a in axes))
+        case (
+            Add() | Scale() | Map() | Cast() | Quantize() | Dequantize() | ToFloat8() | Float8() | Float4() | InBytes()
+        ):
+            return _select_row_of_parts(recipe, reader, index)
+        case Kept() | Stored():
+            return _select_row_of_parts(recipe, reader, index)
     return None
 
 
-def _replace_dequantize(recipe: Dequantize, parts: tuple[Recipe, ...]) -> Recipe:
-    codes, scales, *zeros = parts
-    return replace(recipe, codes=codes, scales=scales, zeros=zeros[0] if zeros else None)
-
-
-def _replace_float4(recipe: Float4, parts: tuple[Recipe, ...]) -> Float4:
-    codes, scales, *tensor_scales = parts
-    return replace(recipe, codes=codes, scales=scales, tensor_scales=tensor_scales[0] if tensor_scales else None)
-
-
-def _select_row_of_items(items: tuple[Recipe, ...], reader: TensorReader, index: int) -> tuple[Recipe, ...]:
-    """Return `select_row` of each of `items`; () if it is None for an item."""
-    rows = [select_row(p, reader, index) for p in items]
-    recipes = tuple(p for p in rows if p is not None)
-    return recipes if len(recipes) == len(rows) else ()
+def _select_row_of_parts(recipe: Recipe, reader: TensorReader, index: int, **fields: Any) -> Recipe | None:
+    """Return `recipe` with `select_row` of each of its parts, and with `fields`; None if a part has no such recipe."""
+    rows = [select_row(part, reader, index) for part in recipe.parts]
+    selected = iter([row for row in rows if row is not None])
+    return None if None in rows else replace(recipe.map_parts(lambda _: next(selected)), **fields)
 
 
 def _select_row_of_concat(recipe: Concat, reader: TensorReader, index: int) -> Recipe | None:

@@ -15,6 +15,7 @@ from .grids import find_grid_layout as find_grid_layout
 from .layouts import BlockRecipe as BlockRecipe
 from .layouts import Kept as Kept
 from .layouts import find_block_layout as find_block_layout
+from .layouts import get_block_layout as get_block_layout
 from .parts import Part as Part
 from .parts import compute_part_widths as compute_part_widths
 from .parts import split_parts as split_parts

@@ -21,7 +21,7 @@ from ...types.small_floats import E2M1, LARGEST_E2M1, LARGEST_E4M3, fit_e4m3_sca
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe
-from .quantize import CHUNK, concat_blocks
+from .quantize import check_matrix, quantize_chunks
 from .spans import find_extremes, invert_scales, split_groups
 
 FLOAT8 = LAYOUTS.lookup(dtypes.f8e4m3_128.name)
@@ -44,10 +44,7 @@ class ToFloat8(BlockRecipe):
         return FLOAT8
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        shape = self.item.shape(reader)
-        if len(shape) < 2 or not shape[-1]:
-            raise WeftError(f"{', '.join(self.sources())} of shape {list(shape)} is not a matrix to quantize")
-        return shape
+        return check_matrix(self, self.item.shape(reader))
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         # Full tiles are read; in a stack each matrix has its own tiles.
@@ -136,9 +133,7 @@ class ToFloat4(BlockRecipe):
         return find_float4_layout(self.format)
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        layout, shape = self.layout(reader), self.item.shape(reader)
-        if len(shape) < 2 or not shape[-1]:
-            raise WeftError(f"{', '.join(self.sources())} of shape {list(shape)} is not a matrix to quantize")
+        layout, shape = self.layout(reader), check_matrix(self, self.item.shape(reader))
         count = len(self.tensor_scales)
         wanted = {1, shape[0] if len(shape) > 2 else 1} if layout.tensor_scale else {0}
         if count not in wanted or not all(0 < s < math.inf for s in self.tensor_scales):
@@ -151,21 +146,21 @@ class ToFloat4(BlockRecipe):
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         layout, rows = self.layout(reader), self.item.read(reader, start, stop)
         row_scales = self._row_scales(rows, start) if layout.tensor_scale else None
-        step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
-        parts = []
-        for i in range(0, max(len(rows), 1), step):
-            groups = split_groups(rows[i : i + step], layout.group)
+
+        def quantize(chunk: slice) -> Blocks:
+            groups = split_groups(rows[chunk], layout.group)
             largest = np.maximum(*(np.abs(end) for end in find_extremes(groups)))
             if not np.isfinite(largest).all():
                 raise WeftError(f"a weight of {', '.join(self.sources())} is not finite: it cannot be quantized")
-            chunk = None if row_scales is None else row_scales[i : i + step]
-            scales = fit_power_scales(largest) if chunk is None else fit_e4m3_scales(largest, chunk) * chunk
+            outer = None if row_scales is None else row_scales[chunk]
+            scales = fit_power_scales(largest) if outer is None else fit_e4m3_scales(largest, outer) * outer
             rounded = np.empty((*scales.shape, 0), np.uint8)
             if codes:
                 with np.errstate(over="ignore"):  # values beyond 6 scales become 6
                     rounded = round_to_e2m1(groups / np.where(scales == 0, np.float32(1), scales)[..., None])
-            parts.append(Blocks(rounded, scales, tensor_scales=chunk))
-        return parts[0] if len(parts) == 1 else concat_blocks(parts)
+            return Blocks(rounded, scales, tensor_scales=outer)
+
+        return quantize_chunks(rows, quantize)
 
     def _row_scales(self, rows: Array, start: int) -> Array:
         """Return the tensor scale of each of `rows` [..., width], f32 [..., 1]; `start` is their offset on axis 0."""
@@ -234,9 +229,6 @@ class InBytes(BlockRecipe):
     def layout(self, reader: TensorReader) -> BlockLayout:
         assert isinstance(self.item, BlockRecipe)
         return build_integer_layout(8, self.item.layout(reader).group, False, dtypes.f32)
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return self.item.shape(reader)
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         assert isinstance(self.item, BlockRecipe)

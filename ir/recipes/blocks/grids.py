@@ -6,6 +6,7 @@ another grid would add a second rounding error to the first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .layouts import BlockRecipe, find_block_leaves
-from .quantize import CHUNK, concat_blocks
+from .quantize import quantize_chunks
 from .spans import find_extremes, invert_scales, quantize_with_offsets, round_scales, scale_error, split_groups
 
 # Relative rounding errors of float dtypes; for f32 also of the multiplication and addition.
@@ -46,23 +47,20 @@ class OnGrid(BlockRecipe):
             return build_integer_layout(self.bits, self.group, self.zeros)
         return LAYOUTS[dtypes.q4_1.name] if self.minima == "numbers" else build_offset_layout(self.bits, self.group)
 
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return self.item.shape(reader)
-
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         layout, rows = self.layout(reader), self.item.read(reader, start, stop)
-        step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
-        parts = []
-        for first in range(0, max(len(rows), 1), step):
-            groups = split_groups(rows[first : first + step], self.group)
+
+        def quantize(chunk: slice) -> Blocks:
+            groups = split_groups(rows[chunk], self.group)
             with np.errstate(over="ignore", invalid="ignore"):  # checked below
                 blocks, _ = fit_grids(groups, layout, _get_rounding_error(self.item, reader) or 0)
                 if blocks.offsets is not None and layout.sums:
                     blocks = quantize_with_offsets(groups, blocks.scales, blocks.offsets, layout)
             if not np.isfinite(blocks.scales).all():
                 raise scale_error(groups, self.sources(), "f16")
-            parts.append(blocks)
-        return parts[0] if len(parts) == 1 else concat_blocks(parts)
+            return blocks
+
+        return quantize_chunks(rows, quantize)
 
 
 def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
@@ -72,24 +70,18 @@ def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[Blo
     leaves = find_block_leaves(recipe, reader)
     if isinstance(leaves, str) or any(_get_rounding_error(leaf, reader) is None for leaf in leaves):
         return None
-    samples: dict[Recipe, Array] = {}
-    for layout in layouts:
-        for leaf in leaves:
-            if leaf not in samples:
-                samples[leaf] = _sample(leaf, reader)
-            full_groups = samples[leaf].shape[-1] % layout.group == 0
-            if layout.has_minimum and not full_groups:  # padding adds 0 to the values of a group
-                break
-            if not _is_on_grids(
-                split_groups(samples[leaf], layout.group), layout, _get_rounding_error(leaf, reader) or 0
-            ):
-                break
-        else:
-            return layout
-    return None
+    sample = functools.cache(lambda leaf: _sample_rows(leaf, reader))
+
+    def fits(leaf: Recipe, layout: BlockLayout) -> bool:
+        rows = sample(leaf)
+        if layout.has_minimum and rows.shape[-1] % layout.group:  # padding adds 0 to the values of a group
+            return False
+        return _is_on_grids(split_groups(rows, layout.group), layout, _get_rounding_error(leaf, reader) or 0)
+
+    return next((layout for layout in layouts if all(fits(leaf, layout) for leaf in leaves)), None)
 
 
-def _sample(leaf: Recipe, reader: TensorReader) -> Array:
+def _sample_rows(leaf: Recipe, reader: TensorReader) -> Array:
     """Return up to 16 rows [rows, width] of the tensor `leaf`, from its beginning, middle and end."""
     count, *stacked, width = leaf.shape(reader)
     rows = 1 if len(stacked) else SAMPLED  # in a stack a row is a matrix

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...errors import WeftError
 from ...types.block_layouts import LAYOUTS, BlockLayout, Blocks, find_layout
 from ..combinators import Concat, Permute, Reshape, Slice, Source, Take
 from ..readers import Array, BlockTensorReader, SpilledTensors, TensorReader
@@ -31,17 +32,13 @@ class BlockRecipe(Recipe):
 
 @dataclass(frozen=True)
 class Kept(Recipe):
-    """The matrix `item` [..., out, in], marked: backends multiply by its stored blocks instead of dequantizing it
-    first.
+    """The matrix `item` [..., out, in], by whose stored blocks backends multiply, instead of dequantizing it first.
 
     `activations` is "fp8" if they also round activations to 8-bit floats in products with many tokens, else "".
     """
 
     item: Recipe
     activations: str = ""
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return self.item.shape(reader)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         return self.item.read(reader, start, stop)
@@ -53,13 +50,20 @@ def find_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout | str
     if isinstance(leaves, str):
         return leaves
     layouts = [_find_leaf_layout(leaf, reader) for leaf in leaves]
-    for layout in layouts:
-        if isinstance(layout, str):
-            return layout
+    if reason := next((layout for layout in layouts if isinstance(layout, str)), None):
+        return reason
     first, *rest = dict.fromkeys(layouts)
     if rest:
         return f"its rows are stored in different ways ({', '.join(sorted(map(str, (first, *rest))))})"
     return first
+
+
+def get_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout:
+    """Return the layout of the blocks that form the rows of `recipe`; raise WeftError if the rows are not blocks."""
+    layout = find_block_layout(recipe, reader)
+    if isinstance(layout, str):
+        raise WeftError(f"the blocks of {', '.join(recipe.sources())} cannot be taken as stored: {layout}")
+    return layout
 
 
 def find_block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
@@ -82,7 +86,6 @@ def find_block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...
 
 
 def _moves_rows(recipe: Recipe, reader: TensorReader) -> bool:
-    """Return whether the outermost operation of `recipe` only moves full rows along the last axis."""
     if isinstance(recipe, (Concat, Slice, Take)):
         return recipe.axis == 0 or recipe.axis < len(recipe.parts[0].shape(reader)) - 1
     if isinstance(recipe, Permute):

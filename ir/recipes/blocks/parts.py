@@ -29,12 +29,11 @@ Only offsets are rounded, to f32; minima are those that the checkpoint stores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ...errors import WeftError
 from ...types import dtypes
 from ...types.block_layouts import (
     HALVES,
@@ -52,7 +51,7 @@ from ...types.block_layouts import (
 from ...types.dtypes import DType
 from ..readers import Array, TensorReader
 from ..recipe import BLOCK_ELEMENTS, Recipe
-from .layouts import find_block_layout, read_leaf_blocks
+from .layouts import get_block_layout, read_leaf_blocks
 
 DTYPES: Mapping[str, DType] = {
     "words": dtypes.i32,
@@ -117,24 +116,14 @@ class Part(Recipe):
     part: str
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        layout = find_block_layout(self.leaf, reader)
-        if isinstance(layout, str):
-            raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
+        layout, names = get_block_layout(self.leaf, reader), self.part.split("+")
         *lead, width = self.leaf.shape(reader)
-        names = self.part.split("+")
-        return (
-            *lead,
-            sum(compute_row_bytes(layout, width, names))
-            if names[1:]
-            else compute_part_widths(layout, width)[self.part],
-        )
-
-    def sources(self) -> Iterator[str]:
-        yield from self.leaf.sources()
+        if names[1:]:
+            return (*lead, sum(compute_row_bytes(layout, width, names)))
+        return (*lead, compute_part_widths(layout, width)[self.part])
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
-        layout = find_block_layout(self.leaf, reader)
-        assert isinstance(layout, BlockLayout)
+        layout = get_block_layout(self.leaf, reader)
         _, *inner = self.leaf.shape(reader)
         step = max(1, BLOCK_ELEMENTS // max(1, int(np.prod(inner))))  # a transposition reads all rows of a part at once
         names = self.part.split("+")

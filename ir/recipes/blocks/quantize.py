@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,7 @@ class Quantize(BlockRecipe):
         if self.search not in SEARCHES and self.search not in MINIMA:
             names = " and ".join(filter(None, [*SEARCHES, *MINIMA]))
             raise WeftError(f"unknown search {self.search!r} for scales; known are {names}")
-        return _check_matrix(self, self.item.shape(reader))
+        return check_matrix(self, self.item.shape(reader))
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         rows = self.item.read(reader, start, stop)
@@ -66,12 +67,7 @@ class Quantize(BlockRecipe):
 
     def _blocks(self, reader: TensorReader, rows: Array, codes: bool = True) -> Blocks:
         layout, sources = self.layout(reader), tuple(self.sources())
-        step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
-        parts = [
-            round_rows(rows[i : i + step], layout, sources, codes, self.search)
-            for i in range(0, max(len(rows), 1), step)
-        ]
-        return parts[0] if len(parts) == 1 else concat_blocks(parts)
+        return quantize_chunks(rows, lambda chunk: round_rows(rows[chunk], layout, sources, codes, self.search))
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ class Dequantize(BlockRecipe):
                     f"the {name} {list(actual)} of {', '.join(self.sources())} do not fit: a row of {self.width} "
                     f"codes of {self.bits} bits in groups of {self.group} has {count}, in {list(lead)} rows"
                 )
-        return _check_matrix(self, (*lead, self.width))
+        return check_matrix(self, (*lead, self.width))
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         scales = self.scales.read(reader, start, stop).astype(np.float32, copy=False)
@@ -132,7 +128,8 @@ def _build_layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout
     return build_integer_layout(bits, group, zeros, dtypes.parse(scale))
 
 
-def _check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
+def check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return `shape` if it is that of a matrix, or of a stack of matrices, with columns; WeftError if not."""
     if len(shape) < 2 or not shape[-1]:
         raise WeftError(f"{', '.join(recipe.sources())} of shape {list(shape)} is not a matrix to quantize")
     return shape
@@ -140,14 +137,16 @@ def _check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def concat_blocks(parts: list[Blocks]) -> Blocks:
     """Return the blocks of `parts`, which are blocks of consecutive rows, as one `Blocks`."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*parts, strict=True)
+    return Blocks._make(None if arrays[0] is None else np.concatenate(arrays) for arrays in columns)
 
-    def column(optional: list[Array | None]) -> Array | None:
-        arrays = [array for array in optional if array is not None]
-        return np.concatenate(arrays) if arrays else None
 
-    codes, scales = (np.concatenate(arrays) for arrays in ([b.codes for b in parts], [b.scales for b in parts]))
-    columns = ([getattr(b, name) for b in parts] for name in ("offsets", "zeros", "tensor_scales"))
-    return Blocks(codes, scales, *map(column, columns))
+def quantize_chunks(rows: Array, quantize: Callable[[slice], Blocks]) -> Blocks:
+    """Return the blocks of `rows`; `quantize` returns those of a slice of rows, of about `CHUNK` elements."""
+    step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
+    return concat_blocks([quantize(slice(i, i + step)) for i in range(0, max(len(rows), 1), step)])
 
 
 def round_rows(

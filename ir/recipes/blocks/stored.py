@@ -21,7 +21,7 @@ from ..combinators import Source
 from ..readers import Array, TensorReader
 from ..recipe import Recipe
 from .grids import OnGrid
-from .layouts import BlockRecipe, find_block_layout, read_leaf_blocks
+from .layouts import BlockRecipe, get_block_layout, read_leaf_blocks
 from .parts import Part
 from .spans import quantize_with_offsets, round_scales
 
@@ -42,9 +42,7 @@ class Stored(Recipe):
     part: str
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        layout = find_block_layout(self.item, reader)
-        if isinstance(layout, str):
-            raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
+        get_block_layout(self.item, reader)
         return _replace_leaves(self.item, self.part).shape(reader)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -52,7 +50,6 @@ class Stored(Recipe):
 
 
 def _replace_leaves(recipe: Recipe, part: str) -> Recipe:
-    """Return `recipe` with every leaf (`Source` or `BlockRecipe`) replaced by the part called `part` of its blocks."""
     if isinstance(recipe, BlockRecipe) or not recipe.parts:
         return Part(recipe, part)
     return recipe.map_parts(lambda inner: _replace_leaves(inner, part))
@@ -72,15 +69,10 @@ class AsStored(BlockRecipe):
     item: Recipe
 
     def layout(self, reader: TensorReader) -> BlockLayout:
-        layout = find_block_layout(self.item, reader)
-        if isinstance(layout, str):
-            raise WeftError(f"the blocks of {', '.join(self.sources())} cannot be taken as stored: {layout}")
+        layout = get_block_layout(self.item, reader)
         if layout.has_minimum:
             return build_offset_layout(layout.bits, layout.group)
         return _find_unpacked_layout(layout)
-
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return self.item.shape(reader)
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         blocks = read_leaf_blocks(self.item, reader, start, stop)
@@ -112,8 +104,8 @@ def _find_unpacked_layout(layout: BlockLayout) -> BlockLayout:
 
 
 def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe:
-    """Return `recipe`, which only moves rows, with every tensor wrapped: in `AsStored` if it is stored in blocks, else
-    in `OnGrid` with the layout `grid`, which represents the float tensors exactly."""
+    """Return `recipe`, which only moves rows, with `AsStored` around every tensor that is stored in blocks, and
+    `OnGrid` around the others. The layout `grid` represents these float tensors exactly."""
     if not isinstance(recipe, Source):
         return recipe.map_parts(lambda part: wrap_stored_blocks(part, reader, grid))
     if find_layout(reader.dtype(recipe.key)) is not None:
@@ -123,7 +115,7 @@ def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) 
 
 
 def unwrap_stored_blocks(recipe: Recipe) -> Recipe:
-    """Return `recipe` as files store it: each `AsStored` replaced by its tensor, minima of `OnGrid` as numbers."""
+    """Return `recipe` as files store it: each `AsStored` replaced by its tensor, and in `OnGrid` minima "numbers"."""
     if isinstance(recipe, AsStored):
         return recipe.item
     if isinstance(recipe, OnGrid) and recipe.minima:
