@@ -93,7 +93,6 @@ def _infer_rope(node: Node) -> RoPE | None:
 
 
 def _collapse(values: Sequence[Any]) -> Any:
-    """Return the common value if all are equal, else a tuple of them."""
     return values[0] if all(v == values[0] for v in values) else tuple(values)
 
 
@@ -102,12 +101,10 @@ def _has_bias(linear: Node | None) -> bool:
 
 
 def _find_reader(value: Value, *reader_ops: Op) -> Node | None:
-    """Return the first node that reads `value` and has one of the ops `reader_ops`; None if there is none."""
     return next((n for n in value.users if n.op in reader_ops), None)
 
 
 def _find_norm(layer: Projections) -> Node | None:
-    """Return the norm before the attention of a layer, else the norm after it; None if it has neither."""
     x = layer.q.linear.inputs[0]
     if x is not None and x.producer is not None and x.producer.op in _NORMS:
         return x.producer
@@ -115,7 +112,6 @@ def _find_norm(layer: Projections) -> Node | None:
 
 
 def _read_factor(value: Value) -> float:
-    """Return the factor of the `affine` node that reads `value`; 1 if none does."""
     node = _find_reader(value, ops.affine)
     return 1.0 if node is None else float(node.attrs["by"])
 
@@ -167,7 +163,6 @@ def _infer_ffn(graph: Graph) -> dict[str, Any]:
 
 
 def _find_mixtures(graph: Graph) -> Any:
-    """Return the mixture of experts of each layer (None: dense) as a tuple, or one value if all are equal."""
     mixtures: list[MoE | None] = []
     for node in graph.nodes:
         if node.op is ops.attention:
@@ -207,7 +202,6 @@ def _find_shared_expert(value: Value | None) -> Node | None:
 
 
 def _name_activation(node: Node) -> str | None:
-    """Return the name of the activation that `node` computes or gates with; None for any other node."""
     if node.op is ops.glu:
         return str(node.attrs["activation"])
     for name, (fn, attrs) in ACTIVATIONS.items():
@@ -245,7 +239,6 @@ def _infer_ends(graph: Graph) -> dict[str, Any]:
 
 
 def _trace_back(value: Value, *through: Op) -> Iterable[Node]:
-    """Yield the nodes that lead to `value` through the ops `through`, last node first."""
     while value.producer is not None and value.producer.op in through:
         yield value.producer
         x = value.producer.inputs[0]

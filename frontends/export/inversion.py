@@ -185,7 +185,6 @@ def _read_stored(key: str, reader: TensorReader) -> TensorPiece:
 
 
 def _list_keys(recipes: Iterable[Recipe]) -> list[str]:
-    """Return the keys that `recipes` read, each once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(recipe.sources() for recipe in recipes)))
 
 
@@ -337,7 +336,6 @@ def _keep_stored(
 
 
 def _read_shape(recipe: Recipe, reader: TensorReader) -> Shape | None:
-    """Return the shape of `recipe` if `reader` has all tensors that it reads, else None."""
     return recipe.shape(reader) if set(recipe.sources()) <= set(reader.keys()) else None
 
 

@@ -144,7 +144,6 @@ class _GraphMatcher:
 
 
 def _describe_input(graph: Graph, value: Value) -> str:
-    """Return a description of a value: an input, a parameter, or the op that computes it."""
     if value.producer is not None:
         return value.producer.op.name
     name = next((name for name, v in graph.inputs.items() if v is value), None)

@@ -18,7 +18,8 @@ Recipe = Callable[[Weight], str]
 def find_changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> list[Change]:
     """Return all differences of the operations `before` and `after` (operator, attributes, operands, types, weights).
 
-    `names` maps values of the first network to the second; `recipe` returns the text by which weights are compared.
+    `names` maps values of the first network to the second; `recipe` returns the text by which weights are compared. If
+    the operators differ, attributes that only one operation has are omitted.
     """
     return [
         *_compare_texts("operation", before.op, after.op),
@@ -35,7 +36,7 @@ def strip_tensor_names(text: str) -> str:
 
 
 def summarize_changes(before: Vertex, after: Vertex, differences: Sequence[Change]) -> tuple[str, ...]:
-    """Return at most two lines about `differences` for an operation's box ("was RMSNorm", "other weights")."""
+    """Return at most two lines that summarize `differences` in an operation's box ("was RMSNorm", "other weights")."""
     lines = []
     kinds = {c.what.partition(" ")[0] for c in differences}
     old, new = describe_sizes(before.weft_op), describe_sizes(after.weft_op)
@@ -68,7 +69,6 @@ def _compare_attribute(name: str, before: Vertex, after: Vertex) -> Iterator[Cha
 
 
 def _compare_operands(before: Vertex, after: Vertex, names: Mapping[str, str]) -> Iterator[Change]:
-    """Yield a Change for each operand role whose values differ after `names` renamed those of `before`."""
     ours = _group_by_role(before, [names.get(name, name) for name in before.reads])
     theirs = _group_by_role(after, after.reads)
     earlier = _group_by_role(before, before.reads)
@@ -86,7 +86,6 @@ def _group_by_role(v: Vertex, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _compare_weights(before: Sequence[Weight], after: Sequence[Weight], recipe: Recipe) -> Iterator[Change]:
-    """Yield a Change for each type or recipe that differs between the weights at the same position."""
     for i in range(max(len(before), len(after))):
         a, b = (w[i] if i < len(w) else None for w in (before, after))
         name = (b or a or before[0]).name.rpartition(".")[2]
@@ -99,8 +98,6 @@ def _compare_weights(before: Sequence[Weight], after: Sequence[Weight], recipe: 
 
 
 def _summarize_operands(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return a phrase about operand roles: "reads mask too" if only `after` has it, else "reads no mask now" if only
-    `before` has it, else "reads other values" (for equal roles)."""
     added, removed = ([role for role in a if role not in b] for a, b in ((after, before), (before, after)))
     if added:
         return f"reads {_join_first(added)} too"
@@ -112,7 +109,7 @@ def _join_first(names: Sequence[str]) -> str:
 
 
 def _describe_type(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the first type of `before` that changed, or all if only their number did; for equal shapes, its dtype."""
+    """Return the first changed type of `before`, without an equal shape; all its types if only their number changed."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
     if not pairs:
         return ", ".join(before)

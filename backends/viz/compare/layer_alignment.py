@@ -16,9 +16,9 @@ Layers = dict[str, list[Vertex]]  # operations by the scope of their layer, in o
 def match_layers(before: Network, after: Network) -> dict[str, str]:
     """Map scopes of layers of `before` to their scopes in `after` ("layers.6": "layers.5"), or to "" if removed.
 
-    Lists of layers are paired by name, then in order; pairs with equal names and lengths, and unpaired lists, are
-    omitted. In lists of equal length, layers correspond by position; in other lists, by the alignment that has the most
-    in common (Needleman and Wunsch 1970).
+    Lists of layers are paired by name, then the remaining ones in order. In two lists of equal length, layers
+    correspond by position; in others, by the alignment that has the most operations in common (Needleman and Wunsch
+    1970). The result omits pairs of lists with equal names and lengths, and unpaired lists.
     """
     ours, theirs = _find_layer_lists(before), _find_layer_lists(after)
     scopes: dict[str, str] = {}
@@ -33,7 +33,7 @@ def match_layers(before: Network, after: Network) -> dict[str, str]:
 
 
 def find_layer_scope(scope: str) -> str:
-    """Return `scope` up to its first number ("layers.3" for "layers.3.attn"); "" if it contains no number."""
+    """Return `scope` up to its first numeric component ("layers.3" for "layers.3.attn"); "" if it has none."""
     match = _LAYER.match(scope)
     return match.group() if match else ""
 
@@ -48,14 +48,13 @@ def _find_layer_lists(network: Network) -> dict[str, Layers]:
 
 
 def _pair_layer_lists(ours: list[str], theirs: list[str]) -> dict[str, str]:
-    """Map prefixes in `ours` to prefixes in `theirs`: equal ones, then the rest in order while both have one."""
     equal = [stem for stem in ours if stem in theirs]
     our_rest, their_rest = ([s for s in stems if s not in equal] for stems in (ours, theirs))
     return dict(zip(equal, equal, strict=True)) | dict(zip(our_rest, their_rest, strict=False))
 
 
 def _count_ops(layers: Layers) -> list[Counter[str]]:
-    """Return the multiset of each layer's operations: by name and operator, and again with attributes and weights."""
+    """Count the operations of each layer twice: by name and operator, and also with attributes, types and weights."""
     counters = []
     for layer, vertices in layers.items():
         parts = Counter[str]()

@@ -32,9 +32,8 @@ def compare_networks(before: Network, after: Network) -> Comparison:
     """Return both networks with marks on their operations, inputs and outputs.
 
     Operations correspond by name; in lists of layers of unequal length, by name within aligned layers. An unmatched
-    operation whose results are absent from the other network corresponds to the one of equal scope and operator with
-    which it shares the most (at least one) neighbours and weights. Weights are compared by recipe
-    (`_choose_recipe_text`).
+    operation whose results are all absent from the other network corresponds to the operation of equal scope and
+    operator with the most neighbours and weights in common (at least one). Weights are compared by recipe.
     """
     pairs = _NetworkMatcher(before, after).match_all()
     names, recipe = _map_values(before, after, pairs), _choose_recipe_text(before, after)
@@ -50,13 +49,11 @@ def compare_networks(before: Network, after: Network) -> Comparison:
 
 
 def _add_marks(network: Network, marks: Mapping[str, Mark], default: str) -> Network:
-    """Return `network` with `marks` (by operation, input or output name); operations without one get `default`."""
     vertices = tuple(replace(v, mark=marks.get(v.name, Mark(default))) for v in network.vertices)
     return replace(network, vertices=vertices, marks={name: marks[name] for name in _list_inputs_outputs(network)})
 
 
 def _mark_operation(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> Mark:
-    """Return Mark(CHANGED, …) with the differences of corresponding operations; Mark() (kept) without any."""
     differences = find_changes(before, after, names, recipe)
     return Mark(CHANGED, summarize_changes(before, after, differences), tuple(differences)) if differences else Mark()
 
@@ -68,8 +65,7 @@ def _list_inputs_outputs(network: Network) -> dict[str, tuple[str, str]]:
 
 
 def _mark_input_output(before: tuple[str, str] | None, after: tuple[str, str] | None, names: Mapping[str, str]) -> Mark:
-    """Return the mark of an input or output, given as (value name, type) in each network (None: absent). `names` maps
-    values of the first network to the second."""
+    """Return the mark of an input or output, given its (value name, type) in each network; None means absent."""
     if before is None or after is None:
         return Mark(NEW if before is None else REMOVED)
     if before[1] != after[1]:
@@ -95,7 +91,8 @@ def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> di
 
 
 def _choose_recipe_text(before: Network, after: Network) -> Recipe:
-    """Return the function from weights to the text compared: recipes, without tensor names if no name is shared."""
+    """Return the function from a weight to its recipe; tensor names are stripped if the networks have none in
+    common."""
 
     def keys(network: Network) -> set[str]:
         return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}
@@ -160,13 +157,11 @@ def _count_shared(v: Vertex, other: Vertex) -> int:
 
 
 def _find_unique(network: Network, other: Network) -> list[Vertex]:
-    """Return the operations of `network` whose results are all absent from `other`, compared by name."""
     there = {name for v in other.vertices for name in v.makes}
     return [v for v in network.vertices if there.isdisjoint(v.makes)]
 
 
 def _find_neighbours(network: Network) -> dict[str, set[str]]:
-    """Map each operation name to the names of the operations that produce its operands or read its results."""
     maker = {name: v.name for v in network.vertices for name in v.makes}
     neighbours: dict[str, set[str]] = {v.name: set() for v in network.vertices}
     for v in network.vertices:

@@ -65,7 +65,8 @@ def render_chart(
 ) -> bytes:
     """Return the chart of `models` (the original first) as bytes of a file of type `suffix`, a key of METADATA.
 
-    `about` is above the legend; `measure` names `lost`, lower is better. Equal arguments yield equal bytes.
+    `about` is the text above the legend. `measure` names the y-axis of `lost`, where lower is better. Equal arguments
+    yield equal bytes.
     """
     file = io.BytesIO()
     with use_style(dark):
@@ -100,10 +101,8 @@ def use_style(dark: bool = False) -> Iterator[None]:
 
 
 def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> Figure:
-    """Return the figure of `render_chart` in matplotlib's current style, with a fixed layout.
-
-    Plots by layer are added if any layer was measured.
-    """
+    """Return the figure of `render_chart` in matplotlib's current style; plots by layer are added if any layer was
+    measured."""
     from matplotlib.figure import Figure
 
     original, *candidates = models

@@ -63,5 +63,4 @@ def _class_name(kind: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return `text` on one line, with the characters of Mermaid's syntax replaced by character codes ("#35;")."""
     return SPECIAL.sub(lambda m: f"#{ord(m[0])};", join_lines(text))

@@ -96,7 +96,6 @@ def escape_text(plain: str) -> str:
 
 
 def _draw_part(p: PlacedShape) -> Iterator[str]:
-    """Yield SVG elements for a part and its inner parts."""
     label = p.shape.label
     style = quoteattr(f"k-{label.kind}" + (" open" if p.open else ""))
     yield f"<g class={style}><title>{escape_text(p.shape.key)}</title>"

@@ -61,6 +61,6 @@ def _list_rows(p: PlacedShape, before: str, last: bool) -> Iterator[tuple[Text, 
 
 
 def _format_parameters(part: PicturePart) -> Text:
-    """Format the number of parameters that no earlier part reads and this part does; empty if there are none."""
+    """Format the number of parameters whose first reader is in the part; an empty text if there are none."""
     learned = sum(w.learned for v in part.all_vertices() for w in v.weights)
     return Text(format_count(learned) if learned else "")

@@ -107,8 +107,8 @@ class Arrangement:
 def arrange(parts: Sequence[PicturePart], entering: Iterable[str], leaving: Iterable[str]) -> Arrangement:
     """Return an arrangement of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first of `entering` that a part reads has a line from the top. At most RAILS of the others, if computed (not
-    inputs of the model), have lines along the right side; the rest are notes on their readers.
+    The first of `entering` that any part reads gets a line from the top. Of the others, at most RAILS that are computed
+    (not inputs of the model) get lines along the right side; the rest become notes on their readers.
     """
     parts, entering, leaving = list(parts), list(entering), list(leaving)
     wiring = wire_parts(parts, entering, leaving)

@@ -85,7 +85,7 @@ class _Inside:
 
 
 def place_shapes(root: Shape, opened: Collection[str]) -> PlacedShape:
-    """Return `root` placed at (0, 0), with the shapes whose keys are in `opened` open; key + ALL unrolls a repeat."""
+    """Return `root` placed at (0, 0). `opened` has the keys of open shapes, and key + ALL for each repeat to unroll."""
     return _Placer(opened).place(root, 0, 0)
 
 
@@ -222,8 +222,7 @@ def _route_wires(around: PlacedShape, inside: _Inside) -> Iterator[Wire]:
 
 
 def _route_rail(around: PlacedShape, target: PlacedShape, lane: int) -> list[Point]:
-    """Return the points of a line along the right side of `around` into the right side of `target`; lane 0 is the
-    outermost."""
+    """Return the points of a line along the right side of `around` into `target`; lane 0 is the outermost."""
     inward = around.shape.arrangement.rails - 1 - lane if around.shape.arrangement is not None else 0
     x, y = around.x + around.width - PAD / 2 - RAIL * lane, target.y + PORT + ACROSS * inward
     return [(x, around.y + HEAD), (x, y), (target.x + target.width, y)]
@@ -313,7 +312,6 @@ def _find_column(line: Line, target: PlacedShape, inside: _Inside, around: Place
 
 
 def _drop_straight_points(points: Sequence[Point]) -> Iterator[Point]:
-    """Yield the first and last of `points`, and between them only the points at which the line bends."""
     distinct = [p for p, q in itertools.pairwise(points) if not _is_near(p, q)] + [points[-1]]
     yield distinct[0]
     for before, p, after in zip(distinct, distinct[1:], distinct[2:], strict=False):

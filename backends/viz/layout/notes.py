@@ -36,6 +36,7 @@ def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
     "layers.0.attn.k" in "layers.0": "attn output"
     "encoder.norm" in "decoder.layers.0": "encoder output"
     "layers.0.mlp.down" in "layers.1": "mlp of the layer before"; if `shared` (all layers read it) "mlp of layer 0"
+    "past_key_values.3.key" anywhere: "past key"
     """
     if value.startswith(PAST):
         return drop_number(value)
@@ -50,6 +51,7 @@ def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
 
 
 def drop_number(name: str) -> str:
-    """Return the first and last word of `name`, without numbers ("past key" for "past_key_values.3.key")."""
+    """Return the first and last word of `name`, without numbers ("past key" for "past_key_values.3.key"), or a lone
+    word."""
     words = [word for word in name.replace("_", ".").split(".") if word and not word.isdigit()]
     return f"{words[0]} {words[-1]}" if len(words) > 1 else name

@@ -128,7 +128,6 @@ def _wrap_round(part: PicturePart, body: list[PicturePart]) -> PicturePart:
 
 
 def _map_names(first: PicturePart, other: PicturePart) -> dict[str, str]:
-    """Map each value name in `first` to its counterpart in `other`; the two parts differ only in names."""
     pairs = zip(first.all_vertices(), other.all_vertices(), strict=True)
     return {a: b for v, w in pairs for a, b in zip((*v.reads, *v.makes), (*w.reads, *w.makes), strict=True)}
 
@@ -195,12 +194,10 @@ def _label_shape(part: PicturePart, notes: tuple[str, ...]) -> Label:
 
 
 def _find_needed(parent: PicturePart, leaving: tuple[str, ...]) -> set[str]:
-    """Return the union of the values that children of `parent` read and of `leaving`."""
     return {name for child in parent.children for name in child.read} | {*leaving}
 
 
 def _find_border_values(child: PicturePart, needed: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return two tuples: the values that `child` reads, and its results that are in `needed` or that its own later
-    rounds read."""
+    """Return the values that `child` reads, and its results that are in `needed` or read by its own later rounds."""
     later = {name for body in child.later_rounds for part in body for name in part.read}
     return tuple(child.read), tuple(name for name in child.results if name in needed or name in later)

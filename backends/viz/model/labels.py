@@ -237,15 +237,13 @@ def _label_group(part: PicturePart) -> Label:
 
 
 def _name_attention_group(part: PicturePart, attention: Vertex) -> str:
-    """Return the title of the group around an attention."""
     if part.name.startswith("cross"):
         return "Cross-attention"
     return "Multi-head latent attention" if attention.attrs.get("value_dim") else name_attention(attention)
 
 
 def _name_layers(part: PicturePart) -> str:
-    """Return the title of a layer or repeat, such as "layers 0-29 · window 512", with properties that layers may
-    have."""
+    """Return the title of a layer or repeat: its numbers, then properties ("layers 0-29 · window 512")."""
     stem = part.path.rpartition(".")[0].rpartition(".")[2] or "layers"
     stem = stem.removesuffix("s") if part.name.isdigit() else stem if stem[-1] == "s" or len(stem) == 1 else f"{stem}s"
     if any(child.count > 1 or child.name.isdigit() for child in part.children if len(part.children) > 1):
@@ -262,11 +260,9 @@ def _name_layers(part: PicturePart) -> str:
 
 
 def _list_contents(part: PicturePart) -> str:
-    """Return the distinct titles of the parts drawn in `part`, except circles, joined by commas."""
     labels = [(c, label_part(c)) for c in part.body.children]
     return ", ".join(dict.fromkeys(text.title for c, text in labels if not (c.vertices and text.symbol)))
 
 
 def _format_number(text: object) -> str:
-    """Format a whole number with commas between thousands; return any other text unchanged."""
     return f"{int(str(text)):,}" if str(text).isdigit() else str(text)

@@ -142,7 +142,6 @@ def build_network(graph: Graph) -> Network:
 
 
 def _describe_origin(origin: Origin) -> tuple[str, str | None]:
-    """Return the source text of the module that created a scope, and its "file:line" if known."""
     return repr(origin.module), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
@@ -194,7 +193,6 @@ def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[
 
 
 def _list_operands(node: Node) -> Iterable[tuple[Value, str]]:
-    """Yield (value, operand name in the op) for each operand that is present."""
     names = node.op.operand_names(node.inputs, node.attrs)
     for i, value in enumerate(node.inputs):
         if value is not None:
@@ -219,7 +217,6 @@ def describe_layout(layout: BlockLayout) -> str:
 
 
 def _find_rope(recipe: Recipe) -> RopeFrequencies | None:
-    """Return the first RoPE frequencies in `recipe` or its parts; None if there are none."""
     if isinstance(recipe, RopeFrequencies):
         return recipe
     return next(filter(None, map(_find_rope, recipe.parts)), None)

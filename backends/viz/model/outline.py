@@ -126,7 +126,6 @@ def build_outline(network: Network) -> PicturePart:
 
 
 def _find_reach(v: Vertex) -> str:
-    """Return "local" for an attention with a window, "global" for one without; "" for other operations."""
     return "" if not v.weft_op.attends else "local" if v.weft_op.attrs.get("window") else "global"
 
 
@@ -142,7 +141,6 @@ def _set_reach(part: PicturePart) -> None:
 
 
 def _make_io(network: Network, name: str, op: str, reads: tuple[str, ...], makes: tuple[str, ...], kind: str) -> Vertex:
-    """Return the input or output `name` of the model as an operation `op` of type `kind`."""
     return Vertex(name, op, "", reads, makes, (), (kind,), mark=network.marks.get(name))
 
 
@@ -185,7 +183,6 @@ def _make_leaves(
 
 
 def _is_part_of(vertex: Vertex, source: Vertex) -> bool:
-    """Return whether an operation is drawn with its source: a view, or the bias after a linear."""
     return vertex.view or (vertex.weft_op.op == "add" and bool(vertex.weights) and source.weft_op.op == "linear")
 
 
@@ -261,7 +258,6 @@ def _rename_lone(leaf: PicturePart, scope: str) -> PicturePart:
 
 
 def _find_cycles(groups: Mapping[str, Sequence[PicturePart]]) -> list[set[str]]:
-    """Return sets of keys of `groups` whose parts read each other in a cycle."""
     home = {name: key for key, members in groups.items() for leaf in members for name in leaf.results}
     between = nx.DiGraph()
     for key, members in groups.items():
@@ -273,7 +269,6 @@ def _find_cycles(groups: Mapping[str, Sequence[PicturePart]]) -> list[set[str]]:
 
 
 def _inline_lists(children: list[PicturePart]) -> list[PicturePart]:
-    """Return `children` with every list of layers replaced by its layers."""
     parts: list[PicturePart] = []
     for child in children:
         numbered = child.children and all(c.name.isdigit() or c.count > 1 for c in child.children)

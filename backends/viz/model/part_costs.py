@@ -91,7 +91,6 @@ def convert_costs(facts: PartCosts) -> dict[str, Any]:
 
 
 def _to_list(work: Work) -> list[Any]:
-    """Convert the fields of `work` to polynomials, in the order of `Work`; an empty list for no work."""
     return [] if work == NONE else [convert_polynomial(getattr(work, f.name)) for f in fields(work)]
 
 

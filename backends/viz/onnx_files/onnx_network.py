@@ -91,7 +91,6 @@ def _merge_ops(before: Sequence[Vertex], after: Sequence[Vertex]) -> tuple[Verte
 
 
 def _rename_duplicates(network: Network, used: set[str]) -> Network:
-    """Return `network` with new names for operations whose name is in `used`; add its names to `used`."""
     names: dict[str, str] = {}
     vertices = []
     for v in network.vertices:
@@ -336,7 +335,6 @@ def _find_schema(op: OnnxOperation, versions: Mapping[str, int]) -> onnx.defs.Op
 
 
 def _name_operands(op: OnnxOperation, versions: Mapping[str, int]) -> list[str]:
-    """Return the name of each operand of `op`, as in the ONNX standard or the runtime that defines the operator."""
     if op.domain == MICROSOFT and op.kind in OPERANDS:
         names = list(OPERANDS[op.kind])
     else:

@@ -93,7 +93,6 @@ def _to_linear(v: Vertex) -> Vertex | None:
 
 
 def _to_packed_linear(v: Vertex) -> Vertex | None:
-    """Convert MatMulNBits to a linear map; its attributes N and K are the shape of the quantized weight."""
     if not v.weights or not {"N", "K"} <= v.attrs.keys():
         return None
     return replace(v, op="linear", weights=(_with_shape(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:]))
@@ -120,11 +119,6 @@ def _to_attention(v: Vertex) -> Vertex | None:
 
 
 def _read_number(v: Vertex, name: str, otherwise: float) -> float:
-    """Return the attribute `name` of `v` as a number; `otherwise` if it is absent.
-
-    Raises:
-        WeftError: if it is not a number.
-    """
     try:
         return float(v.attrs.get(name, otherwise))
     except ValueError:

@@ -68,8 +68,12 @@ def _split_words(name: str) -> Scope:
 
 
 def _name_op(op: OnnxOperation, scope: Scope) -> str:
-    """Return the name of `op`: its first result if directly in `scope` without a final digit, else its own in `scope`.
-    A name that is only the operator and a number, which counts over the entire model, is reduced to the operator."""
+    """Return a name for `op` that begins with `scope`.
+
+    It is the name of the first result if that is directly in `scope` and ends without a digit. Else it is `scope` and
+    the last word of the operation's name; a word that is only the operator and a model-wide number becomes the
+    operator.
+    """
     stem = ".".join((*scope, ""))
     result = next((x for x in op.outputs if x), "")
     if (
@@ -95,8 +99,11 @@ def make_unique(name: str, taken: set[str]) -> str:
 
 
 def _fill_gaps(ops: Sequence[OnnxOperation], scopes: list[Scope]) -> list[Scope]:
-    """Return `scopes` with each empty one replaced by the common prefix of two scopes: the longest of its producers,
-    and that of its first reader. It stays empty without either."""
+    """Return `scopes` with the empty ones filled, except those that the exporter recorded.
+
+    An operation gets the common prefix of the longest scope of its producers and the scope of its first reader. Its
+    scope stays empty if it has no producer or no reader.
+    """
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}
     first: dict[int, int] = {}
     for i, op in enumerate(ops):
@@ -114,7 +121,6 @@ def _fill_gaps(ops: Sequence[OnnxOperation], scopes: list[Scope]) -> list[Scope]
 
 
 def _find_prefix(scopes: Iterable[Scope]) -> Scope:
-    """Return the longest common prefix of all scopes."""
     columns = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*scopes, strict=False))
     return tuple(words[0] for words in columns)
 
@@ -140,8 +146,10 @@ def _split_number(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Sc
 
 
 def _find_common_root(scopes: Sequence[Scope]) -> str | None:
-    """Return the word that begins all scopes with layer numbers, else all scopes, and whose box would contain nearly
-    everything. None if there is no such word, or it names a list of layers or is in HALVES."""
+    """Return the first word of all scopes with layer numbers, or of all scopes if none has one; None if it differs.
+
+    Return None also if the word names a list of layers or is in HALVES, or if scopes begin with more than two words.
+    """
     first = {scope[0]: None for scope in scopes if scope}
     layered = {scope[0] for scope in scopes if any(word.isdigit() for word in scope[1:])}
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None

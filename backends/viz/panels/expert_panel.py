@@ -63,7 +63,6 @@ def _read_rule(v: Vertex, network: Network) -> RoutingRule:
 
 
 def _describe_capacity(limit: Vertex | None) -> str:
-    """Describe the capacity of an expert in a sentence; "" without a limit."""
     if limit is None:
         return ""
     tokens = limit.attrs.get("capacity")

@@ -58,7 +58,6 @@ class Observer:
         self.step(self.done, len(self.graph))
 
     def _operands(self, node: Node) -> dict[str, Array | None]:
-        """Map the operand names of `node` to arrays, None for an absent operand."""
         names = [o.name for o in node.op.operands]
         return {name: self._value(v) for name, v in zip(names, node.inputs, strict=False)}
 

@@ -47,7 +47,6 @@ def compute_wavelengths(rotary: RopeFrequencies) -> list[float | None]:
 
 
 def _describe_rotation(rotary: RopeFrequencies, amplitude: float) -> list[str]:
-    """Return sentences about the number of pairs, the base, the scaling and the `amplitude` of rotated components."""
     sentences = [f"{rotary.dim // 2} rotary pairs per head; base {rotary.theta:,.10g}."]
     if rotary.scaling != "none":
         sentences.append(rotary.describe())

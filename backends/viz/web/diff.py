@@ -36,7 +36,6 @@ def join_pictures(comparison: Comparison) -> Shape:
 
 
 def _retitle(shape: Shape, title: str) -> Shape:
-    """Return `shape`, the frame of one network, with the title `title`."""
     head = measure_text(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
     return replace(shape, label=Label(title, shape.label.lines, sign_to_kind(KEPT)), head=head)
 

@@ -58,7 +58,6 @@ def restrict_rules(place: str, sheet: str) -> str:
 
 
 def _name_cards(cards: Sequence[Card]) -> list[str]:
-    """Return the names of cards in URLs: their titles, with a number if several share one."""
     titles = [card.sheet.title for card in cards]
     counts = (titles[: i + 1].count(title) for i, title in enumerate(titles))
     return [title + (f"-{n}" if n > 1 else "") for title, n in zip(titles, counts, strict=True)]

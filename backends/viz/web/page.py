@@ -48,7 +48,6 @@ def list_model_data(root: Shape, opened: Collection[str]) -> dict[str, Any]:
 
 
 def _index_origins(origins: Mapping[str, tuple[str, str | None]]) -> dict[str, Any]:
-    """Return "modules", the distinct modules that created scopes, and "of": scope → index of its module."""
     modules = list(dict.fromkeys(origins.values()))
     indices = {module: i for i, module in enumerate(modules)}
     return {"modules": modules, "of": {scope: indices[module] for scope, module in origins.items()}}

@@ -47,7 +47,6 @@ def render_steps(start: Network, steps: Sequence[PipelineStep], tokens: int) -> 
 
 
 def _convert_record(record: PassRecord) -> dict[str, Any]:
-    """Convert the record of a pass to JSON data: its name, arguments, documentation, checks and trace."""
     applied = record.applied
     arguments = {a.name: getattr(applied, a.name) for a in applied.arguments()}
     return {

@@ -81,12 +81,10 @@ def _convert_vertex(v: Vertex) -> dict[str, Any]:
 
 
 def _describe_packing(w: Weight) -> list[str]:
-    """Describe the bits, packing and bytes of a quantized weight; an empty list for other weights."""
     return [] if w.bits is None else [f"{w.bits:.3g} bits: {w.packing}; {format_bytes(w.bytes)}"]
 
 
 def _convert_mark(mark: Mark) -> dict[str, Any]:
-    """Convert an operation's mark to JSON data without empty fields."""
     fields = {"changes": [[c.what, c.before, c.after] for c in mark.changes], "other": mark.other}
     return {"sign": mark.sign} | {name: value for name, value in fields.items() if value}
 
@@ -160,7 +158,6 @@ def _normalize(plain: Any) -> Any:
 
 
 def _read_layer_span(key: str) -> tuple[int, int]:
-    """Return the first and last layer number in the key of a layer or repeat."""
     numbers = [int(n) for n in NUMBER.findall(key.rpartition(".")[2])]
     return numbers[0], numbers[-1]
 

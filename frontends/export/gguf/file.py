@@ -116,7 +116,6 @@ def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Te
 
 
 def _list_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
-    """Return the file's metadata; its file type is the most common dtype of the matrices (`kinds`)."""
     kind = Counter(kinds).most_common(1)[0][0]
     quantized = {"general.quantization_version": 2} if any(kind.is_block for kind in kinds) else {}
     return {"general.name": model.graph.name, "general.file_type": _FILE_TYPES[kind], **quantized}
@@ -161,7 +160,6 @@ def _write_file(
 
 
 def _encode_blocks(name: str, tensor: Tensor) -> Iterator[Array]:
-    """Yield the bytes of the tensor `name`, which does not store codes."""
     if tensor.dtype != dtypes.q8_0:
         yield from encode_blocks(name, tensor)
         return
@@ -179,11 +177,7 @@ def _encode_blocks(name: str, tensor: Tensor) -> Iterator[Array]:
 
 
 def _add_metadata(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Add a key to `writer` with the type of its value; integers are u32, integers in lists i32.
-
-    Raises:
-        WeftError: if a value does not fit in 32 bits.
-    """
+    """Add a key to `writer` with the type of its value; raise WeftError if a number does not fit in 32 bits."""
     is_list = isinstance(value, (list, tuple))
     low, high = (-(1 << 31), 1 << 31) if is_list else (0, 1 << 32)  # list elements are signed
     for number in value if is_list else (value,):

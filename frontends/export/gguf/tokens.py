@@ -129,7 +129,6 @@ def _list_model_keys(tokenizer: Mapping[str, Any], tokens: list[str], types: lis
 
 
 def _find_split(tokenizer: Mapping[str, Any], model: Model) -> str:
-    """Return llama.cpp's name of the rule that splits strings before merging."""
     outer = tokenizer.get("pre_tokenizer") or {}
     steps = outer.get("pretokenizers", [outer])
     patterns: list[str] = []
@@ -149,7 +148,6 @@ def _find_split(tokenizer: Mapping[str, Any], model: Model) -> str:
 
 
 def _adds_bos(tokenizer: Mapping[str, Any], bos: int | None, index: Mapping[str, int]) -> bool:
-    """Return whether encoding adds the BOS token."""
     template = tokenizer.get("post_processor") or {}
     steps = [template, *template.get("processors", [])]
     starts = [s["single"][0].get("SpecialToken", {}).get("id") for s in steps if s.get("single")]

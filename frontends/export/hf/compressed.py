@@ -49,7 +49,6 @@ def find_refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
 
 
 def _is_tiled(codes: StoredCodes, reader: TensorReader) -> bool:
-    """Return whether all rows of each tile (TALL rows) have the same scales."""
     scales = codes.part("steps").read(reader, 0, codes.shape[0])
     return bool((scales == scales[np.arange(len(scales)) // TALL * TALL]).all())
 
@@ -97,7 +96,6 @@ def _read_small_scales(codes: StoredCodes, reader: TensorReader, dtype: DType) -
 
 
 def _read_tensor_scales(codes: StoredCodes, reader: TensorReader) -> Array:
-    """Return the distinct tensor scales of the rows of a matrix, f32; a single matrix has one."""
     return np.unique(codes.part("tensor_scale").read(reader, 0, codes.shape[0]))
 
 
@@ -120,7 +118,7 @@ def _read_tile_scales(codes: StoredCodes, reader: TensorReader) -> list[Array]:
 
 
 def _pack_zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:
-    """Return the zero points, packed along the outputs; [] without zero points."""
+    """Return the zero points, packed along the outputs, as a list of one array."""
     bits = codes.layout.bits
     zeros = np.concatenate([blocks.zeros for blocks in codes.blocks(reader) if blocks.zeros is not None])
     packed = pack_codes(np.ascontiguousarray(zeros.T), bits)

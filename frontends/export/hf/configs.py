@@ -55,7 +55,6 @@ def propose_config(name: str, s: Settings) -> dict[str, Any]:
 
 
 def _list_rotated_widths(s: Settings) -> set[int]:
-    """Return the numbers of rotated features per head, over all layers with RoPE."""
     return {r.dim or int(r.fraction * s.head_size) for r in s.expand("rope") if r is not None}
 
 
@@ -100,7 +99,6 @@ def _repeat_value(names: str, value: Any) -> dict[str, Any]:
 
 
 def _list_scale_keys(s: Settings) -> dict[str, Any]:
-    """Return the config keys of the scale of attention scores, with values for `s`."""
     default_scale = s.head_size**-0.5
     scales = [default_scale if scale is None else scale for scale in s.expand("scale")]
     by_layer = s.layers > 1 and abs(scales[0] / scales[1] - 2) < 1e-6
@@ -113,12 +111,10 @@ def _list_scale_keys(s: Settings) -> dict[str, Any]:
 
 
 def _round_if_close(number: float) -> float:
-    """Return the nearest integer if `number` differs from it by rounding only, else `number`."""
     return round(number) if abs(number - round(number)) < 1e-6 * number else number
 
 
 def _list_window_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of sliding windows: their size and their layers."""
     windows = s.expand("window")
     size = next((w for w in windows if w is not None), None)
     return {
@@ -151,7 +147,6 @@ def _list_rope_keys(s: Settings, partial: bool) -> dict[str, Any]:
 
 
 def _list_expert_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of mixtures of experts, which must be equal in all layers that have one."""
     if s.moe is None:
         return {}
     moe = s.find_first("moe")

@@ -104,7 +104,6 @@ def write_huggingface(
 
 
 def _list_matrix_modules(result: FamilyFit) -> list[str]:
-    """Return the modules of all matrices that are not lookup tables."""
     matrices = [key for key, tensor in result.tensors.items() if key.endswith(".weight") and len(tensor.shape) == 2]
     return [key.removesuffix(".weight") for key in matrices if result.kinds.get(key) != "table"]
 

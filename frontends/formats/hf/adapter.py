@@ -249,7 +249,6 @@ def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
 
 
 def _match_pattern(config: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
-    """Return the value of the first pattern in `config[key]` that matches `name` or its last parts, else `default`."""
     for pattern, value in (config.get(key) or {}).items():
         if re.fullmatch(rf"(.*\.)?({pattern})", name):
             return value

@@ -253,7 +253,6 @@ class Merger(abc.ABC):
         self.changed_by[home] = str(adapter.path)
 
     def _put_tokens(self, home: str, tokens: Tokens, adapter: Adapter) -> None:
-        """Replace the rows `tokens.indices` of the weight `home` by the rows that `adapter` stores."""
         rows, *widths = self._shape(home)
         if list(adapter.reader.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
             raise adapter.error(

@@ -260,7 +260,6 @@ def _map_tensors(folder: Path) -> dict[str, str]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor, relative to `folder`, from the index in `folder`."""
     try:
         names: dict[str, str] = dict(Record.read(folder / INDEX).get("weight_map", dict[str, str]))
     except WeftError as e:

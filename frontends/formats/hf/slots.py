@@ -59,7 +59,6 @@ def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
 
 
 def _check_plain(adapter: Adapter) -> None:
-    """Raise WeftError unless all tensors of `adapter` are factors A and B of linear layers."""
     advice = "which cannot be chosen at run time: merge the adapter by --adapter"
     for key in (*adapter.resaved.values(), *adapter.replaced.values(), *(t.key for t in adapter.tokens.values())):
         raise adapter.error(f" has the tensor {key!r}, {advice}")

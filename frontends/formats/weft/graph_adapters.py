@@ -60,7 +60,6 @@ class _GraphMerger(Merger):
 
 
 def _find_embedding(graph: Graph) -> Param | None:
-    """Return the table of the embedding op that reads the input input_ids; None without one."""
     tokens = graph.inputs.get("input_ids")
     for node in tokens.users if tokens is not None else ():
         if node.op is ops.embedding and isinstance(table := node.required_operand("table"), Param):

@@ -84,7 +84,6 @@ def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
-    """Return the entry `source` of manifests: how `model` was requested, its files' `hashes`, its own provenance."""
     return {
         "spec": _make_absolute(model.spec),
         "description": model.description,

@@ -315,7 +315,6 @@ def _read_word_weights(record: Record) -> tuple[str, str, WordWeights]:
 
 
 def _read_names(record: Record) -> tuple[str, str]:
-    """Return the names of the values that the module of `record` reads and writes."""
     reads = record.text("module_input_name", TEXT)
     return reads, record.text("module_output_name", reads)
 
