@@ -33,37 +33,28 @@ _STATE = "quant_state.bitsandbytes__"
 class LookupTensor(QuantizedTensor):
     """A tensor of shape `size` whose 4-bit codes index a table of 16 values; each block of `block` values has a scale.
 
-    codes, absmax (scales), table, state: keys of its tensors. kind: nf4 or fp4. If the scales are quantized, `nested`
-    are the keys of their scales and their table; they are in blocks of `nested_block`, and `offset` is added to them.
+    kind: nf4 or fp4. If there are nested_absmax and nested_quant_map, the scales are quantized in blocks of
+    `nested_block` with these scales and this table, and `offset` is added to them.
     """
 
     kind: str
     size: tuple[int, ...]
     block: int
-    codes: str
-    absmax: str
-    table: str
-    state: str
-    nested: tuple[str, str] | None
     nested_block: int
     offset: float
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.codes, self.absmax, self.table, self.state, *(self.nested or ()))
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         return self.size
 
     def dtype(self, reader: TensorReader) -> DType:
-        return DType(self.kind, "block", 4, self.block, self.block // 2 + (1 if self.nested else 4))
+        return DType(self.kind, "block", 4, self.block, self.block // 2 + (1 if self.keys["nested_absmax"] else 4))
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
         row = math.prod(self.size[1:])
         first, last = start * row, stop * row
-        packed = reader.read(self.codes, first // 2, -(-last // 2)).reshape(-1)
+        packed = reader.read(self.keys["codes"], first // 2, -(-last // 2)).reshape(-1)
         codes = np.stack([packed >> 4, packed & 15], -1).reshape(-1)[first % 2 :][: last - first]
-        values = read_all(reader, self.table)[codes]
+        values = read_all(reader, self.keys["quant_map"])[codes]
         blocks = np.arange(first // self.block, -(-last // self.block))
         scales = self._scales(reader, blocks).repeat(self.block)[first % self.block :]
         values *= scales[: last - first]
@@ -72,30 +63,22 @@ class LookupTensor(QuantizedTensor):
     def _scales(self, reader: TensorReader, blocks: Array) -> Array:
         """Return the scales f32 of the blocks whose consecutive indices are `blocks`."""
         start, stop = (int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) else (0, 0)
-        scales = reader.read(self.absmax, start, stop)
-        if self.nested is not None:
-            absmax, table = (read_all(reader, key) for key in self.nested)
+        scales = reader.read(self.keys["absmax"], start, stop)
+        if self.keys["nested_absmax"]:
+            absmax, table = (read_all(reader, self.keys[f"nested_{role}"]) for role in ("absmax", "quant_map"))
             scales = table[scales] * absmax[blocks // self.nested_block] + np.float32(self.offset)
-        return check_finite(scales, self.absmax, reader)
+        return check_finite(scales, self.keys["absmax"], reader)
 
 
 @dataclass(frozen=True)
 class Int8Rows(Integers):
-    """A weight i8 [out, in] of LLM.int8(): row n is SCB[n] / 127 times its codes. `largest` is the key of SCB."""
-
-    weight: str
-    largest: str
-    more_parts: tuple[str, ...]
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.weight, self.largest, *self.more_parts)
+    """A weight i8 [out, in] of LLM.int8(): row n is SCB[n] / 127 times its codes."""
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return reader.read(self.weight, start, stop).view(np.uint8) ^ np.uint8(128)
+        return reader.read(self.keys["codes"], start, stop).view(np.uint8) ^ np.uint8(128)
 
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return (reader.read(self.largest, start, stop) / np.float32(127))[:, None]
+        return (super().scales(reader, start, stop) / np.float32(127))[:, None]
 
 
 def read_bnb(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
@@ -125,45 +108,40 @@ def _read_rows(reader: TensorReader, weight: str, largest: str, keys: Collection
     shape, stored = reader.shape(weight), (reader.dtype(weight), reader.dtype(largest))
     if len(shape) != 2 or reader.shape(largest) != shape[:1] or stored != (dtypes.i8, dtypes.f32):
         raise misfit_error(reader, weight, largest, expected="i8 [out, in] and f32 [out]")
-    order = f"{weight}_format"
-    more_parts = (order,) if order in keys else ()
-    if more_parts and np.any(read_all(reader, order)):
+    order = f"{weight}_format" if f"{weight}_format" in keys else ""
+    if order and np.any(read_all(reader, order)):
         raise WeftError(
             f"{order!r} states that {weight!r} is not stored row by row: save the model with bitsandbytes 0.45"
         )
-    return Int8Rows(*shape, 8, shape[1], dtypes.f32, False, "", weight, largest, more_parts)
+    parts = {"codes": weight, "scales": largest, "order": order}
+    return Int8Rows(parts, *shape, 8, shape[1], dtypes.f32, False, "")
 
 
 def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Collection[str]) -> LookupTensor:
     absmax, table = (require_key(name, f"{name}.{part}", keys) for part in ("absmax", "quant_map"))
+    parts = {"codes": name, "absmax": absmax, "quant_map": table, "state": state}
+    nested = [f"{name}.nested_absmax", f"{name}.nested_quant_map"] if f"{name}.nested_absmax" in keys else ["", ""]
     settings = _read_state(reader, state)
     size, block = settings["shape"], settings["blocksize"]
     count = math.prod(size)
-    nested: tuple[str, str] | None = None
+    blocks = -(-count // block)
     nested_block: Any = 1
     offset: Any = 0.0
-    if f"{name}.nested_absmax" in keys:
-        nested = (f"{name}.nested_absmax", require_key(name, f"{name}.nested_quant_map", keys))
+    expected = [(absmax, (blocks,), dtypes.u8 if nested[0] else dtypes.f32), (table, (16,), dtypes.f32)]
+    if nested[0]:
+        require_key(name, nested[1], keys)
         nested_block, offset = settings.get("nested_blocksize"), settings.get("nested_offset")
         valid = type(nested_block) is int and nested_block > 0 and type(offset) in (int, float)
         if not valid or not math.isfinite(offset):
             raise WeftError(f"{state!r} does not state how the scales in {absmax!r} are quantized")
-    blocks = -(-count // block)
-    expected = [(absmax, (blocks,), dtypes.u8 if nested else dtypes.f32), (table, (16,), dtypes.f32)]
-    if nested:
         expected += [(nested[0], (-(-blocks // nested_block),), dtypes.f32), (nested[1], (256,), dtypes.f32)]
-    codes = math.prod(reader.shape(name)) == -(-count // 2) and reader.dtype(name) == dtypes.u8
-    axes = reader.shape(name)
-    if (
-        not codes
-        or axes[0] != math.prod(axes)
-        or any((reader.shape(k), reader.dtype(k)) != (s, d) for k, s, d in expected)
-    ):
+    n_bytes, axes = -(-count // 2), reader.shape(name)
+    fits = math.prod(axes) == n_bytes == axes[0] and reader.dtype(name) == dtypes.u8
+    if not fits or any((reader.shape(k), reader.dtype(k)) != (s, d) for k, s, d in expected):
         keys_shown = (name, *(k for k, _, _ in expected))
-        raise misfit_error(
-            reader, *keys_shown, expected=f"u8 [{-(-count // 2)}, 1] for {count} values in blocks of {block}"
-        )
-    return LookupTensor(kind, tuple(size), block, name, absmax, table, state, nested, nested_block, float(offset))
+        raise misfit_error(reader, *keys_shown, expected=f"u8 [{n_bytes}, 1] for {count} values in blocks of {block}")
+    parts |= {"nested_absmax": nested[0], "nested_quant_map": nested[1]}
+    return LookupTensor(parts, kind, tuple(size), block, nested_block, float(offset))
 
 
 def _read_state(reader: TensorReader, state: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.ir.errors import WeftError
 from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, Blocks, build_integer_layout
@@ -39,9 +40,9 @@ class Integers(QuantizedTensor):
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Return the codes u8 of rows ``start:stop``, [stop - start, width]."""
 
-    @abstractmethod
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Return the scales f32 of rows ``start:stop``, [stop - start, groups]."""
+        return reader.read(self.keys["scales"], start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Return the zero points u8 of rows ``start:stop``, [stop - start, groups]; only called if `has_zeros`."""
@@ -95,7 +96,7 @@ class Integers(QuantizedTensor):
         )
 
     def _scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return check_finite(self.scales(reader, start, stop), self.parts[1], reader)
+        return check_finite(self.scales(reader, start, stop), self.keys["scales"], reader)
 
     def _zeros(self, reader: TensorReader, start: int, stop: int) -> Array | None:
         return self.zeros(reader, start, stop) if self.has_zeros else None
@@ -111,9 +112,24 @@ def find_group(group: int) -> int:
     return next((size for size in GROUPS if group % size == 0), 0 if group % 8 else group)
 
 
-def is_act_order(index: Array, group: int) -> bool:
-    """Return whether `index`, which has the group of each input, differs from consecutive groups of `group` inputs."""
-    return not np.array_equal(index, np.arange(len(index)) // group)
+def has_act_order(
+    reader: TensorReader, key: str, width: int, group: int, groups: int, unset: int | None = None
+) -> bool:
+    """Return whether the tensor `key`, the group of each input, differs from consecutive groups of `group` inputs.
+
+    Return False if `key` is "", or if all elements are `unset`. Raise WeftError if the tensor does not list a group
+    below `groups` for each of `width` inputs.
+    """
+    if not key:
+        return False
+    if reader.shape(key) != (width,) or not reader.dtype(key).is_int:
+        raise WeftError(f"{key!r} {list(reader.shape(key))} must list the group of each of {width} inputs")
+    index = read_all(reader, key)
+    if width and unset is not None and (index == unset).all():
+        return False
+    if width and not 0 <= index.min() <= index.max() < groups:
+        raise WeftError(f"{key!r} puts an input into group {int(index.max())} or {int(index.min())} of {groups}")
+    return not np.array_equal(index, np.arange(width) // group)
 
 
 def to_bytes(words: Array) -> Array:

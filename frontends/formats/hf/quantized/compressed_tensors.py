@@ -22,7 +22,7 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
-from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
+from .codes import Integers, has_act_order, is_scale_dtype, to_bytes
 from .floats import Tiles, read_float4
 from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
@@ -37,29 +37,15 @@ _BYTES = (dtypes.i8, dtypes.f8e4m3)
 
 @dataclass(frozen=True)
 class PackedIntegers(Integers):
-    """A weight whose codes are packed into 32-bit words; with `stream`, codes may cross word boundaries.
+    """A weight whose codes are packed into 32-bit words; with `stream`, codes may cross word boundaries."""
 
-    packed, scale_key, zero_key ("" without zero points), more_parts: keys of its tensors.
-    """
-
-    packed: str
-    scale_key: str
-    zero_key: str
-    more_parts: tuple[str, ...]
     stream: bool
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.packed, self.scale_key, *((self.zero_key,) if self.zero_key else ()), *self.more_parts)
-
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return _unpack_words(reader.read(self.packed, start, stop), self.bits, self.width, self.stream)
-
-    def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return reader.read(self.scale_key, start, stop)
+        return _unpack_words(reader.read(self.keys["codes"], start, stop), self.bits, self.width, self.stream)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        words = read_all(reader, self.zero_key)
+        words = read_all(reader, self.keys["zeros"])
         return np.ascontiguousarray(_unpack_words(words.T, self.bits, self.rows, self.stream)[:, start:stop].T)
 
 
@@ -79,32 +65,26 @@ def _unpack_words(words: Array, bits: int, count: int, stream: bool) -> Array:
 class Bytes(Integers):
     """A weight i8 [out, in] of codes in two's complement of `bits`, one per byte.
 
-    weight, scale_key, zero_key ("" without zero points): keys of its tensors. several: there is at least one scale per
-    output, not a single scale for the tensor.
+    several: there is at least one scale per output, not a single scale for the tensor.
     """
 
-    weight: str
-    scale_key: str
-    zero_key: str
     several: bool
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.weight, self.scale_key, *((self.zero_key,) if self.zero_key else ()))
-
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._to_unsigned(reader.read(self.weight, start, stop))
+        return self._to_unsigned(reader.read(self.keys["codes"], start, stop))
 
     def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._read_rows(reader, self.scale_key, start, stop)
+        return self._read_rows(reader, self.keys["scales"], start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._to_unsigned(self._read_rows(reader, self.zero_key, start, stop).astype(np.int8))
+        return self._to_unsigned(self._read_rows(reader, self.keys["zeros"], start, stop).astype(np.int8))
 
     def _to_unsigned(self, codes: Array) -> Array:
         unsigned: Array = codes.view(np.uint8) + np.uint8(1 << (self.bits - 1))
         if unsigned.max(initial=0) >> self.bits:
-            raise WeftError(f"{self.weight!r} has codes of more than {self.bits} bits; the checkpoint is damaged")
+            raise WeftError(
+                f"{self.keys['codes']!r} has codes of more than {self.bits} bits; the checkpoint is damaged"
+            )
         return unsigned
 
     def _read_rows(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
@@ -180,6 +160,7 @@ def _read_packed(
     scales, sizes = (require_key(key, f"{name}.{part}", keys) for part in ("weight_scale", "weight_shape"))
     optional = [f"{name}.{part}" for part in ("weight_zero_point", "weight_g_idx")]
     zeros, index = (k if k in keys else "" for k in optional)
+    parts = {"codes": key, "scales": scales, "zeros": zeros, "shape": sizes, "groups": index}
     shape, stored, scale_shape = read_all(reader, sizes), reader.shape(key), reader.shape(scales)
     if shape.shape != (2,) or not reader.dtype(sizes).is_int or min(shape) < 1 or max(shape) >= 1 << 31:
         raise WeftError(f"{sizes!r} must have the shape of a matrix: two positive integers")
@@ -187,32 +168,17 @@ def _read_packed(
     groups = scale_shape[1] if len(scale_shape) == 2 else 0
     packings = [(bits, stream) for bits in sorted(widths) for stream in (True, False)]
     bits, stream = next(((b, s) for b, s in packings if stored == (rows, _count_words(width, b, s))), (0, True))
-    present = (key, scales, *((zeros,) if zeros else ()))
     fits = bits > 0 and groups > 0 and scale_shape == (rows, groups) and width % groups == 0
     if zeros and bits:
         fits &= reader.dtype(zeros) == dtypes.i32 and reader.shape(zeros) == (_count_words(rows, bits, stream), groups)
     if not fits or reader.dtype(key) != dtypes.i32 or not is_scale_dtype(reader.dtype(scales)):
-        widest = " or ".join(map(str, sorted(widths)))
-        raise misfit_error(
-            reader,
-            *present,
-            expected=f"for a [{rows}, {width}] matrix of {widest} bits, whose rows are cut into whole groups",
-        )
+        expected = f"for a [{rows}, {width}] matrix of {' or '.join(map(str, sorted(widths)))} bits"
+        expected += ", whose rows are cut into whole groups"
+        raise misfit_error(reader, key, scales, *filter(None, [zeros]), expected=expected)
     group = width // groups
-    if index:
-        if reader.shape(index) != (width,) or not reader.dtype(index).is_int:
-            raise WeftError(f"{index!r} {list(reader.shape(index))} must list the group of each of {width} inputs")
-        input_groups = read_all(reader, index)
-        if input_groups.min() == -1 == input_groups.max():  # written if groups are consecutive
-            input_groups = np.arange(width) // group
-        if not 0 <= input_groups.min() <= input_groups.max() < groups:
-            raise WeftError(
-                f"{index!r} puts an input into group {int(input_groups.max())} or {int(input_groups.min())} of {groups}"
-            )
-    ordered = index if index and is_act_order(input_groups, group) else ""
-    more_parts = (sizes, *((index,) if index else ()))
-    kind = reader.dtype(scales)
-    return PackedIntegers(rows, width, bits, group, kind, bool(zeros), ordered, key, scales, zeros, more_parts, stream)
+    # All groups are -1 if they are consecutive.
+    ordered = index if has_act_order(reader, index, width, group, groups, unset=-1) else ""
+    return PackedIntegers(parts, rows, width, bits, group, reader.dtype(scales), bool(zeros), ordered, stream)
 
 
 def _count_words(count: int, bits: int, stream: bool) -> int:
@@ -226,6 +192,7 @@ def _read_bytes(
     scales, zero = require_key(key, f"{name}.weight_scale", keys), f"{name}.weight_zero_point"
     shape, scale_shape, kind = reader.shape(key), reader.shape(scales), reader.dtype(scales)
     zeros, is_single = zero if zero in keys else "", math.prod(scale_shape) == 1
+    parts = {"codes": key, "scales": scales, "zeros": zeros}
     if len(shape) != 2 or not all(shape) or not (len(scale_shape) == 2 or is_single) or not is_scale_dtype(kind):
         raise misfit_error(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
     rows, width = shape
@@ -237,23 +204,12 @@ def _read_bytes(
             raise misfit_error(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
         if zeros and np.any(read_all(reader, zeros)):
             raise WeftError(f"{zeros!r} is not 0, and floats have no zero points")
-        return _TilesWithZeros(key, scales, tile, zeros)
+        return Tiles(parts, tile)
     groups = 1 if is_single else scale_shape[1]
     if not is_single and (scale_shape[0] != rows or width % groups):
         raise misfit_error(reader, key, scales, expected="floats for whole rows or groups of integers")
     shifted = bool(zeros) and bool(np.any(read_all(reader, zeros)))
-    return Bytes(rows, width, 8, width // groups, kind, shifted, "", key, scales, zeros, not is_single)
-
-
-@dataclass(frozen=True)
-class _TilesWithZeros(Tiles):
-    """8-bit floats in tiles with a tensor `zeros` ("" without one) of zero points, which are all 0."""
-
-    zeros: str
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (*super().parts, *((self.zeros,) if self.zeros else ()))
+    return Bytes(parts, rows, width, 8, width // groups, kind, shifted, "", not is_single)
 
 
 def _find_tile(

@@ -31,20 +31,15 @@ _E8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 
 @dataclass(frozen=True)
 class Floats(QuantizedTensor):
-    """A tensor stored as codes and scales, tensors with the keys `codes` and `scales`."""
-
-    codes: str
-    scales: str
+    """A tensor stored as the tensors "codes" and "scales"."""
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.codes, self.scales)
+    def codes(self) -> str:
+        return self.keys["codes"]
 
-    def shape(self, reader: TensorReader) -> tuple[int, ...]:
-        return reader.shape(self.codes)
-
-    def dtype(self, reader: TensorReader) -> DType:
-        return reader.dtype(self.codes)
+    @property
+    def scales(self) -> str:
+        return self.keys["scales"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ def read_mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str,
         fits = len(blocks) == 4 and blocks[3] == 16 and reader.shape(scales) == blocks[:3]
         if not fits or {reader.dtype(key), reader.dtype(scales)} != {dtypes.u8}:
             raise misfit_error(reader, key, scales, expected="u8 [experts, out, in / 32, 16], without the last axis")
-        tensors[name] = MXFP4(key, scales)
+        tensors[name] = MXFP4({"codes": key, "scales": scales})
     return tensors
 
 
@@ -87,19 +82,13 @@ class Float4Matrix(Floats):
     """A matrix [out, in] in 4-bit floats.
 
     codes: u8 [out, in / 2], two per byte with the first in the low half. scales [out, groups]: exponents u8, or f8e4m3
-    values, which are divided by the scalar in the tensor `divisor` ("" with exponents).
+    values, which are divided by the scalar in the tensor "divisor".
     """
-
-    divisor: str
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (*super().parts, *((self.divisor,) if self.divisor else ()))
 
     @property
     def layout(self) -> BlockLayout:
         """Return the block layout: nvfp4 with a divisor, mxfp4 without."""
-        return LAYOUTS[NVFP4.name if self.divisor else dtypes.mxfp4.name]
+        return LAYOUTS[NVFP4.name if self.keys["divisor"] else dtypes.mxfp4.name]
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         rows, count = reader.shape(self.codes)
@@ -117,9 +106,9 @@ class Float4Matrix(Floats):
     def _blocks(self, reader: TensorReader, start: int, stop: int) -> Blocks:
         scales, tensor_scales = reader.read(self.scales, start, stop), None
         with np.errstate(divide="ignore", over="ignore"):  # `check_finite` reports them below
-            if self.divisor:
-                tensor_scale = np.float32(1) / read_all(reader, self.divisor).astype(np.float32).reshape(1, 1)
-                tensor_scales = np.broadcast_to(check_finite(tensor_scale, self.divisor, reader), (stop - start, 1))
+            if divisor := self.keys["divisor"]:
+                tensor_scale = np.float32(1) / read_all(reader, divisor).astype(np.float32).reshape(1, 1)
+                tensor_scales = np.broadcast_to(check_finite(tensor_scale, divisor, reader), (stop - start, 1))
                 scales = check_finite(scales.astype(np.float32) * tensor_scales, self.scales, reader)
             else:
                 scales = self.layout.decode_scales(scales, None)
@@ -135,16 +124,16 @@ def read_float4(reader: TensorReader, codes: str, name: str, keys: Collection[st
     Raises:
         WeftError: if its scales are missing or do not fit.
     """
-    scales, divisor = require_key(codes, f"{name}.weight_scale", keys), f"{name}.weight_global_scale"
+    scales = require_key(codes, f"{name}.weight_scale", keys)
     scale_dtype = reader.dtype(scales)
-    matrix = Float4Matrix(codes, scales, "" if scale_dtype == dtypes.u8 else require_key(codes, divisor, keys))
+    divisor = "" if scale_dtype == dtypes.u8 else require_key(codes, f"{name}.weight_global_scale", keys)
+    matrix = Float4Matrix({"codes": codes, "scales": scales, "divisor": divisor})
     shape, group = reader.shape(codes), matrix.layout.group
     fits = len(shape) == 2 and shape[1] > 0 and 2 * shape[1] % group == 0
     fits = fits and reader.shape(scales) == (shape[0], 2 * shape[1] // group)
     fits = fits and scale_dtype in (dtypes.u8, dtypes.f8e4m3)
-    if matrix.divisor:
-        divisor_shape = reader.shape(matrix.divisor)
-        fits = fits and divisor_shape in ((), (1,)) and reader.dtype(matrix.divisor).is_float
+    if divisor:
+        fits = fits and reader.shape(divisor) in ((), (1,)) and reader.dtype(divisor).is_float
     if not fits:
         raise misfit_error(reader, *matrix.parts, expected="u8 [out, in / 32], or f8e4m3 [out, in / 16] and one float")
     return matrix
@@ -152,13 +141,16 @@ def read_float4(reader: TensorReader, codes: str, name: str, keys: Collection[st
 
 @dataclass(frozen=True)
 class Tiles(Floats):
-    """A tensor in 8-bit floats, each multiplied by the scale of its tile; `codes` and `scales` are the keys.
+    """A tensor in 8-bit floats, each multiplied by the scale of its tile.
 
-    edges: size of a tile along each axis; the last tile of an axis may be smaller. A tensor `scales` with fewer than
-    two axes has one scale for all elements.
+    edges: size of a tile along each axis; the last tile of an axis may be smaller. Scales with fewer than two axes are
+    one scale for all elements.
     """
 
     edges: tuple[int, ...]
+
+    def shape(self, reader: TensorReader) -> tuple[int, ...]:
+        return reader.shape(self.codes)
 
     def dtype(self, reader: TensorReader) -> DType:
         stored, block = reader.dtype(self.codes), dtypes.f8e4m3_128.block
@@ -214,5 +206,5 @@ def read_fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, A
         tiles = tuple(-(-n // edge) for n, edge in zip(shape, edges, strict=False))
         if len(shape) < 2 or reader.shape(scales) != tiles or not reader.dtype(scales).is_float:
             raise misfit_error(reader, key, scales, expected=f"a float for each tile of {size[0]} · {size[1]}")
-        tensors[key] = Tiles(key, scales, edges)
+        tensors[key] = Tiles({"codes": key, "scales": scales}, edges)
     return tensors

@@ -13,8 +13,9 @@ into a word, in the order 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import INTEGER_BITS, unpack_codes
 
-from .codes import Integers, is_act_order, is_scale_dtype, to_bytes
+from .codes import Integers, has_act_order, is_scale_dtype, to_bytes
 from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
 _AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in the word of each of eight outputs
@@ -51,32 +52,27 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class GPTQ(Integers):
-    """A GPTQ weight.
+class _ColumnIntegers(Integers):
+    """A matrix that is stored [in, out]."""
 
-    qweight, scale_key, qzeros, g_idx ("" without it): keys of its tensors. lag: 1 if stored zero points are one less
-    than their values, else 0.
-    """
-
-    qweight: str
-    scale_key: str
-    qzeros: str
-    g_idx: str
-    lag: int
     columns: Columns = field(compare=False, repr=False)
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(key for key in (self.qweight, self.scale_key, self.qzeros, self.g_idx) if key)
+    def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
+        return self.columns.read(reader, self.keys["scales"], start, stop)
+
+
+@dataclass(frozen=True)
+class GPTQ(_ColumnIntegers):
+    """A GPTQ weight. lag: 1 if stored zero points are one less than their values, else 0."""
+
+    lag: int
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return unpack_codes(to_bytes(self.columns.read(reader, self.qweight, start, stop)), self.bits, self.width)
-
-    def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self.columns.read(reader, self.scale_key, start, stop)
+        words = self.columns.read(reader, self.keys["qweight"], start, stop)
+        return unpack_codes(to_bytes(words), self.bits, self.width)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        points = unpack_zero_points(read_all(reader, self.qzeros), self.bits, self.lag, self.rows)
+        points = unpack_zero_points(read_all(reader, self.keys["qzeros"]), self.bits, self.lag, self.rows)
         return np.ascontiguousarray(points[:, start:stop].T)
 
 
@@ -103,41 +99,32 @@ def read_gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, 
         raise WeftError(f"bits={bits!r} is not supported, only {', '.join(map(str, INTEGER_BITS))}")
     _check_group(size)
     single = not scheme.get("dynamic")  # else modules may differ in bits and groups
-    columns, tensors = Columns(), dict[str, QuantizedTensor]()
-    for key in keys:
-        name = key.removesuffix(".qweight")
-        if name == key:
-            continue
-        scales, qzeros = (require_key(key, f"{name}.{part}", keys) for part in ("scales", "qzeros"))
-        layouts = "i32 [in · bits / 32, out], floats [groups, out], i32 [groups, out · bits / 32]"
-        expected, parts = f"of {bits} bits in groups of {size}: {layouts}", (key, scales, qzeros)
-        ints = {reader.dtype(key), reader.dtype(qzeros)}
-        if [len(reader.shape(k)) for k in parts] != [2, 2, 2] or ints != {dtypes.i32}:
-            raise misfit_error(reader, *parts, expected=expected)
-        (words, rows), (groups, columns_of_scales), zeros = (reader.shape(k) for k in parts)
+    lag, columns, tensors = int(kind == "gptq"), Columns(), dict[str, QuantizedTensor]()
+    layouts = "i32 [in · bits / 32, out], floats [groups, out], i32 [groups, out · bits / 32]"
+    misfit = partial(misfit_error, reader, expected=f"of {bits} bits in groups of {size}: {layouts}")
+    for name, parts in _find_weights(keys):
+        qweight, scales, qzeros = parts.values()
+        shapes, ints = list(map(reader.shape, parts.values())), {reader.dtype(qweight), reader.dtype(qzeros)}
+        if list(map(len, shapes)) != [2, 2, 2] or ints != {dtypes.i32}:
+            raise misfit(*parts.values())
+        (words, rows), (groups, columns_of_scales), zeros = shapes
         module_bits = bits if single or not rows else zeros[1] * 32 // rows
         width = words * 32 // module_bits if module_bits in INTEGER_BITS else 0
         group = width if size == -1 else size
         if not single and groups and -(-width // group) != groups:
             group = -(-width // groups)
         fits = width and zeros == (groups, -(-rows * module_bits // 32)) and columns_of_scales == rows and groups
-        if (
-            not fits
-            or -(-width // group) != groups
-            or words * 32 % module_bits
-            or not is_scale_dtype(reader.dtype(scales))
-        ):
-            raise misfit_error(reader, *parts, expected=expected)
-        g_idx = f"{name}.g_idx"
+        fits = fits and -(-width // group) == groups and not words * 32 % module_bits
+        if not fits or not is_scale_dtype(reader.dtype(scales)):
+            raise misfit(*parts.values())
         if scheme.get("desc_act"):
-            require_key(key, g_idx, keys)
-        g_idx = g_idx if g_idx in keys else ""
-        index = g_idx if g_idx and _has_act_order(reader, g_idx, width, group, groups) else ""
-        lag = int(kind == "gptq")
+            require_key(qweight, f"{name}.g_idx", keys)
+        parts["g_idx"] = f"{name}.g_idx" if f"{name}.g_idx" in keys else ""
+        index = parts["g_idx"] if has_act_order(reader, parts["g_idx"], width, group, groups) else ""
         points = unpack_zero_points(read_all(reader, qzeros), module_bits, lag, rows)
         has_zeros = bool((points != 1 << (module_bits - 1)).any())
-        layout = (rows, width, module_bits, group, reader.dtype(scales), has_zeros, index)
-        tensors[f"{name}.weight"] = GPTQ(*layout, *parts, g_idx, lag, columns)
+        scale = reader.dtype(scales)
+        tensors[f"{name}.weight"] = GPTQ(parts, rows, width, module_bits, group, scale, has_zeros, index, columns, lag)
     return tensors
 
 
@@ -146,40 +133,22 @@ def _check_group(size: Any) -> None:
         raise WeftError(f"group_size={size!r} must be a positive integer, or -1 for one group")
 
 
-def _has_act_order(reader: TensorReader, key: str, width: int, group: int, groups: int) -> bool:
-    """Return whether the tensor `key`, the group of each input, differs from consecutive groups of `group` inputs.
-
-    Raise WeftError if it does not list a group below `groups` for each of `width` inputs.
-    """
-    if reader.shape(key) != (width,) or not reader.dtype(key).is_int:
-        raise WeftError(f"{key!r} {list(reader.shape(key))} must list the group of each of {width} inputs")
-    index = read_all(reader, key)
-    if width and not 0 <= index.min() <= index.max() < groups:
-        raise WeftError(f"{key!r} puts an input into group {int(index.max())} or {int(index.min())} of {groups}")
-    return is_act_order(index, group)
+def _find_weights(keys: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the name of each module with a qweight, and the keys of its qweight, scales and qzeros."""
+    for key in keys:
+        if (name := key.removesuffix(".qweight")) != key:
+            yield name, {part: require_key(key, f"{name}.{part}", keys) for part in ("qweight", "scales", "qzeros")}
 
 
 @dataclass(frozen=True)
-class AWQ(Integers):
-    """An AWQ weight of 4 bits; `qweight`, `scale_key` and `qzeros` are the keys of its tensors."""
-
-    qweight: str
-    scale_key: str
-    qzeros: str
-    columns: Columns = field(compare=False, repr=False)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self.qweight, self.scale_key, self.qzeros)
+class AWQ(_ColumnIntegers):
+    """An AWQ weight of 4 bits."""
 
     def codes(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._unpack_outputs(reader, self.qweight, start, stop)
-
-    def scales(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self.columns.read(reader, self.scale_key, start, stop)
+        return self._unpack_outputs(reader, self.keys["qweight"], start, stop)
 
     def zeros(self, reader: TensorReader, start: int, stop: int) -> Array:
-        return self._unpack_outputs(reader, self.qzeros, start, stop)
+        return self._unpack_outputs(reader, self.keys["qzeros"], start, stop)
 
     def _unpack_outputs(self, reader: TensorReader, key: str, start: int, stop: int) -> Array:
         """Return the integers u8 [stop - start, n] of outputs ``start:stop`` of the tensor `key` [n, out / 8]."""
@@ -203,21 +172,16 @@ def read_awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, A
         raise WeftError(f"bits={bits!r} is not supported, only 4")
     _check_group(size)
     columns, tensors = Columns(), dict[str, QuantizedTensor]()
-    for key in keys:
-        name = key.removesuffix(".qweight")
-        if name == key:
-            continue
-        scales, qzeros = (require_key(key, f"{name}.{part}", keys) for part in ("scales", "qzeros"))
-        parts = (key, scales, qzeros)
-        shapes = [reader.shape(part) for part in parts]
+    for name, parts in _find_weights(keys):
+        qweight, scales, qzeros = parts.values()
+        shapes = list(map(reader.shape, parts.values()))
         width, rows = (shapes[0][0], 8 * shapes[0][1]) if len(shapes[0]) == 2 else (0, 0)
         group = width if size == -1 else size
         groups = width // group if group else 0
-        ints = {reader.dtype(key), reader.dtype(qzeros)}
+        ints = {reader.dtype(qweight), reader.dtype(qzeros)}
         fits = groups * group == width and shapes[1:] == [(groups, rows), (groups, rows // 8)]
         if not width or not fits or ints != {dtypes.i32} or not is_scale_dtype(reader.dtype(scales)):
             expected = f"i32 [in, out / 8], floats [in / {group}, out], i32 [in / {group}, out / 8]"
-            raise misfit_error(reader, *parts, expected=expected)
-        layout = (rows, width, 4, group, reader.dtype(scales), True, "")
-        tensors[f"{name}.weight"] = AWQ(*layout, *parts, columns)
+            raise misfit_error(reader, *parts.values(), expected=expected)
+        tensors[f"{name}.weight"] = AWQ(parts, rows, width, 4, group, reader.dtype(scales), True, "", columns)
     return tensors

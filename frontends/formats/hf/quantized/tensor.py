@@ -15,13 +15,19 @@ from weft.ir.recipes.readers import Array, TensorReader
 from weft.ir.types.dtypes import DType
 
 
+@dataclass(frozen=True)
 class QuantizedTensor(ABC):
-    """A quantized tensor, which a checkpoint stores as several tensors (its `parts`): codes, scales, …"""
+    """A quantized tensor, which a checkpoint stores as several tensors.
+
+    keys: the keys of these tensors by role ("codes", "scales", …); "" for an optional tensor that is absent.
+    """
+
+    keys: Mapping[str, str]
 
     @property
-    @abstractmethod
     def parts(self) -> tuple[str, ...]:
         """Return the keys of the checkpoint tensors that store this tensor."""
+        return tuple(filter(None, self.keys.values()))
 
     @abstractmethod
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
@@ -71,20 +77,13 @@ class DequantizedReader:
         return self.quantized[key].shape(self.reader) if key in self.quantized else self.reader.shape(key)
 
     def dtype(self, key: str) -> DType:
-        """Return the dtype of tensor `key` as stored; see `QuantizedTensor.dtype` if it is quantized."""
         return self.quantized[key].dtype(self.reader) if key in self.quantized else self.reader.dtype(key)
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` along axis 0 of tensor `key`: floats as float32, integers as stored."""
         tensor = self.quantized.get(key)
         return self.reader.read(key, start, stop) if tensor is None else tensor.read(self.reader, start, stop)
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` of the quantized tensor `key` as stored, u8 [rows, blocks per row, bytes per block].
-
-        Raises:
-            WeftError: if the tensor is not in a block layout, or a code or a scale is not finite.
-        """
         return self.quantized[key].read_blocks(self.reader, start, stop)
 
 

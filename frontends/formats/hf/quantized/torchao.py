@@ -67,7 +67,8 @@ def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: 
         raise misfit_error(reader, *present, expected=f"each for {height} · {group} codes of a matrix")
     # Symmetric tensors also have zero points.
     shifted = bool(zero) and bool(np.any(read_all(reader, zero)))
-    return Bytes(rows, width, bits, group, reader.dtype(scale), shifted, "", key, scale, zero, not is_single)
+    parts = {"codes": key, "scales": scale, "zeros": zero}
+    return Bytes(parts, rows, width, bits, group, reader.dtype(scale), shifted, "", not is_single)
 
 
 def _read_bits(data: Mapping[str, Any]) -> int:
@@ -83,7 +84,7 @@ def _read_floats(reader: TensorReader, key: str, scale: str, zero: str, data: Ma
     fits = height and reader.dtype(key) == dtypes.f8e4m3 and reader.dtype(scale) == dtypes.f32 and not zero
     if not fits or reader.shape(scale) != (-(-rows // height), -(-n_columns // width)):
         raise misfit_error(reader, key, scale, expected=f"a float for each {height} · {width} of a matrix")
-    return Tiles(key, scale, (height, width))
+    return Tiles({"codes": key, "scales": scale}, (height, width))
 
 
 _Builder = Callable[[TensorReader, str, str, str, Mapping[str, Any]], QuantizedTensor]

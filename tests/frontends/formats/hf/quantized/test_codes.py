@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.frontends.formats.hf.quantized.codes import Integers, find_group, is_act_order, is_scale_dtype, to_bytes
+from weft.frontends.formats.hf.quantized.codes import Integers, find_group, has_act_order, is_scale_dtype, to_bytes
 from weft.ir import MemoryReader, WeftError
 from weft.ir.types import dtypes
 
@@ -23,10 +23,6 @@ class Given(Integers):
 
     given: Any = field(default=None, compare=False)
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return ("codes", "scales")
-
     def codes(self, reader: Any, start: int, stop: int) -> np.ndarray:
         return CODES[start:stop]
 
@@ -38,18 +34,19 @@ class Given(Integers):
 
 
 EMPTY = MemoryReader({})
+KEYS = {"codes": "codes", "scales": "scales"}
 
 
 def test_values_are_scaled_distances_from_the_zero_point() -> None:
     wanted = SCALES.repeat(16, 1) * (CODES.astype(np.float32) - ZEROS.repeat(16, 1))
-    np.testing.assert_array_equal(Given(2, 32, 4, 16, dtypes.f16, True, "").read(EMPTY, 0, 2), wanted)
-    plain = Given(2, 32, 4, 16, dtypes.f16, False, "").read(EMPTY, 1, 2)
+    np.testing.assert_array_equal(Given(KEYS, 2, 32, 4, 16, dtypes.f16, True, "").read(EMPTY, 0, 2), wanted)
+    plain = Given(KEYS, 2, 32, 4, 16, dtypes.f16, False, "").read(EMPTY, 1, 2)
     np.testing.assert_array_equal(plain, (SCALES.repeat(16, 1) * (CODES.astype(np.float32) - 8))[1:])
 
 
 def test_act_order_lists_the_group_of_each_input() -> None:
     index = np.arange(32) % 2
-    tensor = Given(2, 32, 4, 16, dtypes.f16, True, "g_idx")
+    tensor = Given(KEYS, 2, 32, 4, 16, dtypes.f16, True, "g_idx")
     found = tensor.read(MemoryReader({"g_idx": index.astype(np.int32)}), 0, 2)
     np.testing.assert_array_equal(found, SCALES[:, index] * (CODES.astype(np.float32) - ZEROS[:, index]))
     assert tensor.layout is None and tensor.dtype(EMPTY).name == "uint4_g16_act_order"
@@ -58,7 +55,7 @@ def test_act_order_lists_the_group_of_each_input() -> None:
 
 
 def test_blocks_dequantize_to_the_same_values() -> None:
-    tensor = Given(2, 32, 4, 16, dtypes.f16, True, "")
+    tensor = Given(KEYS, 2, 32, 4, 16, dtypes.f16, True, "")
     layout = tensor.layout
     assert layout is not None
     found = layout.dequantize(layout.unpack(tensor.read_blocks(EMPTY, 0, 2)))
@@ -67,7 +64,7 @@ def test_blocks_dequantize_to_the_same_values() -> None:
 
 def test_scales_must_be_finite() -> None:
     with pytest.raises(WeftError, match="a scale in 'scales' is not finite"):
-        Given(2, 32, 4, 16, dtypes.f16, True, "", SCALES * np.inf).read(EMPTY, 0, 1)
+        Given(KEYS, 2, 32, 4, 16, dtypes.f16, True, "", SCALES * np.inf).read(EMPTY, 0, 1)
 
 
 @pytest.mark.parametrize(("group", "stored"), [(128, 128), (256, 256), (1024, 128), (96, 32), (40, 40), (12, 0)])
@@ -80,6 +77,7 @@ def test_words_are_read_lowest_byte_first() -> None:
 
 
 def test_consecutive_groups_are_no_act_order() -> None:
-    assert not is_act_order(np.array([0, 0, 1, 1]), 2)
-    assert is_act_order(np.array([0, 1, 0, 1]), 2)
+    reader = MemoryReader({"even": np.array([0, 0, 1, 1]), "odd": np.array([0, 1, 0, 1]), "unset": np.full(4, -1)})
+    assert not has_act_order(reader, "even", 4, 2, 2) and not has_act_order(reader, "unset", 4, 2, 2, unset=-1)
+    assert has_act_order(reader, "odd", 4, 2, 2)
     assert is_scale_dtype(dtypes.bf16) and not is_scale_dtype(dtypes.i8)

@@ -23,7 +23,9 @@ ARRAYS = {
     "input_scale": np.ones(1, np.float32),
 }
 BASE = MemoryReader(ARRAYS)
-READER = DequantizedReader(BASE, {"w": Tiles("w_codes", "w_scale", (2, 3))}, frozenset(["input_scale"]))
+READER = DequantizedReader(
+    BASE, {"w": Tiles({"codes": "w_codes", "scales": "w_scale"}, (2, 3))}, frozenset(["input_scale"])
+)
 
 
 def test_parts_and_hidden_keys_are_replaced_by_the_tensor() -> None:
