@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,13 +20,6 @@ from .inversion import ShapedRecipe
 
 WEIGHTS = ("auto", "codes", "float")
 SHOWN = 3  # the number of tensors that a note lists
-
-
-class CodeRefusal(NamedTuple):
-    """A tensor whose codes cannot be stored, and the reason."""
-
-    key: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ def choose_codes(
         if not any(isinstance(_find_layout(recipe, reader)[1], BlockLayout) for recipe in matrices):
             raise make_no_effect_error("--weights float", "no weights are quantized")
         return codes
-    refusals: list[CodeRefusal] = []
+    refusals: dict[str, str] = {}  # tensor name -> reason
     for key, tensor in tensors.items():
         quantized = tensor.recipe.has(BlockRecipe)
         if len(tensor.shape) < 2 or key in aside or not (quantized or weights == "codes"):
@@ -104,16 +96,14 @@ def choose_codes(
         recipe, layout = _find_layout(tensor.recipe, reader)
         if isinstance(layout, BlockLayout):
             candidate = StoredCodes(recipe, layout, tensor.shape)
-            reason = refusal(key, candidate)
-            if not reason:
+            if reason := refusal(key, candidate):
+                refusals[key] = reason
+            else:
                 codes[key] = candidate
-                continue
-        else:
-            reason = layout
-        if quantized or isinstance(layout, BlockLayout):
-            refusals.append(CodeRefusal(key, reason))
+        elif quantized:
+            refusals[key] = layout
     if weights == "codes" and not codes:
-        reason = f": {refusals[0].key}: {refusals[0].reason}" if refusals else ""
+        reason = "".join(f": {key}: {fault}" for key, fault in [*refusals.items()][:1])
         raise WeftError(f"--weights codes has no weights whose codes can be stored{reason}")
     if refusals and weights == "auto":
         note(f"all weights are written as floats, since not all codes fit the format: {_list_refusals(refusals)}")
@@ -141,9 +131,9 @@ def list_first(keys: Collection[str]) -> str:
     return ", ".join(first) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
 
-def _list_refusals(refusals: list[CodeRefusal]) -> str:
-    reason = refusals[0].reason
-    keys = [key for key, other in refusals if other == reason]
+def _list_refusals(refusals: Mapping[str, str]) -> str:
+    reason = next(iter(refusals.values()))
+    keys = [key for key, other in refusals.items() if other == reason]
     n_others = len(refusals) - len(keys)
     return f"{list_first(keys)} ({reason})" + (f", and {n_others} for other reasons" if n_others else "")
 

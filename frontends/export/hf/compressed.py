@@ -64,7 +64,9 @@ def pack_weight(key: str, codes: StoredCodes, dtype: DType, reader: TensorReader
     if layout.floats:
         return {
             key: Tensor((rows, width), dtypes.f8e4m3, partial(_read_float8, codes, reader)),
-            f"{key}_scale": Tensor((-(-rows // TALL), groups), layout.scale, partial(_read_tile_scales, codes, reader)),
+            f"{key}_scale": Tensor(
+                (-(-rows // TALL), groups), layout.scale, lambda: [codes.part("steps").read(reader, 0, rows)[::TALL]]
+            ),
         }
     tensors = {
         "packed": Tensor((rows, width * layout.bits // 32), dtypes.i32, partial(_read_words, codes, reader)),
@@ -83,16 +85,15 @@ def _pack_small_floats(codes: StoredCodes, reader: TensorReader) -> dict[str, Te
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
     tensors = {
         "weight_packed": Tensor((rows, width // 2), dtypes.u8, partial(stream_rows, codes.part("packed"), reader)),
-        "weight_scale": Tensor((rows, codes.groups), scale, partial(_read_small_scales, codes, reader, scale)),
+        "weight_scale": Tensor(
+            (rows, codes.groups),
+            scale,
+            lambda: (levels.view(scale.numpy) for levels in stream_rows(codes.part("levels"), reader)),
+        ),
     }
     if layout.tensor_scale:
         tensors["weight_global_scale"] = Tensor((1,), dtypes.f32, lambda: [1 / _read_tensor_scales(codes, reader)])
     return tensors
-
-
-def _read_small_scales(codes: StoredCodes, reader: TensorReader, dtype: DType) -> Iterator[Array]:
-    for rows in stream_rows(codes.part("levels"), reader):
-        yield rows.view(dtype.numpy)
 
 
 def _read_tensor_scales(codes: StoredCodes, reader: TensorReader) -> Array:
@@ -113,10 +114,6 @@ def _read_float8(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
         )
 
 
-def _read_tile_scales(codes: StoredCodes, reader: TensorReader) -> list[Array]:
-    return [codes.part("steps").read(reader, 0, codes.shape[0])[::TALL]]
-
-
 def _pack_zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:
     """Return the zero points, packed along the outputs, as a list of one array."""
     bits = codes.layout.bits
@@ -129,7 +126,10 @@ def _pack_zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:
 def build_config(kept: Mapping[str, StoredCodes], modules: Collection[str]) -> dict[str, Any]:
     """Return the quantization_config for the codes `kept`; `modules` are all modules with a matrix, except tables."""
     counts = Counter(codes.layout for codes in kept.values())
-    names = {layout: [_name_module(key) for key, codes in kept.items() if codes.layout == layout] for layout in counts}
+    names = {
+        layout: [key.removesuffix(".weight") for key, codes in kept.items() if codes.layout == layout]
+        for layout in counts
+    }
     quantized = {name for group in names.values() for name in group}
     # transformers calls every head so, including tied heads and those with another name in the checkpoint.
     ignored = dict.fromkeys([*(name for name in modules if name not in quantized), "lm_head"])
@@ -161,39 +161,18 @@ def _choose_format(layout: BlockLayout) -> str:
 
 
 def _describe_scheme(layout: BlockLayout) -> dict[str, Any]:
-    if layout.small_floats:
-        scale = "torch.float8_e4m3fn" if layout.tensor_scale else "torch.uint8"
-        return {
-            "num_bits": 4,
-            "type": "float",
-            "symmetric": True,
-            "strategy": "tensor_group" if layout.tensor_scale else "group",
-            "group_size": layout.group,
-            "dynamic": False,
-            "actorder": None,
-            "scale_dtype": scale,
-            "zp_dtype": scale,
-        }
-    if layout.floats:
-        return {
-            "num_bits": 8,
-            "type": "float",
-            "symmetric": True,
-            "strategy": "block",
-            "block_structure": [TALL, layout.group],
-            "dynamic": False,
-            "actorder": None,
-        }
+    strategy = "tensor_group" if layout.tensor_scale else "group"
+    size: dict[str, Any] = {"group_size": layout.group}
+    if layout.floats and not layout.small_floats:
+        strategy, size = "block", {"block_structure": [TALL, layout.group]}
+    scale = "torch.float8_e4m3fn" if layout.tensor_scale else "torch.uint8"
     return {
         "num_bits": layout.bits,
-        "type": "int",
+        "type": "float" if layout.floats else "int",
         "symmetric": not layout.has_zeros,
-        "strategy": "group",
-        "group_size": layout.group,
+        "strategy": strategy,
+        **size,
         "dynamic": False,
         "actorder": None,
+        **({"scale_dtype": scale, "zp_dtype": scale} if layout.small_floats else {}),
     }
-
-
-def _name_module(key: str) -> str:
-    return key.removesuffix(".weight")

@@ -21,9 +21,7 @@ _FIRST = (
 )
 # Reversed: of several names of an activation, the first is written last and stays.
 _NAMES = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())} | {"gelu_tanh": "gelu_pytorch_tanh"}
-_SYNONYMS = {
-    key: keys for keys in (("num_experts", "num_local_experts"),) for key in keys
-}  # some classes know one only
+_EXPERT_COUNT = ("num_experts", "num_local_experts")  # synonyms: some classes know one only
 _TWICE = ("original_max_position_embeddings",)  # also in rope_parameters, which Phi-3 overrides
 _MANY = 131_072  # positions, if the model does not state them
 
@@ -45,7 +43,7 @@ def propose_config(name: str, s: Settings) -> dict[str, Any]:
         raise WeftError(f"no config has a name for the activation {s.activation}")
     positions = s.learned_positions or s.context or _MANY
     s = replace(s, activation=activation, context=positions, learned_positions=positions)
-    candidates = {**family.to_config(s), **_list_shared_keys(s, partial=False)}
+    candidates = {**family.to_config(s), **_list_shared_keys(s)}
     settings = _try_read(family, candidates)
     # partial unless the config states it
     if settings is not None and _list_rotated_widths(settings) != _list_rotated_widths(s):
@@ -61,7 +59,7 @@ def _list_rotated_widths(s: Settings) -> set[int]:
 def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
     """Return whether the family's table reads `key`, or would read it without a synonym in the config. The test is that
     the settings change without the key, or with an invalid value."""
-    rest = {k: v for k, v in config.items() if k not in _SYNONYMS.get(key, (key,))}
+    rest = {k: v for k, v in config.items() if k not in (_EXPERT_COUNT if key in _EXPERT_COUNT else (key,))}
     recorded = RecordingConfig(normalize_config({**rest, key: config[key]}, family.model_types[0]))
     usual = _try_read(family, recorded)
     if key in recorded and key not in recorded.read:  # true for most keys: this saves three readings
@@ -76,26 +74,22 @@ def _try_read(family: Family, config: Mapping[str, Any]) -> Settings | None:
         return None
 
 
-def _list_shared_keys(s: Settings, partial: bool) -> dict[str, Any]:
+def _list_shared_keys(s: Settings) -> dict[str, Any]:
     """Return the keys of several families, with values for `s`, that differ from the name of a single setting."""
     return {
         "multi_query": s.groups == 1,
-        **_repeat_value("intermediate_size n_inner", s.ffn),
+        **dict.fromkeys(("intermediate_size", "n_inner"), s.ffn),
         "hidden_activation": s.activation,
         "max_position_embeddings": s.context,
         "use_parallel_residual": s.find_first("arrangement").startswith("parallel"),
-        **_repeat_value("qk_layernorm use_qk_norm", s.qk_norm != "none"),
+        **dict.fromkeys(("qk_layernorm", "use_qk_norm"), s.qk_norm != "none"),
         "attn_logit_softcapping": s.softcap,
         "final_logit_softcapping": s.logit_softcap,
         **_list_scale_keys(s),
         **_list_window_keys(s),
-        **_list_rope_keys(s, partial),
+        **_list_rope_keys(s, partial=False),
         **_list_expert_keys(s),
     }
-
-
-def _repeat_value(names: str, value: Any) -> dict[str, Any]:
-    return dict.fromkeys(names.split(), value)
 
 
 def _list_scale_keys(s: Settings) -> dict[str, Any]:
@@ -151,7 +145,7 @@ def _list_expert_keys(s: Settings) -> dict[str, Any]:
         return {}
     moe = s.find_first("moe")
     return {
-        **_repeat_value("num_experts num_local_experts", moe.experts),
+        **dict.fromkeys(_EXPERT_COUNT, moe.experts),
         "num_experts_per_tok": moe.k,
         "mlp_only_layers": [i for i, layer in enumerate(s.expand("moe")) if layer is None],
         "norm_topk_prob": moe.router.renormalize,

@@ -117,10 +117,8 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
     dropped = "quantization_config", "torch_dtype"  # the written tensors are dequantized and have another dtype
     if (origin := model.origin("safetensors")) is not None:
         source = Folder.open(origin)
-        config, weights = (
-            {key: value for key, value in source.config.items() if key not in dropped},
-            source.open_weights(),
-        )
+        config = {key: value for key, value in source.config.items() if key not in dropped}
+        weights = source.open_weights()
         shapes = {key: weights.shape(key) for key in list(weights.keys())}
         if config.get("model_type") in FAMILIES:
             idle = {key: ShapedRecipe(Source(key), shapes[key]) for key in model.idle}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -176,7 +175,7 @@ class _HeaderParser:
     def read_strings(self, count: int, label: str) -> list[str]:
         """Read and return an array of `count` strings, in one fast loop: vocabularies have 100,000 strings."""
         strings: list[str] = []
-        read, length_of, remaining = self.file.read, _FORMS["Q"], self.size - self.at
+        read, length_of, remaining = self.file.read, _FORMS["Q"].unpack, self.size - self.at
         for _ in range(min(count, MAX_VALUES - self.values)):
             head = read(8)
             length = length_of(head)[0] if len(head) == 8 else remaining
@@ -203,7 +202,7 @@ class _HeaderParser:
 
     def read_number(self, code: str, label: str) -> Any:
         form = _FORMS[code]
-        return form(self.read_bytes(_SIZES[code], label))[0]
+        return form.unpack(self.read_bytes(form.size, label))[0]
 
     def read_bytes(self, count: int, label: str) -> bytes:
         # A damaged count may be huge: compare it with the file before allocating memory.
@@ -217,8 +216,7 @@ class _HeaderParser:
         return WeftError(f"{self.path} {message}")
 
 
-_FORMS: dict[str, Callable[[bytes], tuple[Any, ...]]] = {code: Struct("<" + code).unpack for code in "BbHhIif?Qqd"}
-_SIZES = {code: Struct("<" + code).size for code in _FORMS}
+_FORMS = {code: Struct("<" + code) for code in _SCALARS.values()}
 
 
 @cache

@@ -41,24 +41,14 @@ _READ_KEYS = (
     *("do_sample", "max_new_tokens", *DEFAULTS),
 )
 _IDLE = ("transformers_version", "_from_model_config", "use_cache", "return_dict_in_generate", "max_length", "output_*")
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "typical_p": (1.0,),
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "early_stopping": (False,),
-    "encoder_repetition_penalty": (1.0,),
-    "length_penalty": (1.0,),
-    "diversity_penalty": (0.0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "min_length": (0,),
-    "num_return_sequences": (1,),
-    "remove_invalid_values": (False,),
-    "renormalize_logits": (False,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "guidance_scale": (1.0,),
-}
+_ONES = (
+    "typical_p num_beams num_beam_groups encoder_repetition_penalty length_penalty num_return_sequences guidance_scale"
+)
+_ZEROS = (
+    "early_stopping diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size min_length "
+    "remove_invalid_values renormalize_logits epsilon_cutoff eta_cutoff"
+)
+_NEUTRAL = {**dict.fromkeys(_ONES.split(), 1), **dict.fromkeys(_ZEROS.split(), 0)}
 
 # Patterns of the module names of encoders next to a language model, and of the config keys that configure them.
 _TOWERS = {
@@ -96,7 +86,7 @@ def find_unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
     """Yield the keys of `generation` (generation_config.json) that weft ignores although they may change the tokens."""
     for key, value in generation.items():
         idle = any(fnmatch.fnmatch(key, name) for name in _IDLE)
-        if key not in _READ_KEYS and not idle and value not in (None, [], *_NEUTRAL.get(key, ())):
+        if key not in _READ_KEYS and not idle and value not in (None, [], _NEUTRAL.get(key)):
             yield LeftOut("key", f"generation_config.json:{key}", f"{value!r:.60}")
 
 

@@ -23,7 +23,7 @@ from weft.ir.recipes.recipe import Recipe
 from ...models.loading import LoadedModel, build_from_table, load
 from ...models.tables.family import Family
 from .adapter import Adapter, Tokens, Update, build_joined_key, open_adapter, read_adapter
-from .safetensors import RoutedReader, SafetensorsFile
+from .safetensors import PatchedReader, RoutedReader, SafetensorsFile
 from .updates import find_transposed_keys, replace_rows, scale_by, stack_expert_updates, transpose_matrix
 
 _EXPERTS = ("gate_up_proj", "down_proj")  # names of the stacked expert weights in transformers
@@ -53,24 +53,6 @@ class JoinedReader(RoutedReader):
                 raise WeftError(f"the adapter {reader.path.parent} has no tensor {rest!r}")
             return reader, rest
         return self.base, key
-
-
-@dataclass(frozen=True)
-class _PatchedReader(RoutedReader):
-    """A reader of `base` in which the keys of `replacements` refer to tensors (reader, key) of other readers."""
-
-    base: TensorReader
-    replacements: Mapping[str, tuple[TensorReader, str]]
-
-    @property
-    def path(self) -> Path:
-        return self.base.path
-
-    def keys(self) -> Iterable[str]:
-        return dict.fromkeys((*self.base.keys(), *self.replacements))
-
-    def find(self, key: str) -> tuple[TensorReader, str]:
-        return self.replacements.get(key, (self.base, key))
 
 
 def join_adapters(base: TensorReader, folders: Sequence[Path]) -> TensorReader:
@@ -351,7 +333,7 @@ class _FamilyMerger(Merger):
         if "vocab_size" not in self.config or not replacements.keys() >= {self.embed, *heads}:
             missing = f" but no {heads[0]} of that size" if heads else " and the config of the model has no vocab_size"
             raise adapter.error(f" has an embedding of {n_rows} tokens instead of {n_before},{missing}")
-        config, layout = {**self.config, "vocab_size": n_rows}, _PatchedReader(self.layout, replacements)
+        config, layout = {**self.config, "vocab_size": n_rows}, PatchedReader(self.layout, replacements)
         merger = _FamilyMerger(
             self.family, config, self.base, self.source, load(self.family, config, layout, self.source)
         )
@@ -365,7 +347,7 @@ class _FamilyMerger(Merger):
     def untie(self) -> _FamilyMerger:
         head, embed = f"{self.family.names.get('lm_head')}.weight", self.embed
         config = {**self.config, "tie_word_embeddings": False}
-        layout = _PatchedReader(self.layout, {head: (self.layout, embed)})
+        layout = PatchedReader(self.layout, {head: (self.layout, embed)})
         loaded = load(self.family, config, layout, self.source)
         if replace(loaded.settings, tie=True) != self.loaded.settings or "lm_head.weight" not in loaded.graph.params:
             raise WeftError(

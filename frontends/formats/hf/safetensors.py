@@ -11,7 +11,7 @@ import os
 import re
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -111,7 +111,6 @@ class SafetensorsFile:
         return self.tensors[key].dtype
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` along axis 0 of tensor `key`: floats as float32, integers as stored."""
         t = self.tensors[key]
         row = math.prod(t.shape[1:])
         raw = np.empty((stop - start) * row, t.dtype.numpy)
@@ -157,15 +156,31 @@ class RoutedReader(ABC):
         return reader.dtype(name)
 
     def read(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` along axis 0 of tensor `key`: floats as float32, integers as stored."""
         reader, name = self.find(key)
         return reader.read(name, start, stop)
 
     def read_blocks(self, key: str, start: int, stop: int) -> Array:
-        """Return rows `start:stop` of `key`, whose dtype is a block layout, as stored (see `BlockTensorReader`)."""
         reader, name = self.find(key)
         assert isinstance(reader, BlockTensorReader)
         return reader.read_blocks(name, start, stop)
+
+
+@dataclass(frozen=True)
+class PatchedReader(RoutedReader):
+    """A reader of `base` in which the keys of `replacements` refer to tensors (reader, key) of other readers."""
+
+    base: TensorReader
+    replacements: Mapping[str, tuple[TensorReader, str]]
+
+    @property
+    def path(self) -> Path:
+        return self.base.path
+
+    def keys(self) -> Iterable[str]:
+        return dict.fromkeys((*self.base.keys(), *self.replacements))
+
+    def find(self, key: str) -> tuple[TensorReader, str]:
+        return self.replacements.get(key, (self.base, key))
 
 
 class SafetensorsReader(RoutedReader):

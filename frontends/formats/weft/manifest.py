@@ -21,7 +21,8 @@ from weft.passes.analysis.states import SOUND, find_state_inputs, limit_source, 
 from ...model import Model
 
 ANSWER_KEYS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")  # of generative models
-TASK_KEYS = ("task", "labels", "problem_type", "rank")  # of models with a task head
+# Of encoders, and of models with a task head.
+OUTPUT_KEYS = ("pooling", "normalize", "padding", "sentence", "sampling", "task", "labels", "problem_type", "rank")
 
 
 def build_manifest(
@@ -49,11 +50,7 @@ def build_manifest(
         "pad_token_id": meta.get("pad_token_id"),
         **{name: meta[name] for name in ANSWER_KEYS if meta.get(name) not in (None, [])},
         **(_list_encoder(graph, length) if meta.get("kind") == "encoder-decoder" else {}),
-        **{
-            name: meta[name]
-            for name in ("pooling", "normalize", "padding", "sentence", "sampling", *TASK_KEYS)
-            if name in meta
-        },
+        **{name: meta[name] for name in OUTPUT_KEYS if name in meta},
         **make_manifest_records(graph, find_state_inputs(graph)),
         **_list_padding(graph),
         "pipeline": pipeline,
@@ -108,11 +105,7 @@ def _list_encoder(graph: Graph, length: int) -> dict[str, Any]:
         **_list_sound(graph),
         "decoder_start_token_id": next((token for token in starts if token is not None), 0),
         **{name: graph.meta.get(name) for name in ("forced_bos_token_id", "forced_eos_token_id")},
-        **(
-            {"begin_tokens": [{"any_of": tokens} for tokens in begin]}
-            if (begin := graph.meta.get("begin_tokens"))
-            else {}
-        ),
+        **({"begin_tokens": [{"any_of": tokens} for tokens in begin]} if begin else {}),
     }
 
 

@@ -5,7 +5,7 @@ Layout: https://sbert.net/docs/sentence_transformer/usage/custom_models.html
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from ....models.left_out import LeftOut, find_unread_entries
 from ....models.tables.family import SENTENCE, Config, Family
 from ....models.task_heads import SEPARABLE_ENCODERS, extract_encoder
 from ..hub import check_inside
-from ..safetensors import RoutedReader, SafetensorsReader, list_weight_files
+from ..safetensors import PatchedReader, SafetensorsReader, list_weight_files
 from .static import STATIC_EMBEDDING, build_table_config
 
 LAYERS = "all_layer_embeddings"  # an output of transformers with output_hidden_states
@@ -127,32 +127,14 @@ class Sentence:
 
     def join_weights(self, base: TensorReader) -> TensorReader:
         """Return a reader of `base`, and of the modules' tensors under ``folder:key`` (2_Dense:linear.weight)."""
-        return _JoinedReader(base, {path.name: SafetensorsReader(path) for path in self.weights.values()})
+        readers = {path.name: SafetensorsReader(path) for path in self.weights.values()}
+        return PatchedReader(base, {f"{name}:{key}": (r, key) for name, r in readers.items() for key in [*r.keys()]})
 
     def describe(self, graph: Graph) -> None:
         """Record the context limit, the modules and the prompts in `graph.meta`."""
         if (limit := self.meta["max_seq_length"]) is not None:
             graph.meta["context"] = min(limit, graph.meta.get("max_positions") or limit)
         graph.meta["sentence"] = {"modules": self.modules, **self.meta}
-
-
-@dataclass(frozen=True)
-class _JoinedReader(RoutedReader):
-    """A reader of the tensors of `base`, and of those of `modules` under ``folder:key``."""
-
-    base: TensorReader
-    modules: Mapping[str, SafetensorsReader]
-
-    @property
-    def path(self) -> Path:
-        return self.base.path
-
-    def keys(self) -> Iterable[str]:
-        return [*self.base.keys(), *(f"{name}:{key}" for name, m in self.modules.items() for key in [*m.keys()])]
-
-    def find(self, key: str) -> tuple[TensorReader, str]:
-        name, _, rest = key.partition(":")
-        return (self.modules[name], rest) if name in self.modules else (self.base, key)
 
 
 def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
@@ -228,10 +210,7 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
             step.record["at"] = f"sentence.{place}"
             weights[step.record["at"]] = step.folder
     last = len(steps) - isinstance(steps[-1].module, UnitLength)
-    before, after = (
-        tuple(s.module for s in steps[:pooling_index]),
-        tuple(s.module for s in steps[pooling_index + 1 : last]),
-    )
+    before, after = (tuple(s.module for s in part) for part in (steps[:pooling_index], steps[pooling_index + 1 : last]))
     pooling = replace(steps[pooling_index].module, before=before, after=after, normalize=last < len(steps))
     meta = {**_read_prompts(root, files, records), **limits, "include_prompt": pooling.include_prompt}
     files += [file for folder in weights.values() for file in list_weight_files(folder)]
