@@ -57,9 +57,9 @@ def summarize_changes(before: Vertex, after: Vertex, differences: Sequence[Chang
     return tuple(lines[:2])
 
 
-def _compare_texts(what: str, before: str, after: str, named: bool = False) -> Iterator[Change]:
+def _compare_texts(what: str, before: str, after: str) -> Iterator[Change]:
     if before != after:
-        yield Change(what, before, after, named)
+        yield Change(what, before, after)
 
 
 def _compare_attribute(name: str, before: Vertex, after: Vertex) -> Iterator[Change]:

@@ -127,8 +127,9 @@ class _NetworkMatcher:
             if v.name not in self.matches:
                 around = {self.matches.get(name, name) for name in ours[v.name]}
                 alike = kinds.get((self.translate_name(v.scope, v.scope), v.op), ())
+                recipes = {w.recipe for w in v.weights}
                 near = {
-                    o.name: len(around & others[o.name]) + _count_shared(v, o)
+                    o.name: len(around & others[o.name]) + len(recipes & {w.recipe for w in o.weights})
                     for o in alike
                     if o.name not in self.matched
                 }
@@ -149,11 +150,6 @@ class _NetworkMatcher:
         if not layer or not name.startswith(layer):
             return name
         return other and other + name.removeprefix(layer)
-
-
-def _count_shared(v: Vertex, other: Vertex) -> int:
-    """Return the number of distinct recipes that the weights of both operations have in common."""
-    return len({w.recipe for w in v.weights} & {w.recipe for w in other.weights})
 
 
 def _find_unique(network: Network, other: Network) -> list[Vertex]:

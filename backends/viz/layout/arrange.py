@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 import networkx as nx
 
 from ..model.outline import PicturePart
-from .wiring import END as END
-from .wiring import START as START
-from .wiring import Wiring, find_exits, link_parts, wire_parts
+from .wiring import END, START, Wiring, find_exits, link_parts, wire_parts
 
 RAILS = 2  # maximum number of values that come along the right side of a scope
 LONGEST = 12  # rows that a line may pass; a longer one is replaced by its name at the reader

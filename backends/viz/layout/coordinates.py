@@ -10,8 +10,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .arrange import END, Arrangement, Box, Branches, Column, Item, Line, LineGap
+from .arrange import Arrangement, Box, Branches, Column, Item, Line, LineGap
 from .scene import ALL, Shape, Size, unroll_repeat
+from .wiring import END
 
 GAP = 22.0  # between boxes of a column; lines cross from column to column in the middle of it
 APART = 20.0  # between branches; between parts of a row half of it
@@ -312,13 +313,10 @@ def _find_column(line: Line, target: PlacedShape, inside: _Inside, around: Place
 
 
 def _drop_straight_points(points: Sequence[Point]) -> Iterator[Point]:
-    distinct = [p for p, q in itertools.pairwise(points) if not _is_near(p, q)] + [points[-1]]
+    distinct = [p for p, q in itertools.pairwise(points) if max(abs(p[0] - q[0]), abs(p[1] - q[1])) >= 0.01]
+    distinct.append(points[-1])
     yield distinct[0]
     for before, p, after in zip(distinct, distinct[1:], distinct[2:], strict=False):
         if not any(abs(before[i] - p[i]) < 0.01 and abs(p[i] - after[i]) < 0.01 for i in (0, 1)):
             yield p
     yield distinct[-1]
-
-
-def _is_near(p: Point, q: Point) -> bool:
-    return abs(p[0] - q[0]) < 0.01 and abs(p[1] - q[1]) < 0.01

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from ..model.labels import Label, choose_title, label_part
 from ..model.network import Network
 from ..model.outline import PicturePart, build_outline
-from .arrange import END, START, Arrangement, Branches, Column, Item, Line, arrange
+from .arrange import Arrangement, Branches, Column, Item, Line, arrange
 from .font import measure_text
 from .notes import write_captions
+from .wiring import END, START
 
 TITLE, LINE = 13.0, 11.0  # font sizes
 LEADING = 15.0  # from line to line
@@ -80,7 +81,7 @@ def list_default_open(root: Shape) -> set[str]:
 def unroll_repeat(shape: Shape) -> Shape:
     """Return a copy of the repeat `shape` with one inner shape for each of its rounds."""
     part = shape.part
-    rounds = [_wrap_round(part, body) for body in (part.children, *part.later_rounds)]
+    rounds = [_wrap_round(body) for body in (part.children, *part.later_rounds)]
     later = {name for body in part.later_rounds for child in body for name in child.read}
     needed = _find_needed(part, ()) if part.parallel else later
     first, last = (build_shape(once, *_find_border_values(once, needed)) for once in (rounds[0], rounds[-1]))
@@ -117,8 +118,8 @@ def find_rails(part: PicturePart, first: Shape, last: PicturePart) -> list[str]:
     return [name for _, name in sorted(rails.items()) if name in last.read]
 
 
-def _wrap_round(part: PicturePart, body: list[PicturePart]) -> PicturePart:
-    """Return one round of the repeat `part` as a part with the children `body`; a single child is returned itself."""
+def _wrap_round(body: list[PicturePart]) -> PicturePart:
+    """Return one round of a repeat, with the children `body`, as a part; a single child is returned itself."""
     if len(body) == 1:
         return body[0]
     first, last = body[0], body[-1]

@@ -25,25 +25,20 @@ KINDS = {
     "input": "input, result",
 }
 MEANINGS = KINDS | {sign_to_kind(sign): sign for sign in SIGNS}
-_KIND = {
-    "embedding": "embedding", "rms_norm": "norm", "layer_norm": "norm", "add_norm": "norm", "norm_linear": "linear",
-    "attention": "attention", "relative_attention": "attention", "block_sparse_attention": "attention",
-    "lightning_index": "attention",
-    "rope": "position", "alibi": "position", "relative_position_bias": "position",
-    "glu": "feed-forward", "gelu": "feed-forward", "relu": "feed-forward", "relu2": "feed-forward",
-    "swish": "feed-forward", "elu": "feed-forward", "tanh": "feed-forward", "sigmoid": "feed-forward",
-    "softplus": "feed-forward", "moe": "experts", "route": "experts", "expert_choice": "experts",
-    "limit_capacity": "experts", "selective_scan": "recurrence", "ssd": "recurrence", "causal_conv": "recurrence",
-    "scan": "recurrence",
-    "gated_linear_attention": "recurrence", "gated_delta_rule": "recurrence", "linear_attention": "recurrence",
-    "linear": "linear", "head_linear": "linear", "matmul": "linear", "conv1d": "linear",
-    "embed_tokens": "embedding", "norm_qkv": "attention", "latent_qk": "attention", "rotary_angles": "position",
-    "norm_glu": "feed-forward", "linear_residual": "linear", "mixture": "experts", "norm_route": "experts",
-    "choose_experts": "experts", "gated_selective_scan": "recurrence", "gated_ssd": "recurrence",
-    "matrix_recurrence": "recurrence",
-    "input": "input", "output": "input",
-    "add": "stream",
-}  # fmt: skip
+_KIND_OPS = {
+    "embedding": "embedding embed_tokens",
+    "norm": "rms_norm layer_norm add_norm",
+    "attention": "attention relative_attention block_sparse_attention lightning_index norm_qkv latent_qk",
+    "position": "rope alibi relative_position_bias rotary_angles",
+    "feed-forward": "glu norm_glu gelu relu relu2 swish elu tanh sigmoid softplus",
+    "experts": "moe route expert_choice limit_capacity mixture norm_route choose_experts",
+    "recurrence": "selective_scan ssd causal_conv scan gated_linear_attention gated_delta_rule linear_attention "
+    "gated_selective_scan gated_ssd matrix_recurrence",
+    "linear": "linear head_linear matmul conv1d norm_linear linear_residual",
+    "input": "input output",
+    "stream": "add",
+}
+_KIND = {op: kind for kind, ops in _KIND_OPS.items() for op in ops.split()}
 _TITLE = {
     "embedding": "Embedding", "rms_norm": "RMSNorm", "layer_norm": "LayerNorm", "add_norm": "Add & norm",
     "norm_linear": "Norm & linear", "linear": "Linear", "head_linear": "Linear per head", "matmul": "Matrix product",
@@ -64,26 +59,15 @@ _TITLE = {
     "add": "Sum", "mul": "Product", "sub": "Difference", "div": "Quotient",
 }  # fmt: skip
 _GATED = {
-    "silu": "SwiGLU",
-    "gelu": "GEGLU",
-    "gelu_tanh": "GEGLU",
-    "relu": "ReGLU",
-    "sigmoid": "GLU",
-    "identity": "Bilinear",
-}
+    "silu": "SwiGLU", "gelu": "GEGLU", "gelu_tanh": "GEGLU", "relu": "ReGLU", "sigmoid": "GLU", "identity": "Bilinear",
+}  # fmt: skip
 LONGEST = 48  # characters of a formula on a card
 SYMBOLS = {"add": "+", "mul": "×", "sub": "−", "div": "÷"}
 RECURRENT = {
-    "selective_scan": "Mamba",
-    "ssd": "Mamba-2",
-    "gated_linear_attention": "Gated linear attention",
-    "gated_delta_rule": "Gated DeltaNet",
-    "linear_attention": "Linear attention",
-    "scan": "Recurrence",
-    "gated_selective_scan": "Mamba",
-    "gated_ssd": "Mamba-2",
-    "matrix_recurrence": "Gated linear attention",
-}
+    "selective_scan": "Mamba", "ssd": "Mamba-2", "gated_linear_attention": "Gated linear attention",
+    "gated_delta_rule": "Gated DeltaNet", "linear_attention": "Linear attention", "scan": "Recurrence",
+    "gated_selective_scan": "Mamba", "gated_ssd": "Mamba-2", "matrix_recurrence": "Gated linear attention",
+}  # fmt: skip
 NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one time of a repeat
 
 
@@ -219,11 +203,12 @@ def _label_group(part: PicturePart) -> Label:
     if attention is not None:
         rotary = ["RoPE"] if "rope" in ops or "rotary" in attention.attrs else []
         facts = " · ".join([*_list_attention_facts(attention), *rotary])
-        return Label(_name_attention_group(part, attention), (part.name, facts), "attention")
+        title = "Multi-head latent attention" if attention.attrs.get("value_dim") else name_attention(attention)
+        title = "Cross-attention" if part.name.startswith("cross") else title
+        return Label(title, (part.name, facts), "attention")
     if recurrent := next((op for op in RECURRENT if op in ops), ""):
-        return Label(
-            RECURRENT[recurrent], (part.name, describe_sizes(ops[recurrent]) or _TITLE[recurrent].lower()), "recurrence"
-        )
+        sizes = describe_sizes(ops[recurrent]) or _TITLE[recurrent].lower()
+        return Label(RECURRENT[recurrent], (part.name, sizes), "recurrence")
     if "Attention" in ops or ("Softmax" in ops and [v.op for v in vertices].count("matmul") > 1):
         return Label("Attention", (part.name,), "attention")
     units = [v for v in vertices if _KIND.get(v.op) == "feed-forward"]
@@ -234,12 +219,6 @@ def _label_group(part: PicturePart) -> Label:
         lines = [f"hidden {_format_number(hidden)}"] if hidden.isdigit() else []
         return Label(title, (part.name, *lines), "feed-forward")
     return Label(part.name, (_list_contents(part),), "group")
-
-
-def _name_attention_group(part: PicturePart, attention: Vertex) -> str:
-    if part.name.startswith("cross"):
-        return "Cross-attention"
-    return "Multi-head latent attention" if attention.attrs.get("value_dim") else name_attention(attention)
 
 
 def _name_layers(part: PicturePart) -> str:

@@ -219,8 +219,11 @@ def _group_leaves(leaves: Sequence[PicturePart], scope: str) -> list[PicturePart
             children += members
             continue
         inside, name = _group_leaves(sorted(members, key=lambda leaf: order[leaf.path]), key), key.rpartition(".")[2]
-        is_lone = len(inside) == 1 and inside[0].vertices and not name.isdigit()
-        children += [_rename_lone(inside[0], name)] if is_lone else [PicturePart(name, key, children=inside)]
+        if len(inside) == 1 and inside[0].vertices and not name.isdigit():
+            inside[0].name = name if inside[0].name[:1].isupper() else inside[0].name  # not only an operator
+            children += inside
+        else:
+            children.append(PicturePart(name, key, children=inside))
     return _fold_repeats(_inline_lists(children))
 
 
@@ -249,12 +252,6 @@ def _break_cycles(leaves: dict[str, list[PicturePart]]) -> dict[str, list[Pictur
             for key in groups[: max(1, len(groups) // 8)]:  # one by one, hundreds of groups would take quadratic time
                 leaves |= _split_by_scope(leaves.pop(key), key)
     return leaves
-
-
-def _rename_lone(leaf: PicturePart, scope: str) -> PicturePart:
-    """Return `leaf`, the only leaf in `scope`, renamed to `scope` if its own name is only an operator."""
-    leaf.name = scope if leaf.name[:1].isupper() else leaf.name
-    return leaf
 
 
 def _find_cycles(groups: Mapping[str, Sequence[PicturePart]]) -> list[set[str]]:
@@ -315,10 +312,8 @@ def _fold_repetitions(parts: list[PicturePart]) -> list[PicturePart]:
             body = _fold_repetitions(rounds[0]) if period > 1 else rounds[0]
             others = [_fold_repetitions(r) if period > 1 else r for r in rounds[1:]]
             _mark_shared(rounds)
-            path = f"{rounds[0][0].path}-{rounds[-1][-1].name}"
-            folded.append(
-                PicturePart(f"{rounds[0][0].name}-{rounds[-1][-1].name}", path, (), body, len(rounds), others)
-            )
+            name, path = (f"{start}-{rounds[-1][-1].name}" for start in (rounds[0][0].name, rounds[0][0].path))
+            folded.append(PicturePart(name, path, (), body, len(rounds), others))
         i += length
     return folded
 

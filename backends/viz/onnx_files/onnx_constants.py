@@ -29,11 +29,7 @@ SIGNS: Mapping[str, tuple[str, Callable[[int, int], int]]] = {
     "Div": ("//", operator.floordiv), "Mod": ("%", operator.mod),
 }  # fmt: skip
 SAME = ("Cast", "Identity")
-_VALUES = (
-    "value",
-    "sparse_value",
-    *(f"value_{kind}" for kind in ("int", "ints", "float", "floats", "string", "strings")),
-)
+_VALUES = ("value", "sparse_value", *(f"value_{kind}{s}" for kind in ("int", "float", "string") for s in ("", "s")))
 SIZING = {
     "Shape", "Size", "Gather", "Squeeze", "Unsqueeze", "Concat", "Slice", "Reshape", "Equal", "Where", "Floor", "Ceil",
     "Min", "Max", "Neg", "Sqrt", "ConstantOfShape", "ReduceProd", "Not", "And", "Or", "Greater", "Less",
@@ -161,12 +157,10 @@ def _compute_sizes(kind: str, terms: list[Terms]) -> Terms:
         return first[0] if isinstance(first, tuple) and len(first) == 1 and kind == "Squeeze" else first
     if kind == "Concat" and all(isinstance(t, tuple) for t in terms):
         return tuple(x for t in terms for x in t)
-    if (
-        kind in ("Gather", "Slice")
-        and isinstance(first, tuple)
-        and (selected := _select_sizes(kind, first, rest)) is not None
-    ):
-        return selected
+    if kind in ("Gather", "Slice") and isinstance(first, tuple):
+        selected = _select_sizes(kind, first, rest)
+        if selected is not None:
+            return selected
     if kind in SIGNS and len(terms) == 2:
         return _combine_sizes(kind, terms[0], terms[1])
     return truncate(f"{kind}({', '.join(t if isinstance(t, str) else '[' + ', '.join(t) + ']' for t in terms)})")

@@ -107,10 +107,8 @@ def _rename_duplicates(network: Network, used: set[str]) -> Network:
 
 def _read_model(path: Path) -> onnx.ModelProto:
     """Return the model in the file, without external data. Raises WeftError if the file is unreadable or invalid."""
-    model = onnx.ModelProto()
     try:
-        with path.open("rb") as file:
-            model.ParseFromString(file.read())
+        model: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except OSError as e:
         raise WeftError(f"cannot read {path}: {(e.strerror or str(e)).lower()}") from e
     except DecodeError as e:
@@ -124,11 +122,9 @@ def _read_model(path: Path) -> onnx.ModelProto:
 
 def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     """Yield each value (name and type) whose type is recorded in the file or found by shape inference."""
-    light = onnx.ModelProto()
-    # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
-    light.CopyFrom(_strip_weights(model))
     try:
-        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+        # infer_shapes takes the model as one protobuf message, of at most 2 GiB.
+        light = onnx.shape_inference.infer_shapes(_strip_weights(model), data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError):
         light = model  # only the types in the file are known
     yield from (*light.graph.value_info, *light.graph.input, *light.graph.output)
@@ -136,13 +132,11 @@ def _infer_types(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 def _strip_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `model` with large weights replaced by inputs, because no shape depends on their elements."""
-    stub = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
-    graph = model.graph
-    stub.graph.MergeFrom(
-        onnx.GraphProto(
-            node=graph.node, name=graph.name, input=graph.input, output=graph.output, value_info=graph.value_info
-        )
-    )
+    graph, stub = model.graph, onnx.ModelProto(ir_version=model.ir_version)
+    stub.opset_import.extend(model.opset_import)
+    stub.functions.extend(model.functions)
+    for name in ("node", "input", "output", "value_info"):
+        getattr(stub.graph, name).extend(getattr(graph, name))
     inputs = {v.name for v in graph.input}
     for tensor in graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() < BIG:

@@ -14,7 +14,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import quote_value
 
-from ..model.network import Vertex, Weight
+from ..model.network import Vertex
 
 MICROSOFT = "com.microsoft"
 
@@ -86,16 +86,16 @@ def _to_linear(v: Vertex) -> Vertex | None:
     shape = v.weights[0].dims if v.weights and "A" in v.roles else ()
     if len(shape) != 2:
         return None
-    transposed = v.attrs.get("transB", "0") != "0"
-    return replace(
-        v, op="linear", weights=(_with_shape(v.weights[0], shape if transposed else shape[::-1]), *v.weights[1:])
-    )
+    return _with_weight_shape(v, shape if v.attrs.get("transB", "0") != "0" else shape[::-1])
 
 
 def _to_packed_linear(v: Vertex) -> Vertex | None:
-    if not v.weights or not {"N", "K"} <= v.attrs.keys():
-        return None
-    return replace(v, op="linear", weights=(_with_shape(v.weights[0], (v.attrs["N"], v.attrs["K"])), *v.weights[1:]))
+    return _with_weight_shape(v, (v.attrs["N"], v.attrs["K"])) if v.weights and {"N", "K"} <= v.attrs.keys() else None
+
+
+def _with_weight_shape(v: Vertex, shape: tuple[Any, ...]) -> Vertex:
+    weight = replace(v.weights[0], shape=f"[{', '.join(map(str, shape))}]")
+    return replace(v, op="linear", weights=(weight, *v.weights[1:]))
 
 
 def _to_embedding(v: Vertex) -> Vertex | None:
@@ -147,10 +147,6 @@ _CONVERTERS: Mapping[str, Callable[[Vertex], Vertex | None]] = {
     "Attention": _to_attention, "MultiHeadAttention": _to_attention, "GroupQueryAttention": _to_attention,
     "PagedAttention": _to_attention, "MoE": _to_experts, "QMoE": _to_experts, "QuickGelu": _to_swish,
 }  # fmt: skip
-
-
-def _with_shape(weight: Weight, shape: tuple[Any, ...]) -> Weight:
-    return replace(weight, shape=f"[{', '.join(map(str, shape))}]")
 
 
 def label_gates(vertices: list[Vertex]) -> list[Vertex]:

@@ -76,12 +76,8 @@ def _name_op(op: OnnxOperation, scope: Scope) -> str:
     """
     stem = ".".join((*scope, ""))
     result = next((x for x in op.outputs if x), "")
-    if (
-        PLAIN.fullmatch(result)
-        and result.startswith(stem)
-        and "." not in result[len(stem) :]
-        and not result[-1:].isdigit()
-    ):
+    local = result.removeprefix(stem)
+    if PLAIN.fullmatch(result) and result == stem + local and "." not in local and not result[-1].isdigit():
         return result
     words = _split_words(op.names[-1])
     counted = not words or re.fullmatch(rf"(node_)?{re.escape(op.kind)}_?\d*", words[-1], re.IGNORECASE)

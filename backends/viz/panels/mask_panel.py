@@ -36,20 +36,18 @@ def build_panel(network: Network) -> dict[str, Any] | None:
 
 def _to_dict(kind: Kind, vertices: list[Vertex], context: int | None) -> dict[str, Any]:
     small = shrink_kind(kind)
-    scaled = small != kind
+    rolls = kind.keys.causal and kind.keys.window and kind.keys.pattern == "dense"
     return {
         "title": name_kind(kind),
         "where": abbreviate_layers(v.scope or v.name for v in vertices),
         "count": len(vertices),
         "at": vertices[0].name,
         "sentences": list(_describe_kind(kind, small, context)),
-        "scaled": scaled,
+        "scaled": small != kind,
         "mask": ["".join(map(str, row.astype(int))) for row in compute_mask(small)],
         "sinks": kind.sinks,
         "cross": kind.cross,
-        "rolling": _draw_rolling_cache(small, kind)
-        if kind.keys.causal and kind.keys.window and kind.keys.pattern == "dense"
-        else None,
+        "rolling": _draw_rolling_cache(small, kind) if rolls else None,
     }
 
 
@@ -103,10 +101,8 @@ def _describe_kind(kind: Kind, small: Kind, context: int | None) -> Iterator[str
     else:
         yield "Bidirectional: a token attends to all tokens."
     if kind.keys.window is not None:
-        away = f"Window: only keys less than {kind.keys.window:,} positions away" + (
-            f"; {small.keys.window} in the picture" if kind != small and small.keys.window != kind.keys.window else ""
-        )
-        yield away + "."
+        drawn = f"; {small.keys.window} in the picture" if small.keys.window != kind.keys.window else ""
+        yield f"Window: only keys less than {kind.keys.window:,} positions away{drawn}."
         if context and kind.keys.window >= context:
             yield f"The context is {context:,} tokens, so the window has no effect."
     yield from _describe_pattern(kind, small)

@@ -106,8 +106,7 @@ def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]],
     """
     check_prompt(graph, len(ids))
     row = np.array([ids])
-    feeds = {"input_ids": row, "position_ids": np.arange(len(ids))[None], "attention_mask": np.ones_like(row)}
-    feeds["token_type_ids"] = np.zeros_like(row)
+    feeds = dict(zip(TEXT_INPUTS, (row, np.arange(len(ids))[None], np.ones_like(row), np.zeros_like(row)), strict=True))
     inputs = {name: feeds[name] for name in graph.inputs}
     observer = Observer(graph, step)
     observer.arrays = {value: inputs[name] for name, value in graph.inputs.items()}
@@ -117,7 +116,10 @@ def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]],
         "tokens": [_decode_added(text, ids, i) for i in range(len(ids))],
         "layers": [_pack_weights(node, weights) for node, weights in observer.weights.items()],
         "next": [] if logits is None or not _is_decoder(graph) else _predict_tokens(logits[0], ids, text),
-        "experts": [_count_routed(node, chosen) for node, chosen in observer.choices.items()],
+        "experts": [
+            {"where": abbreviate_layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
+            for node, chosen in observer.choices.items()
+        ],
     }
 
 
@@ -174,11 +176,6 @@ def _predict_tokens(logits: Array, ids: Sequence[int], text: Callable[[Sequence[
         actual = {} if came is None else {"came": float(f"{row[came]:.4g}"), "rank": int((row > row[came]).sum()) + 1}
         predictions.append({"likely": likely, **actual})
     return predictions
-
-
-def _count_routed(node: Node, chosen: Array) -> dict[str, Any]:
-    """Return the data of a mixture: "counts" of tokens routed to each expert, from weights [tokens, experts]."""
-    return {"where": abbreviate_layers([node.scope]), "at": node.output.name, "counts": (chosen != 0).sum(0).tolist()}
 
 
 def _decode_added(text: Callable[[Sequence[int]], str], ids: Sequence[int], at: int) -> str:

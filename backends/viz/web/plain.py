@@ -131,7 +131,7 @@ def _convert_repeat(s: Shape) -> dict[str, Any]:
     unrolled = unroll_repeat(s)
     assert unrolled.arrangement is not None
     rails = {line.region: line.values for line in unrolled.arrangement.lines if line.bend == "rail"}
-    rounds = [_normalize(convert_shape(i)) for i in unrolled.inner]
+    rounds = [json.loads(json.dumps(convert_shape(i))) for i in unrolled.inner]  # tuples become lists
     low, high = _read_layer_span(rounds[0]["key"])
     period = _read_layer_span(rounds[1]["key"])[0] - low
     prefix = ".".join([*rounds[0]["key"].split(".")[:-1], ""])
@@ -150,11 +150,6 @@ def _convert_repeat(s: Shape) -> dict[str, Any]:
         "once": {k: v for k, v in rounds[0].items() if not folded or k not in ("inner", "box", "wires")},
         "changed": {i: differences for i, differences in changed.items() if differences},
     }
-
-
-def _normalize(plain: Any) -> Any:
-    """Return `plain` with tuples converted to lists, as JSON does."""
-    return json.loads(json.dumps(plain))
 
 
 def _read_layer_span(key: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from weft.ir.recipes.readers import Array, SwitchedTensors
 from weft.ir.types import TensorType, dtypes
 
 from .adapter import Adapter, Update, read_adapter
+from .quantized.tensor import read_all
 
 _BASE = "model."
 
@@ -52,8 +53,8 @@ def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
         for adapter, update in parts:
             missing = rank - update.rank
             choices[adapter.path.name] |= {
-                down: np.pad(_read(adapter, update.down), ((0, missing), (0, 0))),
-                up: np.pad(np.float32(update.scale) * _read(adapter, update.up), ((0, 0), (0, missing))),
+                down: np.pad(read_all(adapter.reader, update.down), ((0, missing), (0, 0))),
+                up: np.pad(np.float32(update.scale) * read_all(adapter.reader, update.up), ((0, 0), (0, missing))),
             }
     graph.reader = SwitchedTensors(graph.reader, shapes, choices)
 
@@ -93,7 +94,3 @@ def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]],
         assert total.producer is not None
         y.replace_uses(total, keep=[total.producer])
         y.name, total.name = total.name, y.name
-
-
-def _read(adapter: Adapter, key: str) -> Array:
-    return np.asarray(adapter.reader.read(key, 0, adapter.reader.shape(key)[0]), np.float32)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.backends.viz.layout.arrange import END, START, Box, Branches, Column, PartRows
+from weft.backends.viz.layout.arrange import Box, Branches, Column, PartRows
 from weft.backends.viz.layout.coordinates import PORT, place_shapes
 from weft.backends.viz.layout.scene import ALL, Shape, build_scene, list_default_open
+from weft.backends.viz.layout.wiring import END, START
 from weft.backends.viz.model.network import Network, Vertex, build_network
 from weft.passes import run_passes
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from weft import load_source
-from weft.backends.viz.layout.arrange import END
 from weft.backends.viz.layout.scene import Shape, build_scene, unroll_repeat
+from weft.backends.viz.layout.wiring import END
 from weft.backends.viz.model.network import build_network
 from weft.passes import run_passes
 
