@@ -40,23 +40,23 @@ CATALOGUES = {  # rooms of things of one kind
 }
 # How much one addition touches: (what, places, the test that adds one from another package). The test names its files.
 PLACES = (
-    ("an op", "1: the function, with its types, body and cases", "test_an_op_from_outside"),
-    ("a model family", "1: its table", "test_a_family_from_outside"),
-    ("a pass", "1: the class", "test_a_pass_from_outside"),
+    ("an op", "1: the function, with its types, body and cases", "test_plugin_adds_an_op"),
+    ("a model family", "1: its table", "test_plugin_adds_a_family"),
+    ("a pass", "1: the class", "test_plugin_adds_a_pass"),
     (
         "a block layout, of integers or floats",
         "1: its `BlockLayout`, where a reader returns such blocks; kernels and lowerings take it by bits and group",
-        "test_a_block_layout_from_outside",
+        "test_plugin_adds_a_block_layout",
     ),
     (
         "a target",
         "1: its `Backend`, registered in any module; weft's own are a file each in backends/targets",
-        "test_targets_from_outside",
+        "test_plugin_adds_targets",
     ),
     (
         "a kind of state",
         "1: the `StateSpec` of its op, and a lowering for each backend that does not use the op's body",
-        "test_a_state_from_outside",
+        "test_plugin_adds_a_state",
     ),
 )
 ADDITIONS = "tests/plugins/test_plugins.py"

@@ -50,7 +50,7 @@ def tiny_llama(warm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if ALL or page.name not in LONG], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
-def test_every_block_does_what_the_page_says(
+def test_every_code_block_gives_the_printed_result(
     page: Path,
     tiny_llama: Path,
     warm: dict[str, str],
@@ -70,7 +70,7 @@ def test_every_block_does_what_the_page_says(
     [p for p in PAGES if p not in (INDEX, QUICKEST) and ALL and p.name not in WITH_PYTORCH] + [QUICKEST],
     ids=lambda page: page.name,
 )
-def test_what_is_not_marked_runs_without_pytorch(
+def test_unmarked_blocks_run_without_pytorch(
     page: Path, warm: dict[str, str], tmp_path: Path, smollm2_gguf: Path, minilm_folder: Path, tiny_llama: Path
 ) -> None:
     _prepared(tmp_path, smollm2_gguf, minilm_folder, tiny_llama)
@@ -79,13 +79,13 @@ def test_what_is_not_marked_runs_without_pytorch(
     shutil.rmtree(tmp_path)
 
 
-def test_pages_link_to_what_is_there() -> None:
+def test_page_links_exist() -> None:
     for page in PAGES:
         for target in LINK.findall(page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_index_names_every_page() -> None:
+def test_index_names_every_page() -> None:
     text = INDEX.read_text(encoding="utf-8")
     missing = [page.name for page in PAGES if page.parent == INDEX.parent and page != INDEX and page.name not in text]
     assert not missing

@@ -24,7 +24,7 @@ every_example = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.
 
 
 @every_example
-def test_inspects(path: Path) -> None:
+def test_example_is_inspected(path: Path) -> None:
     found = inspect(weft.load_source(path))
     assert found.random and found.parameters > 0 and found.layers > 0
     assert not found.unread
@@ -62,7 +62,7 @@ def test_onnx_runtime_equals_the_interpreter(path: Path, target: str, tmp_path: 
 
 
 @pytest.mark.parametrize("chunk", [7, 1])
-def test_hybrid_goes_on_as_its_meaning_says(chunk: int, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_hybrid_generates_the_tokens_of_the_interpreter(chunk: int, tmp_path: Path, rng: np.random.Generator) -> None:
     """In calls of `chunk` tokens, through caches and states: what the interpreter says of the same calls."""
     length = 30 if ALL else 12
     source = weft.load_source(ROOT / "examples" / "hybrid.py")
@@ -85,7 +85,9 @@ def test_hybrid_goes_on_as_its_meaning_says(chunk: int, tmp_path: Path, rng: np.
 
 
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx"])
-def test_translator_answers_as_its_meaning_says(target: str, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_translator_generates_the_tokens_of_the_interpreter(
+    target: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
     source = weft.load_source(ROOT / "examples" / "tiny_translator.py")
     weft.compile(source, tmp_path / "out", target=target)
     runnable, read = weft.load(tmp_path / "out"), rng.integers(0, 1000, (1, 30))
@@ -98,6 +100,6 @@ def test_translator_answers_as_its_meaning_says(target: str, tmp_path: Path, rng
     assert answer.tokens == text[1:]
 
 
-def test_the_page_names_every_example() -> None:
+def test_examples_page_names_every_example() -> None:
     page = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
     assert not [path.name for path in EXAMPLES if path.name not in page]

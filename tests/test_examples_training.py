@@ -32,7 +32,7 @@ def losses(base: ModuleType, steps: int, **options: bool) -> tuple[torch.nn.Modu
     return net, [loss for _, loss in base.train(net, base.batches(codes), steps, **options)]
 
 
-def test_it_learns(base: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_example_reduces_the_loss(base: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer and smaller steps than in full, but more than how often characters stand in the text."""
     monkeypatch.setattr(base, "WARMUP", 10)
     monkeypatch.setattr(base, "BATCH", 8)
@@ -49,7 +49,7 @@ def test_it_learns(base: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert base.sample(net, "And ", 60) == text != base.sample(net, "And ", 60, seed=1)
 
 
-def test_the_cache_samples_what_whole_passes_would(base: ModuleType) -> None:
+def test_cached_sampling_equals_full_passes(base: ModuleType) -> None:
     net = weft.torch(base.model)
     random = torch.Generator().manual_seed(0)
     codes = torch.tensor([list(b"The ")])

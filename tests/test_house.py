@@ -68,7 +68,7 @@ def test_public_names_resolve(name: str) -> None:
     assert name in dir(weft)
 
 
-def test_a_star_import_replaces_nothing(tmp_path: Path) -> None:
+def test_star_import_does_not_replace_builtins(tmp_path: Path) -> None:
     """Neither a builtin, nor a module of Python or of what is installed: files begin with imports of both.
 
     Tools of `make test-engines` are left out: Hugging Face's evaluate is one.
@@ -159,7 +159,7 @@ OWN_JSON = {
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_one_reader_of_foreign_files(folder: str, root: Path) -> None:
+def test_foreign_files_have_one_reader(folder: str, root: Path) -> None:
     """JSON and home folders go through `ir.storage.documents`, whose limits hold for every file that weft reads."""
     for path in sorted((root / folder).rglob("*.py")):
         name = path.relative_to(root).as_posix()

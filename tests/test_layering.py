@@ -40,7 +40,7 @@ def house(root: Path) -> House:
     return House(root)
 
 
-def test_no_modules_import_each_other_in_circles(house: House) -> None:
+def test_modules_do_not_import_in_circles(house: House) -> None:
     """Nor for type checking: a type that two modules need stands in a third."""
     assert house.circles() == []
 
@@ -50,12 +50,12 @@ def test_imports_run_one_way_between_rooms(house: House) -> None:
     assert house.climbs() == []
 
 
-def test_rooms_hold_few_files(house: House) -> None:
+def test_rooms_have_few_files(house: House) -> None:
     assert {room.path: len(room.files) for room in house.rooms.values() if len(room.files) > room.most} == {}
     assert set(CATALOGUES) <= set(house.rooms)
 
 
-def test_rooms_say_what_lives_there(house: House) -> None:
+def test_rooms_have_a_docstring(house: House) -> None:
     silent = [
         room.path for room in house.rooms.values() if "ever here:" not in room.doc and room.path not in CATALOGUES
     ]
@@ -67,7 +67,7 @@ def test_every_addition_is_shown_by_a_test(root: Path) -> None:
     assert [test for _, _, test in PLACES if f"def {test}(" not in text] == []
 
 
-def test_room_docstrings_name_what_is_there(house: House) -> None:
+def test_room_docstrings_name_existing_files(house: House) -> None:
     """A lower-case name in backticks is a module, or something defined in one of the room or of those around it."""
     wrong = []
     for room in house.rooms.values():
@@ -88,20 +88,20 @@ def walks() -> dict[str, Walk]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_compilation_goes_from_stage_to_stage(walks: dict[str, Walk], target: str) -> None:
+def test_compilation_proceeds_from_stage_to_stage(walks: dict[str, Walk], target: str) -> None:
     """Source, passes, build, write."""
     assert walks[target].climbs == []
     assert all(walks[target].files.values())
 
 
-def test_climbs_are_seen() -> None:
+def test_climbs_are_detected() -> None:
     """The step of a recurrence is legalized where it is written as a function."""
     graph = ops.scan.cases[0].attrs["step"].graph
     found = walk(lambda: write_function(graph, [*graph.outputs], "One token of"))
     assert ("backends/torch/ops/custom_recurrences.py", "passes/edits/legalization.py") in found.climbs
 
 
-def test_the_page_of_the_house_is_as_the_code(house: House, walks: dict[str, Walk], root: Path) -> None:
+def test_house_page_equals_the_code(house: House, walks: dict[str, Walk], root: Path) -> None:
     """`python -m tests.house` writes it; lines may have changed by a tenth since."""
     written, now = (root / "docs" / "house.md").read_text(encoding="utf-8"), page(house, walks)
     number = re.compile(r"\d[\d,]*(?= lines| \|)")

@@ -63,7 +63,7 @@ def test_wheel_holds_every_file(clone: Path, wheel: Path) -> None:
     assert {f"weft/{name}" for name in data | {"ir/__init__.py"}} <= expected
 
 
-def test_wheel_runs_from_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     show = "import weft; print(weft.__file__, *(getattr(weft, n).__file__ for n in ('ir', 'passes', 'frontends')))"

@@ -29,7 +29,7 @@ def locked(name: str) -> dict[str, tuple[str, int]]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_the_hashed_versions_are_the_pinned_ones(name: str) -> None:
+def test_hashed_versions_equal_the_pins(name: str) -> None:
     found, pinned = locked(name), pins()
     assert {package: version for package, (version, _) in found.items()}.items() <= pinned.items(), "run `make lock`"
     assert not [package for package, (_, hashes) in found.items() if not hashes]
@@ -37,7 +37,7 @@ def test_the_hashed_versions_are_the_pinned_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_the_hashed_packages_are_what_the_extras_want(name: str) -> None:
+def test_hashed_packages_equal_the_extras(name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = (line for extra in LOCKS[name] for line in project["optional-dependencies"][extra])
     wanted = {canonicalize_name(Requirement(line).name) for line in (*project["dependencies"], *extras)}

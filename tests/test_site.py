@@ -58,7 +58,7 @@ def test_the_table_of_contents_has_every_page_once() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_site_links_exist(page: Path) -> None:
     wrong = []
     for pair in LINK.findall(FENCED.sub("", _text(page))):
         target, _, anchor = "".join(pair).partition("#")
@@ -85,7 +85,7 @@ def resolved(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", documented())
-def test_the_reference_names_what_is_documented(name: str) -> None:
+def test_reference_names_only_documented_objects(name: str) -> None:
     assert resolved(name).__doc__
 
 

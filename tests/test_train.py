@@ -80,7 +80,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in csv.DictReader(file)]
 
 
-def test_schemes_of_initial_weights(
+def test_initialization_schemes_set_their_variances(
     script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """muP's rates reach the optimizer, each parameter once; matrices alone decay."""
@@ -116,7 +116,7 @@ def test_schemes_of_initial_weights(
 
 
 @pytest.mark.parametrize("name", ["experts", "corrected", "states", "learned", "ranked"])
-def test_an_interrupted_run_goes_on_bit_by_bit(
+def test_interrupted_run_resumes_bit_identical(
     name: str, script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     half, save = STEPS // 2, script.save
@@ -149,7 +149,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(
     assert len(weft.load(parts / "model").generate([list(b"And")], max_tokens=4)[0].tokens) == 4
 
 
-def test_a_tokenizer_is_trained_on_the_text(
+def test_tokenizer_is_trained_on_the_text(
     script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It says the text again; the architecture gets its vocabulary."""
@@ -163,7 +163,7 @@ def test_a_tokenizer_is_trained_on_the_text(
     assert manifest["vocab"] == 400
 
 
-def test_what_can_not_be_trained(
+def test_untrainable_sources_are_refused(
     script: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "short.txt").write_text("short")
@@ -212,7 +212,7 @@ def test_a_damaged_run_is_refused_with_the_file(
         (tmp_path / file).write_bytes(sound)
 
 
-def test_settings_do_not_choose_the_code_that_runs(
+def test_settings_of_a_run_cannot_execute_code(
     script: ModuleType,
     models: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -234,7 +234,7 @@ def test_settings_do_not_choose_the_code_that_runs(
             assert f"names code, {spec}" in capsys.readouterr().err
 
 
-def test_several_processes_learn_the_same(
+def test_several_processes_reach_the_same_weights(
     script: ModuleType, models: Path, warm: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """FSDP2 among two processes goes on with the run of one: the losses of one, but for the order of sums."""

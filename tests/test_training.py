@@ -76,7 +76,7 @@ def train(net: torch.nn.Module, codes: torch.Tensor, rate: float, steps: int) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_learns_and_goes_back_into_its_graph(name: str, codes: torch.Tensor) -> None:
+def test_trained_model_beats_unigrams_and_returns_to_its_graph(name: str, codes: torch.Tensor) -> None:
     model, rate, short = CASES[name]
     net = weft.torch(model)
     losses = train(net, codes, rate, STEPS if ALL else short)

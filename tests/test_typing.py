@@ -44,11 +44,11 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("name", ["__init__.pyi", "ops.pyi"])
-def test_the_stubs_are_those_of_the_code(name: str) -> None:
+def test_stubs_equal_the_code(name: str) -> None:
     assert stubs()[name] == (PACKAGE / name).read_text(encoding="utf-8"), "the code has changed: run `make stubs`"
 
 
-def test_a_type_checker_sees_types(root: Path) -> None:
+def test_type_checker_accepts_typed_examples(root: Path) -> None:
     """One run of mypy over the package and over a use of it, by the settings and the cache of `make lint`."""
     command = [sys.executable, "-m", "mypy", "-p", "weft", "-m", USE.stem, "--no-error-summary", "--hide-error-context"]
     environment = {**os.environ, "MYPYPATH": str(USE.parent)}
@@ -74,7 +74,7 @@ def test_a_type_checker_sees_types(root: Path) -> None:
         assert "Any" not in noted[call].replace("(*Any, **Any)", ""), f"{call} is {noted[call]}"
 
 
-def test_every_name_of_the_stub_is_there() -> None:
+def test_stub_names_exist() -> None:
     names = {alias.asname for node in _nodes("__init__.pyi", ast.ImportFrom) for alias in node.names}
     names |= {node.targets[0].id for node in _nodes("__init__.pyi", ast.Assign)}
     missing = [name for name in names if name is not None and not hasattr(weft, name)]

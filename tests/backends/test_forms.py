@@ -27,7 +27,7 @@ STEPS = (
 
 
 @pytest.mark.parametrize(("name", "target"), each(7, by_turns(ZOO, TARGETS)) if not ALL else by_turns(ZOO, TARGETS))
-def test_building_changes_no_graph(name: str, target: str) -> None:
+def test_building_a_target_leaves_the_graph_unchanged(name: str, target: str) -> None:
     backend, graph = TARGETS[target], ZOO[name]()
     options, dtype = backend.options(), backend.dtypes[0]
     given, length = str(graph), int(graph.meta.get("context") or 32)
@@ -45,7 +45,7 @@ def test_building_changes_no_graph(name: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["choose_tokens", "selective_scan", "ssd"])
-def test_only_target_torch_calls_its_kernels(op: str) -> None:
+def test_only_target_torch_calls_kernels(op: str) -> None:
     """Folders for transformers lack them: an op that has no other lowering is expanded into its body."""
     case = next(c for c in OPS[op].cases if len(c.operands) == len(OPS[op].operands) or op == "choose_tokens")
     graph, _ = build_node_graph(OPS[op], case)
@@ -79,13 +79,13 @@ def rewrites(path: Path) -> list[str]:
     return [f"{path}:{node.lineno}: {ast.unparse(node)}" for node in found if isinstance(node, ast.expr)]
 
 
-def test_backends_rewrite_no_graph(root: Path) -> None:
+def test_backends_do_not_rewrite_graphs(root: Path) -> None:
     sources = (path for path in sorted((root / "backends").rglob("*.py")))
     assert [line for path in sources if str(path.relative_to(root)) not in STEPS for line in rewrites(path)] == []
     assert all(rewrites(root / path) for path in STEPS)
 
 
-def test_frontends_run_passes_in_the_api_alone(root: Path) -> None:
+def test_frontends_run_passes_only_in_the_api(root: Path) -> None:
     """Besides, they only make graphs: of modules, and of checkpoints, whose tensors are recipes."""
     makers = ("frontends/app/api/", "frontends/app/cli/", "frontends/dsl/", "frontends/formats/", "frontends/models/")
     sources = (str(path.relative_to(root)) for path in sorted((root / "frontends").rglob("*.py")))

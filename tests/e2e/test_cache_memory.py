@@ -30,7 +30,7 @@ def cache_bytes(graph: Graph, length: int) -> int:
     return sum(4 * int(np.prod(shape)) for shape in shapes)
 
 
-def test_mistral_at_32k_needs_an_eighth() -> None:
+def test_mistral_window_cache_at_32k_takes_an_eighth() -> None:
     model = load_source("mistral-7b")
     rolling = run_passes(model.graph, "default")
     full = run_passes(model.graph, "default, -rolling-buffer")
@@ -41,12 +41,12 @@ def test_mistral_at_32k_needs_an_eighth() -> None:
     assert facts.cache_at_context * 4 == cache_bytes(rolling, 32_768)
 
 
-def test_deepseek_v3_leaves_its_latent() -> None:
+def test_deepseek_v3_caches_only_its_latent() -> None:
     facts = inspect(load_source("deepseek-v3"))
     assert facts.cache_per_token == 576 * 61
 
 
-def test_the_runtime_allocates_that(tmp_path: Path) -> None:
+def test_runtime_allocates_the_reported_bytes(tmp_path: Path) -> None:
     sizes = {}
     for name, layers in {"local": [block(window=16)] * 2, "mixed": [block(window=16), block()]}.items():
         for passes in ("default", "default, -rolling-buffer"):
@@ -60,7 +60,7 @@ def test_the_runtime_allocates_that(tmp_path: Path) -> None:
     assert sizes["mixed", "default"] * 16 == sizes["mixed", "default, -rolling-buffer"] * 9
 
 
-def test_a_latent_is_allocated_once(tmp_path: Path) -> None:
+def test_latent_cache_is_allocated_once(tmp_path: Path) -> None:
     mixer = MLA(heads=4, rank=24, head_dim=8, rope_dim=8, v_head_dim=8, rope=RoPE(10_000))
     model = Decoder(vocab=64, dim=64, layers=2, block=Block(mixer, GatedMLP(48), norm=RMSNorm(1e-6)), context=128)
     weft.compile(model, tmp_path / "out")

@@ -60,7 +60,7 @@ def _power_of_two(x: float) -> bool:
 
 
 @pytest.mark.parametrize("name", each(8, DECODERS))
-def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
+def test_transformers_loads_written_decoders(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     source = load_source(tmp_path / "hf")
     write_folder(source, tmp_path / "back")
@@ -70,7 +70,7 @@ def test_transformers_loads_what_was_written(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each(2, ENCODERS))
-def test_encoders(name: str, tmp_path: Path) -> None:
+def test_transformers_loads_written_encoders(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     source = load_source(tmp_path / "hf")
     write_folder(source, tmp_path / "back")
@@ -84,7 +84,7 @@ def test_encoders(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each(3, SEQ2SEQ))
-def test_encoder_decoders(name: str, tmp_path: Path) -> None:
+def test_transformers_loads_written_encoder_decoders(name: str, tmp_path: Path) -> None:
     """Sinusoids that a checkpoint stores are made anew by either side."""
     row = SEQ2SEQ[name]
     model = row.save(tmp_path / "hf")
@@ -95,7 +95,7 @@ def test_encoder_decoders(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each(4, ONE_OF_EACH))
-def test_transformers_computes_with_new_values(name: str, tmp_path: Path) -> None:
+def test_transformers_uses_rewritten_weights(name: str, tmp_path: Path) -> None:
     """Parameters that were changed here, as by training, have the same effect there."""
     model = ROWS[name].save(tmp_path / "hf")
     source = load_source(tmp_path / "hf")
@@ -113,7 +113,7 @@ def test_transformers_computes_with_new_values(name: str, tmp_path: Path) -> Non
     assert error(theirs, reference(model, IDS)) > 1e-2
 
 
-def test_shards_config_and_tokenizer(tmp_path: Path) -> None:
+def test_writing_splits_shards_and_copies_config_and_tokenizer(tmp_path: Path) -> None:
     """Shards as long as asked for, with their index; what else the folder holds comes along."""
     model = ROWS["llama-gqa-tied"].save(tmp_path / "hf")
     (tmp_path / "hf" / "tokenizer.json").write_text("{}")
@@ -139,7 +139,7 @@ def test_shards_config_and_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("f16", torch.float16), ("f32", torch.float32)])
-def test_in_fewer_bits(dtype: str, kind: torch.dtype, tmp_path: Path) -> None:
+def test_checkpoint_is_written_in_narrower_dtypes(dtype: str, kind: torch.dtype, tmp_path: Path) -> None:
     """The numbers are rounded as transformers rounds them, and stay so when nothing else is asked for."""
     model = ROWS["qwen3-gqa"].save(tmp_path / "hf")
     write_folder(load_source(tmp_path / "hf"), tmp_path / "small", dtype=dtype)
@@ -153,7 +153,7 @@ def test_in_fewer_bits(dtype: str, kind: torch.dtype, tmp_path: Path) -> None:
             assert torch.equal(value, want[key])
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_inexpressible_models_are_refused(tmp_path: Path) -> None:
     ROWS["llama-gqa-tied"].save(tmp_path / "hf")
     source = load_source(tmp_path / "hf")
     out = tmp_path / "out"

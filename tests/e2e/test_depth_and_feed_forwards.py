@@ -37,7 +37,7 @@ def model_and_graph(name: str, folder: Path) -> tuple[torch.nn.Module, Graph]:
     [("llama-gqa-tied", "model.layers"), ("gpt2-tied", "transformer.h"), ("falcon-gqa", "transformer.h")],
 )
 @pytest.mark.parametrize("first", ["", "pack-qkv, pack-gate-up, fuse-residual-norm, "])
-def test_pruned_layers(name: str, layers: str, first: str, tmp_path: Path) -> None:
+def test_pruned_layers_equal_transformers(name: str, layers: str, first: str, tmp_path: Path) -> None:
     model, graph = model_and_graph(name, tmp_path)
     whole = reference(model, IDS)
     blocks = model.get_submodule(layers)
@@ -66,7 +66,9 @@ def _activation(name: str, module: torch.nn.Module) -> Callable[[torch.nn.Module
         ("mixtral", "act_fn", "tanh", torch.nn.Tanh()),
     ],
 )
-def test_replaced_activations(name: str, field: str, to: str, module: torch.nn.Module, tmp_path: Path) -> None:
+def test_replaced_activations_equal_transformers(
+    name: str, field: str, to: str, module: torch.nn.Module, tmp_path: Path
+) -> None:
     model, graph = model_and_graph(name, tmp_path)
     whole = reference(model, IDS)
     _activation(field, module)(model)
@@ -74,7 +76,7 @@ def test_replaced_activations(name: str, field: str, to: str, module: torch.nn.M
     assert error(logits(run_passes(graph, f"replace-activation{{to={to}}}")), want) <= TOLERANCE < error(whole, want)
 
 
-def test_an_upcycled_llama_is_a_mixtral_of_copies(tmp_path: Path) -> None:
+def test_upcycled_llama_equals_mixtral_with_copied_experts(tmp_path: Path) -> None:
     llama, graph = model_and_graph("llama-gqa-tied", tmp_path)
     graph = run_passes(graph, "upcycle-to-moe{experts=4, top_k=2}")
     shape = COMMON | GQA | UNTIED | {"num_local_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6}
@@ -105,7 +107,7 @@ def test_an_upcycled_llama_is_a_mixtral_of_copies(tmp_path: Path) -> None:
         ("gpt2-tied", "insert-layers{after=1, count=2}, permute-neurons, upcycle-to-moe{experts=3}"),
     ],
 )
-def test_exact_surgery(name: str, passes: str, tmp_path: Path) -> None:
+def test_exact_layer_surgery_equals_transformers(name: str, passes: str, tmp_path: Path) -> None:
     model, graph = model_and_graph(name, tmp_path)
     rewritten = run_passes(graph, passes)
     assert str(rewritten) != str(graph)

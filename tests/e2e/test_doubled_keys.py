@@ -90,7 +90,7 @@ UNDOUBLED = {"bamba", "falcon_h1", "granitemoehybrid", "mistral4", "nemotron_h"}
 
 
 @pytest.mark.parametrize("family", each(4, sorted(FIRST)))
-def test_the_spelling_of_transformers_counts(family: str) -> None:
+def test_doubled_keys_take_the_value_that_transformers_takes(family: str) -> None:
     row, compared = FIRST[family], 0
     for config in doubles(row):
         given = {k: v for k, v in copy.deepcopy(config).items() if k != "model_type"}
@@ -115,7 +115,7 @@ def test_the_spelling_of_transformers_counts(family: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "gemma2", "gpt2-tied", "bloom", "opt", "t5", "bart"])
 @pytest.mark.parametrize("same", [True, False])
-def test_a_head_beside_a_tied_embedding(name: str, same: bool, tmp_path: Path) -> None:
+def test_stored_head_overrides_a_tied_config(name: str, same: bool, tmp_path: Path) -> None:
     """A checkpoint with a head of its own keeps it whatever the config says; a copy of the embedding is one matrix."""
     from safetensors.numpy import load_file, save_file
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -156,7 +156,7 @@ def test_a_head_beside_a_tied_embedding(name: str, same: bool, tmp_path: Path) -
     assert error(got, want) < 1e-6
 
 
-def test_the_matrix_of_both_under_the_name_of_the_head(tmp_path: Path) -> None:
+def test_tied_matrix_may_be_stored_as_the_head(tmp_path: Path) -> None:
     """transformers ties the embedding to the head if only the head is in the file."""
     from safetensors.numpy import load_file, save_file
 

@@ -69,7 +69,7 @@ def anonymous(model: Model) -> Model:
 
 
 @pytest.mark.parametrize("name", each(3, PROPOSED))
-def test_the_family_is_seen_in_the_graph(name: str, tmp_path: Path) -> None:
+def test_family_is_inferred_from_the_graph(name: str, tmp_path: Path) -> None:
     """Without its config, and without rounding: the tensors are those of the checkpoint to the bit, and the config says
     what its own does."""
     row = ROWS[name]
@@ -89,7 +89,7 @@ def test_the_family_is_seen_in_the_graph(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each(3, OTHERS.values()))
-def test_other_families_keep_their_config(name: str, tmp_path: Path) -> None:
+def test_families_without_inference_keep_their_config(name: str, tmp_path: Path) -> None:
     row = ROWS[name]
     kind = type(row.save(tmp_path / "hf"))
     model = rewrite(load_source(tmp_path / "hf"), "pack-qkv, pack-gate-up, fuse-residual-norm")
@@ -129,7 +129,7 @@ REWRITTEN = [
 
 
 @pytest.mark.parametrize(("name", "pipeline", "family"), REWRITTEN)
-def test_rewritten_models_are_what_the_graph_is(name: str, pipeline: str, family: str, tmp_path: Path) -> None:
+def test_exported_rewrites_agree_with_the_graph(name: str, pipeline: str, family: str, tmp_path: Path) -> None:
     ROWS[name].save(tmp_path / "hf")
     model = rewrite(load_source(tmp_path / "hf"), pipeline)
     assert export(model, tmp_path / "out") == family
@@ -137,7 +137,7 @@ def test_rewritten_models_are_what_the_graph_is(name: str, pipeline: str, family
 
 
 @pytest.mark.parametrize("name", each(2, ["llama-mha-biases", "qwen2-gqa-tied"]))
-def test_a_scale_that_no_config_says_goes_into_the_queries(name: str, tmp_path: Path) -> None:
+def test_inexpressible_score_scale_is_folded_into_queries(name: str, tmp_path: Path) -> None:
     """Of the families with windows none has a scale of its own."""
     ROWS[name].save(tmp_path / "hf")
     model = rewrite(load_source(tmp_path / "hf"), "sliding-window{size=8, layers=[1]}")
@@ -160,7 +160,7 @@ def test_a_scale_that_no_config_says_goes_into_the_queries(name: str, tmp_path: 
         ("llama-gqa-tied", "replace-activation{to=relu}, kv-cache", "export it before kv-cache"),
     ],
 )
-def test_what_no_family_expresses_is_one_sentence(name: str, pipeline: str, told: str, tmp_path: Path) -> None:
+def test_inexpressible_graphs_are_refused_in_one_sentence(name: str, pipeline: str, told: str, tmp_path: Path) -> None:
     ROWS[name].save(tmp_path / "hf")
     model = anonymous(load_source(tmp_path / "hf"))
     with pytest.raises(WeftError) as caught:
@@ -169,7 +169,7 @@ def test_what_no_family_expresses_is_one_sentence(name: str, pipeline: str, told
     assert not (tmp_path / "out").exists()
 
 
-def test_encoders_are_no_causal_models(minilm_folder: Path, tmp_path: Path) -> None:
+def test_encoders_are_not_exported_as_causal_models(minilm_folder: Path, tmp_path: Path) -> None:
     """Their own config says what they are, as long as the graph is still that."""
     model = rewrite(load_source(minilm_folder), "pack-qkv")
     assert export(model, tmp_path / "out") == "bert"
@@ -192,7 +192,7 @@ def test_encoder_decoders_keep_their_config(name: str, tmp_path: Path) -> None:
 # -- dtypes and files
 
 
-def test_a_dtype_can_be_chosen(tmp_path: Path) -> None:
+def test_export_dtype_can_be_chosen(tmp_path: Path) -> None:
     row = ROWS["llama-gqa-tied"]
     row.save(tmp_path / "hf").to(torch.bfloat16).save_pretrained(tmp_path / "hf")
     for dtype, stored in ((None, "bfloat16"), ("f16", "float16"), ("f32", "float32")):
@@ -211,7 +211,7 @@ def test_a_dtype_can_be_chosen(tmp_path: Path) -> None:
     assert {str(t.dtype) for t in tensors(tmp_path / "mixed").values()} == {"float32"}
 
 
-def test_parameters_by_name(tmp_path: Path) -> None:
+def test_exported_parameters_keep_their_names(tmp_path: Path) -> None:
     ROWS["llama-gqa-tied"].save(tmp_path / "hf")
     model = rewrite(load_source(tmp_path / "hf"), "pack-qkv")
     assert export(model, tmp_path / "out.safetensors", format="safetensors") == ""
@@ -226,7 +226,7 @@ def test_parameters_by_name(tmp_path: Path) -> None:
         export(model, tmp_path / "out", format="onnx")
 
 
-def test_an_older_export_is_replaced_and_what_is_not_ours_is_kept(tmp_path: Path) -> None:
+def test_export_replaces_its_files_and_keeps_foreign_ones(tmp_path: Path) -> None:
     ROWS["llama-gqa-tied"].save(tmp_path / "hf")
     export(tmp_path / "hf", tmp_path / "out")
     export(tmp_path / "hf", tmp_path / "out", passes="pack-qkv")

@@ -147,7 +147,7 @@ def test_greedy_batches_equal_transformers(name: str, target: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "mistral-gqa", "qwen3-gqa", "gpt2-untied", "gemma3", "bloom"])
-def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
+def test_onnx_target_uses_standard_operators(name: str, tmp_path: Path) -> None:
     """Checked in full, default domain only, equal in ONNX Runtime and in onnx's reference evaluator."""
     ROWS[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="onnx")

@@ -80,9 +80,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_a_table_cannot_express_is_refused(
-    name: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_inexpressible_settings_are_refused(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     ROWS[name].save(tmp_path)
     edited(tmp_path, **changes)
     with pytest.raises(WeftError, match=message) as e:
@@ -90,7 +88,7 @@ def test_what_a_table_cannot_express_is_refused(
     assert str(tmp_path) in str(e.value)
 
 
-def test_limits_of_steps_that_limit_nothing(tmp_path: Path) -> None:
+def test_infinite_step_limits_are_accepted(tmp_path: Path) -> None:
     """Older configs spell infinity as Python's json does."""
     ROWS["mamba2"].save(tmp_path)
     graph = load_source(tmp_path).graph
@@ -98,7 +96,7 @@ def test_limits_of_steps_that_limit_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configs(name: str) -> None:
+def test_published_configs_have_their_parameters(name: str) -> None:
     """Their words mean what transformers takes them for, and make as many parameters as were published."""
     model_type, parameters, published = PUBLISHED[name]
     family, keys = FAMILIES[model_type], frozenset[str]()
@@ -112,7 +110,7 @@ FUSED = ["mixtral", "qwen2-moe-mixed", "qwen3-moe", "olmoe", "granitemoe", "gran
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
+def test_stacked_experts_are_read(name: str, tmp_path: Path) -> None:
     """Checkpoints in the form in which transformers holds experts in memory are the same models."""
     model: Any = ROWS[name].save(tmp_path / "hf")
     model.save_pretrained(tmp_path / "fused", save_original_format=False)

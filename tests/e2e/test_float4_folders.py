@@ -110,7 +110,7 @@ def logits(source: Path, out: Path, **options: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("form", GROUP)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_numbers_are_those_that_codes_stand_for(family: str, form: str, tmp_path: Path) -> None:
+def test_float4_weights_equal_their_dequantized_codes(family: str, form: str, tmp_path: Path) -> None:
     folder, plain, matrices = folders(family, form, tmp_path)
     assert len(matrices) > 10
     model = load_source(folder)
@@ -127,7 +127,7 @@ def test_the_numbers_are_those_that_codes_stand_for(family: str, form: str, tmp_
 
 
 @pytest.mark.parametrize("form", GROUP)
-def test_kept_codes_compute_the_same(form: str, tmp_path: Path) -> None:
+def test_kept_codes_give_the_same_logits(form: str, tmp_path: Path) -> None:
     folder, plain, matrices = folders("dense", form, tmp_path)
     found = logits(folder, tmp_path / "kept", keep_blocks="all", target="torch")
     assert error(found[None], logits(plain, tmp_path / "wide")[None]) < 3e-5
@@ -182,7 +182,9 @@ Change = Callable[[torch.Tensor], torch.Tensor | None]
         ("mxfp4", "weight_packed", lambda t: t[:, 1:], r"weight_packed u8 \[\d+, 31\] and .* are not codes and their"),
     ],
 )
-def test_what_cannot_be_read_is_refused(form: str, part: str, change: Change, message: str, tmp_path: Path) -> None:
+def test_unreadable_float4_folders_are_refused(
+    form: str, part: str, change: Change, message: str, tmp_path: Path
+) -> None:
     folder, _, _ = folders("dense", form, tmp_path)
     key, stored = f"model.layers.0.self_attn.q_proj.{part}", load_file(folder / "model.safetensors")
     value = change(stored.pop(key))

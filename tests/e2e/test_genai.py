@@ -40,7 +40,7 @@ def generated(folder: Path, prompt: list[int], length: int = LENGTH) -> list[int
 
 
 @pytest.mark.parametrize(("name", "target"), CASES)
-def test_genai_generates_what_transformers_does(name: str, target: str, tmp_path: Path) -> None:
+def test_genai_generates_the_tokens_of_transformers(name: str, target: str, tmp_path: Path) -> None:
     row = VARIED[name]
     model = row.save(tmp_path / "hf")
     report = weft.compile(tmp_path / "hf", tmp_path / "out", target=target, max_length=LENGTH)

@@ -82,7 +82,7 @@ def write(path: Path, kind: Type) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("kind", SCALES, ids=lambda kind: kind.name)
-def test_quantized_files_compute_what_their_values_do(kind: Type, target: str, tmp_path: Path) -> None:
+def test_quantized_files_agree_with_their_dequantized_values(kind: Type, target: str, tmp_path: Path) -> None:
     state = write(tmp_path / "model.gguf", kind)
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": HIDDEN}
     config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=HEADS)

@@ -132,7 +132,7 @@ def test_scores_equal_transformers(name: str, target: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED - {"PLBartForSequenceClassification"})[:: 1 if sampling.ALL else 3])
-def test_classes_that_are_not_read_are_refused_until_their_head_is_left_out(name: str, tmp_path: Path) -> None:
+def test_unread_heads_are_refused_until_left_out(name: str, tmp_path: Path) -> None:
     model_of(name, tmp_path / "hf")
     with pytest.raises(WeftError, match=rf"{name}; weft reads .*head.*--without \w+ accepts that") as refusal:
         weft.compile(tmp_path / "hf", tmp_path / "out")
@@ -147,7 +147,7 @@ def test_classes_that_are_not_read_are_refused_until_their_head_is_left_out(name
         assert f"passed, without: {head}" in result.output
 
 
-def test_every_head_of_a_table_belongs_to_a_class_that_is_tested() -> None:
+def test_every_head_of_a_table_has_a_tested_class() -> None:
     suffixes = {(CLASSES[name][0].family, name[name.rindex("For") :]) for name in KNOWN if "For" in name}
     for family in ("bert", "roberta", "distilbert", "albert", "electra", "deberta-v2", "mpnet", "modernbert", "xlnet"):
         for suffix in FAMILIES[family].tasks:
@@ -166,7 +166,7 @@ HEADED += ["Gemma2ForSequenceClassification", "ModernBertForTokenClassification"
 @pytest.mark.usefixtures("own_code")
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("name", HEADED)
-def test_folders_of_target_transformers_have_the_class_and_its_loss(name: str, tmp_path: Path) -> None:
+def test_compiled_folders_have_the_head_class_and_its_loss(name: str, tmp_path: Path) -> None:
     names = {"id2label": {0: "bad", 1: "good"}} if "SequenceClass" in name else {}
     model = model_of(name, tmp_path / "hf", **names)
     weft.compile(tmp_path / "hf", tmp_path / "out", target="transformers")
@@ -182,7 +182,7 @@ def test_folders_of_target_transformers_have_the_class_and_its_loss(name: str, t
 
 
 @pytest.mark.parametrize("name", HEADED)
-def test_an_exported_folder_keeps_class_and_head(name: str, tmp_path: Path) -> None:
+def test_exported_folder_keeps_its_head_class(name: str, tmp_path: Path) -> None:
     model = model_of(name, tmp_path / "hf")
     weft.export(tmp_path / "hf", tmp_path / "out")
     ours, loading = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
@@ -193,7 +193,7 @@ def test_an_exported_folder_keeps_class_and_head(name: str, tmp_path: Path) -> N
         weft.export(tmp_path / "hf", tmp_path / "model.gguf")
 
 
-def test_a_rewritten_classifier_is_exported_as_its_class(tmp_path: Path) -> None:
+def test_rewritten_classifier_is_exported_as_its_class(tmp_path: Path) -> None:
     model_of("LlamaForSequenceClassification", tmp_path / "hf", id2label={0: "bad", 1: "good"})
     weft.export(tmp_path / "hf", tmp_path / "out", passes="mha-to-gqa{kv_heads=1}")
     ours, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -204,7 +204,7 @@ def test_a_rewritten_classifier_is_exported_as_its_class(tmp_path: Path) -> None
     assert "score.weight" in load_file(tmp_path / "out" / "model.safetensors")
 
 
-def test_the_class_of_a_folder_of_sentence_transformers_does_not_matter(tmp_path: Path) -> None:
+def test_sentence_transformers_folders_ignore_the_head_class(tmp_path: Path) -> None:
     model_of("BertForMaskedLM", tmp_path)
     kinds = {"Transformer": "", "Pooling": "1_Pooling"}
     home = "sentence_transformers.models"
@@ -216,7 +216,7 @@ def test_the_class_of_a_folder_of_sentence_transformers_does_not_matter(tmp_path
     assert set(load_source(tmp_path).graph.outputs) == {"last_hidden_state", "sentence_embedding"}
 
 
-def test_a_head_whose_tensors_are_missing_is_refused_until_it_is_left_out(tmp_path: Path) -> None:
+def test_head_without_tensors_is_refused_until_left_out(tmp_path: Path) -> None:
     model_of("BertForMaskedLM", tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("BertForMaskedLM", "BertForQuestionAnswering"))

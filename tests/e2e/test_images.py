@@ -74,7 +74,7 @@ def test_images_equal_transformers(name: str, target: str, errors: Errors, tmp_p
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", TEXTS)
-def test_texts_beside_images_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+def test_multimodal_encoders_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     ids = np.random.default_rng(1).integers(3, VOCAB, (3, LENGTH))
     check(TEXTS[name], tmp_path, target, {"input_ids": ids, "attention_mask": np.ones_like(ids)}, errors)
 
@@ -87,7 +87,7 @@ def test_texts_beside_images_equal_transformers(name: str, target: str, errors: 
         *(("siglip", "ort-cpu"), ("siglip", "transformers")),
     ],
 )
-def test_pairs_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
+def test_dual_encoders_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     """Each encoder of a folder that has two, and alone where the other names it."""
     row, rng = PAIRS[name], np.random.default_rng(1)
     model: Any = row.save(tmp_path / "hf")
@@ -117,7 +117,7 @@ def test_pairs_equal_transformers(name: str, target: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "target"), [("clip", "torch"), ("clip-largest", "ort-cpu"), ("siglip", "ort-cpu"), ("siglip", "torch")]
 )
-def test_texts_of_pairs_are_encoded(name: str, target: str, tmp_path: Path) -> None:
+def test_text_side_of_a_dual_encoder_encodes_texts(name: str, target: str, tmp_path: Path) -> None:
     """Texts of other lengths are run together; those of SigLIP are padded to the longest that it takes."""
     model: Any = PAIRS[name].save(tmp_path / "hf")
     texts = [[5, 9, 7], [8, 6, 5, 5, 9, 7], [9, 7]]
@@ -134,7 +134,7 @@ def test_texts_of_pairs_are_encoded(name: str, target: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_encoders_of_pairs_are_exported_alone(name: str, tmp_path: Path) -> None:
+def test_sides_of_a_dual_encoder_are_exported_separately(name: str, tmp_path: Path) -> None:
     row = PAIRS[name]
     model: Any = row.save(tmp_path / "hf")
     ids, image = torch.tensor([[5, 9, 7, 8, 7]]), torch.ones(1, 3, 24, 24)

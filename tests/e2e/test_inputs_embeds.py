@@ -81,7 +81,7 @@ def test_embeddings_equal_transformers(name: str, target: str, tmp_path: Path) -
         assert error(in_onnx(tmp_path / "out", rows, chunk), want) <= TOLERANCE
 
 
-def test_the_cut_may_come_first(tmp_path: Path) -> None:
+def test_take_embeddings_runs_before_caches(tmp_path: Path) -> None:
     """Caches are given to models without ids, too."""
     rows, want = embedded("llama-gqa-tied", tmp_path / "hf")
     passes = "take-embeddings, default,-last-token-logits"
@@ -91,14 +91,14 @@ def test_the_cut_may_come_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["ort-cpu", "torch"])
-def test_prompts_are_refused(target: str, tmp_path: Path) -> None:
+def test_text_prompts_are_refused(target: str, tmp_path: Path) -> None:
     ROWS["llama-gqa-tied"].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target=target, passes="default, take-embeddings")
     with pytest.raises(WeftError, match=r"the model takes embeddings \(inputs_embeds\), no prompts: run it with ONNX"):
         weft.load(tmp_path / "out", trust=True)
 
 
-def test_ids_that_others_read_stay(tmp_path: Path) -> None:
+def test_token_ids_with_other_readers_remain_inputs(tmp_path: Path) -> None:
     ROWS["gemma3n"].save(tmp_path / "hf")
     graph = weft.run_passes(load_source(tmp_path / "hf").graph, "take-embeddings")
     assert "inputs_embeds" not in graph.inputs

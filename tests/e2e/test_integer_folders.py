@@ -87,7 +87,7 @@ def initializers(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_numbers_are_those_that_codes_stand_for(case: str, tmp_path: Path) -> None:
+def test_integer_weights_equal_their_dequantized_codes(case: str, tmp_path: Path) -> None:
     how, pack, drawn = CASES[case]
     folder, _, weights = checkpoints.model(tmp_path, how, pack, **drawn)
     reader = load_source(folder).graph.reader
@@ -101,7 +101,7 @@ def test_the_numbers_are_those_that_codes_stand_for(case: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("case", "target"), by_turns(CASES, ["ort-cpu", "torch"]))
-def test_kept_codes_compute_the_same(case: str, target: str, tmp_path: Path) -> None:
+def test_kept_codes_give_the_same_logits(case: str, target: str, tmp_path: Path) -> None:
     how, pack, drawn = CASES[case]
     folder, plain, weights = checkpoints.model(tmp_path, how, pack, **drawn)
     want = logits(plain, tmp_path / "wide")
@@ -127,7 +127,7 @@ def test_quantize_keeps_codes(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kept_codes_are_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
+def test_kept_codes_equal_the_codes_of_the_checkpoint(case: str, tmp_path: Path) -> None:
     how, pack, drawn = CASES[case]
     folder, _, weights = checkpoints.model(tmp_path, how, pack, **drawn)
     weft.compile(folder, tmp_path / "out", keep_blocks="all", max_length=32)
@@ -188,7 +188,7 @@ def split(packed: np.ndarray, bits: int) -> np.ndarray:
         (("int8", "int9"), "each for 1 · 32 codes of a matrix"),
     ],
 )
-def test_tensors_of_torchao_that_cannot_be_read(change: tuple[str, str], why: str, tmp_path: Path) -> None:
+def test_unreadable_torchao_tensors_are_refused(change: tuple[str, str], why: str, tmp_path: Path) -> None:
     def tell(w: Codes) -> str:
         told = checkpoints.torchao_told(w).replace('"reduce_range": false', '"target_dtype": {"_data": "int8"}')
         return told.replace(*change)
@@ -199,7 +199,7 @@ def test_tensors_of_torchao_that_cannot_be_read(change: tuple[str, str], why: st
         load_source(folder)
 
 
-def test_codes_of_torchao_that_need_more_bits_are_found(tmp_path: Path) -> None:
+def test_torchao_codes_beyond_4_bits_are_detected(tmp_path: Path) -> None:
     def tell(w: Codes) -> str:
         return checkpoints.torchao_told(w).replace('"reduce_range": false', '"target_dtype": {"_data": "int4"}')
 
@@ -232,7 +232,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # keys of folders on the hub that are 
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
-def test_keys_of_a_quantization_that_nothing_reads_are_named(case: str, tmp_path: Path) -> None:
+def test_unread_quantization_keys_are_named(case: str, tmp_path: Path) -> None:
     how, pack, drawn = CASES[case]
     how = copy.deepcopy(how) | PUBLISHED[case]
     assert load_source(checkpoints.model(tmp_path, how, pack, **drawn)[0]).left_out == []

@@ -79,7 +79,7 @@ def encoded(model: Any, ids: np.ndarray, mask: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize("on", RUNNERS)
 @pytest.mark.parametrize("name", BIG_BIRD)
-def test_big_bird(name: str, on: str, tmp_path: Path) -> None:
+def test_big_bird_equals_transformers(name: str, on: str, tmp_path: Path) -> None:
     row = BIG_BIRD[name]
     model = row.save(tmp_path / "hf")
     run, block = runner(on, tmp_path), row.config["block_size"]
@@ -93,7 +93,7 @@ def test_big_bird(name: str, on: str, tmp_path: Path) -> None:
         assert found <= TOLERANCE, f"{length} tokens: {found:.1e}"
 
 
-def test_gradients_of_big_bird(tmp_path: Path) -> None:
+def test_gradients_of_big_bird_equal_transformers(tmp_path: Path) -> None:
     model = BIG_BIRD["big_bird"].save(tmp_path / "hf", add_pooling_layer=False).double()
     source = load_source(tmp_path / "hf")
     net = weft.torch(source).double().train()
@@ -131,7 +131,7 @@ def answering(name: str, folder: Path) -> Callable[[dict[str, np.ndarray]], np.n
 
 @pytest.mark.parametrize("on", RUNNERS)
 @pytest.mark.parametrize("name", LONGT5)
-def test_longt5(name: str, on: str, tmp_path: Path) -> None:
+def test_longt5_equals_transformers(name: str, on: str, tmp_path: Path) -> None:
     model: Any = LONGT5[name].save(tmp_path / "hf")
     run = answering(on, tmp_path)
     for length in (1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 41):

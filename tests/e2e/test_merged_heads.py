@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
     ("name", "config"),
     [("LlamaForCausalLM", {"attention_bias": True}), ("Qwen2ForCausalLM", {}), ("Qwen3ForCausalLM", {"head_dim": 16})],
 )
-def test_means_are_the_checkpoint_of_a_config_with_fewer_heads(
+def test_mean_pooled_heads_equal_a_config_with_fewer_heads(
     tmp_path: Path, name: str, config: dict[str, Any], kv_heads: int, packing: str
 ) -> None:
     many = Row(name, COMMON | MHA | UNTIED | config)

@@ -26,7 +26,7 @@ def chosen(name: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("family", sorted(FIRST))
-def test_a_changed_key_is_obeyed_or_refused(family: str) -> None:
+def test_changed_config_key_is_applied_or_refused(family: str) -> None:
     found = {str(case): result(case) for case in chosen(FIRST[family])}
     assert {case: what for case, what in found.items() if what not in ("equal", "refused", "no model")} == {}
 
@@ -51,11 +51,11 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "key", "value"), WRONG)
-def test_what_was_wrong_once(name: str, key: str, value: object) -> None:
+def test_former_mutation_failures_stay_fixed(name: str, key: str, value: object) -> None:
     assert result(Case(name, key, value)) in ("equal", "refused")
 
 
-def test_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutation_check_detects_wrong_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check itself: a model that computes something else, and a refusal that does not name the key."""
     from weft.ir import WeftError
 
@@ -74,7 +74,7 @@ def test_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(case) == "refused without the key: no"
 
 
-def test_other_values() -> None:
+def test_mutations_cover_other_values() -> None:
     assert others("use_bias", True) == [False]
     assert others("hidden_size", 64) == [32, 65, 128]
     assert others("layer_types", ["a", "b"]) == [["b", "a"], ["a", "a"], ["b", "b"]]

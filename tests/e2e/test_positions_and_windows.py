@@ -193,7 +193,7 @@ def interpreted(graph: Graph) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_transformers(name: str, tmp_path: Path) -> None:
+def test_rewritten_positions_equal_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     want = expected(case, tmp_path / "hf")
     graph = weft.load_source(tmp_path / "hf").graph
@@ -206,7 +206,7 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize(("name", "held"), [("sliding-window", 8), ("sliding-window with sinks", 5 + 2)])
-def test_windows_roll(name: str, held: int, target: str, tmp_path: Path) -> None:
+def test_inserted_windows_use_rolling_caches(name: str, held: int, target: str, tmp_path: Path) -> None:
     """The caches of a window that was slid in hold it alone, and the sinks beside it."""
     want = expected(CASES[name], tmp_path / "hf")
     graph = run_passes(weft.load_source(tmp_path / "hf").graph, CASES[name].passes)
@@ -225,7 +225,7 @@ def tables(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["gpt2-tied", "opt", "gpt_neo"])
-def test_stripped_tables_are_zero_ones(name: str, tmp_path: Path) -> None:
+def test_stripped_position_tables_equal_zero_tables(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "hf")
     for table in tables(model).values():
         table.zero_()
@@ -236,7 +236,7 @@ def test_stripped_tables_are_zero_ones(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "size", "offset"), [("gpt2-tied", "n_positions", 0), ("opt", SHORTEN, 2)])
-def test_interpolated_tables(name: str, size: str, offset: int, tmp_path: Path) -> None:
+def test_interpolated_position_tables_equal_transformers(name: str, size: str, offset: int, tmp_path: Path) -> None:
     """Position 2.5 of a table is between its rows 2 and 3; there is nothing behind the last."""
     row, factor = ROWS[name], 2.5
     small = Row(row.model, row.config | {size: 10}).save(tmp_path / "hf")
@@ -254,7 +254,7 @@ def test_interpolated_tables(name: str, size: str, offset: int, tmp_path: Path) 
     agrees(tmp_path / "hf", tmp_path / "ort", "ort-cpu", "extend-context{method=pi, factor=2.5}, default", want)
 
 
-def test_a_compiled_context_is_extended_where_it_is_said(tmp_path: Path) -> None:
+def test_extended_context_is_reported_and_compiled(tmp_path: Path) -> None:
     Row("GPT2LMHeadModel", CLASSIC | {"n_positions": 10}).save(tmp_path / "hf")
     longer = "extend-context{method=pi, factor=2}, default"
     report = weft.compile(tmp_path / "hf", tmp_path / "out", passes=longer)

@@ -33,7 +33,7 @@ def cache_numbers(graph: Graph, length: int) -> int:
     ("name", "target"),
     [*((name, "ort-cpu") for name in each(2, PRESETS)), *by_turns(PARTICULAR, ("onnx", "ort-cuda"))],
 )
-def test_every_preset_is_built(name: str, target: str) -> None:
+def test_every_preset_builds_as_onnx(name: str, target: str) -> None:
     place = TARGETS[target]
     dtype = place.dtypes[0]
     graph = compiled(name, target, dtype)
@@ -54,7 +54,7 @@ def test_mistral_keeps_an_eighth_of_32k_tokens() -> None:
     assert cache_numbers(run_passes(graph, "kv-cache"), 32_768) == 8 * cache_numbers(rolling, 32_768)
 
 
-def test_deepseek_keeps_its_latent() -> None:
+def test_deepseek_caches_only_its_latent() -> None:
     """512 numbers and a rotary key of 64 per layer and token, in 2 bytes each."""
     graph = compiled("deepseek-v3", dtype="bf16", target="ort-cuda")
     pasts = [v for n, v in graph.inputs.items() if n.startswith("past_key_values.")]
@@ -62,7 +62,7 @@ def test_deepseek_keeps_its_latent() -> None:
     assert sum(sizes.evaluate(v.type.bytes, {"batch": 1, "capacity": 1}) for v in pasts) == 576 * 2 * 61
 
 
-def test_gpt3_shrinks_its_banded_layers_only() -> None:
+def test_gpt3_rolls_only_its_banded_layers() -> None:
     graph = compiled("gpt3-175b", length=2048)
     assert cache_numbers(graph, 2048) == 48 * 2 * 12_288 * (2048 + 256)
 

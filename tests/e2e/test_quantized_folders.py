@@ -120,7 +120,7 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TILED)
-def test_projections_in_tiles_of_fp8(name: str, tmp_path: Path) -> None:
+def test_fp8_tiles_equal_dequantized_weights(name: str, tmp_path: Path) -> None:
     folder, plain = in_fp8(name, tmp_path)
     assert error(compiled(folder, tmp_path / "out"), by_transformers(plain)) < TOLERANCE
     found, want = values(load_source(folder)), values(load_source(plain))
@@ -128,7 +128,7 @@ def test_projections_in_tiles_of_fp8(name: str, tmp_path: Path) -> None:
     assert "f8e4m3_128" in inspect(load_source(folder)).parameters_by_storage
 
 
-def test_tiles_of_fp8_stay_so(tmp_path: Path) -> None:
+def test_fp8_tiles_are_kept_on_request(tmp_path: Path) -> None:
     """In a model of PyTorch that keeps blocks: the same numbers in a quarter of the bytes."""
     folder, plain = in_fp8("qwen3-whole", tmp_path)
     same: Any = {"target": "torch", "max_length": LENGTH}
@@ -143,13 +143,13 @@ def test_tiles_of_fp8_stay_so(tmp_path: Path) -> None:
         weft.compile(folder, tmp_path / "out", keep_blocks="all")
 
 
-def test_rows_that_are_no_whole_tiles_are_widened(tmp_path: Path) -> None:
+def test_fp8_rows_of_partial_tiles_are_dequantized(tmp_path: Path) -> None:
     folder, _ = in_fp8("qwen3-gqa", tmp_path)
     notes = weft.compile(folder, tmp_path / "out", target="torch", keep_blocks="all", max_length=LENGTH).trace
     assert any("the width of its rows is not a multiple of 128" in note for note in notes)
 
 
-def test_a_code_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_nan_codes_are_named(tmp_path: Path) -> None:
     folder, _ = in_fp8("qwen3-whole", tmp_path)
     stored, key = tensors(folder), "model.layers.1.mlp.up_proj.weight"
     stored[key].view(torch.uint8)[300, 5] = 0x7F
@@ -159,7 +159,7 @@ def test_a_code_that_is_no_number_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_every_byte_and_exponent_of_mxfp4(tmp_path: Path) -> None:
+def test_every_mxfp4_byte_and_exponent_is_decoded(tmp_path: Path) -> None:
     """OCP MX specification 1.0, 5.3: E2M1 is sign, exponent of bias 1, one bit of mantissa; E8M0 is 2^(x - 127), and
     255 no number."""
 
@@ -183,7 +183,7 @@ def test_every_byte_and_exponent_of_mxfp4(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(256, 384), (3, 256, 128)])
-def test_tiles_as_transformers_dequantizes_them(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_fp8_tiles_dequantize_as_in_transformers(shape: tuple[int, ...], tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     codes = torch.randint(0, 127, shape, generator=generator, dtype=torch.uint8)  # 127 is no number
     codes += 128 * torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8)
@@ -196,14 +196,14 @@ def test_tiles_as_transformers_dequantizes_them(shape: tuple[int, ...], tmp_path
         assert np.array_equal(reader.read("x", start, stop), want[start:stop])
 
 
-def test_written_back_they_are_unquantized(tmp_path: Path) -> None:
+def test_exported_quantized_folders_are_unquantized(tmp_path: Path) -> None:
     folder = in_mxfp4(tmp_path)
     write_folder(load_source(folder), tmp_path / "back")
     want = by_transformers(folder, quantization_config=transformers.Mxfp4Config(dequantize=True))
     assert np.array_equal(by_transformers(tmp_path / "back"), want)
 
 
-def test_ir_text_reads_the_same_numbers(tmp_path: Path) -> None:
+def test_ir_text_reads_the_same_values(tmp_path: Path) -> None:
     folder = in_mxfp4(tmp_path)
     model = load_source(folder)
     (tmp_path / "model.weft").write_text(str(model.graph))
@@ -248,7 +248,7 @@ BLOCKS = {"x_blocks": torch.zeros((2, 8, 4, 16), dtype=torch.uint8)}
         (MXFP4, BLOCKS | {"x_scales": torch.ones(2, 8, 4)}, r"x_scales f32 \[2, 8, 4\] are not codes and their scales"),
     ],
 )
-def test_what_cannot_be_dequantized_is_refused(how: Any, stored: Tensors, message: str, tmp_path: Path) -> None:
+def test_unknown_quantization_is_refused(how: Any, stored: Tensors, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     folder = rewritten(tmp_path, tmp_path / "x", {"y": torch.ones(1)} | stored, quantization_config=how)
     with pytest.raises(WeftError, match=message) as e:

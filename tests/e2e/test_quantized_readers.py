@@ -56,7 +56,7 @@ def blocks(reader: TensorReader) -> Array:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("group", [32, 96])
-def test_act_order(bits: int, group: int, tmp_path: Path) -> None:
+def test_gptq_act_order_is_dequantized(bits: int, group: int, tmp_path: Path) -> None:
     """Inputs in any group; such codes have no layout, so that compilers get their numbers."""
     w = draw(64, 96, bits, group, act_order=group < 96)
     reader = opened(tmp_path, GPTQ | {"bits": bits, "group_size": group, "desc_act": True}, checkpoints.gptq(w))
@@ -64,7 +64,7 @@ def test_act_order(bits: int, group: int, tmp_path: Path) -> None:
     assert (find_layout(reader.dtype("x.weight")) is None) == (group < 96)
 
 
-def test_a_zero_point_of_0_borrows_from_its_word(tmp_path: Path) -> None:
+def test_gptq_zero_point_0_borrows_from_its_word(tmp_path: Path) -> None:
     """GPTQModel subtracts 1 from every zero point of a word at once; 0 becomes 15, and its neighbour one less."""
     w = draw(64, 96)
     zeros = np.zeros_like(w.zeros)
@@ -76,7 +76,7 @@ def test_a_zero_point_of_0_borrows_from_its_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("group", "layout"), [(-1, "uint4_64"), (24, "uint4_24"), (12, None), (48, "uint4_16")])
-def test_groups_become_those_that_kernels_take(group: int, layout: str | None, tmp_path: Path) -> None:
+def test_groups_are_converted_to_sizes_of_kernels(group: int, layout: str | None, tmp_path: Path) -> None:
     width = 192
     w = draw(32, width, group=width if group == -1 else group)
     reader = opened(tmp_path, GPTQ | {"group_size": group}, checkpoints.gptq(w))
@@ -88,7 +88,7 @@ def test_groups_become_those_that_kernels_take(group: int, layout: str | None, t
     np.testing.assert_array_equal(blocks(reader), w.numbers)
 
 
-def test_modules_with_bits_of_their_own(tmp_path: Path) -> None:
+def test_modules_may_override_bits(tmp_path: Path) -> None:
     """`dynamic` of GPTQModel: patterns of modules with other settings."""
     w = draw(64, 96, 8, 48)
     same(opened(tmp_path, GPTQ | {"dynamic": {"+:x": {"bits": 8, "group_size": 48}}}, checkpoints.gptq(w)), w.numbers)
@@ -97,7 +97,7 @@ def test_modules_with_bits_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "names"), [("quantize_config.json", "bits group_size"), ("quant_config.json", "w_bit q_group_size")]
 )
-def test_the_first_folders_have_a_file_of_their_own(file: str, names: str, tmp_path: Path) -> None:
+def test_first_gptq_folders_have_a_separate_config_file(file: str, names: str, tmp_path: Path) -> None:
     w = draw(64, 96)
     pack, how = (checkpoints.awq, AWQ) if "w_bit" in names else (checkpoints.gptq, GPTQ)
     opened(tmp_path, how, pack(w))
@@ -109,7 +109,7 @@ def test_the_first_folders_have_a_file_of_their_own(file: str, names: str, tmp_p
 
 
 @pytest.mark.parametrize("rows", [64, 40, 8])
-def test_awq(rows: int, tmp_path: Path) -> None:
+def test_awq_is_dequantized(rows: int, tmp_path: Path) -> None:
     w = draw(rows, 96, group=96)
     reader = opened(tmp_path, AWQ | {"group_size": -1}, checkpoints.awq(w))
     same(reader, w.numbers)
@@ -119,7 +119,9 @@ def test_awq(rows: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("whole_codes", [False, True], ids=["stream", "words"])
 @pytest.mark.parametrize(("symmetric", "act_order"), [(True, False), (False, False), (False, True)])
-def test_pack_quantized(bits: int, whole_codes: bool, symmetric: bool, act_order: bool, tmp_path: Path) -> None:
+def test_pack_quantized_is_dequantized(
+    bits: int, whole_codes: bool, symmetric: bool, act_order: bool, tmp_path: Path
+) -> None:
     """Words end within codes, or with whole ones; so do those of the zero points of 36 outputs."""
     w = draw(36, 96, bits, 12, symmetric, act_order, "f32")
     tensors = checkpoints.pack_quantized(w, symmetric, whole_codes)
@@ -128,7 +130,7 @@ def test_pack_quantized(bits: int, whole_codes: bool, symmetric: bool, act_order
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_pack_quantized_blocks(bits: int, symmetric: bool, tmp_path: Path) -> None:
+def test_pack_quantized_blocks_are_dequantized(bits: int, symmetric: bool, tmp_path: Path) -> None:
     w = draw(36, 96, bits, 96, symmetric, scale="bf16")
     reader = opened(tmp_path, compressed(bits, symmetric), checkpoints.pack_quantized(w, symmetric))
     assert str(reader.dtype("x.weight")) == f"{'' if symmetric else 'u'}int{bits}_32_bf16"
@@ -137,7 +139,7 @@ def test_pack_quantized_blocks(bits: int, symmetric: bool, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("zeros", [None, 0, 5], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (), (1, 1), (20, 1), (20, 4)], ids=str)
-def test_integers_of_a_byte(shape: tuple[int, ...], zeros: int | None, tmp_path: Path) -> None:
+def test_byte_integers_are_dequantized(shape: tuple[int, ...], zeros: int | None, tmp_path: Path) -> None:
     """One scale for all, for each row, or for each group of a row."""
     rng = np.random.default_rng(4)
     codes, scales = rng.integers(-128, 128, (20, 64), np.int8), rng.uniform(0.01, 0.02, shape).astype(np.float32)
@@ -156,7 +158,7 @@ def test_integers_of_a_byte(shape: tuple[int, ...], zeros: int | None, tmp_path:
 
 
 @pytest.mark.parametrize("shape", [(1,), (20, 1), (2, 2), (20, 2)], ids=str)
-def test_floats_of_a_byte(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_byte_floats_are_dequantized(shape: tuple[int, ...], tmp_path: Path) -> None:
     """One scale for all, for each row, for each tile of 16 · 128 (the last is cut), or for each group of a row."""
     rng = np.random.default_rng(4)
     codes = rng.normal(0, 40, (20, 256)).astype(ml_dtypes.float8_e4m3fn)
@@ -205,7 +207,7 @@ def in_nf4(rows: int, width: int, nested: bool, kind: str = "nf4") -> tuple[dict
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("shape", [(32, 64), (17, 40), (21, 33)], ids=str)
-def test_bitsandbytes(shape: tuple[int, int], nested: bool, tmp_path: Path) -> None:
+def test_bitsandbytes_is_dequantized(shape: tuple[int, int], nested: bool, tmp_path: Path) -> None:
     """Rows that begin within a block, and within a byte; scales that are rounded twice, and a product once more."""
     tensors, want = in_nf4(*shape, nested)
     reader = opened(tmp_path, BNB, tensors)
@@ -213,7 +215,7 @@ def test_bitsandbytes(shape: tuple[int, int], nested: bool, tmp_path: Path) -> N
     assert str(reader.dtype("x.weight")) == "nf4"
 
 
-def test_llm_int8(tmp_path: Path) -> None:
+def test_llm_int8_is_dequantized(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     codes, largest = rng.integers(-127, 128, (20, 64), np.int8), rng.uniform(1, 2, 20).astype(np.float32)
     tensors = {"weight": codes, "SCB": largest, "weight_format": np.zeros((), np.uint8)}
@@ -331,7 +333,9 @@ def text(**facts: Any) -> dict[str, Array]:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(how: Any, tensors: dict[str, Array], message: str, tmp_path: Path) -> None:
+def test_mismatched_quantized_tensors_are_refused(
+    how: Any, tensors: dict[str, Array], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(WeftError, match=message) as e:
         opened(tmp_path, how, tensors)
     assert str(e.value).startswith(f"{tmp_path / 'config.json'}: the weights are quantized (")
@@ -348,7 +352,7 @@ def test_what_does_not_fit_is_refused(how: Any, tensors: dict[str, Array], messa
         (BNB, in_nf4(32, 64, False)[0], "x.weight.absmax"),
     ],
 )
-def test_scales_that_are_no_numbers_are_named(how: Any, tensors: dict[str, Array], key: str, tmp_path: Path) -> None:
+def test_non_finite_scales_are_named(how: Any, tensors: dict[str, Array], key: str, tmp_path: Path) -> None:
     name = key.removeprefix("x.")
     scales = tensors[name].copy()
     scales.reshape(-1)[1] = np.inf
@@ -357,7 +361,7 @@ def test_scales_that_are_no_numbers_are_named(how: Any, tensors: dict[str, Array
         reader.read("x.weight", 0, reader.shape("x.weight")[0])
 
 
-def test_a_weight_without_blocks_says_so(tmp_path: Path) -> None:
+def test_weights_without_blocks_are_refused_with_a_reason(tmp_path: Path) -> None:
     tensors, _ = in_nf4(32, 64, False)
     reader = opened(tmp_path, BNB, tensors)
     assert isinstance(reader, BlockTensorReader)
@@ -365,7 +369,7 @@ def test_a_weight_without_blocks_says_so(tmp_path: Path) -> None:
         reader.read_blocks("x.weight", 0, 1)
 
 
-def test_a_tensor_that_is_no_weight_of_the_model_is_told(tmp_path: Path) -> None:
+def test_unknown_quantized_tensors_are_named(tmp_path: Path) -> None:
     """Parts of quantized weights are read with them; others are listed as before."""
     folder, _, _ = checkpoints.model(tmp_path, GPTQ, checkpoints.gptq)
     extra = {"model.layers.0.mlp.down_proj.odd": np.ones(3, np.float32)}

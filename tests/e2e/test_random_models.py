@@ -62,7 +62,7 @@ def answer(decoder: Any, prompts: list[list[int]], texts: list[Array], wanted: l
 
 
 @pytest.mark.parametrize(("seed", "target"), by_turns(range(8), CPU))
-def test_decoders(seed: int, target: str, tmp_path: Path) -> None:
+def test_random_decoders_agree_with_the_interpreter(seed: int, target: str, tmp_path: Path) -> None:
     graph, rng = made(Drawn(seed).decoder()), np.random.default_rng(seed)
     texts = [rng.integers(0, VOCAB, LENGTH) for _ in range(ROWS)]
     wanted = [meaning(graph, text) for text in texts]
@@ -79,7 +79,7 @@ def test_decoders(seed: int, target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seed", "target"), by_turns(range(100, 103), CPU))
-def test_encoders(seed: int, target: str, tmp_path: Path) -> None:
+def test_random_encoders_agree_with_the_interpreter(seed: int, target: str, tmp_path: Path) -> None:
     graph, rng = made(Drawn(seed).encoder()), np.random.default_rng(seed)
     rows = [rng.integers(0, VOCAB, n) for n in (LENGTH, *rng.integers(1, LENGTH, ROWS - 1))]
     weft.compile(graph, tmp_path / "out", target=target, max_length=LENGTH)
@@ -88,7 +88,7 @@ def test_encoders(seed: int, target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seed", "target"), by_turns(range(200, 203), CPU))
-def test_encoder_decoders(seed: int, target: str, tmp_path: Path) -> None:
+def test_random_encoder_decoders_agree_with_the_interpreter(seed: int, target: str, tmp_path: Path) -> None:
     graph, rng = made(Drawn(seed).encoder_decoder()), np.random.default_rng(seed)
     weft.compile(graph, tmp_path / "out", target=target, max_length=LENGTH)
     decoder = weft.load(tmp_path / "out", threads=1).decoder
@@ -99,7 +99,7 @@ def test_encoder_decoders(seed: int, target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(301, 306))
-def test_text_passes_and_kernels(seed: int) -> None:
+def test_random_models_round_trip_rewrite_and_run_kernels(seed: int) -> None:
     """The text form reads back, passes keep what they declare, and on CUDA everything has a kernel."""
     drawn = Drawn(seed)
     graph = made(drawn.one((drawn.decoder, drawn.encoder, drawn.encoder_decoder))())

@@ -36,7 +36,7 @@ def meaning(graph: Graph) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda k: k.name)
-def test_gguf_blocks_are_scaled_as_numbers(kind: Type, tmp_path: Path) -> None:
+def test_scaled_gguf_blocks_are_dequantized(kind: Type, tmp_path: Path) -> None:
     """Scaling a norm into a block would take a scale per number: the numbers are scaled, and stored as f32."""
     source = load_source(write(tmp_path / "model.gguf", {"": kind}))
     model = rewrite(source, FOLD)
@@ -48,7 +48,7 @@ def test_gguf_blocks_are_scaled_as_numbers(kind: Type, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda k: k.name)
-def test_changed_weights_are_widened_and_the_trace_says_so(kind: Type, tmp_path: Path) -> None:
+def test_changed_weights_are_widened_and_traced(kind: Type, tmp_path: Path) -> None:
     """With --keep-blocks, what passes have scaled is multiplied as f32; the rest by the blocks as stored."""
     source = write(tmp_path / "model.gguf", {"": kind})
     every = "default, -last-token-logits"
@@ -66,7 +66,7 @@ def test_changed_weights_are_widened_and_the_trace_says_so(kind: Type, tmp_path:
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
 
 
-def test_fp8_and_mxfp4_are_scaled_as_numbers(tmp_path: Path) -> None:
+def test_scaled_fp8_and_mxfp4_are_dequantized(tmp_path: Path) -> None:
     for folder in (in_fp8("qwen3-gqa", tmp_path)[0], in_mxfp4(tmp_path / "experts")):
         source = load_source(folder)
         model = rewrite(source, FOLD)
@@ -124,7 +124,7 @@ def hollow(folder: Path, dim: int = 768, layers: int = 8, ffn: int = 3072, vocab
     ),
     ids=" ".join,
 )
-def test_memory_does_not_grow_with_the_model(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_rewriting_memory_does_not_grow_with_the_model(command: tuple[str, ...], tmp_path: Path) -> None:
     """A process of its own, all its imports included, stays far below the weights that it writes."""
     verb, *options = command
     count = hollow(tmp_path / "model")

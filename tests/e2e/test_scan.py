@@ -44,13 +44,13 @@ def tokens(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", RECURRENCES)
-def test_calls_add_up_to_one_pass(kind: str) -> None:
+def test_scan_models_in_pieces_agree_with_one_pass(kind: str) -> None:
     """In float64: kv-cache itself checks every way to cut a text."""
     run_passes(model(kind), "kv-cache, last-token-logits", verify=True)
 
 
 @pytest.mark.parametrize(("kind", "target"), by_turns(RECURRENCES, TARGETS[:3]))
-def test_compiled(kind: str, target: str, tmp_path: Path) -> None:
+def test_scan_models_agree_on_every_target(kind: str, target: str, tmp_path: Path) -> None:
     graph, ids = model(kind), tokens(LENGTH)
     wanted = logits(graph, ids[None])[0]
     compile_model(graph, tmp_path / "out", target=target)
@@ -71,7 +71,7 @@ def test_compiled(kind: str, target: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("own_code")
 @pytest.mark.parametrize("kind", RECURRENCES)
-def test_in_transformers(kind: str, tmp_path: Path) -> None:
+def test_scan_models_run_in_transformers(kind: str, tmp_path: Path) -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     graph, ids = model(kind), tokens(2, LENGTH)
     wanted = logits(graph, ids)

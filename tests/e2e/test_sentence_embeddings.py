@@ -58,7 +58,9 @@ def save(name: str, folder: Path, mode: str, normalize: bool) -> Any:
         ("xlm-roberta", "weightedmean_tokens", True),
     ],
 )
-def test_sentence_embeddings(name: str, mode: str, normalize: bool, target: str, tmp_path: Path) -> None:
+def test_sentence_embeddings_equal_transformers(
+    name: str, mode: str, normalize: bool, target: str, tmp_path: Path
+) -> None:
     model = save(name, tmp_path / "hf", mode, normalize)
     arguments, want, mask = encoder_case(ROWS[name], model)
     vectors = MODES[mode](torch.from_numpy(want["last_hidden_state"]), torch.from_numpy(mask[..., None]).float())
@@ -84,7 +86,7 @@ def test_sentence_embeddings(name: str, mode: str, normalize: bool, target: str,
     assert error(loaded.encode(texts, pooling=short, normalize=normalize), expected) < 1e-5
 
 
-def test_half_precision(tmp_path: Path) -> None:
+def test_sentence_embeddings_run_in_half_precision(tmp_path: Path) -> None:
     save("mpnet", tmp_path / "hf", "mean_tokens", True)
     ids = np.arange(5, 17).tolist()
     vectors = []
@@ -109,7 +111,7 @@ def test_written_folders_keep_their_model(tmp_path: Path) -> None:
     assert list(graph.outputs) == ["last_hidden_state", "pooler_output", "sentence_embedding"]
 
 
-def test_unknown_modes_are_refused() -> None:
+def test_unknown_pooling_modes_are_refused() -> None:
     with pytest.raises(WeftError, match="mode='sum'"):
         SentencePooling("sum")
     with pytest.raises(WeftError, match=r"must be of cls, max, mean, weighted, last, mean_sqrt_len$"):

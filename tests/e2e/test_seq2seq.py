@@ -77,7 +77,7 @@ def _run(session: ort.InferenceSession, known: dict[str, np.ndarray]) -> dict[st
 
 
 @pytest.mark.parametrize(("name", "target"), sampled(SEQ2SEQ, TARGETS))
-def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+def test_encoder_decoder_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     row = SEQ2SEQ[name]
     model = row.save(tmp_path / "hf")
     inputs = pairs(row)
@@ -95,7 +95,7 @@ def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_
 
 
 @pytest.mark.parametrize("name", each(3, SEQ2SEQ))
-def test_pytorch_modules_answer_as_transformers(name: str, errors: Errors, tmp_path: Path) -> None:
+def test_pytorch_modules_generate_the_tokens_of_transformers(name: str, errors: Errors, tmp_path: Path) -> None:
     row = SEQ2SEQ[name]
     model, inputs = row.save(tmp_path / "hf"), pairs(row)
     module: Any = weft.torch(load_source(tmp_path / "hf"))
@@ -120,7 +120,7 @@ def _called(module: Any, inputs: dict[str, np.ndarray], chunk: int) -> np.ndarra
     return torch.cat(made, 1).numpy()
 
 
-def test_experts_overflow(tmp_path: Path) -> None:
+def test_overflowing_experts_drop_tokens_as_in_transformers(tmp_path: Path) -> None:
     """The row that is about their capacity does exceed it: tokens one at a time never do."""
     for name, differs in (("switch", False), ("switch-overflow", True)):
         row = SEQ2SEQ[name]
@@ -147,7 +147,7 @@ def _generated(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> list[li
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_a_user_compiles_generates_the_same(target: str, tmp_path: Path) -> None:
+def test_compiled_folders_generate_the_same_tokens(target: str, tmp_path: Path) -> None:
     """The default pipeline, which is checked pass by pass, with logits of the last token only."""
     row = SEQ2SEQ["bart"]
     model, inputs = row.save(tmp_path / "hf"), pairs(row)
@@ -191,7 +191,7 @@ def test_each_weight_is_stored_once(target: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.onnx.data").stat().st_size == places[-1][1]
 
 
-def test_packed_weights_compute_the_same(tmp_path: Path) -> None:
+def test_packed_weights_give_the_same_answers(tmp_path: Path) -> None:
     row = SEQ2SEQ["t5-v1.1"]
     row.save(tmp_path / "hf")
     logits = []
@@ -208,7 +208,7 @@ def test_packed_weights_compute_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "against"), by_turns([{}, {"target": "onnx"}, {"dtype": "f16"}], ["source", "transformers"]), ids=str
 )
-def test_verify_looks_into_both_halves(options: dict[str, Any], against: str, tmp_path: Path) -> None:
+def test_verify_compares_encoder_and_decoder(options: dict[str, Any], against: str, tmp_path: Path) -> None:
     SEQ2SEQ["switch"].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", **options)
     found = verify_folder(tmp_path / "out", against=tmp_path / "hf" if against == "transformers" else None, tokens=6)
@@ -219,7 +219,7 @@ def test_verify_looks_into_both_halves(options: dict[str, Any], against: str, tm
     assert halves["decoder"][:3] == [f"decoder.layers.{i}" for i in range(3)]
 
 
-def test_verify_asks_for_one_token_where_tokens_compete(tmp_path: Path) -> None:
+def test_verify_reads_single_tokens_if_experts_have_a_capacity(tmp_path: Path) -> None:
     SEQ2SEQ["switch-overflow"].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out")
     found = verify_folder(tmp_path / "out", tokens=8)
@@ -228,7 +228,7 @@ def test_verify_asks_for_one_token_where_tokens_compete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", ["encoder", "model"])
-def test_a_wrong_weight_is_found_in_either_half(half: str, tmp_path: Path) -> None:
+def test_verify_finds_a_wrong_weight_in_encoder_or_decoder(half: str, tmp_path: Path) -> None:
     SEQ2SEQ["bart"].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out")
     layer = f"{'encoder' if half == 'encoder' else 'decoder'}.layers.0"
@@ -245,7 +245,7 @@ def test_a_wrong_weight_is_found_in_either_half(half: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["t5-v1.1", "bart", "switch", "umt5"])
-def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
+def test_onnx_target_uses_standard_operators(name: str, tmp_path: Path) -> None:
     SEQ2SEQ[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="onnx")
     for half in ("encoder", "model"):
@@ -255,7 +255,7 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), by_turns(["t5", "bart", "switch-overflow"], ["f16", "bf16"]))
-def test_both_halves_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> None:
+def test_encoder_and_decoder_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> None:
     """Foreseen from the kernels of the CUDA provider, as for decoders in tests/backends/onnx/test_cuda.py."""
     SEQ2SEQ[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="ort-cuda", dtype=dtype)
@@ -267,7 +267,7 @@ def test_both_halves_stay_on_the_gpu(name: str, dtype: str, tmp_path: Path) -> N
     ("name", "wanted", "limits"),
     [("bart", None, (64, 64)), ("bart", 40, (40, 64)), ("t5", 5000, (5000, 5000)), ("t5", None, (4096, 4096))],
 )
-def test_sources_are_as_long_as_the_encoder_can_read(
+def test_source_length_is_limited_by_the_encoder(
     name: str, wanted: int | None, limits: tuple[int, int], tmp_path: Path
 ) -> None:
     """A table of positions ends; relative ones do not."""
@@ -277,7 +277,7 @@ def test_sources_are_as_long_as_the_encoder_can_read(
     assert (found["max_length"], found["max_source_length"]) == limits
 
 
-def test_losses_are_left_out(tmp_path: Path) -> None:
+def test_seq2seq_losses_are_omitted(tmp_path: Path) -> None:
     """They sum over encoder and decoder, which run apart; nothing of them is computed."""
     sparse = MoE(4, 32, 1, "relu", gated=False, router=Router(renormalize=False, capacity=8, aux_loss=0.01))
     attn, norm = Attention(4), RMSNorm()
@@ -295,7 +295,7 @@ def test_losses_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("t5", ""), ("bart", "model.")])
-def test_the_embedding_may_be_stored_by_any_of_its_names(name: str, prefix: str, tmp_path: Path) -> None:
+def test_shared_embedding_may_have_any_of_its_names(name: str, prefix: str, tmp_path: Path) -> None:
     """Tools that drop tied tensors keep one or another."""
     row = SEQ2SEQ[name]
     row.save(tmp_path / "hf")
@@ -313,7 +313,7 @@ def test_the_embedding_may_be_stored_by_any_of_its_names(name: str, prefix: str,
     assert np.array_equal(*logits)
 
 
-def test_what_tables_cannot_express_is_refused(tmp_path: Path) -> None:
+def test_inexpressible_seq2seq_settings_are_refused(tmp_path: Path) -> None:
     SEQ2SEQ["marian"].save(tmp_path / "hf")
     path = tmp_path / "hf" / "config.json"
     config = json.loads(path.read_text())

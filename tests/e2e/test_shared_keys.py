@@ -52,7 +52,7 @@ def whole(graph: Graph, ids: Array) -> Array:
 
 
 @pytest.mark.parametrize("seed", each(10, range(80)))
-def test_onnx_runtime_writes_what_one_pass_chooses(seed: int, tmp_path: Path) -> None:
+def test_shared_keys_on_onnxruntime_agree_with_one_pass(seed: int, tmp_path: Path) -> None:
     r, model = drawn(seed)
     target, dtype = r.choice(["onnx", "ort-cpu"]), r.choice(["", "int8", "int4"])
     weft.compile(model, tmp_path / "out", target=target, cache_dtype=dtype)
@@ -68,7 +68,7 @@ def test_onnx_runtime_writes_what_one_pass_chooses(seed: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seed", each(10, range(80), first=5))
-def test_pytorch_adds_calls_up_to_one_pass(seed: int) -> None:
+def test_shared_keys_on_pytorch_agree_with_one_pass(seed: int) -> None:
     _, model = drawn(seed)
     module, ids = weft.torch(model), np.random.default_rng(seed).integers(0, VOCAB, (2, 11))
     cache, cuts = module.new_cache(2, 30), (0, 4, 5, 9, 11)
@@ -77,7 +77,7 @@ def test_pytorch_adds_calls_up_to_one_pass(seed: int) -> None:
     assert np.abs(torch.cat(parts, 1).numpy() - whole(model.graph(), ids)).max() < 2e-5
 
 
-def test_keys_that_some_readers_turn_have_codes(tmp_path: Path) -> None:
+def test_shared_keys_rotated_by_some_readers_are_quantized(tmp_path: Path) -> None:
     """The scales are fitted to keys as they are at all places, if any who read them are turned there."""
     ways = {"keep_kv": "memory"}, {"share_kv": "memory", "rope": RoPE()}
     blocks = [Block(Attention(2, 1, 8, **way), GatedMLP(40), RMSNorm(1e-6)) for way in ways]
@@ -85,7 +85,7 @@ def test_keys_that_some_readers_turn_have_codes(tmp_path: Path) -> None:
     assert len(weft.load(tmp_path / "out").generate([[3, 4]], max_tokens=3)[0].tokens) == 3
 
 
-def test_codes_of_4_bits_roll_beside_a_bias(tmp_path: Path) -> None:
+def test_rolling_4_bit_caches_work_with_a_bias(tmp_path: Path) -> None:
     """No operator attends so: the body of the op does, on bytes of two codes."""
     block = Block(Attention(4, 2, 8, window=3, bias=ALiBi()), GatedMLP(40), RMSNorm(1e-6))
     model = Decoder(VOCAB, 32, 2, block, context=40)
@@ -98,7 +98,7 @@ def test_codes_of_4_bits_roll_beside_a_bias(tmp_path: Path) -> None:
         ids = [*ids, token]
 
 
-def test_onnxruntime_genai_writes_the_same(tmp_path: Path) -> None:
+def test_shared_keys_on_genai_agree_with_one_pass(tmp_path: Path) -> None:
     ways = {"window": 3}, {"keep_kv": "memory"}, {"share_kv": "memory"}, {"share_kv": "memory"}
     blocks = [Block(Attention(4, 2, 16, rope=RoPE(), **way), GatedMLP(40), RMSNorm(1e-6)) for way in ways]
     weft.compile(Decoder(VOCAB, 32, blocks, context=40), tmp_path / "out", max_length=40)

@@ -74,7 +74,7 @@ def test_logits_of_all_positions_equal_transformers(hf_model: torch.nn.Module, e
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max(), length
 
 
-def test_kept_blocks_are_the_same_model(
+def test_kept_blocks_give_the_same_tokens(
     hf_model: torch.nn.Module, smollm2_gguf: Path, root: Path, tmp_path: Path
 ) -> None:
     """Its Q4_1 layers and Q8_0 embedding, multiplied as they are stored."""
@@ -105,7 +105,7 @@ def test_greedy_tokens_equal_transformers_whatever_the_chunk(
     assert len(found) == NEW
 
 
-def test_a_batch_of_unequal_prompts_equals_each_alone(model: Generator) -> None:
+def test_padded_batch_equals_separate_prompts(model: Generator) -> None:
     texts = ["Hello", "The capital of France is", "List the first ten prime numbers, then explain why 1 is not one."]
     together = model.generate(texts, max_tokens=NEW // 2)
     long = [t * 10 for t in texts]  # 10 to 160 tokens: beyond one chunk, so rows are prefilled one by one
@@ -116,9 +116,7 @@ def test_a_batch_of_unequal_prompts_equals_each_alone(model: Generator) -> None:
     assert [r.tokens for r in together] == [r.tokens for r in alone]
 
 
-def test_onnxruntime_genai_generates_the_same_from_the_same_folder(
-    hf_model: torch.nn.Module, model: Generator, folder: Path
-) -> None:
+def test_genai_generates_the_same_tokens(hf_model: torch.nn.Module, model: Generator, folder: Path) -> None:
     import onnxruntime_genai as og
 
     text = "Rain falls because"
@@ -138,7 +136,7 @@ def test_onnxruntime_genai_generates_the_same_from_the_same_folder(
     assert len(found) == NEW
 
 
-def test_a_chat_gets_a_sensible_answer(model: Generator) -> None:
+def test_chat_about_paris_is_answered(model: Generator) -> None:
     prompt = model.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
     stream = model.stream(prompt, max_tokens=60)
     text = "".join(stream)
@@ -156,7 +154,7 @@ def test_a_decoder_layer_is_at_most_ten_nodes_without_shape_plumbing(folder: Pat
     assert len(shapes) <= 2  # the total length and that of the call, once for the whole model
 
 
-def test_its_likelihood_of_a_text_is_that_of_transformers(
+def test_likelihood_equals_transformers(
     hf_model: torch.nn.Module, model: Generator, everything: Path, smollm2_gguf: Path, root: Path, tmp_path: Path
 ) -> None:
     """Of the source, and of what was compiled from it."""

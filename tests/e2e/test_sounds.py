@@ -49,7 +49,7 @@ def outputs(source: Path, target: str, feeds: dict[str, np.ndarray], out: Path) 
 
 
 @pytest.mark.parametrize(("name", "target"), sampled(SOUNDS))
-def test_encoders_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+def test_sound_encoders_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     row = SOUNDS[name]
     model: Any = row.save(tmp_path / "hf")
     sound, mask = waveforms(241, 150, 90)
@@ -63,7 +63,7 @@ def test_encoders_equal_transformers(name: str, target: str, errors: Errors, tmp
     check_left_out(tmp_path / "hf")
 
 
-def test_older_checkpoints_name_the_normalized_kernel_otherwise(tmp_path: Path) -> None:
+def test_older_names_of_the_weight_normed_kernel_are_read(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     SOUNDS["wav2vec2"].save(tmp_path / "hf")
@@ -81,7 +81,7 @@ def test_older_checkpoints_name_the_normalized_kernel_otherwise(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "target"), sampled(SPEECH))
-def test_answers_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
+def test_transcriptions_equal_transformers(name: str, target: str, errors: Errors, tmp_path: Path) -> None:
     row = SPEECH[name]
     model = row.save(tmp_path / "hf")
     inputs = said(row)
@@ -145,7 +145,7 @@ WHISPERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("target", ["ort-cpu", "torch"])
 @pytest.mark.parametrize("name", WHISPERS)
-def test_whisper_begins_as_in_transformers(name: str, target: str, tmp_path: Path) -> None:
+def test_whisper_prompt_equals_transformers(name: str, target: str, tmp_path: Path) -> None:
     """With the language that it hears or is told, the task and no times; and it does not say what it must not."""
     row = SPEECH["whisper"]
     row.save(tmp_path / "hf")
@@ -166,7 +166,7 @@ def test_whisper_begins_as_in_transformers(name: str, target: str, tmp_path: Pat
     assert {answer.tokens.index(LAST) + 1 for answer in answers} == {prompts[name]}
 
 
-def test_a_language_that_whisper_does_not_know(tmp_path: Path) -> None:
+def test_unknown_whisper_language_is_refused(tmp_path: Path) -> None:
     SPEECH["whisper"].save(tmp_path / "hf")
     facts = {"no_timestamps_token_id": LAST, "lang_to_id": LANGUAGES, "language": "english"}
     (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(facts))
@@ -175,7 +175,7 @@ def test_a_language_that_whisper_does_not_know(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["whisper", "moonshine"])
-def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
+def test_onnx_target_uses_standard_operators(name: str, tmp_path: Path) -> None:
     SPEECH[name].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target="onnx")
     for half in ("encoder", "model"):
@@ -184,7 +184,7 @@ def test_the_onnx_target_is_standard(name: str, tmp_path: Path) -> None:
         assert {n.domain for n in proto.graph.node} == {""}
 
 
-def test_sound_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_invalid_sound_is_refused(tmp_path: Path) -> None:
     for name in ("whisper", "moonshine"):
         SPEECH[name].save(tmp_path / f"{name}-hf")
         weft.compile(tmp_path / f"{name}-hf", tmp_path / name)

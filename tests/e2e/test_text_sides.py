@@ -84,7 +84,7 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "target"), each(3, by_turns(MULTIMODAL, ["ort-cpu", "torch"])))
-def test_texts_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
+def test_language_models_of_multimodal_folders_equal_transformers(name: str, target: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "hf")
     ids = np.random.default_rng(1).integers(3, VOCAB - 1, (1, LENGTH))
     want = logits_of(model, ids)[0]
@@ -101,7 +101,7 @@ def test_texts_equal_transformers(name: str, target: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-def test_first_folders_of_qwen2_vl(name: str, tmp_path: Path) -> None:
+def test_first_qwen2_vl_folders_are_read(name: str, tmp_path: Path) -> None:
     """Whose settings of texts stand around those of images, and whose tensors have other names."""
     model, folder = saved(name, tmp_path), tmp_path
     tensors: dict[str, torch.Tensor] = {}
@@ -135,7 +135,7 @@ def test_embeddings_equal_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
-def test_positions_of_images_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_image_positions_equal_transformers(name: str, tmp_path: Path) -> None:
     """Each token has a time, a row and a column; at once, and in calls that share a cache."""
     model = saved(name, tmp_path / "hf")
     random = torch.Generator().manual_seed(0)
@@ -152,7 +152,7 @@ def test_positions_of_images_equal_transformers(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", each(8, MULTIMODAL))
-def test_a_language_model_is_exported_alone(name: str, tmp_path: Path) -> None:
+def test_language_model_is_exported_separately(name: str, tmp_path: Path) -> None:
     model = saved(name, tmp_path / "hf")
     weft.export(tmp_path / "hf", tmp_path / "out")
     alone = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
@@ -160,7 +160,7 @@ def test_a_language_model_is_exported_alone(name: str, tmp_path: Path) -> None:
     assert error(logits_of(alone, ids), logits_of(model, ids)) <= 1e-4
 
 
-def test_other_models_of_texts_and_images_are_refused(tmp_path: Path) -> None:
+def test_unsupported_multimodal_models_are_refused(tmp_path: Path) -> None:
     """Their language models may read images in other ways, as PaliGemma's sees prefixes whole."""
     config = transformers.PaliGemmaConfig(text_config=TEXT | {"model_type": "gemma"})
     config.save_pretrained(tmp_path / "hf")

@@ -41,7 +41,7 @@ def answer(model: Generator) -> list[int]:
     return tokens
 
 
-def test_its_model_is_short_and_imports_torch_alone(folder: Path) -> None:
+def test_model_file_is_short_and_imports_only_torch(folder: Path) -> None:
     text = (folder / "model.py").read_text()
     assert len(text.splitlines()) <= 200
     imported = {
@@ -52,7 +52,7 @@ def test_its_model_is_short_and_imports_torch_alone(folder: Path) -> None:
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names == {"torch"}
 
 
-def test_the_script_continues_as_transformers_where_weft_cannot_be_imported(
+def test_generate_script_equals_transformers_without_weft(
     folder: Path,
     model: Generator,
     hf_model: torch.nn.Module,
@@ -82,7 +82,7 @@ def test_the_script_continues_as_transformers_where_weft_cannot_be_imported(
     assert len(found) == NEW and not model.stop_ids.intersection(found)  # the text does not end before
 
 
-def test_the_runtime_computes_and_continues_as_transformers(
+def test_runtime_logits_and_tokens_equal_transformers(
     model: Generator,
     answer: list[int],
     hf_model: torch.nn.Module,
@@ -94,7 +94,7 @@ def test_the_runtime_computes_and_continues_as_transformers(
     assert len(answer) == NEW
 
 
-def test_blocks_give_the_same_tokens(
+def test_kept_blocks_give_the_same_tokens(
     smollm2_gguf: Path, hf_model: torch.nn.Module, model: Generator, answer: list[int]
 ) -> None:
     """As they are stored, in a fifth of the bytes; one pass over the prompt and what transformers adds to it."""
@@ -111,7 +111,7 @@ def test_blocks_give_the_same_tokens(
     assert got.argmax(-1)[len(prompt) - 1 : -1].tolist() == ids[len(prompt) :]
 
 
-def test_a_chat_gets_a_sensible_answer(model: Generator) -> None:
+def test_chat_about_paris_is_answered(model: Generator) -> None:
     prompt = model.chat_prompt([{"role": "user", "content": "What is the capital of France?"}])
     stream = model.stream(prompt, max_tokens=30)
     assert "Paris" in "".join(stream)

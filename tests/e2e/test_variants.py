@@ -169,7 +169,9 @@ def drawn(graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize(("name", "target"), by_turns([*DECODERS, *IN_ONE_CALL], TARGETS))
-def test_decoders(name: str, target: str, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_decoder_variants_agree_with_the_interpreter(
+    name: str, target: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
     graph = drawn((DECODERS | IN_ONE_CALL)[name].graph())
     weft.compile(graph, tmp_path / "out", target=target, passes="default, -last-token-logits", max_length=LENGTH)
     runnable, ids = weft.load(tmp_path / "out"), rng.integers(0, VOCAB, LENGTH)
@@ -183,7 +185,7 @@ def test_decoders(name: str, target: str, tmp_path: Path, rng: np.random.Generat
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_noise_from_outside_and_a_loss(target: str, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_noisy_router_takes_its_noise_and_returns_a_loss(target: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """A graph as for training: seeded noise goes in, the load-balance loss comes out."""
     graph = drawn(feeds(MoE(4, 16, 2, router=Router(noisy=True, aux_loss=0.01))).graph())
     weft.compile(graph, tmp_path / "out", target=target, passes="dce, cse", max_length=LENGTH)
@@ -199,7 +201,9 @@ def test_noise_from_outside_and_a_loss(target: str, tmp_path: Path, rng: np.rand
 
 
 @pytest.mark.parametrize(("name", "target"), by_turns(ENCODERS, TARGETS))
-def test_encoders(name: str, target: str, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_encoder_variants_agree_with_the_interpreter(
+    name: str, target: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
     """Of a padded batch: each row as if it were alone."""
     graph = drawn(Encoder(VOCAB, DIM, 2, ENCODERS[name], context=64).graph())
     weft.compile(graph, tmp_path / "out", target=target, max_length=LENGTH)

@@ -11,7 +11,7 @@ from .seeds import plant
 INPUTS = 250 if ALL else 120
 
 
-def test_a_few_inputs_of_every_format(tmp_path: Path) -> None:
+def test_mutated_inputs_of_every_format_are_refused_cleanly(tmp_path: Path) -> None:
     """None ends in a traceback, a hang, or too much memory; no overlap of tensors is accepted."""
     tally = fuzz(plant(tmp_path / "corpus"), seed=20_000, count=INPUTS)
     assert not tally.bad

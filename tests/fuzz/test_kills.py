@@ -11,7 +11,7 @@ from pathlib import Path
 from ..sampling import ALL
 
 
-def test_kills_and_readers_find_whole_results(root: Path) -> None:
+def test_killed_commands_leave_complete_results(root: Path) -> None:
     kills, replacements, reads = (14, 10, 1000) if ALL else (7, 5, 300)  # of seven commands
     numbers = [f"--kills={kills}", f"--replacements={replacements}", f"--reads={reads}"]
     command = [sys.executable, "-m", "tests.fuzz.kills", *numbers]

@@ -43,7 +43,7 @@ def agrees(path: Path, graph: Graph) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_text_is_as_reviewed(name: str) -> None:
+def test_graph_text_equals_golden_file(name: str) -> None:
     here = Path(__file__).parent
     graph = MODELS[name].graph()
     agrees(here / f"{name}.weft", graph)

@@ -14,7 +14,7 @@ from weft.backends.torch.codegen.model_source import write_source
 from ..lowered import lower
 
 
-def test_smollm2_reads_as_reviewed() -> None:
+def test_smollm2_source_equals_golden_file() -> None:
     path = Path(__file__).with_name("smollm2.py.txt")
     text = write_source(lower(load_source("smollm2-135m").graph)).text
     if os.environ.get("WEFT_GOLDEN") == "write":

@@ -55,13 +55,13 @@ def measured(root: Path, out: Path, *arguments: str, jobs: int = 1) -> tuple[str
     return printed, {path.stem[4:]: json.loads(path.read_text())["results"] for path in out.glob("gpu_*.json")}
 
 
-def test_checks(root: Path, tmp_path: Path) -> None:
+def test_gpu_checks_run_on_a_cpu(root: Path, tmp_path: Path) -> None:
     _, found = measured(root, tmp_path, "tests", "--only", f"^tests/({'|'.join(CHECKS)})")
     assert all(any(re.match(check, name) for name in found["tests"]) for check in CHECKS)
     assert all(result["ok"] for result in found["tests"].values())
 
 
-def test_benchmark(root: Path, tmp_path: Path) -> None:
+def test_gpu_benchmark_runs_on_a_cpu(root: Path, tmp_path: Path) -> None:
     """All stages but what takes seconds to compile; no measurement fails, and the table shows every one."""
     left_out = "compiled" if ALL else f"compiled|{REPEATED}"
     only = f"^(?!.*({left_out}))(?!sweep)|^sweep/decode_attention"
@@ -82,7 +82,7 @@ def listed(root: Path) -> dict[str, Any]:
     return {"lines": lines, **json.loads(found)}
 
 
-def test_the_plan_measures_what_the_goals_ask_for(listed: dict[str, Any]) -> None:
+def test_plan_covers_every_goal(listed: dict[str, Any]) -> None:
     """In four runs of less than ten minutes, half an hour with the starts of a machine."""
     lines = listed["lines"]
     budgets = [int(word) for line in lines for word in re.findall(r"--budget (\d+)", line)]
@@ -198,7 +198,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_fails_hangs_or_dies_is_told_and_the_rest_goes_on(root: Path, tmp_path: Path) -> None:
+def test_failed_and_hanging_stages_are_reported_and_others_run(root: Path, tmp_path: Path) -> None:
     script = tmp_path / "pool.py"
     script.write_text(POOL)
     told = dict(line.split(" | ", 1) for line in run(script, root=root).splitlines())
@@ -226,7 +226,7 @@ for fields in limits.variants() + kernel_cases.variants():
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
-def test_own_kernels_compile(root: Path) -> None:
+def test_generated_kernels_compile(root: Path) -> None:
     """Those of the benchmark and of these tests, for a GPU that is not there; dependent launch only where meant."""
     folders = (root / "benchmarks", HERE, root / "tests/backends/torch/kernels")
     begin = f"import sys; sys.path[:0] = {[str(folder) for folder in folders]}"
@@ -235,7 +235,7 @@ def test_own_kernels_compile(root: Path) -> None:
     assert all(line.endswith("good") for line in lines), lines
 
 
-def test_cases_and_sweeps_name_what_is_there(listed: dict[str, Any], root: Path) -> None:
+def test_cases_and_sweeps_name_existing_kernels(listed: dict[str, Any], root: Path) -> None:
     assert {*listed["swept"]} >= {*kernels_with_variants(root)}
     assert not [case for cases in listed["swept"].values() for case in cases.items() if case[1]]
 

@@ -42,7 +42,7 @@ def stepped(graph: Graph, applied: Pass) -> Graph:
 
 
 @pytest.mark.parametrize("seed", each(4, range(150)))
-def test_passes_in_any_order(seed: int) -> None:
+def test_random_pipelines_keep_graphs_valid_and_exact(seed: int) -> None:
     name, pipeline = drawn(seed)
     graph, equivalence, done = ZOO[name](), EquivalenceCheck(), list[str]()
     for applied in pipeline:

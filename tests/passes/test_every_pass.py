@@ -161,7 +161,7 @@ def again(applied: Pass, after: Graph) -> str:
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_every_pass_does_what_it_declares(name: str) -> None:
+def test_every_pass_keeps_its_declared_promise(name: str) -> None:
     before, counts, failures = Before(ZOO[name]()), dict[str, int](), list[str]()
     prepared = {"": before}
     for applied in examples().values():
@@ -232,6 +232,6 @@ def clumsy(by: float, trade: str = "", *, counts: bool = True, once: bool = Fals
         (clumsy(1.0, counts=False), "counts 0 rewrites"),
     ],
 )
-def test_faults_are_noticed(applied: Pass, fault: str) -> None:
+def test_broken_passes_are_detected(applied: Pass, fault: str) -> None:
     with pytest.raises((AssertionError, WeftError), match=fault):
         rewrites(applied, Before(ZOO["variant/grouped"]()))

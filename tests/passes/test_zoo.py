@@ -16,7 +16,7 @@ from ..e2e.sounds import SOUNDS, SPEECH
 from .zoo import TRIED, ZOO
 
 
-def test_every_family_and_preset_is_there() -> None:
+def test_zoo_covers_every_family_and_preset() -> None:
     assert {row.family for row in (ROWS | SEQ2SEQ | TOWERS | SOUNDS | SPEECH).values()} == set(FAMILIES)
     assert {name.partition("/")[2] for name in ZOO if name.startswith("preset/")} == set(PRESETS)
 

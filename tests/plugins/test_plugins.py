@@ -101,7 +101,7 @@ def weft(installed: Path, warm: Path) -> Weft:
     return done
 
 
-def test_an_op_from_outside(weft: Weft, installed: Path) -> None:
+def test_plugin_adds_an_op(weft: Weft, installed: Path) -> None:
     assert "hard_sigmoid" in weft("ops").stdout
     shown = weft("ops", "hard_sigmoid").stdout
     assert "Courbariaux" in shown and "  ort-cpu: its body\n" in shown and "  text: text\n" in shown
@@ -111,14 +111,14 @@ def test_an_op_from_outside(weft: Weft, installed: Path) -> None:
     assert "FAILED" not in passed.stdout
 
 
-def test_a_pass_from_outside(weft: Weft) -> None:
+def test_plugin_adds_a_pass(weft: Weft) -> None:
     assert "swap-adds" in weft("passes").stdout
     assert weft("passes", "swap-adds").stdout.startswith("swap-adds (exact)")
     trace = weft("compile", "model.py", "-o", "swapped", "-p", "default, swap-adds", "--trace", "--verify").stderr
     assert "swap-adds" in trace
 
 
-def test_a_family_from_outside(weft: Weft, installed: Path) -> None:
+def test_plugin_adds_a_family(weft: Weft, installed: Path) -> None:
     assert "lama" in [line.split(" ")[0] for line in weft("families").stdout.splitlines()]
     dense = MODEL.replace("Gate(48)", "GatedMLP(48)").replace("Decoder,", "Decoder, GatedMLP,")
     (installed / "dense.py").write_text(dense)
@@ -141,7 +141,7 @@ def test_a_family_from_outside(weft: Weft, installed: Path) -> None:
     assert (installed / "read" / "model.onnx.data").read_bytes() == two
 
 
-def test_targets_from_outside(weft: Weft, installed: Path) -> None:
+def test_plugin_adds_targets(weft: Weft, installed: Path) -> None:
     rows = {line.split()[0]: line for line in weft("targets").stdout.splitlines() if line}
     assert [*rows][2:] == [*TARGETS, "onnx-half", "text"]
     assert "--case, --heading" in rows["text"]
@@ -174,7 +174,7 @@ model = Decoder(97, 32, [shift, attend], context=64)
 """
 
 
-def test_a_state_from_outside(weft: Weft, warm: Path, installed: Path) -> None:
+def test_plugin_adds_a_state(weft: Weft, warm: Path, installed: Path) -> None:
     """The spec of its op is enough for ONNX Runtime: input and output, reset, beams, manifest. PyTorch asks for a
     lowering."""
     (installed / "shifted.py").write_text(SHIFTED)
@@ -265,7 +265,7 @@ LAYOUTS = [("q3_64", 8), ("q4_64", 16), ("q5_64", 32), ("f4_64", 16), ("f8_64", 
 
 
 @pytest.mark.parametrize(("layout", "codes"), LAYOUTS)
-def test_a_block_layout_from_outside(layout: str, codes: int, warm: Path, installed: Path) -> None:
+def test_plugin_adds_a_block_layout(layout: str, codes: int, warm: Path, installed: Path) -> None:
     """Every kernel and lowering that takes its bits and groups, or its floats, takes it, with scales that f16 does not
     have."""
     (installed / "blocks.py").write_text(BLOCKS)
@@ -296,12 +296,12 @@ print(*(item.value for item in items))
         (["--target", "text", "--case", "odd"], "Invalid value for '--case'"),
     ],
 )
-def test_options_from_outside_are_checked(args: list[str], words: str, warm: Path, installed: Path) -> None:
+def test_plugin_options_are_checked(args: list[str], words: str, warm: Path, installed: Path) -> None:
     done = run(installed, "compile", "model.py", "-o", "none", *args, program=warm)
     assert done.returncode == 2 and words in done.stderr
 
 
-def test_what_no_runtime_runs_says_so(weft: Weft, warm: Path, installed: Path) -> None:
+def test_target_without_a_runtime_is_refused_by_run(weft: Weft, warm: Path, installed: Path) -> None:
     weft("compile", "model.py", "--target", "text", "-o", "unrun")
     done = run(installed, "run", "unrun", "--ids", "1", program=warm)
     assert done.returncode == 2
@@ -340,7 +340,7 @@ def test_a_broken_plugin_is_named(tmp_path: Path, entry: str, text: str, words: 
     assert line.startswith(f"weft: error: the plugin mine of weft-extras {words}")
 
 
-def test_a_broken_plugin_breaks_what_needs_it_alone(tmp_path: Path) -> None:
+def test_broken_plugin_breaks_only_its_users(tmp_path: Path) -> None:
     folder = install(tmp_path / "site", "[weft.plugins]\nmine = broken\n", broken="1 / 0")
     assert run(folder, "-m", "weft", "--help").returncode == 0  # it needs none
     again = "import weft.ir\nfor _ in 1, 2:\n    try: len(weft.ir.OPS)\n    except weft.WeftError as e: print(e)"
@@ -373,7 +373,7 @@ def test_a_broken_module_is_named(tmp_path: Path, text: str | None, words: str) 
     assert words in line
 
 
-def test_registries() -> None:
+def test_registries_list_plugin_entries() -> None:
     numbers: Registry[object] = Registry("number", "weft.ir.errors", "count")
     numbers.add("one", 1)
     numbers.add("one", 1)
@@ -405,7 +405,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], No
     return make
 
 
-def test_what_is_added_early_stands_behind_what_weft_adds(catalogue: Callable[..., str]) -> None:
+def test_early_plugin_entries_follow_built_in_ones(catalogue: Callable[..., str]) -> None:
     """Modules may be imported, and register, before anybody looks."""
     words: Registry[int] = Registry("word", catalogue("own_words", lambda: words.add("own", 1)), "read")
     words.add("early", 0)

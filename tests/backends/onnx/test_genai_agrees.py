@@ -96,7 +96,7 @@ def test_beams_agree_with_genai(name: str, folder: Path, tmp_path: Path) -> None
             assert found == ours(folder, [prompt], 10, beams=4, **options)
 
 
-def test_rolling_caches_that_keep_the_first_keys(tmp_path: Path) -> None:
+def test_rolling_caches_with_kept_first_keys_agree_with_genai(tmp_path: Path) -> None:
     """Standard operators keep them: GroupQueryAttention rolls all."""
     model = stack(Attention(**GROUPED, rope=ROPE, window=6, mask=Mask(keep_first=2)))
     weft.compile(model, tmp_path / "out", seed=5, max_length=LONGEST)

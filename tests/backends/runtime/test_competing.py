@@ -39,7 +39,7 @@ def experts(**settings: Any) -> Block:
 
 
 @pytest.mark.parametrize("choice", ["token", "expert"])
-def test_prompts_of_a_batch_do_not_compete(choice: str, tmp_path: Path) -> None:
+def test_batched_prompts_do_not_share_expert_capacity(choice: str, tmp_path: Path) -> None:
     decoder = compiled(Decoder(*SHAPE, experts(capacity=1.0, choice=choice), context=64), tmp_path / "out").decoder
     with decoder.context(len(TEXTS), 30) as context:
         together = context.prefill(TEXTS).copy()
@@ -51,14 +51,14 @@ def test_prompts_of_a_batch_do_not_compete(choice: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings", [{"choice": "expert"}, {"capacity": 1.0}, {"capacity": 3, "batched": True}], ids=str
 )
-def test_texts_of_encoders_do_not_compete(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_batched_encoder_inputs_do_not_share_expert_capacity(settings: dict[str, Any], tmp_path: Path) -> None:
     model = compiled(Encoder(*SHAPE, experts(**settings), context=64), tmp_path / "out")
     alone = np.concatenate([model.encode([text]) for text in TEXTS])
     np.testing.assert_allclose(model.encode(TEXTS), alone, **CLOSE)
 
 
 @pytest.mark.parametrize("choice", ["token", "expert"])
-def test_sources_of_a_batch_do_not_compete(choice: str, tmp_path: Path) -> None:
+def test_batched_sources_do_not_share_expert_capacity(choice: str, tmp_path: Path) -> None:
     reads = Encoder(*SHAPE, experts(capacity=1.0, choice=choice), context=64)
     writes = Decoder(*SHAPE, Block(ATTENTION, GatedMLP(24), NORM, cross=CrossAttention(4)), context=64)
     decoder = compiled(EncoderDecoder(reads, writes), tmp_path / "out").decoder
@@ -75,7 +75,7 @@ def test_sources_of_a_batch_do_not_compete(choice: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["ort-cpu", "torch"])
 @pytest.mark.parametrize("dense", [0, 8])
-def test_block_sparse_texts_are_not_padded(dense: int, target: str, tmp_path: Path) -> None:
+def test_block_sparse_encoder_inputs_are_not_padded(dense: int, target: str, tmp_path: Path) -> None:
     """Padding would move the last block; texts of at most `dense` tokens see all keys, and run together."""
     block = Block(Attention(heads=4, mask=BlockSparse(4, dense=dense)), GatedMLP(24), NORM)
     weft.compile(Encoder(*SHAPE, block, context=64), tmp_path / "out", seed=5, target=target)

@@ -49,7 +49,7 @@ MODELS = {
 
 @pytest.mark.parametrize("target", ["onnx", "ort-cpu"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_way_to_read_a_text_gives_the_same_logits(name: str, target: str, tmp_path: Path) -> None:
+def test_chunked_prompts_give_the_logits_of_one_pass(name: str, target: str, tmp_path: Path) -> None:
     report = weft.compile(MODELS[name], tmp_path / "out", target=target, passes="default,-last-token-logits")
     ids = np.random.default_rng(3).integers(0, 61, TOKENS)
     graph = report.model.graph

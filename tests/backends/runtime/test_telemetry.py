@@ -37,7 +37,7 @@ def test_no_connection_and_no_file_outside_the_output(tmp_path: Path, root: Path
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_user_setting_for_telemetry_is_kept(before: str | None) -> None:
+def test_telemetry_setting_of_the_user_is_not_changed(before: str | None) -> None:
     from weft.backends.runtime.ort.session import import_onnxruntime
 
     with pytest.MonkeyPatch.context() as patch:

@@ -58,7 +58,7 @@ def peak_bytes(model: nn.Module, ids: Tensor) -> int:
     [([attention] * 3, dense), ([attention] * 3, experts), ([mamba, attention, mamba], dense)],
     ids=["attention", "experts", "hybrid"],
 )
-def test_gradients_are_equal(mixers: list[object], ffn: object) -> None:
+def test_checkpointing_does_not_change_gradients(mixers: list[object], ffn: object) -> None:
     net, ids = model(mixers, ffn), torch.randint(61, (2, 19), generator=torch.Generator().manual_seed(1))
     want = gradients(net, ids)
     assert len(want) == len(list(net.parameters()))
@@ -72,7 +72,7 @@ def test_gradients_are_equal(mixers: list[object], ffn: object) -> None:
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
-def test_memory_of_activations_falls() -> None:
+def test_checkpointing_reduces_activation_memory() -> None:
     net, ids = model([attention] * 8, dense), torch.zeros(2, 64, dtype=torch.long)
     peak_bytes(net, ids)  # gradients are there from now on
     kept = peak_bytes(net, ids)
@@ -80,7 +80,7 @@ def test_memory_of_activations_falls() -> None:
     assert peak_bytes(net, ids) < kept / 3
 
 
-def test_a_cache_is_written_once() -> None:
+def test_checkpointed_layers_write_the_cache_once() -> None:
     """With gradients on, a recurrence that ran twice over its state would give other gradients."""
     net, ids = model([mamba, attention, mamba], dense), torch.arange(10)[None]
     found = []
@@ -96,7 +96,7 @@ def test_a_cache_is_written_once() -> None:
         torch.testing.assert_close(found[1], net(ids)[:, 6:], rtol=1e-4, atol=1e-5)
 
 
-def test_halves_of_an_encoder_decoder_have_it_apart() -> None:
+def test_encoder_and_decoder_are_checkpointed_separately() -> None:
     reads, writes = (Block(attention, dense, RMSNorm(), cross=c) for c in (None, CrossAttention(4)))
     net: Any = build_module(EncoderDecoder(Encoder(61, 32, 2, reads), Decoder(61, 32, 3, writes)).graph())
     calls: list[int] = []

@@ -175,7 +175,7 @@ def compare(got: tuple[Tensor, ...], want: tuple[NDArray[np.float64], ...]) -> N
 
 # Delta rules take 8 seconds each to trace for all lengths.
 @pytest.mark.parametrize("name", each(3, (name for name in TABLES if ALL or "delta" not in name)))
-def test_export(name: str) -> None:
+def test_snippets_export_as_one_graph(name: str) -> None:
     """Whole passes are exported, for all sizes, and compute the reference at others: one token, and around chunks."""
     op_name, sizes, _, attrs = TABLES[name]
     op, several = lookup(op_name), name not in MANY_STEPS
@@ -196,7 +196,7 @@ def test_export(name: str) -> None:
 @pytest.mark.parametrize(
     "name", each(3, (name for name in TABLES if name != "experts"), 1)
 )  # they ask how many tokens there are
-def test_compile_in_one_graph(name: str) -> None:
+def test_snippets_compile_as_one_graph(name: str) -> None:
     op_name, sizes, _, attrs = TABLES[name]
     op = lookup(op_name)
     torch.compiler.reset()  # what it keeps of the other tests counts as recompiling

@@ -46,7 +46,7 @@ STEPS = ("limit_capacity", "gather_rows", "lightning_index")  # which have none
 
 
 @pytest.mark.parametrize(("op", "example"), examples([name for name in CALLS if name not in STEPS], 1500))
-def test_gradients(op: Op, example: Case) -> None:
+def test_gradients_of_snippets_agree_with_finite_differences(op: Op, example: Case) -> None:
     """Those of autograd are those of finite differences, in every operand that has one."""
     operands = drawn(example, torch.float64)
     for operand, t in zip(op.operands, operands, strict=False):
@@ -59,7 +59,7 @@ def test_gradients(op: Op, example: Case) -> None:
     assert torch.autograd.gradcheck(call, tuple(operands), fast_mode=True)
 
 
-def test_gradients_of_what_was_chosen() -> None:
+def test_gradients_of_expert_weights_agree_with_finite_differences() -> None:
     """Weights of experts have gradients where they are not zero, behind a limit as well."""
     x, combine, *stacks = drawn(lookup("moe").cases[0], torch.float64)
     assert combine is not None
@@ -72,7 +72,7 @@ def test_gradients_of_what_was_chosen() -> None:
     assert torch.autograd.gradcheck(call, (weights,), fast_mode=True)
 
 
-def test_a_choice_of_keys_has_no_gradient() -> None:
+def test_key_selection_has_no_gradient() -> None:
     index = lookup("lightning_index")
     operands = [None if t is None else t.requires_grad_() for t in drawn(index.cases[0], torch.float64)]
     (bias,) = outputs(index, index.cases[0], operands)

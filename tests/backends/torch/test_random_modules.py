@@ -54,7 +54,7 @@ def calls(module: Any, cuts: tuple[int, ...], sources: dict[str, Tensor] | None 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_calls_and_steps(seed: int) -> None:
+def test_random_decoders_in_pieces_agree_with_the_interpreter(seed: int) -> None:
     graph = drawn(seed)
     module, want, bound = build_module(graph).eval(), meaning(graph), 4 * tolerance(graph, torch.float32)
     for cuts in ((LENGTH,), (5, 1, LENGTH - 6), (1,) * LENGTH):
@@ -67,14 +67,14 @@ def test_calls_and_steps(seed: int) -> None:
         assert_close(torch.cat(made, 1), want[:, 7:], bound)
 
 
-def test_most_have_steps() -> None:
+def test_most_random_decoders_have_a_decode_step() -> None:
     """So that the steps above are not tested by there being none; what has none is a model all the same."""
     assert [seed for seed in SEEDS if not write_step(drawn(seed))[0]] == [1022]
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's RMSNorm of bf16 by f32 weights
 @pytest.mark.parametrize("seed", SEEDS)
-def test_autocast_with_a_cache(seed: int) -> None:
+def test_autocast_works_with_a_cache(seed: int) -> None:
     """Products in bf16, the cache in f32: near what calls without autocast give."""
     graph, cuts = drawn(seed), (5, 1, LENGTH - 6)
     module = build_module(graph).eval()
@@ -84,7 +84,7 @@ def test_autocast_with_a_cache(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [2067])
-def test_encoders(seed: int) -> None:
+def test_random_encoders_agree_with_the_interpreter(seed: int) -> None:
     """One whose first layer stands with the model, and whose others are called in a loop."""
     graph = drawn(seed, "encoder")
     given = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
@@ -93,7 +93,7 @@ def test_encoders(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [3001, 3002, 3035, 3057])
-def test_encoders_run_once(seed: int) -> None:
+def test_random_encoder_decoders_agree_with_the_interpreter(seed: int) -> None:
     """Encoders with rotary and relative positions, shared frequencies, or a second output are not asked for again."""
     graph = drawn(seed, "encoder_decoder")
     module, bound = build_module(graph).eval(), 4 * tolerance(graph, torch.float32)

@@ -114,7 +114,9 @@ def generated() -> dict[str, ModuleType]:
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
 @pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize("name", each(2, MODELS))
-def test_kernels_step_as_the_module_does(name: str, interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_step_kernels_agree_with_the_module(
+    name: str, interpreted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph, expected = one_layer(name), set(MODELS[name][1].split())
     _, files = write_step(graph)
     assert expected <= set(files)

@@ -127,7 +127,7 @@ def counted(launches: Launches, model: Decoder, batch: int, seq: int = 1) -> Cou
 
 
 @pytest.mark.parametrize(("name", "batch"), each(2, itertools.product(MODELS, (1, 8, 64))))
-def test_a_step_launches_little_and_waits_for_nothing(launches: Launches, name: str, batch: int) -> None:
+def test_decode_step_has_few_launches_and_no_synchronization(launches: Launches, name: str, batch: int) -> None:
     """Meta tensors have no values, so a step that asks for one would raise."""
     model, most = MODELS[name]
     one, two = (counted(launches, replace(model, layers=layers), batch) for layers in (1, 2))
@@ -138,7 +138,7 @@ def test_a_step_launches_little_and_waits_for_nothing(launches: Launches, name: 
 
 
 @pytest.mark.parametrize(("seq", "most"), [(5, 6), (100, 9)])
-def test_a_prompt_launches_little_and_waits_for_nothing(launches: Launches, seq: int, most: int) -> None:
+def test_prompt_has_few_launches_and_no_synchronization(launches: Launches, seq: int, most: int) -> None:
     """Few tokens by the kernels of a step and an operator for attention; of many, libraries compute norms and products,
     and kernels what stands beside them."""
     one, two = (counted(launches, replace(MODELS["dense"][0], layers=layers), 1, seq) for layers in (1, 2))
@@ -152,7 +152,7 @@ def test_a_prompt_launches_little_and_waits_for_nothing(launches: Launches, seq:
 @pytest.mark.parametrize(
     ("way", "most"), [({}, 1), ({"temperature": 0.7}, 1), ({"temperature": 0.7, "top_k": 50, "top_p": 0.9}, 2)]
 )
-def test_choosing_tokens_launches_little_more(launches: Launches, way: Any, most: int, batch: int) -> None:
+def test_choosing_tokens_adds_few_launches(launches: Launches, way: Any, most: int, batch: int) -> None:
     """It also begins the next step, which no operator of torch does."""
     device = torch.device("meta")
     draws = DeviceSampler(Sampling(**way), batch, 16, device)

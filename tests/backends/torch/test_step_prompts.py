@@ -60,14 +60,14 @@ def read(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", each(4, NAMES, 1))
-def test_pieces_are_what_one_pass_gives(name: str) -> None:
+def test_prompts_in_pieces_agree_with_one_pass(name: str) -> None:
     if read(name):
         (whole, *_) = call(module_of(name), {"input_ids": tokens()})
         made = in_pieces(graph_of(name), module_of(name), tokens(), CUTS)
         assert_close(made, whole.double().numpy(), tolerance(graph_of(name), torch.float32))
 
 
-def test_most_dense_models_read_prompts() -> None:
+def test_most_dense_models_read_prompts_by_their_step() -> None:
     """So that the test above does not pass by having nothing to do."""
     names = each(5, NAMES)
     assert 5 * sum(map(read, names)) > len(names)
@@ -75,7 +75,9 @@ def test_most_dense_models_read_prompts() -> None:
 
 @pytest.mark.usefixtures("few_processors")
 @pytest.mark.parametrize(("cuts", "name"), each(2, itertools.product(((0, 6, 8), (0, 70, 74)), MODELS)))
-def test_kernels_read_as_the_module_does(name: str, cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_kernels_agree_with_the_module(
+    name: str, cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Few tokens by the kernels of steps, many by products and the kernels for prompts."""
     monkeypatch.setattr(launch, "INTERPRETED", True)
     graph = strong(replace(MODELS[name], layers=1).graph())
@@ -89,7 +91,7 @@ def test_kernels_read_as_the_module_does(name: str, cuts: tuple[int, ...], monke
     "model",
     [attends(window=3), feeds(MoE(4, HIDDEN, 2)), decoder(Mamba(21, 5), None), decoder(MLA(3, 9, 5, 4, 7, RoPE()))],
 )
-def test_what_rolls_routes_or_keeps_states_takes_one_token(model: Decoder) -> None:
+def test_rolling_routed_and_recurrent_models_step_one_token_at_a_time(model: Decoder) -> None:
     graph = strong(model.graph())
     step: Any = build_step(graph, build_module(graph))
     assert not hasattr(step, "reads_prompts")

@@ -83,13 +83,13 @@ def check(folder: Path, model: nn.Module, inputs: dict[str, Tensor], logits: Ten
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_decoders(name: str, tmp_path: Path) -> None:
+def test_decoder_gradients_equal_transformers(name: str, tmp_path: Path) -> None:
     model = ROWS[name].save(tmp_path / "model").eval()
     ids = torch.randint(3, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
     check(tmp_path, model, {"input_ids": ids}, model(ids).logits, ids)
 
 
-def test_an_encoder_decoder(tmp_path: Path) -> None:
+def test_encoder_decoder_gradients_equal_transformers(tmp_path: Path) -> None:
     model = SEQ2SEQ["t5"].save(tmp_path / "model").eval()
     generator = torch.Generator().manual_seed(0)
     source, ids = (torch.randint(3, VOCAB, shape, generator=generator) for shape in ((2, 9), (2, 6)))

@@ -42,7 +42,7 @@ LONG = 40  # tokens: operators of torch take other paths for more keys than a re
 
 
 @pytest.mark.parametrize("name", each(2, TRIED, 1))
-def test_full_pass(name: str) -> None:
+def test_full_pass_agrees_with_the_interpreter(name: str) -> None:
     """The other half of the graphs is tried by the tests below, in parts and whole."""
     graph, module = graph_of(name), module_of(name)
     for got, want in zip(call(module, tensors(feeds_of(name))), wanted(name).values(), strict=True):
@@ -66,7 +66,7 @@ def check_double(graph: Graph, module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", each(2, NAMES))
-def test_calls_that_share_a_cache(name: str) -> None:
+def test_cached_calls_agree_with_the_interpreter(name: str) -> None:
     """Chunks and single tokens give what one pass gives; an encoded text is given once."""
     graph, module = graph_of(name), module_of(name)
     assert accepts(module, "cache") == bool(find_cached_nodes(graph))
@@ -92,7 +92,7 @@ def new_cache(module: Any, batch: int, length: int) -> Any:
 
 
 @pytest.mark.parametrize("name", each(2, NAMES))
-def test_last_picks_one_token_of_each_row(name: str) -> None:
+def test_last_token_logits_select_one_token_of_each_row(name: str) -> None:
     graph, module = graph_of(name), module_of(name)
     assert accepts(module, "last") == bool(find_cached_nodes(graph))
     given, want = tensors(feeds_of(name)), next(iter(wanted(name).values()))
@@ -103,7 +103,7 @@ def test_last_picks_one_token_of_each_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", each(2, NAMES, 1))
-def test_rows_of_different_lengths(name: str) -> None:
+def test_padded_rows_agree_with_the_interpreter(name: str) -> None:
     """Rows with padding behind them go on where their own texts end. Where a recurrence has carried the padding along,
     only rows without any do; where tokens of a call compete, padding takes part."""
     graph, module, more = graph_of(name), module_of(name), 2
@@ -138,7 +138,7 @@ def test_rows_of_different_lengths(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), each(5, NARROW), ids=str)
-def test_narrow_dtypes(name: str, dtype: torch.dtype) -> None:
+def test_narrow_dtypes_agree_within_their_precision(name: str, dtype: torch.dtype) -> None:
     """Weights and activations of 8 or 11 bits stay near the interpreter that has the same weights."""
     graph = graph_of(name)
     module = copy.deepcopy(module_of(name)).to(dtype)

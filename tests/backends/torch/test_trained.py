@@ -46,7 +46,7 @@ def moved(model: Decoder, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_the_graph_means_what_the_module_computes(model: Decoder, rng: np.random.Generator) -> None:
+def test_graph_with_trained_weights_agrees_with_the_module(model: Decoder, rng: np.random.Generator) -> None:
     net = moved(model, torch.float64)
     graph = with_weights(model.graph(), net.state_dict())
     ids = rng.integers(0, 37, (2, 11))
@@ -59,7 +59,7 @@ def test_the_graph_means_what_the_module_computes(model: Decoder, rng: np.random
     assert np.abs(want - before).max() > 0.1 * np.abs(want).max()  # and they did move
 
 
-def test_a_second_module_has_the_same_weights() -> None:
+def test_second_module_gets_the_trained_weights() -> None:
     net = moved(MODELS["tied"])
     state = net.state_dict()
     again = weft.torch(with_weights(MODELS["tied"].graph(), state)).state_dict()
@@ -76,14 +76,14 @@ def test_weights_are_copied() -> None:
     assert np.array_equal(graph.params["embed.weight"].recipe.evaluate(graph.reader), kept)
 
 
-def test_bf16_comes_back_as_it_is() -> None:
+def test_bf16_weights_return_bit_identical() -> None:
     net = moved(MODELS["rope"], torch.bfloat16)
     graph = with_weights(MODELS["rope"].graph(), net.state_dict())
     got = graph.params["embed.weight"].recipe.evaluate(graph.reader)
     assert got.dtype == np.float32 and np.array_equal(got, net.embed.weight.detach().float().numpy())
 
 
-def test_passes_rewrite_what_was_trained(rng: np.random.Generator) -> None:
+def test_passes_rewrite_trained_weights(rng: np.random.Generator) -> None:
     """Heads that were trained to be equal in pairs are merged without loss."""
     model = MODELS["rope"]
     net = moved(model)
@@ -101,7 +101,7 @@ def test_passes_rewrite_what_was_trained(rng: np.random.Generator) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=float(64 * 2**-23 * want.abs().max()))
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_mismatched_weights_are_named() -> None:
     graph, state = MODELS["rope"].graph(), dict(moved(MODELS["rope"]).state_dict())
     with pytest.raises(WeftError, match=r"has extra, but graph .* does not \(1 unknown names\)"):
         with_weights(graph, {**state, "extra": torch.zeros(1)})
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_named() -> None:
         with_weights(graph, state)
 
 
-def test_training_a_module_leaves_its_graph_alone() -> None:
+def test_training_a_module_does_not_change_its_graph() -> None:
     """Also where the weights are computed by a pass, or as wide as the reader's."""
     state = moved(MODELS["rope"], torch.float64).state_dict()
     graph = with_weights(MODELS["rope"].graph(), state)
@@ -123,7 +123,7 @@ def test_training_a_module_leaves_its_graph_alone() -> None:
 
 
 @pytest.mark.parametrize("name", each(3, (n for n in TRIED if not n.startswith(("packed/", "cached/", "example/")))))
-def test_weights_of_every_module_go_back(name: str) -> None:
+def test_trained_weights_of_zoo_modules_return_to_the_graph(name: str) -> None:
     """The parameters of `weft.torch` are those that the graph declares: none folded into another, none left out but
     the noise of routers."""
     graph = graph_of(name)

@@ -71,7 +71,7 @@ def ids(rows: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_of_a_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_gradients_agree_with_full_masks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass makes the blocks of every rule once; all layers whose attention torch has no operator for read them."""
     net = module(name)
     want = gradients(net, ids())
@@ -83,7 +83,7 @@ def test_gradients_of_a_model(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert apart(got, want) <= ROUNDED
 
 
-def test_activations_that_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpointed_windows_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass asks for every layer once more, and for no blocks."""
     net = module("capped, local and global", slice(2))
     want = gradients(net, ids())
@@ -95,7 +95,7 @@ def test_activations_that_are_made_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert apart(got, want) <= ROUNDED
 
 
-def test_rows_at_positions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_gradients_of_rows_at_different_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     net = module("capped, local and global")
     at = torch.stack((torch.arange(SEQ), torch.arange(SEQ) + 7))
     want = gradients(net, ids(), position_ids=at)
@@ -104,7 +104,7 @@ def test_rows_at_positions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("name", ["window", "sinks", "capped, local and global"])
-def test_autocast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_training_works_under_autocast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of one dtype arrive, whatever norms and rotations hand on; gradients are as near as masks come."""
     net = module(name)
     want = gradients(net, ids())

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "folder"
 
 
-def test_scores_and_draws_the_graph_beside_the_weights(folder: Path, tmp_path: Path) -> None:
+def test_eval_and_viz_read_the_graph_next_to_the_weights(folder: Path, tmp_path: Path) -> None:
     """Score and draw a folder as its source, which need not be there any more."""
     (tmp_path / "text.txt").write_text(text := "w3 w5 w7 w9 w11 w2 w4")
     told = done("eval", "--against", folder, "--text", tmp_path / "text.txt", "--json").stdout
@@ -34,12 +34,12 @@ def test_scores_and_draws_the_graph_beside_the_weights(folder: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("command", [("run", "--prompt", "w3"), ("verify",)])
-def test_says_how_weft_runs_it(folder: Path, command: tuple[str, ...]) -> None:
+def test_run_on_a_folder_names_the_compile_command(folder: Path, command: tuple[str, ...]) -> None:
     assert f"to run it with weft, compile: weft compile {folder} -o OUT" in refused(command[0], folder, *command[1:])
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("", True)])
-def test_encoders_tell_how_they_pool(pooling: str, normalize: bool, tmp_path: Path) -> None:
+def test_encoder_folders_record_their_pooling(pooling: str, normalize: bool, tmp_path: Path) -> None:
     """In the files of sentence-transformers, as weft reads them itself."""
     graph = graph_of("preset/bert-base")
     graph.meta |= {"pooling": pooling, "normalize": normalize} if pooling else {}

@@ -13,7 +13,7 @@ from ..compiled import compiled, error, loaded, reference, texts
 
 
 @pytest.mark.parametrize("auto", ["AutoModelForCausalLM", "AutoModel", "AutoModelForSequenceClassification"])
-def test_saved_elsewhere_with_its_code(auto: str, tmp_path: Path) -> None:
+def test_saved_copy_loads_with_its_code(auto: str, tmp_path: Path) -> None:
     """In shards, which need no file of the first folder; weft needs the graph beside them."""
     folder, ids = compiled("preset/mixtral-8x7b", tmp_path / "folder"), texts(2, 9, 37)
     model = loaded(folder, auto)
@@ -30,7 +30,7 @@ def test_saved_elsewhere_with_its_code(auto: str, tmp_path: Path) -> None:
         assert error(made[0], reference(tmp_path / "other", ids)) <= 1e-5
 
 
-def test_starts_anew_from_the_config(tmp_path: Path) -> None:
+def test_model_from_config_has_new_weights(tmp_path: Path) -> None:
     """On the meta device, too, as tools do that divide a model before it has weights."""
     folder = compiled("preset/smollm2-135m", tmp_path / "folder")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True, num_hidden_layers=3)

@@ -67,7 +67,7 @@ def answer(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_merges_what_peft_trained(name: str, tmp_path: Path) -> None:
+def test_peft_adapter_is_merged(name: str, tmp_path: Path) -> None:
     """In 50 steps the loss falls; loaded again, merged by PEFT and merged by weft, the adapter computes the same."""
     source, lora = CASES[name]
     folder, adapter = compiled(source, tmp_path / "folder"), tmp_path / "adapter"
@@ -81,7 +81,7 @@ def test_merges_what_peft_trained(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PARTED)
-def test_parts_a_tied_head(name: str, tmp_path: Path) -> None:
+def test_merging_unties_a_trained_head(name: str, tmp_path: Path) -> None:
     folder, adapter = compiled("preset/smollm2-135m", tmp_path / "folder"), tmp_path / "adapter"
     want = answer(trained(folder, adapter, 10, **PARTED[name]))
     assert error(want, reference(folder, IDS, (adapter,))) <= 1e-5

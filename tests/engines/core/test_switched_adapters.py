@@ -75,7 +75,7 @@ def test_genai_chooses_an_adapter(source: str, options: dict[str, Any], bound: f
     assert error(weft.load(out).logits(IDS[0].tolist()), want[""]) <= bound  # weft runs the model without them
 
 
-def test_the_command_stores_adapters_of_known_families(tmp_path: Path) -> None:
+def test_compile_stores_adapters_of_known_families(tmp_path: Path) -> None:
     """By the names of the folder; ONNX Runtime takes the files by itself."""
     peft.save_base(tmp_path / "base")
     peft.write_tokenizer(tmp_path / "base")
@@ -105,7 +105,7 @@ def test_the_command_stores_adapters_of_known_families(tmp_path: Path) -> None:
         ({"target_modules": ["lm_head"]}, "lm_head.*merge the adapter by --adapter"),
     ],
 )
-def test_refuses_what_cannot_be_chosen(lora: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_adapters_of_unsupported_layers_are_refused(lora: dict[str, Any], reason: str, tmp_path: Path) -> None:
     folder = compiled("preset/smollm2-135m", tmp_path / "folder")
     adapted(folder, tmp_path / "adapter", **lora)
     with pytest.raises(WeftError, match=f"adapter.*{reason}"):

@@ -21,7 +21,7 @@ def test_ranks_equal_those_of_a_cross_encoder(activation: str, tmp_path: Path) -
     assert [r.score for r in got] == pytest.approx([float(r["score"]) for r in want], abs=1e-5)
 
 
-def test_a_language_model_with_a_logit_score_ranks_as_a_cross_encoder(tmp_path: Path) -> None:
+def test_logit_score_model_ranks_like_a_cross_encoder(tmp_path: Path) -> None:
     template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} ? {% endfor %}"
     config = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
     config |= {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0, "num_key_value_heads": 2}

@@ -22,12 +22,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_greedy_text_of_real_weights(smollm2: Path, tmp_path: Path) -> None:
+def test_llama_cpp_generates_the_tokens_of_smollm2(smollm2: Path, tmp_path: Path) -> None:
     check(smollm2, tmp_path)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_greedy_text_of_other_families(kind: str, smollm2: Path, tmp_path: Path) -> None:
+def test_llama_cpp_generates_the_tokens_of_other_families(kind: str, smollm2: Path, tmp_path: Path) -> None:
     """Random weights, with the tokenizer of SmolLM2."""
     sizes = {"vocab_size": 49152, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     base = save_base(tmp_path / "base", kind, **sizes, intermediate_size=96, **FAMILIES[kind])

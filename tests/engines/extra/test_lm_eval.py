@@ -24,7 +24,7 @@ QUESTIONS = {
 }
 
 
-def test_perplexity_of_a_text(smollm2: Path, tmp_path: Path) -> None:
+def test_lm_eval_perplexity_equals_weft_eval(smollm2: Path, tmp_path: Path) -> None:
     """Both read windows that do not overlap. Where the last is full, lm-eval reads nothing twice.
 
     lm-eval puts the token in front that begins texts; `weft eval` reads it with the text.
@@ -43,7 +43,7 @@ def test_perplexity_of_a_text(smollm2: Path, tmp_path: Path) -> None:
     assert abs(told["bits_per_byte,none"] - bits) <= 1e-5 * bits
 
 
-def test_likelihood_of_answers(smollm2: Path, tmp_path: Path) -> None:
+def test_lm_eval_scores_equal_onnx_log_probabilities(smollm2: Path, tmp_path: Path) -> None:
     rows = [{"question": question, "answer": answer} for question, answer in QUESTIONS.items()]
     told = scored(tmp_path, smollm2, rows, task("answers", "loglikelihood", "perplexity", "acc"))
     model = weft.load(smollm2_onnx(smollm2, tmp_path))

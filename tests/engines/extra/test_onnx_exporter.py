@@ -22,7 +22,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_compilers_compute_the_same(name: str, tmp_path: Path) -> None:
+def test_onnx_exporter_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """Traced at one size, run at others: batch and length stay free."""
     folder = compiled(name, tmp_path / "folder")
     session = exported(folder, tmp_path / "theirs")

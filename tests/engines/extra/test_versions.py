@@ -51,7 +51,9 @@ def jobs(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
 
 
 @pytest.mark.parametrize("version", sorted({*LISTED, INSTALLED}))
-def test_same_tokens(version: str, jobs: tuple[dict[str, Any], dict[str, list[int]]], tmp_path: Path) -> None:
+def test_every_transformers_version_generates_the_same_tokens(
+    version: str, jobs: tuple[dict[str, Any], dict[str, list[int]]], tmp_path: Path
+) -> None:
     asked, wanted = jobs
     unpacked = ROOT / "build/transformers" / version
     path = [] if version == INSTALLED else [str(unpacked)]

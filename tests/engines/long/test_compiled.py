@@ -12,7 +12,7 @@ from ..compiled import compiled, error, loaded, texts
 
 
 @pytest.mark.parametrize("name", ["preset/smollm2-135m", "preset/mixtral-8x7b"])
-def test_compiles_as_one_graph(name: str, tmp_path: Path) -> None:
+def test_folder_compiles_as_one_graph(name: str, tmp_path: Path) -> None:
     """Without breaks, at lengths that differ, and backward."""
     model = loaded(compiled(name, tmp_path / "folder")).train()
     fast: Any = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -11,7 +11,7 @@ from ..scale.test_contract import check, check_degrees
 
 
 @pytest.mark.parametrize("name", [*decoders(), *(f"random/{i}" for i in range(30, 60))])
-def test_texts_in_one_row(name: str, tmp_path: Path) -> None:
+def test_packed_sequences_equal_separate_ones(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 

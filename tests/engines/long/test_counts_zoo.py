@@ -32,7 +32,7 @@ def reason(built: TransformersFolder, split: Split) -> str:
 
 
 @pytest.mark.parametrize("name", [*decoders(), *encoders()])
-def test_counted_or_refused(name: str) -> None:
+def test_parallel_counts_match_the_folder_or_are_refused(name: str) -> None:
     built = TransformersFolder(forms(lowered(graph_of(name)), "transformers"), "f32", 64, "Tiny", [])
     (device,) = costs(built, Split()).stages
     assert device.weights == built.weight_bytes

@@ -76,7 +76,7 @@ def check(name: str, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("name", each(2, TAKEN))
-def test_texts_in_one_row(name: str, tmp_path: Path) -> None:
+def test_packed_sequences_equal_separate_ones(name: str, tmp_path: Path) -> None:
     assert check(name, tmp_path) > 0
 
 
@@ -114,7 +114,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "engine", "reason"), REFUSED, ids=[f"{e.name} {n}" for n, e, _ in REFUSED])
-def test_what_is_refused_would_be_wrong(name: str, engine: Engine, reason: str, tmp_path: Path) -> None:
+def test_refused_divisions_would_give_wrong_logits(name: str, engine: Engine, reason: str, tmp_path: Path) -> None:
     """--explain names the engine and the reason; without the refusal the engine would fail or be wrong."""
     graph = graph_for(name)
     built = folder_of(graph, tmp_path)
@@ -135,7 +135,7 @@ def test_what_is_refused_would_be_wrong(name: str, engine: Engine, reason: str, 
         ("variant/norms without weights", "more than modules follows its layers"),
     ],
 )
-def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
+def test_single_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
     built = folder_of(graph_for(name), tmp_path)
     assert f"pipeline parallelism: one stage, {reason}" in built.explain(Report())
     assert "base_model_pp_plan" not in built.plans.by_name
@@ -143,7 +143,7 @@ def test_one_stage_is_explained(name: str, reason: str, tmp_path: Path) -> None:
     assert all(line.endswith(f"; without pipeline parallelism: {reason}") for line in taking)
 
 
-def test_attention_that_stays_whole_is_explained() -> None:
+def test_undivided_attention_is_explained() -> None:
     """Engines divide the heads of every attention: with one that is not divided they run on one device."""
     block = Block(Attention(8, 4, rope=RoPE(), qk_norm=QKNorm(RMSNorm(), over="full")), GatedMLP(48), RMSNorm())
     graph = lowered(Decoder(64, 32, [block] * 2, context=32).graph(name="normed"))
@@ -153,7 +153,7 @@ def test_attention_that_stays_whole_is_explained() -> None:
     assert f"tensor parallelism: layers.*.attn is not divided, {reason}" in built.explain(Report())
 
 
-def test_names_that_begin_alike_are_told_apart() -> None:
+def test_names_with_a_common_prefix_are_distinguished() -> None:
     """Engines match the names of a plan from the beginning: that of ``attn.o`` also matches ``attn.out``."""
     graph = graph_for("random/27")
     plan = TransformersFolder(forms(graph, "transformers"), "f32", 64, "Tiny", []).plans.by_name["base_model_tp_plan"]

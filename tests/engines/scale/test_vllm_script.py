@@ -35,7 +35,7 @@ def answers(folder: Path, texts: list[list[int]]) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_script_tells_an_engine_that_agrees_from_one_that_does_not(tmp_path: Path) -> None:
+def test_script_distinguishes_agreeing_and_wrong_engines(tmp_path: Path) -> None:
     module, (folder, _) = script(), folder_named("mixtral", tmp_path)
     texts = module.draw_prompts(VOCAB, [6, 5, 4])
     want, got = module.reference(str(folder), texts, TOKENS, "cpu"), answers(folder, texts)

@@ -48,7 +48,7 @@ def failure(config: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", each(8, [*ROWS, *SEQ2SEQ]))
-def test_any_value_is_read_or_refused(name: str) -> None:
+def test_invalid_config_values_are_read_or_refused(name: str) -> None:
     rng = np.random.default_rng(0)
     text = json.dumps(config_of(name))
     for _ in range(MUTATIONS):
@@ -78,12 +78,12 @@ def test_any_value_is_read_or_refused(name: str) -> None:
         ("gpt2-tied", "n_head", 0),
     ],
 )
-def test_the_key_is_named(name: str, key: str, value: Any) -> None:
+def test_refusal_names_the_config_key(name: str, key: str, value: Any) -> None:
     assert failure({**config_of(name), key: value}).startswith(f"config.json: {key}={value!r}: ")
 
 
 @pytest.mark.parametrize("model_type", [[], None, 3, {}])
-def test_a_model_type_that_is_no_name(model_type: Any, save: Any) -> None:
+def test_invalid_model_type_is_refused(model_type: Any, save: Any) -> None:
     folder: Path = save("llama")[1]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))

@@ -142,7 +142,7 @@ def standard(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("model_type", "config"), [(t, c) for t, configs in OLDER.items() for c in configs])
-def test_older_spellings_mean_what_newer_ones_do(model_type: str, config: dict[str, Any]) -> None:
+def test_older_keys_equal_newer_ones(model_type: str, config: dict[str, Any]) -> None:
     whole = {**COMMON, **GQA, **config}
     assert text(model_type, whole) == text(model_type, standard(model_type, whole))
 
@@ -165,7 +165,7 @@ def test_older_spellings_mean_what_newer_ones_do(model_type: str, config: dict[s
         ("gpt_neo", {"attention_types": [[["global"], 2]]}, "window has 2 values for 3 layers"),
     ],
 )
-def test_configs_that_no_table_expresses(model_type: str, config: dict[str, Any], message: str) -> None:
+def test_inexpressible_configs_are_refused(model_type: str, config: dict[str, Any], message: str) -> None:
     names = {"num_layers": 3, "num_heads": 4, "d_model": 64, "n_layers": 3, "n_heads": 4}
     with pytest.raises(WeftError, match=message):
         text(model_type, {**COMMON, **names, **config})

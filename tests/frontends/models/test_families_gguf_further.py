@@ -112,20 +112,20 @@ def test_first_gguf_layout_of_qwen3_next(written: Written, monkeypatch: pytest.M
         np.testing.assert_array_equal(*(g.params[name].recipe.evaluate(g.reader) for g in (ours, theirs)))
 
 
-def test_llama4_without_chunks(written: Written) -> None:
+def test_llama4_gguf_without_chunks_attends_globally(written: Written) -> None:
     _, path = written("llama4", **{"attention.sliding_window": 0})
     nodes = load_source(path).graph.nodes
     assert sum(node.op.name == "rope" for node in nodes) == 2 * 4
     assert {node.attrs["pattern"] for node in nodes if node.op.name == "attention"} == {"dense"}
 
 
-def test_a_decoder_that_sees_later_tokens_is_refused(written: Written) -> None:
+def test_bidirectional_gguf_decoder_is_refused(written: Written) -> None:
     _, path = written("lfm2", **{"attention.causal": False})
     with pytest.raises(WeftError, match=r"attention\.causal=False is not supported for lfm2 models"):
         load_source(path)
 
 
-def test_layers_of_gemma4_without_keys_share_those_of_others(written: Written) -> None:
+def test_gemma4_layers_without_keys_share_earlier_ones(written: Written) -> None:
     _, path = written("gemma4", **{"attention.shared_kv_layers": 1})
     with pytest.raises(WeftError, match=r"blk\.2\.attn_k\.weight"):
         load_source(path)
@@ -144,7 +144,7 @@ def test_yarn_amplitude_may_be_stated() -> None:
     assert read_gguf_rope({**said, "rope.scaling.yarn_attn_factor": 1.5}).amplitude == 1.5
 
 
-def test_chatglm_with_packed_queries_keys_and_values(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chatglm_packed_qkv_is_read(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     todays = gguf_models.rearranged
 
     def packed(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -163,7 +163,7 @@ def test_chatglm_with_packed_queries_keys_and_values(written: Written, monkeypat
 
 
 @pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
-def test_experts_with_gate_and_up_in_one_tensor(arch: str, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_gate_and_up_of_experts_are_read(arch: str, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     todays = gguf_models.rearranged
 
     def fused(arch: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -146,7 +146,7 @@ def test_shards_and_bare_names_give_the_same_model(model_type: str, prefix: str,
         )
 
 
-def test_old_configs_mean_the_same(save: Any) -> None:
+def test_old_configs_give_the_same_model(save: Any) -> None:
     """rope_theta and rope_scaling beside each other, {"type": …}, absent defaults."""
     _, folder = save("llama", rope_parameters={"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0})
     new = load_source(folder).graph
@@ -157,7 +157,7 @@ def test_old_configs_mean_the_same(save: Any) -> None:
     assert load_source(folder).graph == new
 
 
-def test_old_bert_names(save: Any) -> None:
+def test_old_bert_parameter_names_are_read(save: Any) -> None:
     """Checkpoints converted from TensorFlow call LayerNorm's parameters gamma and beta."""
     from safetensors.numpy import load_file, save_file
 
@@ -193,7 +193,7 @@ def test_facts_for_generation_and_tokenizer(save: Any, tmp_path: Any) -> None:
     assert all(len(h) == 64 for h in hashes.values())
 
 
-def test_text_form_finds_its_checkpoint_again(save: Any, tmp_path: Any) -> None:
+def test_graph_text_reopens_its_checkpoint(save: Any, tmp_path: Any) -> None:
     _, folder = save("gpt2")
     graph = load_source(folder).graph
     text = tmp_path / "model.weft"
@@ -204,7 +204,7 @@ def test_text_form_finds_its_checkpoint_again(save: Any, tmp_path: Any) -> None:
     np.testing.assert_array_equal(*(g.params[name].recipe.evaluate(g.reader) for g in (graph, again)))
 
 
-def test_minilm(minilm_folder: Any) -> None:
+def test_minilm_equals_transformers(minilm_folder: Any) -> None:
     found = load_source(minilm_folder)
     verify(found.graph, recipes=True)
     assert (found.unread, found.ignored) == ([], ["embeddings.position_ids"])

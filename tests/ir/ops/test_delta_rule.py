@@ -24,7 +24,7 @@ def operands(groups: int, heads: int, d: int, dv: int, gates: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("gates", [0, 4, 12])
-def test_transitions(gates: int) -> None:
+def test_delta_rule_equals_its_transition_matrices(gates: int) -> None:
     """S_t = (I − β k kᵀ) diag(e^g) S_{t−1} + β k vᵀ, one matrix after the other."""
     heads, groups, d, dv = 4, 2, 3, 5
     given = operands(groups, heads, d, dv, gates)
@@ -47,7 +47,7 @@ def test_transitions(gates: int) -> None:
 
 @pytest.mark.parametrize("pieces", [(11,), (1,) * 11, (4, 7), (5, 1, 1, 4)])
 @pytest.mark.parametrize("gates", [0, 12])
-def test_in_pieces(pieces: tuple[int, ...], gates: int) -> None:
+def test_delta_rule_in_pieces_equals_one_pass(pieces: tuple[int, ...], gates: int) -> None:
     given, sizes = operands(2, 4, 3, 5, gates), {"heads": 4, "groups": 2}
     whole, last = ops.gated_delta_rule.reference(*given, *[None][gates and 1 :], np.zeros((B, 4, 3, 5)), **sizes)
     state, found = np.zeros((B, 4, 3, 5)), []
@@ -59,7 +59,7 @@ def test_in_pieces(pieces: tuple[int, ...], gates: int) -> None:
     np.testing.assert_allclose(state, last, rtol=1e-12)
 
 
-def test_transformers() -> None:
+def test_delta_rule_equals_transformers() -> None:
     """Both forms of Qwen3-Next and those of Kimi Linear, which divide queries by √d."""
     from transformers.models.kimi_linear import modeling_kimi_linear as kimi
     from transformers.models.qwen3_next import modeling_qwen3_next as qwen

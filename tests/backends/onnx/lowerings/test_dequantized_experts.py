@@ -72,7 +72,7 @@ def test_dequantized_experts_equal_the_interpreter(
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("choice", CHOICES)
-def test_rows_that_end_within_a_group(bits: int, choice: str, tmp_path: Path) -> None:
+def test_dequantized_experts_accept_rows_of_partial_groups(bits: int, choice: str, tmp_path: Path) -> None:
     """Without gates, too; neither would QMoE take such rows."""
     graph, feeds = layer(bits, True, 32, choice, dim=40, hidden=72, gated=False)
     model, exact = written(graph, tmp_path), interpret(graph, feeds)["y"]
@@ -83,7 +83,7 @@ def test_rows_that_end_within_a_group(bits: int, choice: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_f16(choice: str, tmp_path: Path) -> None:
+def test_dequantized_experts_run_in_f16(choice: str, tmp_path: Path) -> None:
     graph, feeds = layer(4, True, 32, choice)
     graph = run_passes(graph, "cast{dtype=f16}")
     feeds = {name: x.astype(np.float16) for name, x in feeds.items()}

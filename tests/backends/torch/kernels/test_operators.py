@@ -119,7 +119,7 @@ def test_exported_models_call_kernels(name: str, device: torch.device) -> None:
         torch.testing.assert_close(run(*inputs), net(*inputs), rtol=1e-4, atol=1e-4)
 
 
-def test_models_of_several_folders_share_operators(device: torch.device) -> None:
+def test_models_from_two_folders_share_operators(device: torch.device) -> None:
     """Each folder has kernels of its own, and what one has compiled lives on when another is opened."""
     codes = torch.zeros(4, 64, device=device).to(torch.float8_e4m3fn)
     given = (codes, torch.ones(1, 4, device=device), None, 8, 64, torch.float32)
@@ -141,7 +141,7 @@ def test_models_of_several_folders_share_operators(device: torch.device) -> None
             del sys.modules[name]
 
 
-def test_operators_of_another_version_have_other_names() -> None:
+def test_operator_names_include_the_kernels_version() -> None:
     def dequantize_codes(x: Tensor) -> Tensor:
         return x + 1
 
@@ -153,7 +153,7 @@ def test_operators_of_another_version_have_other_names() -> None:
 
 
 @pytest.mark.parametrize("name", each(2, CASES, 1))
-def test_gradients_need_no_kernels(name: str, device: torch.device) -> None:
+def test_gradients_work_without_kernels(name: str, device: torch.device) -> None:
     """Torch differentiates its own operators, compiled or not."""
     make, given, _ = CASES[name]
     net, inputs = make().to(device), [x.to(device).requires_grad_() for x in given(70)]

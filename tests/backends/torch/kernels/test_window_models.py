@@ -84,7 +84,9 @@ def test_window_prompts_in_pieces_agree_with_the_interpreter(
 
 
 @torch.no_grad()
-def test_a_cache_shorter_than_the_window(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_shorter_than_the_window_agrees_with_the_interpreter(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph, module = built("window", device)
     tokens = ids(device)[:, :4]
     want = module(tokens, position_ids=torch.arange(4, device=device)[None])
@@ -96,7 +98,7 @@ def test_a_cache_shorter_than_the_window(device: torch.device, monkeypatch: pyte
 
 
 @torch.no_grad()
-def test_rows_of_different_lengths_begin_in_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_different_lengths_use_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding is behind the tokens that see it; where rows go on from different positions, they take masks."""
     graph, module = built("first kept, sinks", device)
     tokens, lengths = ids(device), torch.tensor([9, 6], device=device)
@@ -113,7 +115,7 @@ def test_rows_of_different_lengths_begin_in_the_kernel(device: torch.device, mon
         assert_close(got[row : row + 1].cpu(), expected, tolerance(graph, torch.float32))
 
 
-def test_gradients_do_not_use_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_does_not_use_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     _, module = built("capped, local and global", device)
     watched = Watched(module, monkeypatch)
     torch.autograd.backward(module(ids(device, 1)).square().sum())
@@ -122,7 +124,7 @@ def test_gradients_do_not_use_the_kernel(device: torch.device, monkeypatch: pyte
 
 
 @torch.no_grad()
-def test_patterns_do_not_use_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_patterns_do_not_use_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = build_module(strong(attends(window=4, pattern="dilated", stride=2).graph()), device=device)
     watched = Watched(module, monkeypatch)
     module(ids(device, 1))

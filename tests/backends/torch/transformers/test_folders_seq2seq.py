@@ -47,7 +47,7 @@ def both_sides() -> list[str]:
     return texts + [f"both/{i}" for i in range(RANDOM)]
 
 
-def test_the_example(tmp_path: Path) -> None:
+def test_translator_example_agrees_with_the_interpreter(tmp_path: Path) -> None:
     graph = load_source(Path(__file__).parents[4] / "examples/tiny_translator.py").graph
     feeds = feeds_of(graph, 9)
     model, ids = model_of(lowered(graph), tmp_path), torch.from_numpy(feeds["input_ids"]).long()
@@ -62,7 +62,7 @@ def source_of(feeds: dict[str, Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", both_sides())
-def test_encoder_decoders(name: str, tmp_path: Path) -> None:
+def test_encoder_decoders_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
     graph = graph_of(name)
     feeds = feeds_of(graph)
     want, ids, source = wanted(graph, feeds)["logits"], torch.from_numpy(feeds["input_ids"]).long(), source_of(feeds)
@@ -90,7 +90,7 @@ def in_calls(model: Any, source: dict[str, Tensor], ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [*each(2, USED), *(f"both/{i}" for i in range(60 if ALL else 3))])
-def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
+def test_generation_agrees_with_full_passes(name: str, tmp_path: Path) -> None:
     graph = lowered(graph_of(name))
     model, source = model_of(graph, tmp_path), {"input_ids": tokens_of(graph, 2, 5)}
     source["attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -118,7 +118,7 @@ def test_generates_in_every_way(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["preset/t5-base", "variant/encoder-decoder", "both/1", "both/13"])
-def test_gradients(name: str, tmp_path: Path) -> None:
+def test_gradients_agree_with_finite_differences(name: str, tmp_path: Path) -> None:
     """Those of every weight, as finite differences of the loss along a random direction say, and with activations that
     are made again; labels are what the decoder reads, moved on by one token."""
     graph = lowered(graph_of(name))
@@ -139,14 +139,14 @@ def loss_of(model: Any, given: dict[str, Any], labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(model(**given).logits.flatten(0, 1), labels.flatten())
 
 
-def test_labels_need_a_token_to_start_with(tmp_path: Path) -> None:
+def test_labels_require_a_decoder_start_token(tmp_path: Path) -> None:
     graph = lowered(graph_of("variant/encoder-decoder"))
     model, ids = model_of(graph, tmp_path), tokens_of(graph, 2, 5)
     with pytest.raises(ValueError, match="give decoder_input_ids: the config has no decoder_start_token_id"):
         model(ids, labels=ids)
 
 
-def test_other_numbers_make_another_model(tmp_path: Path) -> None:
+def test_config_with_other_sizes_trains_a_new_model(tmp_path: Path) -> None:
     """Other numbers of layers on each side, twice as wide: such models train from scratch, and are saved and loaded."""
     graph = lowered(graph_of("preset/t5-v1.1-base"))
     folder_of(graph, tmp_path / "folder")
@@ -213,7 +213,7 @@ def test_auto_classes_load_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of PEFT
-def test_an_adapter_comes_back(tmp_path: Path) -> None:
+def test_adapter_round_trips(tmp_path: Path) -> None:
     """LoRA trained by PEFT, merged by weft as by PEFT."""
     graph = lowered(graph_of("preset/transformer-base"))
     model = model_of(graph, tmp_path / "folder")

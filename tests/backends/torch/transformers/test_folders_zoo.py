@@ -67,7 +67,7 @@ def attention_functions(model: Any, graph: Graph) -> list[str]:
 
 
 @pytest.mark.parametrize("name", each(4, decoders()))
-def test_decoders(name: str, tmp_path: Path) -> None:
+def test_zoo_decoders_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
     source = graph_of(name)
     graph = lowered(source)
     feeds = feeds_of(source)
@@ -111,7 +111,7 @@ def in_calls(model: Any, ids: Tensor, first: tuple[int, ...], **more: Tensor) ->
 
 
 @pytest.mark.parametrize("name", each(2, SMALL))
-def test_examples(name: str, tmp_path: Path) -> None:
+def test_examples_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
     source = load_source(EXAMPLES / f"{name}.py").graph
     feeds = feeds_of(source, 9)
     graph = lowered(source)
@@ -126,7 +126,7 @@ def test_examples(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each(3, encoders()))
-def test_encoders(name: str, tmp_path: Path) -> None:
+def test_zoo_encoders_agree_with_the_interpreter(name: str, tmp_path: Path) -> None:
     source = graph_of(name)
     graph = lowered(source)
     feeds = feeds_of(source)

@@ -47,7 +47,7 @@ def computed(shown: Page) -> dict[str, dict[str, int]]:
         ],
     ),
 )
-def test_every_number_equals_weft_inspect(visit: Visit, preset: str, tokens: int, dtype: str) -> None:
+def test_page_totals_equal_weft_inspect(visit: Visit, preset: str, tokens: int, dtype: str) -> None:
     shown = visit(of_preset(preset))
     shown.fill("#tokens", str(tokens))
     shown.press("#tokens", "Enter")
@@ -60,7 +60,7 @@ def test_every_number_equals_weft_inspect(visit: Visit, preset: str, tokens: int
     assert preset != "deepseek-v3" or expected[""]["flops"] > 2**53
 
 
-def test_panel_shows_the_numbers(visit: Visit) -> None:
+def test_panel_shows_costs_of_the_selected_part(visit: Visit) -> None:
     shown = visit(of_preset("mistral-7b"))
     expected = told("mistral-7b", 512, 2)
     for key in ("layers.0-31", "layers.0.attn", "layers.0.ffn", "lm_head", "layers.0.attn_residual"):

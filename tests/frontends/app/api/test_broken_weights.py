@@ -43,7 +43,7 @@ def refusal(writer: str, folder: Path, out: Path) -> str:
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_weights_that_are_not_finite_are_refused(writer: str, value: float, save: Any, tmp_path: Path) -> None:
+def test_non_finite_weights_are_refused(writer: str, value: float, save: Any, tmp_path: Path) -> None:
     line = refusal(writer, broken(save, value), tmp_path / "out")
     assert "the weights are broken; fetch or save them again" in line or "is not finite: it cannot be quantized" in line
 
@@ -56,7 +56,7 @@ def test_weights_beyond_the_range_of_a_dtype_are_refused(writer: str, save: Any,
     assert f"holds {value:g}, beyond the range of {dtype}: choose --dtype bf16 or f32" in line
 
 
-def test_values_that_no_scale_reaches_name_the_remedy(save: Any, tmp_path: Path) -> None:
+def test_values_beyond_every_scale_are_refused_with_a_remedy(save: Any, tmp_path: Path) -> None:
     folder = broken(save, 3.4e38)
     assert "the argument keep of quantize leaves it as it is" in refusal("ort-cpu int4", folder, tmp_path / "out")
     assert "choose --dtype f32" in refusal("hf bf16", folder, tmp_path / "out")

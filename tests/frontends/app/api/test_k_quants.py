@@ -91,7 +91,7 @@ def errors(before: Graph, after: Graph, name: str) -> float:
     return float(np.sqrt(np.square(found - want).mean() / np.square(want).mean()))
 
 
-def test_a_file_of_4_bits_keeps_its_codes(tmp_path: Path) -> None:
+def test_four_bit_files_keep_their_codes(tmp_path: Path) -> None:
     before, after = quantized(write(tmp_path / "model.gguf", Q4_K_M), "int4")
     kept = dict.fromkeys(("q", "k", "o", "gate", "up", "down"), "uint4_32_sums")
     assert layouts(after) == {**kept, "v": "int8_32", "embed": "int8_32"}
@@ -104,7 +104,7 @@ def test_a_file_of_4_bits_keeps_its_codes(tmp_path: Path) -> None:
     assert errors(before, after, "layers.0.attn.v.weight") < 1.2 * np.sqrt(1 / 12) / 127 * np.sqrt(3)
 
 
-def test_codes_of_5_bits_become_codes_of_8_exactly(tmp_path: Path) -> None:
+def test_five_bit_codes_become_8_bit_codes_exactly(tmp_path: Path) -> None:
     before, after = quantized(write(tmp_path / "model.gguf", FIVES), "int4")
     eights = {"down": "int8_32", "up": "int8_32"}
     assert layouts(after) == {**dict.fromkeys(("q", "k", "v", "o", "gate", "embed"), "q8_0"), **eights}
@@ -113,7 +113,7 @@ def test_codes_of_5_bits_become_codes_of_8_exactly(tmp_path: Path) -> None:
     assert 0 < errors(before, after, "layers.0.ffn.down.weight") < 0.01
 
 
-def test_files_of_more_bits_are_rounded_to_those_asked_for(tmp_path: Path) -> None:
+def test_wider_codes_are_rounded_to_the_requested_bits(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q6_K})
     assert set(layouts(quantized(source, "int4")[1]).values()) == {"uint4_32", "int8_32"}
     assert set(layouts(quantized(source, "int8")[1]).values()) == {"int8_32"}
@@ -121,7 +121,7 @@ def test_files_of_more_bits_are_rounded_to_those_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("kind", "bits"), [(Type.Q3_K, 4), (Type.Q6_K, 8)], ids=lambda k: str(k))
-def test_groups_of_16_stay_where_they_are_asked_for(kind: Type, bits: int, tmp_path: Path) -> None:
+def test_groups_of_16_are_kept_on_request(kind: Type, bits: int, tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": kind})
     before, after = quantized(source, f"int{bits}{{group=16}}")
     assert layouts(after)["q"] == f"int{bits}_16"
@@ -129,7 +129,7 @@ def test_groups_of_16_stay_where_they_are_asked_for(kind: Type, bits: int, tmp_p
 
 
 @pytest.mark.parametrize(("target", "name"), by_turns(["ort-cpu", "onnx", "torch"], ["q4_k_m", "fives"]))
-def test_folders_compute_the_numbers_of_the_codes(
+def test_folders_give_the_logits_of_the_codes(
     target: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds = {"q4_k_m": Q4_K_M, "fives": FIVES}[name]
@@ -146,7 +146,7 @@ def test_folders_compute_the_numbers_of_the_codes(
 
 
 @pytest.mark.parametrize("kinds", [Q4_K_M, FIVES], ids=["q4_k_m", "fives"])
-def test_sizes_are_predicted_and_codes_made_again(kinds: dict[str, Type], tmp_path: Path) -> None:
+def test_sizes_are_predicted_and_codes_reproduced(kinds: dict[str, Type], tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", kinds)
     weft.compile(source, tmp_path / "out", weights="int4")
     manifest = json.loads((tmp_path / "out" / "weft.json").read_text())

@@ -31,13 +31,13 @@ def exported(tiny: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("layers", [1_000_000, 2**70])
-def test_more_layers_than_tensors(layers: int, exported: Path) -> None:
+def test_layer_count_beyond_the_tensors_is_refused(layers: int, exported: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
     assert f"num_hidden_layers={layers} is too many layers: its checkpoint has only " in refused("inspect", exported)
 
 
-def test_more_blocks_than_tensors(tiny: Path, tmp_path: Path) -> None:
+def test_block_count_beyond_the_tensors_is_refused(tiny: Path, tmp_path: Path) -> None:
     done("export", tiny, "--format", "gguf", "-o", tmp_path / "x.gguf")
     parts = parse_gguf((tmp_path / "x.gguf").read_bytes())
     parts.keys = [(n, k, 2**32 - 1 if n == b"llama.block_count" else v) for n, k, v in parts.keys]
@@ -64,7 +64,7 @@ def test_more_blocks_than_tensors(tiny: Path, tmp_path: Path) -> None:
         ('meta vocab = 12', "meta vocab = " + "9" * 5000, "a number of 5000 characters"),
     ],
 )  # fmt: skip
-def test_text_beyond_the_limits(old: str, new: str, words: str, tiny: Path, tmp_path: Path) -> None:
+def test_text_beyond_the_limits_is_refused(old: str, new: str, words: str, tiny: Path, tmp_path: Path) -> None:
     text = done("opt", tiny).stdout
     assert old in text
     (tmp_path / "x.weft").write_text(text.replace(old, new, 1))
@@ -85,7 +85,7 @@ def deep_functions(depth: int, calls: int) -> onnx.ModelProto:
     return helper.make_model(graph, functions=functions, opset_imports=[helper.make_opsetid("", 21)])
 
 
-def test_onnx_functions_that_grow(tmp_path: Path) -> None:
+def test_exponential_onnx_functions_are_refused(tmp_path: Path) -> None:
     onnx.save(deep_functions(9, 10), tmp_path / "x.onnx")
     words = "function calls expand to more than 30,000 operations"
     assert words in refused("viz", tmp_path / "x.onnx", "-o", tmp_path / "x.svg")
@@ -93,7 +93,7 @@ def test_onnx_functions_that_grow(tmp_path: Path) -> None:
     done("viz", tmp_path / "x.onnx", "-o", tmp_path / "x.svg")
 
 
-def test_onnx_versions_that_do_not_exist(tmp_path: Path) -> None:
+def test_unknown_onnx_versions_are_refused(tmp_path: Path) -> None:
     model = deep_functions(1, 1)
     model.opset_import[0].version = 2**40
     onnx.save(model, tmp_path / "x.onnx")
@@ -125,7 +125,7 @@ def test_invalid_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (("-p", "pack_qkv"), "did you mean pack-qkv?"),
     ],
 )
-def test_pipelines_that_look_like_options(args: tuple[str, ...], words: str, tiny: Path) -> None:
+def test_pipeline_typed_like_an_option_is_explained(args: tuple[str, ...], words: str, tiny: Path) -> None:
     assert words in refused("opt", tiny, *args)
 
 
@@ -152,7 +152,7 @@ def test_missing_home_folder_is_tolerated(tiny: Path, monkeypatch: pytest.Monkey
     assert "is neither a preset" in refused("inspect", "someone/model")
 
 
-def test_an_encoder_has_no_answer(tmp_path: Path) -> None:
+def test_chat_with_an_encoder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(ARCHITECTURES["bert"])
     done("compile", tmp_path / "x.py", "-o", tmp_path / "out")
     assert "--chat asks for an answer to a message, and " in refused("run", tmp_path / "out", "--prompt", "x", "--chat")
@@ -165,6 +165,6 @@ def test_integers_beyond_gguf_are_refused(exported: Path, tmp_path: Path) -> Non
     assert "context_length is 1099511627776, which the 32-bit values of a GGUF file cannot represent" in found
 
 
-def test_recipes_of_unlike_ranks() -> None:
+def test_recipes_of_different_ranks_are_refused() -> None:
     with pytest.raises(WeftError, match="cannot concatenate"):
         Concat((Full(1.0, (2, 3)), Full(1.0, (2,))), 1).shape(EMPTY)

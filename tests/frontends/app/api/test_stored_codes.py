@@ -55,7 +55,7 @@ def linear_maps(graph: Graph) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "weights"), [(Type.Q4_0, "int4"), (Type.Q4_0, "int8"), (Type.Q8_0, "int8")], ids=lambda k: str(k)
 )
-def test_blocks_without_minima_stay_bit_by_bit(kind: Type, weights: str, tmp_path: Path) -> None:
+def test_symmetric_blocks_stay_bit_identical(kind: Type, weights: str, tmp_path: Path) -> None:
     before, after = quantized(write(tmp_path / "model.gguf", {"": kind}), weights)
     for name in (*linear_maps(before), "embed.weight"):
         recipe = after.params[name].recipe
@@ -63,7 +63,7 @@ def test_blocks_without_minima_stay_bit_by_bit(kind: Type, weights: str, tmp_pat
         np.testing.assert_array_equal(recipe.evaluate(after.reader), before.params[name].recipe.evaluate(before.reader))
 
 
-def test_codes_with_minima_stay_and_cost_a_thirtieth_of_rounding(tmp_path: Path) -> None:
+def test_codes_with_minima_are_kept_with_small_loss(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_1, "token_embd": Type.Q8_0})
     before, after = quantized(source, "int4")
     anew = run_passes(before, "quantize{method=rtn}")
@@ -88,7 +88,7 @@ def test_explicit_arguments_round_stored_codes(weights: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda k: k.name)
 @pytest.mark.parametrize("target", ["ort-cpu", "onnx", "torch"])
-def test_folders_compute_the_numbers_of_the_blocks(
+def test_folders_give_the_logits_of_the_blocks(
     kind: Type, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
@@ -123,7 +123,7 @@ def as_stored(numbers: np.ndarray, kind: Type, tmp_path: Path) -> tuple[np.ndarr
     return dequantize(raw, kind), recipe.evaluate(graph.reader), recipe, graph
 
 
-def test_odd_blocks(tmp_path: Path) -> None:
+def test_unusual_blocks_are_kept_within_a_step(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     numbers = rng.standard_normal((64, 64))
     numbers[1] = 0
@@ -145,7 +145,7 @@ def test_odd_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("target", "dtype"), [("ort-cpu", "f32"), ("onnx", "f32"), ("ort-cuda", "f16")])
 @pytest.mark.parametrize("shape", [(5, 64), (2, 3, 64)], ids=str)
-def test_products_with_sums(
+def test_offset_codes_are_multiplied_exactly(
     target: str, dtype: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnxruntime, "SessionOptions", ExactOptions)
@@ -167,7 +167,7 @@ def test_products_with_sums(
     np.testing.assert_allclose(found, exact, rtol=0, atol=(2e-6 if dtype == "f32" else 2e-3) * np.abs(exact).max())
 
 
-def test_scales_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_non_finite_scales_are_refused(tmp_path: Path) -> None:
     raw = quantize(np.ones((64, 64), np.float32), Type.Q4_1)
     raw[3, :2] = np.array([np.nan], np.float16).view(np.uint8)
     source = write(tmp_path / "model.gguf", {"": Type.Q4_1}, {"blk.0.attn_q.weight": raw})
@@ -188,7 +188,7 @@ def test_exports_have_the_blocks_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["int4", "int8"])
-def test_experts_of_a_file_stay(weights: str, save: Any, tmp_path: Path) -> None:
+def test_expert_codes_are_kept(weights: str, save: Any, tmp_path: Path) -> None:
     model_type, config, metadata = SPARSE["qwen3moe"][0]
     _, folder = save(model_type, pad_token_id=0, **config)
     source = tmp_path / "model.gguf"
@@ -208,7 +208,7 @@ def test_experts_of_a_file_stay(weights: str, save: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("arguments", ["group=64", "group=64, zeros=false", "bits=8"])
-def test_integers_of_a_hugging_face_folder_stay(arguments: str, save: Any, tmp_path: Path) -> None:
+def test_integer_codes_of_a_folder_are_kept(arguments: str, save: Any, tmp_path: Path) -> None:
     _, folder = save("llama", num_key_value_heads=2, hidden_size=64, intermediate_size=128)
     weft.export(rewrite(load_source(str(folder)), f"quantize{{method=rtn, {arguments}}}"), tmp_path / "hf")
     before, after = quantized(tmp_path / "hf", "int8" if "8" in arguments else "int4")
@@ -235,7 +235,7 @@ def test_model_folders_hold_the_codes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda k: k.name)
-def test_floats_of_a_dequantized_file_become_its_codes_again(kind: Type, dtype: str, tmp_path: Path) -> None:
+def test_dequantized_floats_become_the_original_codes(kind: Type, dtype: str, tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": kind, "token_embd": Type.Q8_0})
     weft.export(source, tmp_path / "hf", dtype=dtype, weights="float")
     before, after = quantized(tmp_path / "hf", "int4")
@@ -252,7 +252,7 @@ def test_floats_of_a_dequantized_file_become_its_codes_again(kind: Type, dtype: 
     assert embedding.has(BlockRecipe) and embedding.has(OnGrid) == (dtype != "bf16")
 
 
-def test_a_head_has_the_bits_that_are_asked_for(tmp_path: Path) -> None:
+def test_head_has_the_requested_bits(tmp_path: Path) -> None:
     _, after = quantized(write(tmp_path / "model.gguf", {"": Type.Q4_0, "token_embd": Type.Q8_0}), "int4{head=4}")
     assert all(after.params[name].recipe.has(AsStored) for name in linear_maps(after))
     recipe = after.params["embed.weight"].recipe
@@ -278,7 +278,7 @@ def test_only_values_that_no_layout_represents_are_rounded(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda k: k.name)
-def test_a_dequantized_file_is_written_again(kind: Type, tmp_path: Path) -> None:
+def test_dequantized_file_round_trips(kind: Type, tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": kind, "token_embd": Type.Q8_0})
     weft.export(source, tmp_path / "hf", dtype="f32", weights="float")
     weft.export(rewrite(load_source(str(tmp_path / "hf")), "quantize"), tmp_path / "again.gguf", weights="codes")
@@ -304,7 +304,7 @@ def test_folders_keep_representable_values(target: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("group", "target"), by_turns([16, 32, 64, 128], ["ort-cpu", "onnx", "torch"]))
-def test_real_zero_points_in_rows_of_any_width(
+def test_real_zero_points_work_with_any_row_width(
     target: str, group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of 96 and 160 numbers are whole groups of 16 and 32 alone; in others zero points are integers."""

@@ -62,7 +62,7 @@ def kept(graph: Graph, asked: str = "all") -> Graph:
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
-def test_families_compute_with_blocks(arch: str, save: Any, tmp_path: Path) -> None:
+def test_families_run_with_kept_blocks(arch: str, save: Any, tmp_path: Path) -> None:
     """One pass, and where there is a cache one token after the other, against the float64 reference of the file."""
     model_type, config, metadata = MODELS[arch][FAMILIES[arch]]
     options = {"kind": "AutoModelForMaskedLM"} if arch == "bert" else {}
@@ -86,7 +86,7 @@ def test_families_compute_with_blocks(arch: str, save: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", each(2, KINDS), ids=lambda k: k.name)
-def test_a_folder_holds_the_blocks(kind: Type, tmp_path: Path) -> None:
+def test_folder_stores_the_blocks(kind: Type, tmp_path: Path) -> None:
     source, out = write_llama(tmp_path / "model.gguf", {"": kind}), tmp_path / "out"
     done("compile", source, "--target", "torch", "--keep-blocks", "all", "-o", out)
     tensors, bits = load_file(out / "model.safetensors"), BITS[kind]
@@ -118,7 +118,7 @@ def test_a_folder_holds_the_blocks(kind: Type, tmp_path: Path) -> None:
     assert_close(half[0], want, tolerance(graph, torch.bfloat16))
 
 
-def test_the_head_alone(tmp_path: Path) -> None:
+def test_only_the_head_stays_in_blocks(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "model.gguf", {"": Type.Q4_0, "token_embd": Type.Q8_0})
     keys = weft.state_dict(source, keep_blocks="head").keys()
     assert {key for key in keys if key.endswith((".codes", ".scales"))} == {"embed.codes", "embed.scales"}
@@ -151,7 +151,7 @@ def test_a_source_without_blocks_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is published for Linux alone")
 @pytest.mark.parametrize("kind", each(2, KINDS), ids=lambda k: k.name)
-def test_steps_by_kernels(kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_step_kernels_read_blocks(kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, with nothing in the place of the kernel, two rows at once."""
     graph = kept(weft.load_source(write_llama(tmp_path / "model.gguf", {"": kind})).graph)
     module: Any = build_module(graph).eval()
@@ -209,7 +209,7 @@ def test_modules_cast_pickle_and_export(tmp_path: Path) -> None:
     assert_close(got, want[:, :6].double().numpy(), 1e-5)
 
 
-def test_bad_choices_are_one_sentence(tmp_path: Path) -> None:
+def test_invalid_choices_are_refused_in_one_sentence(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "model.gguf", {"": Type.Q4_0})
     args = ("compile", source, "-o", tmp_path / "out", "--keep-blocks", "all", "--target")
     assert "--keep-blocks supports the targets ort-cpu and torch only, not onnx; leave it out" in refused(*args, "onnx")

@@ -63,7 +63,7 @@ def test_missing_pytorch_is_one_error_line(tiny: Path, tmp_path: Path, monkeypat
         weft.torch(tiny)
 
 
-def test_commands_on_a_folder(tiny: Path, tmp_path: Path) -> None:
+def test_commands_accept_a_torch_folder(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = done("compile", tiny, "-o", out, "--target", "torch", "--dtype", "bf16", "--max-length", 32).stdout
     assert "for torch in bf16" in said
@@ -76,7 +76,7 @@ def test_commands_on_a_folder(tiny: Path, tmp_path: Path) -> None:
     assert report["max_relative"] <= report["tolerance"] and report["layers"] == {}
 
 
-def test_scores_are_those_of_onnx_runtime(tiny: Path, tmp_path: Path) -> None:
+def test_scores_equal_onnxruntime(tiny: Path, tmp_path: Path) -> None:
     ids, runners = np.random.default_rng(0).integers(0, 12, 60).tolist(), list[Generator]()
     for target in ("torch", "onnx"):
         passes = "default" if target == "torch" else "default, -last-token-logits"
@@ -89,7 +89,9 @@ def test_scores_are_those_of_onnx_runtime(tiny: Path, tmp_path: Path) -> None:
         compute_layer_errors(runners, ids[:5])
 
 
-def test_weights_are_stored_as_asked_and_in_shards(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_stored_in_the_requested_dtype_and_shards(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing.write_shards, "__defaults__", (20_000, writing.write_shards.__defaults__[1]))
     weft.compile(tiny, tmp_path / "out", target="torch", dtype="f16", max_length=32)
     files = sorted(p.name for p in (tmp_path / "out").glob("*.safetensors"))
@@ -109,7 +111,7 @@ def test_tables_and_integers_keep_their_dtypes(tmp_path: Path) -> None:
     assert {kind for key, kind in kinds.items() if "positions" not in key} == {torch.bfloat16}
 
 
-def test_loss_is_left_out_with_a_note(tmp_path: Path) -> None:
+def test_loss_is_omitted_with_a_note(tmp_path: Path) -> None:
     report = weft.compile(
         ZOO["variant/experts with noise and a loss"](), tmp_path / "out", target="torch", max_length=19
     )
@@ -139,7 +141,7 @@ def test_manifest_lists_rolling_caches(
     assert [type(c).__name__.startswith("Rolling") for c in module.new_cache(1, 9)] == [bool(c) for c in rolls]
 
 
-def test_a_language_model_whose_output_is_called_otherwise(tiny: Path, tmp_path: Path) -> None:
+def test_language_model_output_may_have_any_name(tiny: Path, tmp_path: Path) -> None:
     text = done("opt", tiny).stdout
     (tmp_path / "scores.weft").write_text(text.replace("output logits =", "output scores ="))
     answers = []

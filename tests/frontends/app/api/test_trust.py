@@ -193,7 +193,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", PAYLOADS)
-def test_commands_run_no_code_that_they_read(
+def test_commands_do_not_run_code_of_folders(
     name: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, ran = tmp_path / "downloaded", tmp_path / "ran"
@@ -257,7 +257,7 @@ def test_control_characters_in_names_are_escaped(tmp_path: Path, monkeypatch: py
         assert "\u202e" not in result.output, command
 
 
-def test_the_rule_for_printing_is_kept() -> None:
+def test_printed_names_are_always_escaped() -> None:
     """Commands print by `shown` only: echo, note, table, render, progress."""
     import ast
 

@@ -66,7 +66,7 @@ def sentencepiece(metadata: dict[str, Any], text: str) -> list[int]:
 SPM_TEXTS = [text for text in [*TEXTS, *CORPUS] if text and "<|user|>" not in text]
 
 
-def test_sentencepiece_merges_as_defined(small_spm: dict[str, Any], tmp_path: Path) -> None:
+def test_sentencepiece_merges_equal_the_definition(small_spm: dict[str, Any], tmp_path: Path) -> None:
     prefixed = Files(small_spm, tmp_path / "prefix")
     bare = Files({**small_spm, "tokenizer.ggml.add_space_prefix": False}, tmp_path / "bare")
     for text in SPM_TEXTS:
@@ -138,7 +138,7 @@ def test_sentencepiece_without_bytes_uses_the_unknown_token(small_spm: dict[str,
     assert files.ids("日本 x")[1:3] == [0, files.ids("a x")[-1]]
 
 
-def test_gemma4_has_merges(small_spm: dict[str, Any], tmp_path: Path) -> None:
+def test_gemma4_files_have_merges(small_spm: dict[str, Any], tmp_path: Path) -> None:
     """The same pieces as SentencePiece's, whose merges the file ranks."""
     tokens, scores = small_spm["tokenizer.ggml.tokens"][259:-1], small_spm["tokenizer.ggml.scores"][259:-1]
     known, ranked = set(tokens), sorted(tokens, key=dict(zip(tokens, scores, strict=True)).__getitem__, reverse=True)
@@ -187,7 +187,7 @@ BERT: dict[str, Any] = {
 }
 
 
-def test_wordpiece(tmp_path: Path) -> None:
+def test_wordpiece_agrees_with_transformers(tmp_path: Path) -> None:
     files = Files(BERT, tmp_path)
     encoded = files.hf("Hello  UNAFFABLE worlds! 日", "héllo [MASK]")
     assert files.hf.convert_ids_to_tokens(encoded["input_ids"]) == (
@@ -234,7 +234,7 @@ def best_score(metadata: dict[str, Any], text: str) -> float:
     return best[-1]
 
 
-def test_unigram_cuts_as_defined(unigram: dict[str, Any], tmp_path: Path) -> None:
+def test_unigram_segmentation_equals_the_definition(unigram: dict[str, Any], tmp_path: Path) -> None:
     files = Files(unigram, tmp_path)
     tokens, scores = (unigram[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores"))
     known = {letter for token in tokens[3:] for letter in token} | {" "}
@@ -257,6 +257,6 @@ def test_unigram_without_a_prefix_and_with_all_spaces(unigram: dict[str, Any], t
     assert "".join(tokens[i] for i in files.ids("the  end ")) == "the▁▁end▁"
 
 
-def test_a_broken_table_of_characters(unigram: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_character_map_is_refused(unigram: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="precompiled_charsmap is not a table"):
         Files(unigram | {"tokenizer.ggml.precompiled_charsmap": [255, 255, 255, 255, 1]}, tmp_path)

@@ -130,26 +130,26 @@ def suited(applied: Pass) -> str:
 
 
 @pytest.mark.parametrize("applied", examples().values(), ids=str)
-def test_a_pass_is_linear(applied: Pass) -> None:
+def test_pass_time_is_linear_in_layers(applied: Pass) -> None:
     model = suited(applied)
     few, more, most = (calls(made(model, layers), applied) for layers in LAYERS)
     assert most - more <= GROWTH * (more - few)
 
 
-def test_exact_passes_together_are_linear() -> None:
+def test_exact_pipeline_time_is_linear_in_layers() -> None:
     exact = [applied for applied in examples().values() if applied.effect == "exact" and suited(applied) == "llama"]
     few, more, most = (calls(made("llama", layers), *exact) for layers in LAYERS)
     assert most - more <= GROWTH * (more - few)
 
 
-def test_the_default_pipeline_is_linear() -> None:
+def test_default_pipeline_time_is_linear_in_layers() -> None:
     """With the caches that it makes, which are inputs and outputs of every layer."""
     graphs = (made("llama", layers) for layers in LAYERS)
     few, more, most = (calls(g, *parse_pipeline(FUSED, default_pipeline(g)).passes) for g in graphs)
     assert most - more <= GROWTH * (more - few)
 
 
-def test_a_pipeline_is_quick() -> None:
+def test_default_pipeline_is_fast_on_126_layers() -> None:
     graph, taken = made("llama", 126), []
     for _ in range(3):
         start = time.process_time()

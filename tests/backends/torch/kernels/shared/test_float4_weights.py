@@ -56,7 +56,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("shape", "dtype", "form"), each(5, itertools.product(ROWS, DTYPES, FORMS)))
-def test_products_of_few_rows(device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype, form: str) -> None:
+def test_small_batch_products_agree_with_float64(
+    device: torch.device, shape: tuple[int, int, int], dtype: torch.dtype, form: str
+) -> None:
     rows, out, width = shape
     given, weight = drawn(form, out, width, device)
     np.testing.assert_allclose(exact(dequantize(*given.parts, bits=4, width=width)), weight, rtol=2.0**-23, atol=0)
@@ -69,7 +71,7 @@ def test_products_of_few_rows(device: torch.device, shape: tuple[int, int, int],
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_end_within_a_tile(device: torch.device, dtype: torch.dtype) -> None:
+def test_rows_of_partial_tiles_agree_with_float64(device: torch.device, dtype: torch.dtype) -> None:
     given, weight = drawn("nvfp4", 5, 208, device)  # 13 groups: half a tile is beyond the columns
     x = rounded(np.random.default_rng(1).normal(size=(2, 208)) / 16, dtype, device)
     size = np.abs(exact(x)) @ np.abs(weight).T
@@ -93,7 +95,7 @@ def test_dequantized_weights_agree_with_the_formula(
         assert made.dtype == dtype and (np.abs(exact(made) - weight) <= unit * np.abs(weight) + least).all()
 
 
-def test_scale_byte_0_is_the_least_power_of_two(device: torch.device) -> None:
+def test_scale_byte_zero_is_the_smallest_power_of_two(device: torch.device) -> None:
     """The byte 0 is 2^−127, the largest of 6 of which float32 has as a number of its own."""
     words = torch.from_numpy(packed(np.full((2, 32), 7), 4)).to(device).view(torch.uint8)
     codes = Codes(words, torch.tensor([[0, 1]], dtype=torch.uint8, device=device), None, 4, 32)
@@ -119,7 +121,7 @@ def test_fused_kernels_multiply_codes(
     check_fusions(codes, plain, rows, dtype, kind)
 
 
-def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
+def test_mismatched_operands_are_refused(device: torch.device) -> None:
     codes, _ = drawn("nvfp4", 5, 64, device)
     for changed, words in (
         ({"width": 320}, r"codes \[5, 64\] torch.uint8 must be uint8 \[out, 192\] for rows of 320"),
