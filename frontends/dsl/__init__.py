@@ -2,6 +2,7 @@
 
 A module's parameters are created by name in the scope that requests them, sizes are inferred, and every op of
 `weft.ir.ops` can be mixed with the building blocks: ``from weft.frontends.dsl import linear, module, relu, square``.
+A call maps x [batch, seq, dim] to a value of the same shape, unless the module's docstring states other shapes.
 """
 
 from typing import Any
@@ -72,110 +73,33 @@ from .streams import (
 
 silu = ops.swish  # its β is 1 by default
 
-__all__ = [
-    "MLA",
-    "MLP",
-    "MLSTM",
-    "RGLRU",
-    "SLSTM",
-    "XIELU",
-    "ALiBi",
-    "AdaptedBlock",
-    "AltUpLayer",
-    "Attention",
-    "AudioEncoder",
-    "Block",
-    "BlockSparse",
-    "Convolution",
-    "ConvolvedBlock",
-    "CrossAttention",
-    "Decoder",
-    "Dense",
-    "DifferentialAttention",
-    "DisentangledAttention",
-    "Encoder",
-    "EncoderDecoder",
-    "FourierMixing",
-    "Gate",
-    "GatedDeltaNet",
-    "GatedMLP",
-    "GatherStreams",
-    "GroupNorm",
-    "HeadTransform",
-    "ImageEncoder",
-    "Initialized",
-    "LayerNorm",
-    "LayerWithInput",
-    "LearnedPositions",
-    "LightningAttention",
-    "LightningIndex",
-    "LinearAttention",
-    "Mamba",
-    "Mamba2",
-    "Mask",
-    "MaskScaling",
-    "MemoryBlock",
-    "MixtureOfAttention",
-    "MixtureOfDepths",
-    "MoE",
-    "NormedResidual",
-    "ParallelHybrid",
-    "PerLayerEmbedding",
-    "PerLayerInput",
-    "PositionalConvolution",
-    "QKNorm",
-    "RMSNorm",
-    "RWKV6TimeMix",
-    "RWKV7TimeMix",
-    "RWKVChannelMix",
-    "RWKVTimeMix",
-    "RelativeAttention",
-    "RelativeTable",
-    "Repeat",
-    "RoPE",
-    "Router",
-    "ScoredKeysAttention",
-    "SentencePooling",
-    "ShortConv",
-    "ShortcutBlock",
-    "Sinusoidal",
-    "SinusoidalDistances",
-    "SoundStem",
-    "SpanConvAttention",
-    "SplitFeedForward",
-    "SpreadStreams",
-    "State",
-    "T5Bias",
-    "TaskHead",
-    "Temperature",
-    "TransformerXLAttention",
-    "TransientGlobalAttention",
-    "TransientGlobals",
-    "Unchanged",
-    "UnitLength",
-    "WeightedLayerPooling",
-    "WordWeights",
-    "building",
-    "contribute",
-    "embedding",
-    "fill",
-    "initializing",
-    "keep",
-    "kept",
-    "linear",
-    "module",
-    "named",
-    "normal",
-    "param",
-    "positions",
-    "provided",
-    "providing",
-    "scan",
-    "scope",
-    "silu",
-    "trace",
-    "uniform",
-]
+# attention
+__all__ = ["MLA", "Attention", "BlockSparse", "CrossAttention", "DifferentialAttention", "DisentangledAttention"]
+__all__ += ["Gate", "LightningIndex", "LinearAttention", "Mask", "MixtureOfAttention", "QKNorm", "RelativeAttention"]
+__all__ += ["ScoredKeysAttention", "SpanConvAttention", "TransformerXLAttention", "TransientGlobalAttention"]
+__all__ += ["FourierMixing"]
+# recurrences
+__all__ += ["MLSTM", "RGLRU", "SLSTM", "RWKV6TimeMix", "RWKV7TimeMix", "RWKVChannelMix", "RWKVTimeMix"]
+__all__ += ["GatedDeltaNet", "LightningAttention", "Mamba", "Mamba2", "ShortConv", "State", "scan"]
+# feed-forwards
+__all__ += ["MLP", "XIELU", "GatedMLP", "MoE", "Router", "SplitFeedForward", "silu"]
+# blocks
+__all__ += ["AdaptedBlock", "AltUpLayer", "Block", "ConvolvedBlock", "GatherStreams", "Initialized", "LayerWithInput"]
+__all__ += ["MemoryBlock", "MixtureOfDepths", "NormedResidual", "ParallelHybrid", "Repeat", "ShortcutBlock"]
+__all__ += ["SpreadStreams"]
+# linear maps, embeddings, norms, positions
+__all__ += ["ALiBi", "GroupNorm", "LayerNorm", "LearnedPositions", "embedding", "linear", "positions"]
+__all__ += ["PerLayerEmbedding", "PerLayerInput", "PositionalConvolution", "RMSNorm", "RelativeTable", "RoPE"]
+__all__ += ["Sinusoidal", "SinusoidalDistances", "T5Bias", "Temperature", "TransientGlobals"]
+# models
+__all__ += ["AudioEncoder", "Convolution", "Decoder", "Encoder", "EncoderDecoder", "ImageEncoder", "MaskScaling"]
+__all__ += ["SoundStem"]
+# outputs
+__all__ += ["Dense", "HeadTransform", "SentencePooling", "TaskHead", "Unchanged", "UnitLength"]
+__all__ += ["WeightedLayerPooling", "WordWeights"]
+# building graphs
+__all__ += ["building", "contribute", "fill", "initializing", "keep", "kept", "module", "named", "normal", "param"]
+__all__ += ["provided", "providing", "scope", "trace", "uniform"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from weft.ir.schema.visible_blocks import VisibleBlocks
 from weft.ir.schema.visible_keys import PATTERNS
 
 from .build import Layer, Renamed, fill, format_module, keep, kept, module, named, param, provided, select_attrs
-from .checks import need, need_choice, need_finite, need_int, need_max, need_modules, need_positive, need_type
+from .checks import need, need_choice, need_finite, need_int, need_modules, need_positive, need_type
 from .layers import LayerNorm, Norm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
@@ -42,7 +42,6 @@ class BlockSparse:
     def __post_init__(self) -> None:
         need_int(self, "block", "first_weight")
         need_int(self, "sides", "first", "last", "dense", least=0)
-        need_max(self, "sides", "first", "last")  # a block gathers the keys of all of them
         problem = VisibleBlocks.from_attrs(vars(self)).find_problem()
         need(self, problem is None, problem or "")
 
@@ -73,7 +72,6 @@ class LightningIndex:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "head_dim", "top_k")
-        need_max(self, "heads")
         need_type(self, "rope", RoPE)
         need_modules(self, "norm")
         if self.rope is not None:
@@ -216,7 +214,6 @@ class Attention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "kv_heads", "head_dim", "window", "out_dim", "v_head_dim")
-        need_max(self, "heads", "kv_heads")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")

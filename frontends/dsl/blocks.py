@@ -25,7 +25,7 @@ from .build import (
     providing,
     scope,
 )
-from .checks import need, need_choice, need_finite, need_int, need_max, need_modules
+from .checks import need, need_choice, need_finite, need_int, need_modules
 from .layers import Norm, RMSNorm, linear, positions
 
 ARRANGEMENTS = ("pre", "pre_ffn", "post", "sandwich", "post_sublayer", "parallel", "parallel_norms")
@@ -111,10 +111,8 @@ class Repeat:
     def __post_init__(self) -> None:
         need_modules(self, "block")
         need_int(self, "times")
-        need_max(self, "times")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         for _ in range(self.times):
             x = self.block(x)
         return x
@@ -156,7 +154,6 @@ class AdaptedBlock:
         need_modules(self, "block", "adapter", "norm")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         x, norm = self.block(x), named(self.norm, "adapter_norm")
         x = norm(x) if self.normed_residual else x
         y = ops.add(x, self.adapter(x), name="adapted")
@@ -182,7 +179,6 @@ class ShortcutBlock:
         need_modules(self, "attn", "ffn", "moe", "norm")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         moe_output: Value | None = None
         for half in ("first", "second"):
             with scope(half):
@@ -223,7 +219,6 @@ class MixtureOfDepths:
         need(self, self.capacity is not None or not self.aux_loss, "aux_loss needs a capacity")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         if provided("key_mask") is not None:
             raise WeftError("mixture of depths belongs in a Decoder and cannot be nested: a mask of keys is provided")
         r = ops.squeeze(linear(x, 1, "router"), axes=(2,), name="scores")

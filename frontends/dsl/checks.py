@@ -17,25 +17,26 @@ def need(module: object, condition: bool, message: str) -> None:
         raise WeftError(f"{type(module).__name__}: {message}")
 
 
+MAX_PARTS = 1 << 12  # the graph has nodes for every layer, head or state; published models have hundreds
+COUNTS = (  # names of fields that count such parts; a block of `BlockSparse` gathers the keys of sides, first and last
+    *("layers", "times", "heads", "kv_heads", "experts", "zero_experts", "state", "norm_groups", "streams"),
+    *("sides", "first", "last"),
+)
+
+
 def need_int(module: object, *names: str, least: int = 1) -> None:
-    """Raise WeftError unless each field of `names` in `module` is None or an integer from `least` to 2^63 − 1."""
+    """Raise WeftError unless each field of `names` in `module` is None or an integer from `least` to 2^63 − 1.
+    A field in `COUNTS` is at most `MAX_PARTS`."""
 
     def fits(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
     _need_each(module, names, fits, f"a whole number of at least {least}")
     _need_each(module, names, lambda value: value < 1 << 63, "a number below 2^63")
-
-
-MAX_PARTS = 1 << 12  # the graph has nodes for every layer, head or state; published models have hundreds
-
-
-def need_max(module: object, *names: str) -> None:
-    """Raise WeftError unless each field of `names` in `module`, a count of parts, is None or at most `MAX_PARTS`."""
-    for name in names:
+    for name in filter(COUNTS.__contains__, names):
         value = getattr(module, name)
-        fits = value is None or value <= MAX_PARTS
-        need(module, fits, f"{name}={quote_value(value)} exceeds the maximum of {MAX_PARTS}")
+        small = value is None or value <= MAX_PARTS
+        need(module, small, f"{name}={quote_value(value)} exceeds the maximum of {MAX_PARTS}")
 
 
 def need_positive(module: object, *names: str) -> None:

@@ -7,7 +7,7 @@ from weft.ir.graph import Value
 from weft.ir.ops.activation import activate
 
 from .build import module, named, param
-from .checks import need_activation, need_divisor, need_int, need_max, need_modules
+from .checks import need_activation, need_divisor, need_int, need_modules
 from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
 from .state_space import init_random_decays, init_step_bias, negate_exp
@@ -45,7 +45,6 @@ class GatedDeltaNet:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "head_dim", "v_head_dim", "groups", "rank")
-        need_max(self, "heads", "groups")
         need_int(self, "conv", least=2)
         need_activation(self, self.gate)
         need_modules(self, "norm")
@@ -58,7 +57,6 @@ class GatedDeltaNet:
         return (self.groups or self.heads) * self.head_dim, self.heads * (self.v_head_dim or self.head_dim)
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         keys, values = self.widths
         mixed = causal_conv(linear(x, 2 * keys + values, "qkv"), self.conv, False, "silu")
         q, k, v = ops.split.emit(mixed, sizes=(keys, keys, values), name=("q", "k", "v"))

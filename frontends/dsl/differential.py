@@ -8,7 +8,7 @@ from weft.ir import ops
 from weft.ir.graph import Value
 
 from .build import fill, module, named, normal, param, provided
-from .checks import need, need_int, need_max, need_modules, need_positive, need_type
+from .checks import need, need_int, need_modules, need_positive, need_type
 from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE
 
@@ -35,7 +35,6 @@ class DifferentialAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "kv_heads", "head_dim")
-        need_max(self, "heads", "kv_heads")
         need_positive(self, "eps")
         need_type(self, "rope", RoPE)
         need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even, for pairs of heads")
@@ -53,7 +52,6 @@ class DifferentialAttention:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         d, kv, half = self.head_dim or divide_width(x, self.heads, "heads"), self.groups, self.groups // 2
         batch, seq, _ = x.shape
         q = linear(x, self.heads * d, "q", self.bias)
@@ -104,7 +102,6 @@ class ScoredKeysAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "kv_heads", "head_dim", "window")
-        need_max(self, "heads", "kv_heads")
         need_type(self, "rope", RoPE)
         need_modules(self, "norm")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
@@ -115,7 +112,6 @@ class ScoredKeysAttention:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         d, kv = self.head_dim or divide_width(x, self.heads, "heads"), self.groups
         scale = d**-0.5
         v = linear(x, kv * d, "v", self.bias)
@@ -162,12 +158,10 @@ class MixtureOfAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "experts", "k", "kv_heads", "head_dim")
-        need_max(self, "experts", "kv_heads")
         need_type(self, "rope", RoPE)
         need(self, self.k <= self.experts, f"k={self.k} exceeds experts={self.experts}")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         kv, d, (batch, seq, _) = self.kv_heads, self.head_dim, x.shape
         heads = kv * self.experts
         q = linear(x, heads * d, "q")

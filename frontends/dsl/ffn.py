@@ -14,17 +14,7 @@ from weft.ir.ops.experts import moe
 from weft.ir.ops.routing import emit_hierarchical_routing, emit_noisy_logits, emit_sparse_mixer
 
 from .build import Layer, contribute, fill, format_module, get_builder, module, param, select_attrs
-from .checks import (
-    need,
-    need_activation,
-    need_choice,
-    need_finite,
-    need_int,
-    need_max,
-    need_modules,
-    need_positive,
-    need_type,
-)
+from .checks import need, need_activation, need_choice, need_finite, need_int, need_modules, need_positive, need_type
 from .layers import Norm, linear
 
 CHOICES = ("token", "expert", "hierarchical", "sparsemixer")
@@ -176,7 +166,6 @@ class Router:
     def __post_init__(self) -> None:
         need_int(self, "groups", "top_groups")
         need_int(self, "zero_experts", least=0)
-        need_max(self, "zero_experts")
         need_positive(self, "scale", "capacity")
         need_choice(self, "choice", CHOICES)
         need_choice(self, "scoring", ("softmax", "sigmoid"))
@@ -234,7 +223,6 @@ class MoE:
 
     def __post_init__(self) -> None:
         need_int(self, "experts", "hidden", "k", "latent")
-        need_max(self, "experts")
         need_activation(self, self.activation)
         need_positive(self, "limit")
         need_type(self, "router", Router)

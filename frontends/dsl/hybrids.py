@@ -9,7 +9,7 @@ from weft.ir.ops.activation import activate
 from weft.ir.recipes import Literal
 
 from .build import Layer, fill, module, named, param, provided, uniform
-from .checks import need, need_activation, need_int, need_max, need_modules, need_positive
+from .checks import need, need_activation, need_int, need_modules, need_positive
 from .layers import Norm, RMSNorm, divide_width, linear
 
 
@@ -28,7 +28,6 @@ class ShortConv:
         need_int(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         dim = x.width
         parts = ops.split.emit(linear(x, 3 * dim, "in", self.bias), sizes=(dim, dim, dim), name=("b", "c", "u"))
         before, after, u = parts
@@ -47,7 +46,6 @@ class ParallelHybrid:
         need_modules(self, "attention", "ssm")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         ssm, attention = self.ssm(x), self.attention(x)
         if ssm.type != attention.type:
             raise WeftError(f"ssm returns {ssm.type}, attention {attention.type}; both must have the type of x")
@@ -73,7 +71,6 @@ class MemoryBlock:
         need(self, (self.attn is None) == (self.ffn is None), "attn and ffn go together")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         mixer_input = x
         if self.attn is not None and self.ffn is not None:
             embedded = provided("embedded")
@@ -103,13 +100,11 @@ class LightningAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "head_dim")
-        need_max(self, "heads")
         need_positive(self, "decay")
         need_activation(self, self.activation)
         need_modules(self, "norm")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         heads = self.heads
         width = heads * (self.head_dim or divide_width(x, heads, "heads"))
         q, k, v = (activate(linear(x, width, name), self.activation) for name in "qkv")
@@ -141,7 +136,6 @@ class NormedResidual:
             need(self, fits, f"{name}={scales!r} must be two numbers")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         for name, f, scales in (("attn", self.attn, self.attn_scales), ("ffn", self.ffn, self.ffn_scales)):
             normed = named(self.norm, f"{name}_norm")(x)
             y = f(normed)

@@ -11,7 +11,7 @@ from weft.ir.recipes import Literal, Map, Recipe, Uniform
 from weft.ir.recipes.frequencies import Interpolate
 
 from .build import constant_param, fill, keep, kept, module, named, param, uniform
-from .checks import need, need_activation, need_int, need_max, need_modules, need_positive
+from .checks import need, need_activation, need_int, need_modules, need_positive
 from .hybrids import causal_conv
 from .layers import LayerNorm, divide_width, linear, positions
 from .recurrence import State, scan
@@ -48,14 +48,12 @@ class RGLRU:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "width")
-        need_max(self, "heads")
         need_int(self, "conv", least=2)
         need_activation(self, self.activation)
         fits = self.width is None or self.width % self.heads == 0
         need(self, fits, f"heads={self.heads} does not divide width={self.width}")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         width = self.width or x.width
         u = causal_conv(linear(x, width, "in", self.bias), self.conv, True)
         rate = ops.softplus(param("rate", (width,), _init_rates), name="rates")
@@ -96,7 +94,6 @@ class RWKVTimeMix:
         need_int(self, "width")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         width, before = self.width or x.width, _delay_tokens(x)
         k, v, r = (linear(_mix_tokens(x, before, name), width, name) for name in ("k", "v", "r"))
         fade = ops.neg(ops.exp(param("decay", (width,), uniform(1.0))), name="fade")
@@ -131,7 +128,6 @@ class RWKVChannelMix:
         need_int(self, "hidden")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         before = _delay_tokens(x)
         k, r = linear(_mix_tokens(x, before, "k"), self.hidden, "k"), linear(_mix_tokens(x, before, "r"), x.width, "r")
         return ops.mul(ops.sigmoid(r), linear(ops.relu2(k), x.width, "v"), name="received")
@@ -158,7 +154,6 @@ class MLSTM:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "qk_dim", "v_dim")
-        need_max(self, "heads")
         need_positive(self, "cap", "eps")
         need_modules(self, "norm")
         for name in ("qk_dim", "v_dim"):
@@ -166,7 +161,6 @@ class MLSTM:
             need(self, width is None or width % self.heads == 0, f"heads={self.heads} does not divide {name}={width}")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         heads, values = self.heads, self.v_dim or x.width
         keys = self.qk_dim or x.width // 2
         grid = (*x.shape[:2], heads)
@@ -221,11 +215,9 @@ class RWKV6TimeMix:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "mix_rank", "decay_rank")
-        need_max(self, "heads")
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         divide_width(x, self.heads, "heads")
         change = ops.sub(_delay_tokens(x), x, name="change")
         r, k, v, g = (linear(self._mix_previous(x, change, name), x.width, name) for name in "rkvg")
@@ -282,11 +274,9 @@ class RWKV7TimeMix:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "decay_rank", "rate_rank", "gate_rank", "value_rank")
-        need_max(self, "heads")
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         width, heads, change = x.width, self.heads, ops.sub(_delay_tokens(x), x, name="change")
         size = divide_width(x, heads, "heads")
         mixed = {
@@ -347,11 +337,9 @@ class SLSTM:
     def __post_init__(self) -> None:
         need_int(self, "heads")
         need_int(self, "conv", least=2)
-        need_max(self, "heads")
         need_positive(self, "eps")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         width, block = x.width, divide_width(x, self.heads, "heads")
         smooth = x if self.conv is None else ops.swish(causal_conv(x, self.conv, True))
         gate_inputs = [linear(smooth if name in "if" else x, width, name, bias=True) for name in "zifo"]

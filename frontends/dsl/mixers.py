@@ -10,7 +10,7 @@ from weft.ir.ops.positions import gather_per_query
 
 from .attention import LightningIndex
 from .build import fill, keep, kept, module, named, param, provided, uniform
-from .checks import need, need_finite, need_int, need_max, need_modules, need_type
+from .checks import need, need_finite, need_int, need_modules, need_type
 from .layers import Norm, RMSNorm, divide_width, is_causal, linear
 from .rotary import RoPE, Temperature
 
@@ -53,7 +53,6 @@ class MLA:
         need_type(self, "index", LightningIndex)
         need(self, self.index is None or not self.share_index, "index and share_index exclude each other")
         need(self, self.index is not None or not self.keep_index, "keep_index needs an index")
-        need_max(self, "heads")
         need_finite(self, "scale")
         need_type(self, "rope", RoPE)
         need_type(self, "temperature", Temperature)
@@ -62,7 +61,6 @@ class MLA:
             self.rope.recipe(self.rope_dim)
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         if not is_causal():
             raise WeftError("latent attention is causal: it belongs in a Decoder")
         source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
@@ -119,10 +117,8 @@ class RelativeAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "clip")
-        need_max(self, "heads")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         table = 2 * self.clip + 1, divide_width(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
         keys, values = param("keys", table), param("values", table) if self.values else None
@@ -147,13 +143,11 @@ class LinearAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads")
-        need_max(self, "heads")
         need_type(self, "rope", RoPE)
         if self.rope is not None:
             need(self, self.rope.amplitude == 1, f"rope has amplitude={self.rope.amplitude}, which must be 1")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         d = divide_width(x, self.heads, "heads")
         q, k, v = (linear(x, x.width, name, self.bias) for name in "qkv")
         rotary = (None, None) if self.rope is None else self.rope.angles(x, d)
@@ -174,7 +168,6 @@ class FourierMixing:
     """
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
             raise WeftError("the Fourier transform mixes all tokens: it belongs in an Encoder")
         return ops.fourier(x, name="fourier")
@@ -199,10 +192,8 @@ class DisentangledAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads")
-        need_max(self, "heads")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
             raise WeftError("disentangled attention is not causal: it belongs in an Encoder")
         d = divide_width(x, self.heads, "heads")
@@ -252,10 +243,8 @@ class TransformerXLAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads")
-        need_max(self, "heads")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
         if is_causal() or table is None or index is None:
             raise WeftError("this attention belongs in an Encoder with relative=SinusoidalDistances(...)")
@@ -305,12 +294,10 @@ class TransientGlobalAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "head_dim")
-        need_max(self, "heads")
         need_finite(self, "scale")
         need_modules(self, "norm")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
         members, queries, keys, mask, bias = map(provided, facts)
         if members is None or queries is None or keys is None or mask is None or bias is None:
@@ -348,11 +335,9 @@ class SpanConvAttention:
 
     def __post_init__(self) -> None:
         need_int(self, "heads", "conv", least=1)
-        need_max(self, "heads")
         need(self, self.conv % 2 == 1 and self.conv > 1, f"conv={self.conv} must be odd and above 1")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         if is_causal():
             raise WeftError("the convolution reads later tokens: it belongs in an Encoder")
         heads, d = self.heads, divide_width(x, 2 * self.heads, "2 · heads")

@@ -14,7 +14,7 @@ from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, get_builder, keep, module, named, param, provided, providing, trace_as
-from .checks import need, need_finite, need_int, need_max, need_modules, need_positive, need_type
+from .checks import need, need_finite, need_int, need_modules, need_positive, need_type
 from .heads import HeadTransform, TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, RMSNorm, Sinusoidal, embedding, linear
 from .outputs import SentencePooling
@@ -28,18 +28,7 @@ IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
 def _check_settings(model: Decoder | Encoder) -> None:
     """Raise WeftError if settings of `model` contradict each other."""
     need_int(model, "vocab", "dim", "context")
-    if isinstance(model.layers, int):
-        need_int(model, "layers")
-        need_max(model, "layers")
-        need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
-    else:
-        fits = isinstance(model.layers, Sequence) and not isinstance(model.layers, str)
-        need(model, fits, f"layers={model.layers!r} must be a whole number or a list of modules")
-        need(model, model.block is None, "give either a list of layers, or their number and a block")
-        need(model, len(model.layers) > 0, "layers is empty")
-    for i, layer in enumerate(list_layers(model)):
-        fits = callable(layer) and not isinstance(layer, type)
-        need(model, fits, f"layer {i} is not a module but {layer!r}")
+    check_layers(model)
     need_finite(model, "embed_scale")
     need_modules(model, "embed_norm")
     need_type(model, "positions", LearnedPositions, Sinusoidal)
@@ -49,6 +38,21 @@ def _check_settings(model: Decoder | Encoder) -> None:
     need_type(model, "position_bias", T5Bias, otherwise="any other bias belongs in Attention(bias=...)")
     bias = model.position_bias
     need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, needs heads=...")
+
+
+def check_layers(model: Any) -> None:
+    """Raise WeftError unless the fields layers and block of `model` are a number and a module, or modules and None."""
+    if isinstance(model.layers, int):
+        need_int(model, "layers")
+        need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
+    else:
+        fits = isinstance(model.layers, Sequence) and not isinstance(model.layers, str)
+        need(model, fits, f"layers={model.layers!r} must be a whole number or a list of modules")
+        need(model, model.block is None, "give either a list of layers, or their number and a block")
+        need(model, len(model.layers) > 0, "layers is empty")
+    for i, layer in enumerate(list_layers(model)):
+        fits = callable(layer) and not isinstance(layer, type)
+        need(model, fits, f"layer {i} is not a module but {layer!r}")
 
 
 def list_layers(model: Any) -> list[Any]:

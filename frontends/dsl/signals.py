@@ -14,10 +14,10 @@ from weft.ir.ops.elementwise import mask_fill
 from weft.ir.types import TensorType, dtypes, sizes
 
 from .build import Layer, fill, get_leaf_name, module, named, param, provided, providing, scope, trace_as
-from .checks import need, need_activation, need_choice, need_int, need_max, need_modules, need_positive, need_type
+from .checks import need, need_activation, need_choice, need_int, need_modules, need_positive, need_type
 from .heads import TaskHead
 from .layers import LayerNorm, LearnedPositions, Norm, linear
-from .models import list_layers, provide_positions
+from .models import check_layers, list_layers, provide_positions
 
 POOLERS = ("none", "dense", "first", "attention")
 FRAMES_SEEN = ("all", "start", "whole")
@@ -61,9 +61,7 @@ class ImageEncoder(Displayable):
         need_int(self, "image", "patch", "dim", "channels")
         need_int(self, "prefix_tokens", "registers", "projection", least=0)
         need(self, self.image % self.patch == 0, f"patch={self.patch} does not divide image={self.image}")
-        if isinstance(self.layers, int):
-            need_max(self, "layers")
-            need(self, self.block is not None, f"layers={self.layers} needs a block to repeat")
+        check_layers(self)
         need_modules(self, "embed_norm", "final_norm", "pool_norm", "pooler_block")
         need_choice(self, "pooler", POOLERS)
         needs = {"attention": self.pooler_block is not None, "none": self.projection is None}
@@ -262,7 +260,6 @@ class ConvolvedBlock:
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         need(self, x.width % self.groups == 0, f"groups={self.groups} does not divide the width {x.width}")
         y, margin = named(self.block, "")(x), (self.kernel - 1) // 2
         convolved = conv1d(_mask_padding(x), x.width, self.kernel, "conv", padding=(margin, margin), groups=self.groups)
@@ -357,9 +354,7 @@ class AudioEncoder(Displayable):
     def __post_init__(self) -> None:
         need_int(self, "dim", "context")
         need_type(self, "stem", SoundStem)
-        if isinstance(self.layers, int):
-            need_max(self, "layers")
-            need(self, self.block is not None, f"layers={self.layers} needs a block to repeat")
+        check_layers(self)
         need_modules(self, "embed_norm", "final_norm")
         last = self.stem.convolutions[-1].channels
         fits = self.stem.projects or last == self.dim

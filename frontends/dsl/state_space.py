@@ -9,7 +9,7 @@ from weft.ir.graph import Value
 from weft.ir.recipes import Concat, Full, Map, Recipe, Uniform
 
 from .build import fill, module, named, param, scope, uniform
-from .checks import need_divisor, need_int, need_max, need_modules, need_positive
+from .checks import need_divisor, need_int, need_modules, need_positive
 from .hybrids import causal_conv
 from .layers import Norm, RMSNorm, linear
 
@@ -60,12 +60,10 @@ class Mamba:
 
     def __post_init__(self) -> None:
         need_int(self, "inner", "state", "dt_rank", "heads")
-        need_max(self, "state", "heads")
         need_divisor(self, "heads", "inner")
         need_int(self, "conv", least=2)
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         dim, inner = x.width, self.inner
         rank = -(-dim // 16) if self.dt_rank is None else self.dt_rank
         u_and_gate = linear(x, 2 * inner, "in", self.bias)
@@ -125,7 +123,6 @@ class Mamba2:
 
     def __post_init__(self) -> None:
         need_int(self, "inner", "heads", "state", "groups", "norm_groups")
-        need_max(self, "heads", "state", "groups", "norm_groups")
         need_int(self, "conv", least=2)
         need_divisor(self, "heads", "inner")
         need_divisor(self, "groups", "heads")
@@ -134,7 +131,6 @@ class Mamba2:
         need_positive(self, "least_step")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         inner, wide = self.inner, self.groups * self.state
         mixed = inner + 2 * wide
         projected = linear(x, inner + mixed + self.heads, "in", self.bias)

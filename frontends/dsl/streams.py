@@ -11,7 +11,7 @@ from weft.ir.ops.activation import activate
 from .attention import Attention
 from .blocks import Block
 from .build import Layer, fill, module, named, param, provided
-from .checks import need, need_activation, need_int, need_max, need_modules, need_type
+from .checks import need, need_activation, need_int, need_modules, need_type
 from .ffn import GatedMLP, MoE
 from .layers import Norm, RMSNorm, embedding, linear
 
@@ -62,7 +62,6 @@ class PerLayerInput:
         need_modules(self, "norm")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         layer_embedding = provided("per_layer")
         need(self, layer_embedding is not None, "the model needs per_layer=PerLayerEmbedding(...)")
         assert layer_embedding is not None
@@ -86,7 +85,6 @@ class SplitFeedForward:
         need_modules(self, "dense", "moe", "norm")
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
 
         def apply_norm(name: str, y: Value) -> Value:
             return named(self.norm, name)(y)
@@ -116,7 +114,6 @@ class LayerWithInput:
         return self.block.norm
 
     def __call__(self, x: Value) -> Value:
-        """Map x [batch, seq, dim] to a value of the same shape."""
         x = self.block(x)
         x = x if self.ffn is None else self.ffn(x)
         if self.per_layer is not None:
@@ -153,7 +150,6 @@ class SpreadStreams:
 
     def __post_init__(self) -> None:
         need_int(self, "streams", least=2)
-        need_max(self, "streams")
 
     def __call__(self, x: Value) -> Value:
         size, computed = _compute_rms(x), [x]

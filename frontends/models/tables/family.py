@@ -121,6 +121,16 @@ def set_all(value: Any, *names: str) -> dict[str, Any]:
 
 
 @rule
+def read_nested(config: Config, outer: str, name: str, default: Any = None) -> Any:
+    """Return the entry `name` of the mapping `outer` in `config`, or `default` if it is missing or null."""
+    inner = config.get(outer) or {}
+    if not isinstance(inner, Mapping):
+        raise WeftError(f"{outer}={inner!r} is not a mapping")
+    value = inner.get(name)
+    return default if value is None else value
+
+
+@rule
 def mask_layers(config: Config, make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> tuple[Any, ...]:
     """Return the rule for a setting per layer: `make(config)` where `chosen(config)` yields True, None elsewhere."""
     selected = list(chosen(config))

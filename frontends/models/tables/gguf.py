@@ -30,7 +30,7 @@ from .family import (
 )
 from .rope_config import FREQUENCIES, LONG, SHORT, read_gguf_rope
 from .settings import Settings
-from .templates import slice_expert_half, split_gate_up, split_qkv
+from .templates import reshape_tensor, slice_expert_half, split_gate_up, split_qkv
 
 SPARSE, RECURRENT = "layers with experts", "layers with a recurrent state"
 NORMED = "layers with a norm after their state"
@@ -200,11 +200,6 @@ SEPARATE_OR_PACKED = {
 def mask_unlisted(make: Rule, list_key: str) -> Rule:
     """Return the rule for a setting per layer: `make(config)` in layers whose index config[list_key] has, else None."""
     return mask_layers(make, lambda c: (i in c[list_key] for i in range(key("block_count")(c))))
-
-
-def reshape_tensor(name: str, *dims: int) -> Template:
-    """Return a template for the tensor `name` (with its last part) reshaped to `dims`; the last one may be -1."""
-    return lambda fetch, part, settings: Reshape(fetch(name), dims)
 
 
 def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:

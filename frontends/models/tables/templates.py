@@ -89,8 +89,13 @@ def pick_by_arrangement(**names: str) -> Template:
 
 
 def flatten_heads(name: str) -> Template:
-    """Return a template for the tensor `name` [heads, d] flattened to a vector [heads · d]."""
+    """Return a template for the layer `name`, whose weight [heads, d] is flattened to a vector [heads · d]."""
     return lambda fetch, part, settings: Reshape(fetch(f"{name}.{part}"), (-1,))
+
+
+def reshape_tensor(name: str, *dims: int) -> Template:
+    """Return a template for the tensor `name`, its full name, reshaped to `dims`; one of them may be -1."""
+    return lambda fetch, part, settings: Reshape(fetch(name), dims)
 
 
 @template

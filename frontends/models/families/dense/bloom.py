@@ -6,7 +6,7 @@ from typing import Any
 
 from ....dsl import ALiBi
 from ...tables import gguf
-from ...tables.family import BIASES, Config, Family, key, set_all
+from ...tables.family import BIASES, Config, Family, key, read_nested, set_all
 from ...tables.rope_config import read_context, read_rope
 from ...tables.templates import pick_by_arrangement, split_qkv
 from ...task_heads import GPT_HEADS
@@ -113,11 +113,6 @@ _MPT_ATTENTION: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read_attention_entry(name: str) -> Any:
-    """Return the rule for the entry `name` of attn_config in MPT's config; None if it is missing."""
-    return lambda config: (config.get("attn_config") or {}).get(name)
-
-
 MPT = BLOOM.derive(
     "mpt",
     names={
@@ -145,8 +140,8 @@ MPT = BLOOM.derive(
     embed_norm=False,
     activation="gelu",
     **set_all(False, *BIASES),
-    clip=_read_attention_entry("clip_qkv"),
-    scale=_read_attention_entry("softmax_scale"),
+    clip=read_nested("attn_config", "clip_qkv"),
+    scale=read_nested("attn_config", "softmax_scale"),
     gguf=BLOOM_GGUF.derive(
         "mpt",
         activation="gelu",

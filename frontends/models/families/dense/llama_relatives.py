@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Full, Recipe, Reshape
+from weft.ir.recipes import Full
 
 from ....dsl import RMSNorm, RoPE, ScoredKeysAttention, Temperature
 from ...tables import gguf
-from ...tables.family import BIASES, Config, Fetch, Loader, Rule, key, read_required, rule, set_all
+from ...tables.family import BIASES, Config, Loader, Rule, Template, key, read_required, rule, set_all
 from ...tables.rope_config import build_ropes, find_rope, read_gguf_rope, read_rope, rope_with
-from ...tables.settings import Settings
-from ...tables.templates import add_one, split_gate_up, swap_halves
+from ...tables.templates import add_one, reshape_tensor, split_gate_up, swap_halves
 from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGUF, alternate_windows, pick_windows
 
 
@@ -34,11 +32,6 @@ ARCEE = LLAMA.derive(
 )
 
 
-def _reshape_scalar(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
-    """Return a template for the scalar `name`, stored with any rank, as [1]."""
-    return lambda fetch, part, settings: Reshape(fetch(name), (1,))
-
-
 def _build_llama3_defaults(theta: float, factor: float) -> dict[str, Any]:
     """Return default rope_parameters: those of Llama 3.1 with another `theta` and `factor`."""
     numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -51,7 +44,7 @@ def _repeat_per_layer(config: Config, name: str) -> list[float]:
     return values if isinstance(values, list) else [values] * config["block_count"]
 
 
-def _fill_from_metadata(name: str) -> Callable[[Fetch, str, Settings], Recipe]:
+def _fill_from_metadata(name: str) -> Template:
     """Return a template for a parameter [1] with the layer's value of the key `name` in a GGUF file's metadata."""
     return lambda fetch, part, settings: Full(settings.multipliers[name][int(fetch.layer)], (1,))
 
@@ -62,7 +55,7 @@ APERTUS = LLAMA.derive(
     names={
         "layers.{i}.attn_norm": "layers.{i}.attention_layernorm",
         "layers.{i}.ffn_norm": "layers.{i}.feedforward_layernorm",
-        **{f"layers.{{i}}.ffn.activation.{n}": _reshape_scalar(f"layers.{{i}}.mlp.act_fn.{n}") for n in _XIELU},
+        **{f"layers.{{i}}.ffn.activation.{n}": reshape_tensor(f"layers.{{i}}.mlp.act_fn.{n}", 1) for n in _XIELU},
     },
     defaults={"rms_norm_eps": 1e-5, "hidden_act": "xielu"},
     gated=False,

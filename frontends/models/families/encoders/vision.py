@@ -9,6 +9,7 @@ from weft.ir.recipes import Concat, Recipe, Reshape, Scale, Slice
 from ....dsl import Dense, SentencePooling
 from ...tables.family import Config, Family, Fetch, Names, Template, key, template
 from ...tables.settings import Settings
+from ...tables.templates import reshape_tensor
 from ...task_heads import Head
 from .bert import BERT
 
@@ -189,7 +190,7 @@ CLIP_VISION = VIT.derive(
     names={
         **_CLIP,
         "patches": "embeddings.patch_embedding",
-        "prefix": lambda fetch, part, settings: Reshape(fetch("embeddings.class_embedding"), (1, -1)),
+        "prefix": reshape_tensor("embeddings.class_embedding", 1, -1),
         "positions": "embeddings.position_embedding",
         "positions.weight": None,
         "embed_norm": "pre_layrnorm",

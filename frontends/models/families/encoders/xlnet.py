@@ -10,8 +10,9 @@ from dataclasses import replace
 from weft.ir.recipes import Permute, Recipe, Reshape
 
 from ....dsl import SinusoidalDistances, TransformerXLAttention
-from ...tables.family import Fetch, Template, key, template
+from ...tables.family import Fetch, key, template
 from ...tables.settings import Settings
+from ...tables.templates import reshape_tensor
 from ...task_heads import SPANS, Head
 from .bert import BERT
 
@@ -26,10 +27,6 @@ def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpo
     return Permute(matrix, (1, 0)) if transpose else matrix
 
 
-def _reshape_bias(name: str, shape: tuple[int, ...] = (-1,)) -> Template:
-    return lambda fetch, part, settings: Reshape(fetch(f"{_ATTENTION}.{name}"), shape)
-
-
 _SUMMARY = Head(
     *("text-classification", "logits_proj", "last", "sequence_summary.summary"),
     activation=key("summary_activation", default="tanh"),
@@ -42,10 +39,10 @@ XLNET = BERT.derive(
         "embed": "word_embedding",
         **{f"layers.{{i}}.attn.{which}": _merge_heads(which) for which in "qkvr"},
         "layers.{i}.attn.o": _merge_heads("o", transpose=False),
-        "layers.{i}.attn.content_bias": _reshape_bias("r_w_bias"),
-        "layers.{i}.attn.distance_bias": _reshape_bias("r_r_bias"),
-        "layers.{i}.attn.segment_bias": _reshape_bias("r_s_bias"),
-        "layers.{i}.attn.segments": _reshape_bias("seg_embed", (2, -1)),
+        "layers.{i}.attn.content_bias": reshape_tensor(f"{_ATTENTION}.r_w_bias", -1),
+        "layers.{i}.attn.distance_bias": reshape_tensor(f"{_ATTENTION}.r_r_bias", -1),
+        "layers.{i}.attn.segment_bias": reshape_tensor(f"{_ATTENTION}.r_s_bias", -1),
+        "layers.{i}.attn.segments": reshape_tensor(f"{_ATTENTION}.seg_embed", 2, -1),
         "layers.{i}.attn_norm": f"{_ATTENTION}.layer_norm",
         "layers.{i}.ffn.up": f"{_LAYER}.ff.layer_1",
         "layers.{i}.ffn.down": f"{_LAYER}.ff.layer_2",

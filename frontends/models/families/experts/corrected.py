@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from weft.ir.errors import WeftError
-from weft.ir.recipes import Recipe, Reshape, Slice
+from weft.ir.recipes import Recipe, Slice
 
 from ....dsl import MLA, GatedMLP, MoE, RMSNorm, RoPE, Router
 from ...tables import gguf
-from ...tables.family import BIASES, Config, Fetch, Template, key, mask_layers, read_required, set_all, template
+from ...tables.family import BIASES, Config, Fetch, key, mask_layers, read_required, set_all, template
 from ...tables.rope_config import build_ropes, read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import find_experts, name_gated_mlp
+from ...tables.templates import find_experts, name_gated_mlp, reshape_tensor
 from ..dense.llama import LLAMA, OLMO2, alternate_windows, pick_windows
 from ..dense.llama_relatives import (
     ERNIE4_5,
@@ -197,11 +197,6 @@ MINIMAX_M2 = MIXTRAL.derive(
 )
 
 
-def flatten(name: str) -> Template:
-    """Return a template for the vector `name`, stored as a matrix with one row."""
-    return lambda fetch, part, settings: Reshape(fetch(name), (-1,))
-
-
 def _build_ernie_moe(config: Config) -> MoE:
     if config.get("moe_norm_min", 1e-12) > 1e-6:  # larger than the sum of the chosen experts' weights may be
         raise WeftError(f"moe_norm_min={config['moe_norm_min']} is not supported")
@@ -224,14 +219,17 @@ def _find_ernie_sparse_layers(config: Config) -> list[bool]:
 
 ERNIE4_5_MOE = ERNIE4_5.derive(
     "ernie4_5_moe",
-    names={**SHARED, "layers.{i}.ffn.router.correction": flatten("layers.{i}.mlp.moe_statics.e_score_correction_bias")},
+    names={
+        **SHARED,
+        "layers.{i}.ffn.router.correction": reshape_tensor("layers.{i}.mlp.moe_statics.e_score_correction_bias", -1),
+    },
     defaults={"num_key_value_heads": 4},
     head_dim=key("head_dim", default=None),
     head_bias=key("use_bias", default=False),
     moe=mask_layers(_build_ernie_moe, _find_ernie_sparse_layers),
     gguf=gguf.SPARSE_BASE.derive(
         "ernie4_5-moe",
-        names={"layers.{i}.ffn.router.correction": gguf.reshape_tensor("blk.{i}.exp_probs_b.bias", -1)},
+        names={"layers.{i}.ffn.router.correction": reshape_tensor("blk.{i}.exp_probs_b.bias", -1)},
         rope=gguf.build_interleaved_rope,
         moe=gguf.route_experts("softmax", renormalize=True, correction=True),
     ),
@@ -307,8 +305,7 @@ GLM4_MOE_LITE = DEEPSEEK_V3.derive(
 
 
 def _build_softmax_router(config: Config) -> Router:
-    router: Router = make_v3_router(scale=1.0, groups=1, top_groups=1)(config)
-    return replace(router, scoring="softmax", correction=False)
+    return replace(make_v3_router(scale=1.0, groups=1, top_groups=1)(config), scoring="softmax", correction=False)
 
 
 def _build_mistral4_mla(config: Config) -> MLA:

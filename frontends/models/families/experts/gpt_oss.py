@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from weft.ir.recipes import Permute, Recipe, Slice
 
@@ -13,7 +12,7 @@ from ...tables.family import Config, Fetch, Template, key, template
 from ...tables.rope_config import read_gguf_rope, read_rope
 from ...tables.settings import Settings
 from ...tables.templates import find_experts
-from ..dense.llama import LLAMA, pick_windows
+from ..dense.llama import LLAMA, alternate_windows
 
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 _EXPERTS = "layers.{i}.mlp.experts"
@@ -35,11 +34,6 @@ def _transpose_experts(name: str) -> Template:
 def _build_rope(config: Config) -> RoPE:
     scaled = config.get("rope_parameters") or config.get("rope_scaling") or _ROPE
     return read_rope({"rope_theta": 150_000.0, **config, "rope_parameters": scaled})
-
-
-def _read_windows(config: Config) -> Any:
-    types = ["full_attention" if i % 2 else "sliding_attention" for i in range(key("num_hidden_layers")(config))]
-    return pick_windows(config, config.get("sliding_window", 128), types)
 
 
 def _build_moe(config: Config) -> MoE:
@@ -70,7 +64,7 @@ GPT_OSS = LLAMA.derive(
     },
     defaults={"head_dim": 64, "rms_norm_eps": 1e-5, "attention_bias": True},
     rope=_build_rope,
-    window=_read_windows,
+    window=alternate_windows(2, window=128),
     sinks=True,
     moe=_build_moe,
     gguf=gguf.SPARSE_BASE.derive(

@@ -100,10 +100,8 @@ def _read_mimo_groups(config: Config) -> tuple[int, ...]:
 def _build_mimo_router(config: Config) -> Router:
     """Return DeepSeek-V3's router; a scale of null in published configs means 1."""
     scale = config.get("routed_scaling_factor")
-    routing: Router = make_v3_router(groups=1, top_groups=1)(
-        {**config, "routed_scaling_factor": 1.0 if scale is None else scale}
-    )
-    return routing
+    stated = {**config, "routed_scaling_factor": 1.0 if scale is None else scale}
+    return make_v3_router(groups=1, top_groups=1)(stated)
 
 
 def _read_gguf_groups(config: Config) -> int | tuple[int, ...]:

@@ -73,8 +73,7 @@ def _find_sparse_layers(config: Config) -> Iterator[bool]:
 
 def _build_shared_moe(config: Config) -> MoE:
     shared = GatedMLP(key("shared_expert_intermediate_size")(config), read_activation(config))
-    moe: MoE = _make_moe_rule("moe_intermediate_size", shared=shared, shared_gate=True)(config)
-    return moe
+    return _make_moe_rule("moe_intermediate_size", shared=shared, shared_gate=True)(config)
 
 
 def _read_qwen2_moe_windows(config: Config) -> Any:

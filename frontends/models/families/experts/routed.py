@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from weft.ir.errors import WeftError
 from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
 
 from ....dsl import GatedMLP, Mask, MixtureOfAttention, MoE, RMSNorm, RoPE, Router, ShortcutBlock, Temperature
 from ...tables import gguf
-from ...tables.family import Config, Fetch, Template, key, mask_layers, read_required, rule, set_all, template
+from ...tables.family import Config, Fetch, Template, key, mask_layers, read_nested, read_required, set_all, template
 from ...tables.rope_config import find_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import find_experts, name_gated_mlp, split_qkv
+from ...tables.templates import find_experts, name_gated_mlp, slice_expert_half, split_qkv
 from ..dense.llama import LLAMA
 from .deepseek import DEEPSEEK_V3, build_mla, find_latent_attention, name_latent_attention
 from .mixtral import MIXTRAL, map_expert_names, read_activation
@@ -134,22 +132,12 @@ LLAMA4 = LLAMA.derive(
 # -- DBRX
 
 
-@rule
-def _read_nested(config: Config, outer: str, name: str, default: Any = None) -> Any:
-    """Return the rule for the entry `name` of the mapping `outer` in a config, or `default` if missing or null."""
-    inner = config.get(outer) or {}
-    if not isinstance(inner, Mapping):
-        raise WeftError(f"{outer}={inner!r} is not a mapping")
-    value = inner.get(name)
-    return default if value is None else value
-
-
 def _build_dbrx_moe(config: Config) -> MoE:
-    act = (_read_nested("ffn_config", "ffn_act_fn", {})(config)).get("name", "silu")
+    act = (read_nested("ffn_config", "ffn_act_fn", {})(config)).get("name", "silu")
     return MoE(
-        _read_nested("ffn_config", "moe_num_experts", 4)(config),
-        _read_nested("ffn_config", "ffn_hidden_size", 3584)(config),
-        _read_nested("ffn_config", "moe_top_k", 1)(config),
+        read_nested("ffn_config", "moe_num_experts", 4)(config),
+        read_nested("ffn_config", "ffn_hidden_size", 3584)(config),
+        read_nested("ffn_config", "moe_top_k", 1)(config),
         ACTIVATIONS[act],
         router=Router(renormalize=config.get("ffn_config", {}).get("moe_normalize_expert_weights", 1.0) is not None),
     )
@@ -183,7 +171,7 @@ DBRX = LLAMA.derive(
     dim=key("d_model"),
     layers=key("n_layers"),
     heads=key("n_heads"),
-    kv_heads=_read_nested("attn_config", "kv_n_heads", 1),
+    kv_heads=read_nested("attn_config", "kv_n_heads", 1),
     head_dim=None,
     ffn=None,
     context=key("max_seq_len", default=None),
@@ -192,7 +180,7 @@ DBRX = LLAMA.derive(
     eps=1e-5,
     qkv_bias=False,
     out_bias=False,
-    clip=_read_nested("attn_config", "clip_qkv"),
+    clip=read_nested("attn_config", "clip_qkv"),
     moe=_build_dbrx_moe,
     gguf=gguf.SPARSE_BASE.derive(
         "dbrx",
@@ -272,12 +260,6 @@ def _slice_kv(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe
     return Slice(fetch("layers.{i}.self_attention.kv_proj.weight"), 0, index * rows, (index + 1) * rows)
 
 
-@template
-def _slice_jet_half(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
-    hidden = find_experts(settings).hidden
-    return Slice(fetch("layers.{i}.mlp.input_linear.weight"), 1, index * hidden, (index + 1) * hidden)
-
-
 _MOA = "layers.{i}.self_attention.experts"
 JETMOE = LLAMA.derive(
     "jetmoe",
@@ -291,8 +273,8 @@ JETMOE = LLAMA.derive(
         "layers.{i}.attn.router": f"{_MOA}.router.layer",
         "layers.{i}.ffn.router": "layers.{i}.mlp.router.layer",
         "layers.{i}.ffn.out_bias": "layers.{i}.mlp.bias",
-        "layers.{i}.ffn.experts.gate": _slice_jet_half(0),
-        "layers.{i}.ffn.experts.up": _slice_jet_half(1),
+        "layers.{i}.ffn.experts.gate": slice_expert_half("layers.{i}.mlp.input_linear.weight", 0),
+        "layers.{i}.ffn.experts.up": slice_expert_half("layers.{i}.mlp.input_linear.weight", 1),
         "layers.{i}.ffn.experts.down": "layers.{i}.mlp.output_linear.weight",
     },
     refuse={"rms_norm_eps": (1e-6, None)},  # only the last norm would follow it

@@ -11,7 +11,7 @@ from ...tables import gguf
 from ...tables.family import BIASES, Config, Fetch, Names, key, read_required, set_all, template
 from ...tables.rope_config import read_rope
 from ...tables.settings import Settings
-from ...tables.templates import name_gated_mlp
+from ...tables.templates import name_gated_mlp, reshape_tensor
 from ..dense.llama import LLAMA
 from ..experts.deepseek import DEEPSEEK_GGUF, make_moe_rule, make_v3_router, name_latent_attention
 from ..experts.mixtral import map_expert_names
@@ -200,7 +200,7 @@ KIMI_LINEAR = LLAMA.derive(
         "layers.{i}.attn.dt_down": "layers.{i}.self_attn.f_a_proj",
         "layers.{i}.attn.dt.weight": "layers.{i}.self_attn.f_b_proj.weight",
         "layers.{i}.attn.dt.bias": "layers.{i}.self_attn.dt_bias",
-        "layers.{i}.attn.a_log": lambda fetch, part, s: Reshape(fetch("layers.{i}.self_attn.A_log"), (-1,)),
+        "layers.{i}.attn.a_log": reshape_tensor("layers.{i}.self_attn.A_log", -1),
         "layers.{i}.attn.gate_down": "layers.{i}.self_attn.g_a_proj",
         "layers.{i}.attn.gate": "layers.{i}.self_attn.g_b_proj",
         "layers.{i}.attn.norm": "layers.{i}.self_attn.o_norm",

@@ -17,10 +17,10 @@ from ....dsl import (
     RWKVChannelMix,
     RWKVTimeMix,
 )
-from ...tables.family import Config, Family, Fetch, Template, key, read_required, template
+from ...tables.family import Config, Family, Fetch, key, read_required, template
 from ...tables.rope_config import rope_with
 from ...tables.settings import ACTIVATIONS, Settings
-from ...tables.templates import add_one, name_gated_mlp
+from ...tables.templates import add_one, name_gated_mlp, reshape_tensor
 from ..dense.llama import LLAMA
 from ..experts.mixtral import MIXTRAL, read_activation
 from .mamba import reshape_conv
@@ -156,10 +156,6 @@ RECURRENT_GEMMA = LLAMA.derive(
 # -- RWKV
 
 
-def _flatten(name: str) -> Template:
-    return lambda fetch, part, s: Reshape(fetch(name), (-1,))
-
-
 RWKV = Family(
     model_types=("rwkv",),
     inert=("num_attention_heads",),
@@ -185,7 +181,7 @@ RWKV = Family(
             for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"), ("out", "output"))
         },
         **{
-            f"layers.{{i}}.attn.{x}.mix": _flatten(f"blocks.{{i}}.attention.time_mix_{name}")
+            f"layers.{{i}}.attn.{x}.mix": reshape_tensor(f"blocks.{{i}}.attention.time_mix_{name}", -1)
             for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"))
         },
         "layers.{i}.attn.decay": "blocks.{i}.attention.time_decay",
@@ -195,7 +191,7 @@ RWKV = Family(
             for x, name in (("k", "key"), ("v", "value"), ("r", "receptance"))
         },
         **{
-            f"layers.{{i}}.ffn.{x}.mix": _flatten(f"blocks.{{i}}.feed_forward.time_mix_{name}")
+            f"layers.{{i}}.ffn.{x}.mix": reshape_tensor(f"blocks.{{i}}.feed_forward.time_mix_{name}", -1)
             for x, name in (("k", "key"), ("r", "receptance"))
         },
         "final_norm": "ln_out",

@@ -27,7 +27,7 @@ from ...tables.family import (
 )
 from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import Settings
-from ...tables.templates import name_gated_mlp, split_gate_up
+from ...tables.templates import name_gated_mlp, reshape_tensor, split_gate_up
 from ..dense.llama import GRANITE_GGUF, LLAMA
 from ..experts.mixtral import GRANITE_MOE, build_granite_experts, map_expert_names, read_activation
 
@@ -117,8 +117,8 @@ HEADED_STATES: Names = {
     **_STATES,
     "layers.{i}.attn.dt.bias": "blk.{i}.ssm_dt.bias",
     "layers.{i}.attn.a_log": convert_rates(-1),
-    "layers.{i}.attn.d": gguf.reshape_tensor("blk.{i}.ssm_d", -1),
-    "layers.{i}.attn.norm.weight": gguf.reshape_tensor("blk.{i}.ssm_norm.weight", -1),
+    "layers.{i}.attn.d": reshape_tensor("blk.{i}.ssm_d", -1),
+    "layers.{i}.attn.norm.weight": reshape_tensor("blk.{i}.ssm_norm.weight", -1),
 }
 
 
