@@ -57,8 +57,8 @@ def lower_bound(parts, number, largest, temperature, whole, vocab, top_k, top_p,
     bound = tl.full([], float("-inf"), tl.float32)
     if top_k > 0:
         if top_k <= number:
-            found, _ = search_key(parts, None, number, largest, temperature, LOWEST, 0, 0.0, top_k, False, True, CHUNK)
-            bound = key_to_logit(found)
+            edge, _ = search_key(parts, None, number, largest, temperature, LOWEST, 0, 0.0, top_k, False, True, CHUNK)
+            bound = key_to_logit(edge)
     else:
         # Tokens with a probability below (1 - top_p) / vocab sum to less than 1 - top_p, so top-p drops all of them.
         rest = tl.maximum((1.0 - top_p) / vocab * whole.to(tl.float32), min_p)
@@ -72,9 +72,9 @@ def find_crossing(n, weight, aim, end):
     last n with a positive weight; the weight at this n; and the cumulative sum up to and including it. `end` is above
     all n."""
     after = tl.cumsum(weight, axis=0)
-    found = tl.min(tl.where(after > aim, n, end), axis=0)
-    found = tl.minimum(found, tl.max(tl.where(weight > 0, n, 0), axis=0))
-    return found, tl.sum(tl.where(n == found, weight, 0.0), axis=0), tl.sum(tl.where(n == found, after, 0.0), axis=0)
+    first = tl.min(tl.where(after > aim, n, end), axis=0)
+    first = tl.minimum(first, tl.max(tl.where(weight > 0, n, 0), axis=0))
+    return (first, tl.sum(tl.where(n == first, weight, 0.0), axis=0), tl.sum(tl.where(n == first, after, 0.0), axis=0))
 
 
 @jit
@@ -98,17 +98,17 @@ def finish_scan(
         finite = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
         share = token_weights(top, finite, temperature)
         weight = tl.load(sums + at, mask=i < blocks, other=0.0, cache_modifier=".cg") * share.to(tl.float64)
-        whole = tl.sum(weight, axis=0)
+        total = tl.sum(weight, axis=0)
         if FILTER:
             parts += row * blocks * PARTS
-            bound = lower_bound(parts, blocks * PARTS, finite, temperature, whole, vocab, top_k, top_p, min_p, CHUNK)
+            bound = lower_bound(parts, blocks * PARTS, finite, temperature, total, vocab, top_k, top_p, min_p, CHUNK)
             tl.store(bounds + row, bound)
-            tl.store(totals + row, whole)
+            tl.store(totals + row, total)
         else:
             number = tl.load(numbers + at, mask=i < blocks, other=0, cache_modifier=".cg")
             alone = tl.sum(((share >= NEAR) & (i < blocks)).to(tl.int32), axis=0) == 1
             number = tl.where(alone, tl.max(tl.where(top == finite, number, 0), axis=0), 2)
-            aim = uniform(uniforms, spent, row, most, number) * whole
+            aim = uniform(uniforms, spent, row, most, number) * total
             block, here, after = find_crossing(i, weight, aim, PLACES)
             n = block * BLOCK + tl.arange(0, BLOCK)
             x = tl.load(logits + n, mask=n < vocab, other=float("-inf")).to(tl.float32)
@@ -173,12 +173,12 @@ def finish_keep(
         whole, _, _ = total_weight(values, tokens, count, largest, temperature, least, last, 0.0, CHUNK)
     if top_p < 1:
         aim = whole * top_p * (1 - 2.0**-23)  # top_p is rounded
-        found, above = search_key(
+        bound, above = search_key(
             values, tokens, count, largest, temperature, least, last, 0.0, aim, False, False, CHUNK
         )
-        if found > -(1 << 32):
-            least = found
-            needed = (aim - above) / token_weights(key_to_logit(found), largest, temperature).to(tl.float64)
+        if bound > -(1 << 32):
+            least = bound
+            needed = (aim - above) / token_weights(key_to_logit(bound), largest, temperature).to(tl.float64)
             needed = tl.ceil(needed) - 1
             at, _ = search_key(values, tokens, count, largest, temperature, least, last, 0.0, needed, True, True, CHUNK)
             last = -at
@@ -214,10 +214,10 @@ def keep_kernel(
     if is_last(tickets + rows + row, blocks):
         count = tl.load(gathered, cache_modifier=".cg")
         tl.store(gathered, 0)
-        largest, whole = tl.load(tops + row * blocks), tl.load(totals + row)
+        largest, total = tl.load(tops + row * blocks), tl.load(totals + row)
         finite = tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
         token = finish_keep(
-            values, tokens, count, uniforms, spent, finite, whole, row, vocab, most, temperature, top_k, top_p, min_p,
+            values, tokens, count, uniforms, spent, finite, total, row, vocab, most, temperature, top_k, top_p, min_p,
             CHUNK,
         )  # fmt: skip
         store_token(token, largest, row, chosen, ids, positions, active)

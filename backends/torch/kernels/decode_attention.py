@@ -56,14 +56,14 @@ def decode_kernel(
     newest = positions + batch * QUERIES + (QUERIES - 1)
     if PDL:
         start_next(PDL)
-        kept, first, keys = visible_range(tl.load(newest, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
-        at, slot = key_slots(split * keys_per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING, STEP)
+        sink_count, first, keys = visible_range(tl.load(newest, cache_modifier=".cg"), WINDOW, KEEP, CHUNK, STEP)
+        at, slot = key_slots(split * keys_per_split(keys, splits, KEYS) + n, sink_count, first, KEEP, RING, STEP)
         prefetch_cache(k, slot, k_slot, capacity, D, D_PADDED)
         prefetch_cache(v, slot, v_slot, capacity, DV, DV_PADDED)
         wait_for_previous(PDL)
 
     position = tl.load(newest, cache_modifier=".cg")
-    kept, first, keys = visible_range(position, WINDOW, KEEP, CHUNK, STEP)
+    sink_count, first, keys = visible_range(position, WINDOW, KEEP, CHUNK, STEP)
     share = keys_per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
     if split >= used:
@@ -96,10 +96,10 @@ def decode_kernel(
     end = tl.minimum((split + 1) * share, keys)
     for start in tl.range(split * share, end, KEYS):
         i = start + n
-        at, slot = key_slots(i, kept, first, KEEP, RING, STEP)
-        held = slot.to(tl.int64)[:, None]
-        key = tl.load(k + held * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
-        value = tl.load(v + held * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
+        at, slot = key_slots(i, sink_count, first, KEEP, RING, STEP)
+        slot_rows = slot.to(tl.int64)[:, None]
+        key = tl.load(k + slot_rows * k_slot + d[None, :], (i < end)[:, None] & (d < D)[None, :], other=0.0)
+        value = tl.load(v + slot_rows * v_slot + dv[None, :], (i < end)[:, None] & (dv < DV)[None, :], other=0.0)
         if k_scale is not None:
             key, value = float8_to(key, query.dtype), float8_to(value, query.dtype)
         if INTERP:
@@ -283,7 +283,7 @@ def _launched(
     shape = _shape(d, dv, queries * heads // kv_heads, q.element_size())
     if k_scale is not None:
         k, v = k.view(FLOAT8), v.view(FLOAT8)
-    made = split_keys.launch(
+    y = split_keys.launch(
         decode_kernel,
         (q.contiguous(), k, v, k_scale, v_scale, positions.contiguous(), sinks, slopes),
         (*k.stride()[:3], *v.stride()[:3], k.shape[2], 1 / math.sqrt(d) if scale is None else scale),
@@ -297,7 +297,7 @@ def _launched(
         splits=splits,
         tickets=tickets,
     )
-    return made.view(batch, kv_heads, queries, -1, dv).transpose(1, 2).reshape(batch, queries, heads, dv)
+    return y.view(batch, kv_heads, queries, -1, dv).transpose(1, 2).reshape(batch, queries, heads, dv)
 
 
 reference = partial(decode_attention, kernel=False)
@@ -306,11 +306,11 @@ reference = partial(decode_attention, kernel=False)
 def _shape(d: int, dv: int, group: int, size: int) -> dict[str, int]:
     """Return the constexpr arguments for heads of d and dv elements of `size` bytes, and `group` heads per KV head."""
     d_padded, dv_padded = power_of_2(d, 16), power_of_2(dv, 16)
-    taken = -(-group // -(-group // HEADS))
+    heads_per_block = -(-group // -(-group // HEADS))
     keys = STAGE // ((d_padded + dv_padded) * size)
     return {
         **{"D": d, "D_PADDED": d_padded, "DV": dv, "DV_PADDED": dv_padded},
-        **{"GROUP": group, "TAKEN": taken, "ROWS": power_of_2(taken, 16)},
+        **{"GROUP": group, "TAKEN": heads_per_block, "ROWS": power_of_2(heads_per_block, 16)},
         "KEYS": min(128, max(16, power_of_2(keys + 1) // 2)),
-        **split_keys.merge_constants(power_of_2(taken), dv_padded),
+        **split_keys.merge_constants(power_of_2(heads_per_block), dv_padded),
     }

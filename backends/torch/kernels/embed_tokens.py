@@ -104,9 +104,9 @@ def embed_tokens(
         return (x if table is None else x + F.embedding(positions + offset, table), *turned)
     vocab, dim = weight.shape
     x = weight.new_empty(*ids.shape, dim)
-    made = [torch.empty(ids.numel(), len(f), dtype=torch.float32, device=x.device) for f, _ in rotary for _ in range(2)]
+    outs = [torch.empty(ids.numel(), len(f), dtype=torch.float32, device=x.device) for f, _ in rotary for _ in range(2)]
     absent: tuple[Any, ...] = (None, None, None)
-    frequencies = [(f.double(), made[2 * i], made[2 * i + 1]) for i, (f, _) in enumerate(rotary)]
+    frequencies = [(f.double(), outs[2 * i], outs[2 * i + 1]) for i, (f, _) in enumerate(rotary)]
     first, second = (*frequencies, absent, absent)[:2]
     sizes, amplitudes = (_two([len(f) for f, _ in rotary], 0), _two([a for _, a in rotary], 1.0))
     embed_kernel[(triton.cdiv(dim, BLOCK) + (1 if rotary else 0), ids.numel())](
@@ -114,7 +114,7 @@ def embed_tokens(
         vocab, 0 if table is None else len(table), dim, *sizes, offset, scale, *amplitudes,
         BLOCK=BLOCK, **options(x),
     )  # fmt: skip
-    return x, *made
+    return x, *outs
 
 
 reference = partial(embed_tokens, kernel=False)

@@ -39,12 +39,12 @@ def latent_kernel(
     n = tl.arange(0, KEYS)
     if PDL:
         start_next(PDL)
-        kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
-        _, slot = key_slots(split * keys_per_split(keys, splits, KEYS) + n, kept, first, KEEP, RING)
+        sink_count, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
+        _, slot = key_slots(split * keys_per_split(keys, splits, KEYS) + n, sink_count, first, KEEP, RING)
         prefetch_cache(cache, slot, RANK + ROPE, capacity, RANK + ROPE, 2 * RANK_PADDED)
         wait_for_previous(PDL)
 
-    kept, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
+    sink_count, first, keys = visible_range(tl.load(positions + batch, cache_modifier=".cg"), WINDOW, KEEP)
     share = keys_per_split(keys, splits, KEYS)
     used = tl.maximum(tl.cdiv(keys, share), 1)
     if split >= used:
@@ -68,7 +68,7 @@ def latent_kernel(
     end = tl.minimum((split + 1) * share, keys)
     for start in tl.range(split * share, end, KEYS, disable_licm=LEAN):
         i = start + n
-        _, slot = key_slots(i, kept, first, KEEP, RING)
+        _, slot = key_slots(i, sink_count, first, KEEP, RING)
         key = cache + slot.to(tl.int64)[:, None] * (RANK + ROPE)
         latent_there = (i < end)[:, None] if RANK == RANK_PADDED else (i < end)[:, None] & (c < RANK)[None, :]
         rope_there = (i < end)[:, None] if ROPE == ROPE_PADDED else (i < end)[:, None] & (p < ROPE)[None, :]
@@ -169,12 +169,12 @@ def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict
     program on a multiprocessor. Products of 32 heads need 64 keys to occupy 8 warps. Products of 64 heads are
     asynchronous (wgmma) and LEAN: loop invariants are recomputed, because they would not fit in registers."""
     padded = power_of_2(rank, 16) + power_of_2(rope, 16)
-    taken = min(HEADS if size == 2 and room >= HOPPER else 16, power_of_2(heads, 16))
-    stage = 80 * 1024 if taken == 32 else 40 * 1024
+    heads_per_block = min(HEADS if size == 2 and room >= HOPPER else 16, power_of_2(heads, 16))
+    stage = 80 * 1024 if heads_per_block == 32 else 40 * 1024
     keys = power_of_2(stage // (padded * size) + 1) // 2
     shape = {
         **{"RANK": rank, "RANK_PADDED": power_of_2(rank, 16), "ROPE": rope, "ROPE_PADDED": power_of_2(rope, 16)},
-        **{"GROUP": heads, "TAKEN": taken, "KEYS": min(64, max(16, keys)), "LEAN": taken == 64},
-        **split_keys.merge_constants(taken, power_of_2(rank, 16)),
+        **{"GROUP": heads, "TAKEN": heads_per_block, "KEYS": min(64, max(16, keys)), "LEAN": heads_per_block == 64},
+        **split_keys.merge_constants(heads_per_block, power_of_2(rank, 16)),
     }
-    return shape, 4 if taken == 16 and size == 2 else 8
+    return shape, 4 if heads_per_block == 16 and size == 2 else 8

@@ -58,13 +58,13 @@ def latent_qk_kernel(
         w = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
         wait_for_previous(PDL)
         for m in range(M):
-            given = q + m * q_row + head * (PLAIN + ROPE)
-            made = out + (m * heads + head) * (RANK + ROPE)
-            x = tl.load(given + o, mask=o < PLAIN, other=0.0).to(tl.float32)
+            source = q + m * q_row + head * (PLAIN + ROPE)
+            target = out + (m * heads + head) * (RANK + ROPE)
+            x = tl.load(source + o, mask=o < PLAIN, other=0.0).to(tl.float32)
             y = tl.sum(w.to(tl.float32) * x[:, None], axis=0)
-            tl.store(made + i, y.to(out.dtype.element_ty), mask=i < RANK)
+            tl.store(target + i, y.to(out.dtype.element_ty), mask=i < RANK)
             if block == 0:
-                store_rotated(given + PLAIN, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
+                store_rotated(source + PLAIN, target + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
     else:
         wait_for_previous(PDL)
         if block == 0:
@@ -72,15 +72,15 @@ def latent_qk_kernel(
             for m in range(M):
                 slot = own_slot(tl.load(positions + m), capacity, keep, ROLLING)
                 if (slot >= 0) & (slot < capacity):
-                    given = latent + m * latent_row
-                    made = cache + tl.cast(m, tl.int64) * cache_row + slot * (RANK + ROPE)
-                    v = tl.load(given + i, mask=i < RANK, other=0.0).to(tl.float32)
+                    source = latent + m * latent_row
+                    target = cache + tl.cast(m, tl.int64) * cache_row + slot * (RANK + ROPE)
+                    v = tl.load(source + i, mask=i < RANK, other=0.0).to(tl.float32)
                     if NORM == "rms":
                         v *= tl.rsqrt(tl.sum(v * v, axis=0) / RANK + eps)
                     if gain is not None:
                         v *= tl.load(gain + i, mask=i < RANK, other=0.0).to(tl.float32)
-                    tl.store(made + i, v.to(cache.dtype.element_ty), mask=i < RANK)
-                    store_rotated(given + RANK, made + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
+                    tl.store(target + i, v.to(cache.dtype.element_ty), mask=i < RANK)
+                    store_rotated(source + RANK, target + RANK, m, pair, cos, sin, ROPE, INTERLEAVED)
 
 
 def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
@@ -138,8 +138,8 @@ def latent_qk(
         return reason or (None if alike else "queries, latents and the cache differ in dtype")
 
     if uses_torch(kernel, refused):
-        own, rotary = q.reshape(batch, heads, -1).split([plain, rope], -1)
-        absorbed = torch.einsum("bho,hoi->bhi", own, weight.unflatten(0, (heads, -1)))
+        plain_part, rotary = q.reshape(batch, heads, -1).split([plain, rope], -1)
+        absorbed = torch.einsum("bho,hoi->bhi", plain_part, weight.unflatten(0, (heads, -1)))
         queries = torch.cat([absorbed, rotate_heads(rotary, cos, sin, interleaved)], -1)
         compressed, shared = latent.reshape(batch, 1, -1).split([rank, rope], -1)
         row = torch.cat([norm(compressed), rotate_heads(shared, cos, sin, interleaved)], -1)
@@ -160,6 +160,6 @@ reference = partial(latent_qk, kernel=False)
 
 
 def _sizes(rank: int, plain: int, rope: int, size: int) -> dict[str, int]:
-    columns, whole = max(16, 2 * NUMBERS // size // power_of_2(plain)), power_of_2(rank)
-    sizes = {"RANK": rank, "PLAIN": plain, "ROPE": rope, "BLOCK_I": whole, "BLOCK_R": min(columns, whole)}
+    columns, rank_block = max(16, 2 * NUMBERS // size // power_of_2(plain)), power_of_2(rank)
+    sizes = {"RANK": rank, "PLAIN": plain, "ROPE": rope, "BLOCK_I": rank_block, "BLOCK_R": min(columns, rank_block)}
     return sizes | {"BLOCK_O": power_of_2(plain), "BLOCK_P": power_of_2(rope // 2)}

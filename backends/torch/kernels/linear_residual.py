@@ -121,8 +121,8 @@ def linear_residual(
         raise ValueError(f"residual {list(residual.shape)} does not fit x {list(x.shape)} Wᵀ, {len(weight)} wide")
     if uses_torch(kernel, refusal, x, weight, residual, bias, norm.gain, norm.shift):
         if isinstance(weight, torch.Tensor) and is_addmm(x, weight, residual, bias, norm):
-            both = torch.addmm(residual.reshape(-1, len(weight)), x.reshape(-1, x.shape[-1]), weight.T, alpha=scale)
-            return both.view(residual.shape)
+            total = torch.addmm(residual.reshape(-1, len(weight)), x.reshape(-1, x.shape[-1]), weight.T, alpha=scale)
+            return total.view(residual.shape)
         return torch.add(residual, norm(linear(x, weight, bias)), alpha=scale)
     N, K = weight.shape
     flat = x.reshape(-1, K).contiguous()

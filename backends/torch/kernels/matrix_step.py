@@ -59,27 +59,27 @@ def matrix_step_kernel(
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    known, wide = n < KEYS, p < WIDTH
-    both = known[:, None] & wide[None, :]
+    valid_keys, wide = n < KEYS, p < WIDTH
+    valid = valid_keys[:, None] & wide[None, :]
     rate, offset = 0.0, 0.0
     if a_log is not None:
         rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
     if bias is not None:
         if BY_KEY:
-            offset = tl.load(bias + head * KEYS + n, mask=known, other=0.0).to(tl.float32)
+            offset = tl.load(bias + head * KEYS + n, mask=valid_keys, other=0.0).to(tl.float32)
         else:
             offset = tl.load(bias + head).to(tl.float32)
     wait_for_previous(PDL)
     cell = ((batch * heads + head) * KEYS + n)[:, None] * WIDTH + p[None, :]
-    state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
+    state = tl.load(past + cell, mask=valid, other=0.0).to(tl.float32)
     group = (head // SHARE) * KEYS + n
-    query = tl.load(q + batch * q_row + group, mask=known, other=0.0).to(tl.float32)
-    key = tl.load(k + batch * k_row + group, mask=known, other=0.0).to(tl.float32)
+    query = tl.load(q + batch * q_row + group, mask=valid_keys, other=0.0).to(tl.float32)
+    key = tl.load(k + batch * k_row + group, mask=valid_keys, other=0.0).to(tl.float32)
     written = tl.load(v + batch * v_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
     key = scale_head(key, k_scale, head_eps, KEYS, UNIT)
     if decay is not None:
         if BY_KEY:
-            step = tl.load(decay + batch * decay_row + head * KEYS + n, mask=known, other=0.0).to(tl.float32)
+            step = tl.load(decay + batch * decay_row + head * KEYS + n, mask=valid_keys, other=0.0).to(tl.float32)
             state *= decay_factor(step, rate, offset, a_log is not None)[:, None]
         else:
             step = tl.load(decay + batch * decay_row + head).to(tl.float32)
@@ -88,23 +88,23 @@ def matrix_step_kernel(
         share = tl.load(beta + batch * beta_row + head).to(tl.float32) * beta_scale
         written = share * (written - tl.sum(state * key[:, None], axis=0))
     state += key[:, None] * written[None, :]
-    made = tl.sum(state * scale_head(query, q_scale, head_eps, KEYS, UNIT)[:, None], axis=0)
+    read = tl.sum(state * scale_head(query, q_scale, head_eps, KEYS, UNIT)[:, None], axis=0)
     tl.debug_barrier()  # the state before may be in the same place, held by several warps: all have read it
-    tl.store(present + cell, state.to(present.dtype.element_ty), mask=both)
+    tl.store(present + cell, state.to(present.dtype.element_ty), mask=valid)
     row = (batch * heads + head) * WIDTH
     if NORM == "none":
         if gate is not None:
-            made *= tl.load(gate + batch * gate_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
-        tl.store(y + row + p, made.to(y.dtype.element_ty), mask=wide)
+            read *= tl.load(gate + batch * gate_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
+        tl.store(y + row + p, read.to(y.dtype.element_ty), mask=wide)
     else:
-        tl.store(raw + row + p, made, mask=wide)
+        tl.store(raw + row + p, read, mask=wide)
         if is_last(tickets + (batch * heads + head) // NORMED, NORMED * tl.num_programs(0)):
             first = head // NORMED * (NORMED * WIDTH)
-            own = gate
+            gains = gate
             if gate is not None:
-                own = gate + batch * gate_row + first
+                gains = gate + batch * gate_row + first
             start = batch * heads * WIDTH + first
-            store_normed(raw + start, gain, own, y + start, eps, NORMED * WIDTH, BLOCK)
+            store_normed(raw + start, gain, gains, y + start, eps, NORMED * WIDTH, BLOCK)
 
 
 def refusal(v: torch.Tensor, past: torch.Tensor, *others: torch.Tensor | None) -> str | None:

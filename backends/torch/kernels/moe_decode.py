@@ -43,7 +43,7 @@ def _open_kernel(
         at = k + start
         some = load_weights(up, row, at, K, K)
         if gate is not None:
-            others = load_weights(gate, row, at, K, K)
+            gate_weights = load_weights(gate, row, at, K, K)
         v = tl.load(from_x + at, mask=at < K, other=0.0).to(tl.float32)
         if NORM == "rms":
             squares += sum_vectors(v * v, VECTOR)
@@ -55,13 +55,13 @@ def _open_kernel(
             v += tl.load(shift + at, mask=at < K, other=0.0).to(tl.float32)
         ups += sum_vectors(some.to(tl.float32) * v, VECTOR)
         if gate is not None:
-            gates += sum_vectors(others.to(tl.float32) * v, VECTOR)
-    whole = tl.rsqrt(tl.sum(tl.sum(squares, axis=2), axis=0) / K + eps) if NORM == "rms" else 1.0
-    hidden = tl.sum(tl.sum(ups, axis=2), axis=0) * whole
+            gates += sum_vectors(gate_weights.to(tl.float32) * v, VECTOR)
+    norm_scale = tl.rsqrt(tl.sum(tl.sum(squares, axis=2), axis=0) / K + eps) if NORM == "rms" else 1.0
+    hidden = tl.sum(tl.sum(ups, axis=2), axis=0) * norm_scale
     if up_bias is not None:
         hidden += tl.load(up_bias + row).to(tl.float32)
     if gate is not None:
-        opening = tl.sum(tl.sum(gates, axis=2), axis=0) * whole
+        opening = tl.sum(tl.sum(gates, axis=2), axis=0) * norm_scale
         if gate_bias is not None:
             opening += tl.load(gate_bias + row).to(tl.float32)
         hidden = apply_gate(opening, hidden, ACTIVATION, LIMIT, SHIFT)
@@ -88,11 +88,11 @@ def _close_kernel(
     for step in range(CHOICES * each):
         ahead = tl.minimum(step + 1, CHOICES * each - 1)  # the weights of the next step, none after the last
         at, end = k + ahead % each * BLOCK_K, tl.where(ahead == step, 0, K)
-        more = load_weights(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
+        next_weights = load_weights(down, tl.load(chosen + first + ahead // each).to(tl.int64) * N + rows, at, end, K)
         slot, at = first + step // each, k + step % each * BLOCK_K
         h = tl.load(opened + slot * K + at, mask=at < K, other=0.0).to(tl.float32)
         total += sum_vectors(some.to(tl.float32) * (h * tl.load(weights + slot).to(tl.float32)), VECTOR)
-        some = more
+        some = next_weights
     out = tl.sum(tl.sum(total, axis=2), axis=0)
     if down_bias is not None:
         for slot in range(first, first + CHOICES):
@@ -148,8 +148,8 @@ def moe_decode(
         raise ValueError(f"chosen {[*chosen.shape]} and weights {[*weights.shape]} must be [{len(x)}, k]")
     check_activation(activation)
     norm.check(dim)
-    more = up_bias, down_bias, gate_bias, residual, norm.gain, norm.shift
-    if uses_torch(kernel, refusal, x, weights, up, down, gate, *more):
+    optional = up_bias, down_bias, gate_bias, residual, norm.gain, norm.shift
+    if uses_torch(kernel, refusal, x, weights, up, down, gate, *optional):
         wide = torch.promote_types(x.dtype, torch.float32)
         total = x.new_zeros(x.shape, dtype=wide) if residual is None else residual.to(wide)
         x = norm(x)

@@ -80,14 +80,14 @@ def grouped_close_kernel(
     wait_for_previous(PDL)
     for first in range(0, count, BLOCK_M):
         slot = token_slots(chosen, expert, slots, first, BLOCK_M, AT_ONCE)
-        known = tl.maximum(slot, 0)
+        valid_slot = tl.maximum(slot, 0)
         out, _ = dot_products(
-            opened + known.to(tl.int64) * K, down + row * K, None, None, None, K, 0, K, 0.0,
+            opened + valid_slot.to(tl.int64) * K, down + row * K, None, None, None, K, 0, K, 0.0,
             "none", BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
         )  # fmt: skip
         if down_bias is not None:
             out += tl.load(down_bias + row).to(tl.float32)[None, :]
-        out *= tl.load(weights + known).to(tl.float32)[:, None]
+        out *= tl.load(weights + valid_slot).to(tl.float32)[:, None]
         at = partial + slot.to(tl.int64)[:, None] * N + n[None, :]
         tl.store(at, out, mask=(slot >= 0)[:, None] & (n < N)[None, :])
     if is_last(tickets + tl.program_id(0), tl.num_programs(1)):

@@ -30,8 +30,8 @@ def norm_glu_kernel(
     start_next(PDL)
     HALF: tl.constexpr = BLOCK_N // 2
     begin = tl.program_id(0) * HALF
-    both = tl.arange(0, BLOCK_N)
-    rows = tl.minimum(begin + both % HALF, N - 1) + both // HALF * N  # the gates, then the ups
+    halves = tl.arange(0, BLOCK_N)
+    rows = tl.minimum(begin + halves % HALF, N - 1) + halves // HALF * N  # the gates, then the ups
     out = norm_affine(
         x, K, weight, scales, offsets, gain, shift, bias, rows, M, 2 * N, K, eps,
         NORM, BLOCK_M, BLOCK_N, BLOCK_K, VECTOR, STAGES, BITS, GROUP, EVEN, PDL,
@@ -64,8 +64,8 @@ def norm_glu(
         raise ValueError(f"weight {list(weight.shape)} has no even number of rows: gates, then as many ups")
     check_activation(activation)
     if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
-        both = linear(norm(x), weight, bias)
-        return gated_activation(both, activation=activation, limit=limit, shift=shift, kernel=kernel)
+        gate_up = linear(norm(x), weight, bias)
+        return gated_activation(gate_up, activation=activation, limit=limit, shift=shift, kernel=kernel)
     N, K = len(weight) // 2, weight.shape[1]
     flat = x.reshape(-1, K).contiguous()
     y = x.new_empty(*x.shape[:-1], N)

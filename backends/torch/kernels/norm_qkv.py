@@ -57,9 +57,9 @@ def norm_qkv_kernel(
     start_next(PDL)
     PAIRS: tl.constexpr = BLOCK_N // 2
     head, begin = tl.program_id(0), tl.program_id(1) * PAIRS
-    both = tl.arange(0, BLOCK_N)
-    owned = tl.minimum(begin + both % PAIRS, HEAD_DIM // 2 - 1)
-    rows = head * HEAD_DIM + pair_element(owned, both // PAIRS, ROTARY, INTERLEAVED)
+    halves = tl.arange(0, BLOCK_N)
+    owned = tl.minimum(begin + halves % PAIRS, HEAD_DIM // 2 - 1)
+    rows = head * HEAD_DIM + pair_element(owned, halves // PAIRS, ROTARY, INTERLEAVED)
     first = load_first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
     wait_for_previous(PDL)
     m, pair = tl.arange(0, BLOCK_M)[:, None], begin + tl.arange(0, PAIRS)[None, :]
@@ -180,5 +180,5 @@ reference = partial(norm_qkv, kernel=False)
 def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """Return the tile for `batch` tokens: its rows of W are within one head and hold both elements of each pair.
     `weight` is W, or the number of its rows."""
-    outputs, given = (weight, None) if isinstance(weight, int) else (len(weight), weight)
-    return choose_tile(batch, outputs, inputs, dtype, 2, given).within(head_dim)
+    outputs, tensor = (weight, None) if isinstance(weight, int) else (len(weight), weight)
+    return choose_tile(batch, outputs, inputs, dtype, 2, tensor).within(head_dim)

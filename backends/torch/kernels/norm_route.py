@@ -49,15 +49,15 @@ def norm_route_kernel(
             push = tl.load(correction + expert, mask=there, other=0.0).to(tl.float32)
         for first in range(0, M, ROWS):
             token = first + tl.arange(0, ROWS)[:, None]
-            known = (token < M) & there[None, :]
-            of_token = tl.load(logits + token * N + expert[None, :], mask=known, other=0.0, cache_modifier=".cg")
-            experts, kept = choice.choose_experts(
+            valid = (token < M) & there[None, :]
+            of_token = tl.load(logits + token * N + expert[None, :], mask=valid, other=0.0, cache_modifier=".cg")
+            experts, combine = choice.choose_experts(
                 tl.where(there[None, :], of_token, float("-inf")), push, expert, there, scale,
                 CHOICES, SIGMOID, RENORMALIZE, GROUPS, OPEN, TOP2, GROUP_SLOTS, WIDE, SLOTS,
             )  # fmt: skip
             at, mine = token * CHOICES + slot, (token < M) & (slot < CHOICES)
             tl.store(chosen + at, experts, mask=mine)
-            tl.store(weights + at, kept, mask=mine)
+            tl.store(weights + at, combine, mask=mine)
 
 
 def refusal(x: torch.Tensor, weight: Weight, k: int, *others: torch.Tensor | None) -> str | None:

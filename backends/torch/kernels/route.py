@@ -30,11 +30,11 @@ def route_kernel(
     wait_for_previous(PDL)
     at = logits + token.to(tl.int64) * row_stride + expert[None, :]
     x = tl.load(at, mask=there[None, :], other=float("-inf")).to(tl.float32)
-    experts, kept = choice.choose_experts(
+    experts, combine = choice.choose_experts(
         x, push, expert, there, scale, CHOICES, SIGMOID, RENORMALIZE, GROUPS, OPEN, TOP2, GROUP_SLOTS, WIDE, SLOTS
     )  # fmt: skip
     tl.store(chosen + token * CHOICES + slot, experts, mask=slot < CHOICES)
-    tl.store(weights + token * CHOICES + slot, kept, mask=slot < CHOICES)
+    tl.store(weights + token * CHOICES + slot, combine, mask=slot < CHOICES)
 
 
 def refusal(logits: torch.Tensor, k: int) -> str | None:

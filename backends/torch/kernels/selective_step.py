@@ -59,8 +59,8 @@ def project_step(first, step, weight, gain, channel, mine, eps, RANK: tl.constex
         if gain is not None:
             x *= tl.load(gain + k, mask=k < RANK, other=0.0).to(tl.float32)
         there = mine[:, None] & (k < RANK)[None, :]
-        more = tl.load(weight + channel[:, None] * RANK + k[None, :], mask=there, other=0.0)
-        total += tl.sum(more.to(tl.float32) * x[None, :], axis=1)
+        weights = tl.load(weight + channel[:, None] * RANK + k[None, :], mask=there, other=0.0)
+        total += tl.sum(weights.to(tl.float32) * x[None, :], axis=1)
     return total * tl.rsqrt(tl.sum(squares, axis=0) / RANK + eps) if NORM == "rms" else total
 
 
@@ -76,13 +76,13 @@ def selective_step_kernel(
     start_next(PDL)
     batch = tl.program_id(1).to(tl.int64)
     channel, n, r = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_R)
-    mine, known = channel < CHANNELS, n < STATES
-    both = known[:, None] & mine[None, :]
+    mine, valid_states = channel < CHANNELS, n < STATES
+    valid = valid_states[:, None] & mine[None, :]
     if weight is not None:
         first = tl.load(
             weight + channel[:, None] * RANK + r[None, :], mask=mine[:, None] & (r < RANK)[None, :], other=0.0
         )
-    rate = tl.load(a + channel[None, :] * STATES + n[:, None], mask=both, other=0.0).to(tl.float32)
+    rate = tl.load(a + channel[None, :] * STATES + n[:, None], mask=valid, other=0.0).to(tl.float32)
     if LOG_A:
         rate = -tl.exp(rate)
     skip, offset = tl.zeros((BLOCK_C,), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
@@ -92,7 +92,7 @@ def selective_step_kernel(
         offset = tl.load(bias + channel, mask=mine, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
     cell = (batch * STATES + n)[:, None] * CHANNELS + channel[None, :]
-    state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
+    state = tl.load(past + cell, mask=valid, other=0.0).to(tl.float32)
     if weight is not None:
         step = project_step(first, delta + batch * delta_row, weight, gain, channel, mine, eps, RANK, BLOCK_R, NORM)
     else:
@@ -101,12 +101,12 @@ def selective_step_kernel(
     if SOFTPLUS:
         step = softplus(step)
     driven = tl.load(x + batch * x_row + channel, mask=mine, other=0.0).to(tl.float32)
-    into = load_normed(b + batch * b_row, b_gain, n, known, STATES, b_eps, B_NORM)
-    out = load_normed(c + batch * c_row, c_gain, n, known, STATES, c_eps, C_NORM)
+    into = load_normed(b + batch * b_row, b_gain, n, valid_states, STATES, b_eps, B_NORM)
+    out = load_normed(c + batch * c_row, c_gain, n, valid_states, STATES, c_eps, C_NORM)
     power = rate * 1.4426950408889634 * step[None, :]
-    made = update_state(state, power, into, step, driven, out, skip, present, cell, both)
-    made = silu_gated(made, gate, batch * gate_row + channel, mine)
-    tl.store(y + batch * CHANNELS + channel, made.to(y.dtype.element_ty), mask=mine)
+    output = update_state(state, power, into, step, driven, out, skip, present, cell, valid)
+    output = silu_gated(output, gate, batch * gate_row + channel, mine)
+    tl.store(y + batch * CHANNELS + channel, output.to(y.dtype.element_ty), mask=mine)
 
 
 def selective_step(

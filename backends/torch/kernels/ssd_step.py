@@ -37,8 +37,8 @@ def ssd_step_kernel(
     start_next(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2).to(tl.int64)
     n, p = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    known, wide = n < STATES, p < WIDTH
-    both = known[:, None] & wide[None, :]
+    valid_states, wide = n < STATES, p < WIDTH
+    valid = valid_states[:, None] & wide[None, :]
     rate, skip, offset = tl.load(a + head).to(tl.float32), 0.0, 0.0
     if LOG_A:
         rate = -tl.exp(rate)
@@ -48,29 +48,29 @@ def ssd_step_kernel(
         offset = tl.load(bias + head).to(tl.float32)
     wait_for_previous(PDL)
     cell = ((batch * heads + head) * STATES + n)[:, None] * WIDTH + p[None, :]
-    state = tl.load(past + cell, mask=both, other=0.0).to(tl.float32)
+    state = tl.load(past + cell, mask=valid, other=0.0).to(tl.float32)
     step = tl.load(delta + batch * delta_row + head).to(tl.float32) + offset
     if SOFTPLUS:
         step = softplus(step)
     driven = tl.load(x + batch * x_row + head * WIDTH + p, mask=wide, other=0.0).to(tl.float32)
     group = (head // SHARE) * STATES + n
-    into = tl.load(b + batch * b_row + group, mask=known, other=0.0).to(tl.float32)
-    out = tl.load(c + batch * c_row + group, mask=known, other=0.0).to(tl.float32)
+    into = tl.load(b + batch * b_row + group, mask=valid_states, other=0.0).to(tl.float32)
+    out = tl.load(c + batch * c_row + group, mask=valid_states, other=0.0).to(tl.float32)
     power = step * rate * 1.4426950408889634
-    made = update_state(state, power, into, step, driven, out, skip, present, cell, both)
-    made = silu_gated(made, gate, batch * gate_row + head * WIDTH + p, wide)
+    output = update_state(state, power, into, step, driven, out, skip, present, cell, valid)
+    output = silu_gated(output, gate, batch * gate_row + head * WIDTH + p, wide)
     row = (batch * heads + head) * WIDTH
     if NORM == "none":
-        tl.store(y + row + p, made.to(y.dtype.element_ty), mask=wide)
+        tl.store(y + row + p, output.to(y.dtype.element_ty), mask=wide)
     else:
-        tl.store(raw + row + p, made, mask=wide)
+        tl.store(raw + row + p, output, mask=wide)
         if is_last(tickets + (batch * heads + head) // NORMED, NORMED * tl.num_programs(0)):
             first = head // NORMED * (NORMED * WIDTH)
-            own = gain
+            gains = gain
             if gain is not None:
-                own = gain + first
+                gains = gain + first
             start = batch * heads * WIDTH + first
-            store_normed(raw + start, own, None, y + start, eps, NORMED * WIDTH, BLOCK)
+            store_normed(raw + start, gains, None, y + start, eps, NORMED * WIDTH, BLOCK)
 
 
 def ssd_step(

@@ -84,8 +84,8 @@ def slot_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
     """
     slot = torch.arange(slots, device=newest.device)
     rolled = newest - (newest - slot) % max(slots - keep, 1)
-    held = torch.where(slot < keep, slot, torch.where(rolled < keep, -1, rolled))
-    return torch.where(held > newest, -1, held)
+    positions_held = torch.where(slot < keep, slot, torch.where(rolled < keep, -1, rolled))
+    return torch.where(positions_held > newest, -1, positions_held)
 
 
 def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots: int, keep: int = 0) -> Tensor:
@@ -96,10 +96,10 @@ def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots:
         return positions
     slots, first = min(slots, cache.capacity), positions[:, :1]
     if positions.shape[1] == 1:
-        known = slot_positions(first, slots, keep)
+        key_positions = slot_positions(first, slots, keep)
     else:
-        known = torch.cat((slot_positions(first - 1, slots, keep), positions), 1)
-    return torch.where(known < 0, cache.capacity, known)
+        key_positions = torch.cat((slot_positions(first - 1, slots, keep), positions), 1)
+    return torch.where(key_positions < 0, cache.capacity, key_positions)
 
 
 def mask_padding(positions: Tensor, last: Tensor) -> Tensor:
@@ -191,9 +191,9 @@ class CrossCache:
 def cache_source(cache: CrossCache | None, made: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...]:
     """Store `made`, (keys, values, padding mask or None) of an encoded sequence, in `cache` (if given), and return it;
     without `made`, return the tuple stored before."""
-    known = made or (() if cache is None else cache.kept)
-    if not known:
+    source = made or (() if cache is None else cache.kept)
+    if not source:
         raise ValueError("there is no encoded text: the first call needs the inputs of the encoder")
     if cache is not None:
-        cache.kept = known
-    return known
+        cache.kept = source
+    return source

@@ -47,10 +47,10 @@ def chunk_states(first: Tensor, kept: Tensor, written: Tensor) -> Tensor:
             states = states + kept * F.pad(states, shift)[:, :-step]
             kept = kept * F.pad(kept, shift)[:, :-step]
         return states
-    found = [first]
+    states_before = [first]
     for old, new in zip(kept.unbind(1), written.unbind(1), strict=True):
-        found.append(old * found[-1] + new)
-    return torch.stack(found, 1)
+        states_before.append(old * states_before[-1] + new)
+    return torch.stack(states_before, 1)
 
 
 def chunk_matrix_states(first: Tensor, kept: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,10 +64,10 @@ def chunk_matrix_states(first: Tensor, kept: Tensor, written: Tensor) -> tuple[T
             earlier, gone = (F.pad(t, (*rest, step, 0))[:, :-step].contiguous() for t in (states, kept))
             states, kept = states + kept @ earlier, kept @ gone
         return start + F.pad(states, (*rest, 1, 0))[:, :-1], states[:, -1]
-    found = [first]
+    states_before = [first]
     for old, new in zip(kept.unbind(1), written.unbind(1), strict=True):
-        found.append(old @ found[-1] + new)
-    return torch.stack(found[:-1], 1), found[-1]
+        states_before.append(old @ states_before[-1] + new)
+    return torch.stack(states_before[:-1], 1), states_before[-1]
 
 
 def unit_inverse(links: Tensor) -> Tensor:
@@ -109,9 +109,9 @@ def equal_factor_products(
     equal for all key elements. Instead of the keys, the last is the product of the factors after each token,
     [..., size, 1]."""
     between = (decay_between if gates else factors_between)(a)
-    left = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
+    remaining = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
     links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])
-    return [(q @ k.mT) * between for q in queries], links, left, between[..., -1, :, None]
+    return [(q @ k.mT) * between for q in queries], links, remaining, between[..., -1, :, None]
 
 
 def chunk_products(
@@ -121,7 +121,7 @@ def chunk_products(
     d]: scores [..., size, size] of each of `queries` with the keys up to its token; scores of w with the keys before
     it (with `gates`, multiplied by its factors), or None; the cumulative products of the factors [..., size, d]; and
     the keys at the end of the chunk, [..., size, d]."""
-    size, links, left = a.shape[-2], list[Tensor](), list[Tensor]()
+    size, links, rest = a.shape[-2], list[Tensor](), list[Tensor]()
     scores: list[list[Tensor]] = [[] for _ in queries]
     keys = k[..., :0, :].expand(*a.shape[:-2], 0, a.shape[-1])
     for t, factor in enumerate(a.split(1, -2)):
@@ -129,10 +129,10 @@ def chunk_products(
         if w is not None:
             links.append(F.pad(((decayed if gates else keys) @ w[..., t, :, None]).squeeze(-1), (0, size - t)))
         keys = torch.cat((decayed, k[..., t : t + 1, :].expand_as(factor)), -2)
-        left.append(left[-1] * factor if left else factor)
+        rest.append(rest[-1] * factor if rest else factor)
         for rows, q in zip(scores, queries, strict=True):
             rows.append(F.pad((keys @ q[..., t, :, None]).squeeze(-1), (0, size - 1 - t)))
-    return [torch.stack(r, -2) for r in scores], torch.stack(links, -2) if links else None, torch.cat(left, -2), keys
+    return ([torch.stack(r, -2) for r in scores], torch.stack(links, -2) if links else None, torch.cat(rest, -2), keys)
 
 
 def matmul_heads(x: Tensor, y: Tensor) -> Tensor:
@@ -160,38 +160,40 @@ def outer_products(
     1); factors may be 0. Given w [batch, seq, groups, keys] and c [batch, seq, heads, 1], the delta rule adds
     k_t (v_t + c_t S_{t−1}ᵀ w_t)ᵀ instead of k_t v_tᵀ. With `gates`, a has the logarithms of the factors, and
     diag(a_t) S_{t−1} replaces S_{t−1} in the delta rule."""
-    laid, groups, seq, one = first.permute(order), k.shape[2], k.shape[1], 0.0 if gates else 1.0
+    laid, groups, seq, unit = first.permute(order), k.shape[2], k.shape[1], 0.0 if gates else 1.0
     state = (laid.flatten(1, -3) if laid.dim() > 3 else laid[:, None]).unflatten(1, (groups, -1))
-    a = k.new_full((1, seq, groups, 1), one) if a is None else a
+    a = k.new_full((1, seq, groups, 1), unit) if a is None else a
     size = 16 if a.shape[-1] > 1 else 64
-    a = split_chunks(a, size, groups, one)
+    a = split_chunks(a, size, groups, unit)
     shared = w is k
     *asked, k, v = (split_chunks(x, size, groups) for x in (*queries, k, v))
     w = k if shared else None if w is None else split_chunks(w, size, groups)
     by_key = a.shape[-1] > 1
     if by_key:
-        scores, links, left, k = chunk_products(asked, k, a.exp() if gates else a, w, gates)
+        scores, links, remaining, k = chunk_products(asked, k, a.exp() if gates else a, w, gates)
         ending = None
     else:
-        scores, links, left, ending = equal_factor_products(asked, k, a, w, gates)
-    kept = left[..., -1:, :].mT
+        scores, links, remaining, ending = equal_factor_products(asked, k, a, w, gates)
+    decay = remaining[..., -1:, :].mT
     if links is None or w is None or c is None:
         states = chunk_states(
-            state, kept.expand(state.shape[0], *kept.shape[1:]), matmul_heads(k.mT, v if ending is None else v * ending)
+            state,
+            decay.expand(state.shape[0], *decay.shape[1:]),
+            matmul_heads(k.mT, v if ending is None else v * ending),
         )
         before, state = states[:, :-1], states[:, -1]
     else:
         c, ends = split_chunks(c, size, groups), (k if ending is None else k * ending).mT
-        before = left if gates else torch.cat((torch.ones_like(left[..., :1, :]), left[..., :-1, :]), -2)
+        before = remaining if gates else torch.cat((torch.ones_like(remaining[..., :1, :]), remaining[..., :-1, :]), -2)
         inverse = unit_inverse((-c * links).tril(-1))
-        own, read = inverse @ v, inverse @ (c * before * w)  # written: own + read @ state
-        whole = kept * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + ends @ read
-        before, state = chunk_matrix_states(state, whole, ends @ own)
-        v = own + read @ before
-    old = ((q * left) @ before if by_key else left * matmul_heads(q, before) for q in asked)
+        written, read = inverse @ v, inverse @ (c * before * w)  # written + read @ state is stored
+        transition = decay * torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + ends @ read
+        before, state = chunk_matrix_states(state, transition, ends @ written)
+        v = written + read @ before
+    old = ((q * remaining) @ before if by_key else remaining * matmul_heads(q, before) for q in asked)
     reads = (scored @ v + seen for scored, seen in zip(scores, old, strict=True))
-    found = tuple(first_tokens(y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2), seq) for y in reads)
-    return found, state.reshape(laid.shape).permute([order.index(axis) for axis in range(len(order))])
+    ys = tuple(first_tokens(y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2), seq) for y in reads)
+    return ys, state.reshape(laid.shape).permute([order.index(axis) for axis in range(len(order))])
 
 
 def linear_recurrence(

@@ -13,8 +13,8 @@ from ..kernels.shared.quantized_gemv import Codes
 def pack(*linears: nn.Linear) -> Tensor:
     """Return the weights of `linears`, concatenated along the output axis; the modules' weights become views of it."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
-    for linear, own in zip(linears, weight.split([len(linear.weight) for linear in linears]), strict=True):
-        linear.weight.data = own
+    for linear, part in zip(linears, weight.split([len(linear.weight) for linear in linears]), strict=True):
+        linear.weight.data = part
     return weight
 
 
@@ -28,8 +28,8 @@ def pack_blocks(*linears: Any) -> Codes:
     modules become views of its codes; scales and offsets are copied."""
     first = linears[0]
     codes = torch.cat([linear.codes for linear in linears])
-    for linear, own in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):
-        linear.codes = own
+    for linear, codes_part in zip(linears, codes.split([len(linear.codes) for linear in linears]), strict=True):
+        linear.codes = codes_part
     scales = first.numbers(torch.cat([linear.scales for linear in linears], 1))
     offsets = [part for linear in linears if (part := linear.blocks().offsets) is not None]
     codes = first.typed(codes)

@@ -45,12 +45,12 @@ def block_linear(
     packed = packed_linear(x, codes, scales, offsets, bits)
     if packed is not None:
         return packed if bias is None else packed + bias
-    whole = Codes(codes, scales, offsets, bits, width)
-    by_kernel = can_dequantize(whole, dtype)
+    weight = Codes(codes, scales, offsets, bits, width)
+    by_kernel = can_dequantize(weight, dtype)
     rows = max(1, (1 << 26 if by_kernel else 1 << 19) // width)
     parts = []
     for first in range(0, len(codes), rows):
-        part = whole.rows(slice(first, first + rows))
+        part = weight.rows(slice(first, first + rows))
         w = dequantize_weights(part, dtype) if by_kernel else dequantize_rows(*part.parts, bits, width).to(dtype)
         parts.append(F.linear(x, w))
     y = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
@@ -67,14 +67,14 @@ def float8_linear(
     few = has_few_rows(x)
     if few is None or few:
         return block_linear(x, codes, scales, None, bias, bits)
-    numbers, own = quantize_float8(rows, width // len(scales))
+    numbers, row_scales = quantize_float8(rows, width // len(scales))
     if multiplies_float8(x, width // len(scales), codes):
         recipe = F.ScalingType.RowWise if len(scales) == 1 else F.ScalingType.BlockWise1x128
-        others = scales if len(scales) == 1 else scales.T
-        y = F.scaled_mm(numbers, codes.T, own, recipe, others, recipe, output_dtype=x.dtype)
+        weight_scales = scales if len(scales) == 1 else scales.T
+        y = F.scaled_mm(numbers, codes.T, row_scales, recipe, weight_scales, recipe, output_dtype=x.dtype)
         return (y if bias is None else y + bias).view(*x.shape[:-1], -1)
     exact = numbers.float().unflatten(1, (-1, 16, 2, 2)).permute(0, 1, 4, 2, 3).flatten(1)[:, :width]
-    exact = (exact.unflatten(1, (len(scales), -1)) * own[..., None]).view(x.shape)
+    exact = (exact.unflatten(1, (len(scales), -1)) * row_scales[..., None]).view(x.shape)
     return block_linear(exact.to(x.dtype), codes, scales, None, bias, bits)
 
 
@@ -124,8 +124,8 @@ class Quantized(nn.Module):
         self.kind, small = scales, floats and bits == 4
         self.register_buffer("scales", torch.empty(groups, outputs, dtype=torch.uint8 if small else scales))
         self.register_buffer("offsets", torch.empty(groups, outputs, dtype=torch.float32) if offsets else None)
-        whole = small and scales == torch.float8_e4m3fn
-        self.register_buffer("tensor_scales", torch.empty(1, outputs, dtype=torch.float32) if whole else None)
+        exact = small and scales == torch.float8_e4m3fn
+        self.register_buffer("tensor_scales", torch.empty(1, outputs, dtype=torch.float32) if exact else None)
         self.register_parameter("bias", None)
 
     def blocks(self) -> Codes:
@@ -151,9 +151,9 @@ class Quantized(nn.Module):
         return norm_linear(x, self.blocks(), self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = dict(self.named_buffers())
+        buffers = dict(self.named_buffers())
         super()._apply(fn, recurse)
-        restore(self, kept)
+        restore(self, buffers)
         return self
 
 

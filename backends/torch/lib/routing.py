@@ -83,8 +83,8 @@ def expert_capacity(tokens: int, experts: int, factor: float) -> int:
 
 def limit_capacity(combine: Tensor, capacity: int) -> Tensor:
     """Return combine [..., tokens, experts], 0 except for each expert's first `capacity` tokens (Fedus 2021)."""
-    taken = (combine != 0).cumsum(-2)
-    return combine.masked_fill(taken > capacity, 0)
+    rank = (combine != 0).cumsum(-2)
+    return combine.masked_fill(rank > capacity, 0)
 
 
 def expert_choice(logits: Tensor, capacity: int) -> Tensor:

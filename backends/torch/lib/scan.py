@@ -57,9 +57,9 @@ def one_by_one(
     """Run `step` token by token; return the last states and the outputs of all tokens [batch, seq, ...]."""
     count, rows = len(states), list[Tensors]()
     for t, inputs in enumerate(zip(*(x.unbind(1) for x in tokens), strict=True)):
-        made = step(*states, *inputs, *constants)
-        states = made[:count] if mask is None else select_states(mask[:, t] == 0, states, made[:count])
-        rows.append(made[count:])
+        results = step(*states, *inputs, *constants)
+        states = results[:count] if mask is None else select_states(mask[:, t] == 0, states, results[:count])
+        rows.append(results[count:])
     return states, tuple(torch.stack(column, 1) for column in zip(*rows, strict=True))
 
 
@@ -94,19 +94,19 @@ def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Te
     a = first.new_ones(1, seq, *[1] * (first.dim() - 1)) if a is None else a
     b = first.new_zeros(1, seq, *[1] * (first.dim() - 1)) if b is None else b
     if torch.compiler.is_exporting():  # √seq of a symbolic length is unknown
-        found = chunk_states(first, a, b.expand(len(first), -1, *first.shape[1:]))
-        return found[:, 1:], found[:, -1]
+        ends = chunk_states(first, a, b.expand(len(first), -1, *first.shape[1:]))
+        return ends[:, 1:], ends[:, -1]
     size = math.isqrt(seq)
     padding = (0, 0) * (first.dim() - 1) + (0, -seq % size)
     a = F.pad(a, padding, value=1.0).unflatten(1, (-1, size))
     b = F.pad(b, padding).unflatten(1, (-1, size)).expand(len(first), -1, size, *first.shape[1:])
-    states, kept = [b[:, :, 0]], [a[:, :, 0]]
+    states, factors = [b[:, :, 0]], [a[:, :, 0]]
     for factor, term in zip(a.unbind(2)[1:], b.unbind(2)[1:], strict=True):
         states.append(torch.addcmul(term, factor, states[-1]))
-        kept.append(factor * kept[-1])
-    before = chunk_states(first, kept[-1].expand(len(first), *[-1] * first.dim()), states[-1])[:, :-1, None]
-    found = torch.addcmul(torch.stack(states, 2), torch.stack(kept, 2), before).flatten(1, 2)[:, :seq]
-    return found, found[:, -1]
+        factors.append(factor * factors[-1])
+    before = chunk_states(first, factors[-1].expand(len(first), *[-1] * first.dim()), states[-1])[:, :-1, None]
+    ends = torch.addcmul(torch.stack(states, 2), torch.stack(factors, 2), before).flatten(1, 2)[:, :seq]
+    return ends, ends[:, -1]
 
 
 def matrix_steps(
@@ -136,14 +136,14 @@ def matrix_steps(
     added, _ = one_by_one(step, zeros, tuple(cut), constants, shown)
     starts, last = list[Tensor](), list[Tensor]()
     for function, axis, first, b in zip(linear, axes, states, added, strict=True):
-        whole = unit_columns(first, *axis)  # [blocks, ...]: the identity in blocks of the state's number of columns
-        blocks = len(whole)
+        basis = unit_columns(first, *axis)  # [blocks, ...]: the identity in blocks of the state's number of columns
+        blocks = len(basis)
         rows = tuple(x.repeat_interleave(blocks, 0) for x in (*cut, shown))
-        whole = whole.repeat(batch * count, *[1] * (whole.dim() - 1))
-        ((whole,), _) = one_by_one(function, (whole,), rows[:-1], constants, rows[-1])
-        left = to_matrices(whole, *axis).unflatten(0, (batch, count, blocks)).movedim(2, -2).flatten(-2)
+        basis = basis.repeat(batch * count, *[1] * (basis.dim() - 1))
+        ((basis,), _) = one_by_one(function, (basis,), rows[:-1], constants, rows[-1])
+        matrices = to_matrices(basis, *axis).unflatten(0, (batch, count, blocks)).movedim(2, -2).flatten(-2)
         written = to_matrices(b, *axis).unflatten(0, (batch, count))
-        before, after = chunk_matrix_states(to_matrices(first, *axis), left[..., : left.shape[-2]], written)
+        before, after = chunk_matrix_states(to_matrices(first, *axis), matrices[..., : matrices.shape[-2]], written)
         starts.append(from_matrices(before.flatten(0, 1), *axis, first))
         last.append(from_matrices(after, *axis, first))
     _, outputs = one_by_one(step, tuple(starts), tuple(cut), constants, shown)

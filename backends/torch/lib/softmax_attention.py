@@ -124,6 +124,6 @@ def block_sparse_attention(
     y = y.unflatten(0, (-1, count)).masked_fill(empty[..., None, None], 0)
     if len(ends):
         some = qb[:, ends].transpose(1, 2).flatten(2, 3)
-        whole = F.scaled_dot_product_attention(some, k, v, attn_mask=shown, scale=scale, enable_gqa=groups)
-        y = y.index_copy(1, ends, whole.unflatten(2, (-1, block)).transpose(1, 2).to(y.dtype))
+        full = F.scaled_dot_product_attention(some, k, v, attn_mask=shown, scale=scale, enable_gqa=groups)
+        y = y.index_copy(1, ends, full.unflatten(2, (-1, block)).transpose(1, 2).to(y.dtype))
     return y.transpose(1, 2).flatten(2, 3)[:, :, :length]

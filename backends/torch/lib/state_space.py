@@ -50,10 +50,10 @@ def scan_chunks(
     count = chunk_count(delta.shape[1], 32)
     padding = (0, 0, 0, count * 32 - delta.shape[1])
     cut = [F.pad(t, padding).view(t.shape[0], count, 32, t.shape[2]) for t in (delta, driven, b, c)]
-    known = cut[:3] if torch.compiler.is_exporting() else [t[:, :-1] for t in cut[:3]]  # all chunks, one too many
-    steps, *others = known
+    chunked = cut[:3] if torch.compiler.is_exporting() else [t[:, :-1] for t in cut[:3]]  # all chunks, one too many
+    steps, *operands = chunked
     added = torch.zeros_like(state)[:, None]  # [batch, chunks but the last, states, channels]
-    for step, drive, into in zip(steps.unbind(2), *(t.unbind(2) for t in others), strict=True):
+    for step, drive, into in zip(steps.unbind(2), *(t.unbind(2) for t in operands), strict=True):
         added = scan_step(added, step, rates, drive, into)
     h, rows = chunk_states(state, (steps.sum(2)[:, :, None] * rates).exp(), added)[:, :count], []
     for step, drive, into, out in zip(*(t.unbind(2) for t in cut), strict=True):

@@ -160,8 +160,8 @@ def flex(
     if sinks is None:
         x: Tensor = compute()
         return x
-    x, more = compute(return_aux=AuxRequest(lse=True))
-    share = torch.sigmoid(more.lse - wide(sinks)[:, None])  # of the keys; the rest is the sink's
+    x, aux = compute(return_aux=AuxRequest(lse=True))
+    share = torch.sigmoid(aux.lse - wide(sinks)[:, None])  # of the keys; the rest is the sink's
     return (x * share[..., None]).to(v.dtype)
 
 

@@ -63,8 +63,8 @@ class CodePlanes:
             rounded = zeros.bfloat16()
             scales, zeros = torch.cat((16 * scales, scales)), torch.cat((zeros - rounded.float(), zeros))
         pairs = torch.stack((scales, zeros), -1)
-        more = -self.rows % MULTIPLE
-        self.scales_and_zeros = F.pad(pairs, (0, 0, 0, more)).bfloat16().contiguous()
+        padding = -self.rows % MULTIPLE
+        self.scales_and_zeros = F.pad(pairs, (0, 0, 0, padding)).bfloat16().contiguous()
         # Rows are packed block by block, in multiples of 256, which the blocks of every CPU's packed layout divide.
         step = max(256, AT_ONCE // width // 256 * 256)
         blocks = [self._block(codes[first : first + step], weight, width) for first in range(0, self.rows, step)]
@@ -101,11 +101,11 @@ class HalfPrecision:
         for first in range(0, self.rows, step):
             part = weight.rows(slice(first, first + step))
             numbers[first : first + step][: len(part)] = dequantize(*part.parts, bits=part.bits, width=part.width)
-        whole, rest = numbers[: self.rows], numbers[self.rows :]
-        self.factor = 2.0 ** (math.frexp(float(whole.abs().max()))[1] - 12)
-        whole /= self.factor
+        full_rows, rest = numbers[: self.rows], numbers[self.rows :]
+        self.factor = 2.0 ** (math.frexp(float(full_rows.abs().max()))[1] - 12)
+        full_rows /= self.factor
         if exact:
-            torch.sub(whole, whole.half(), out=rest).div_(LOW)
+            torch.sub(full_rows, full_rows.half(), out=rest).div_(LOW)
         self.numbers: Any = torch.ops.quantized.linear_prepack_fp16(numbers, None)
         self.exact, self.nbytes = exact, 2 * numbers.numel()
 
@@ -135,19 +135,19 @@ def packed_linear(
     parts = codes, scales, offsets
     stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parts if p is not None]
     key = id(codes)
-    reference, known = _packed.get(key, (None, {}))
+    reference, forms = _packed.get(key, (None, {}))
     if reference is None or reference() is not codes:
-        known = {}
-        _packed[key] = weakref.ref(codes, functools.partial(_forget, key)), known
-    old, form = known.get(x.dtype, (None, None))
+        forms = {}
+        _packed[key] = weakref.ref(codes, functools.partial(_forget, key)), forms
+    old, form = forms.get(x.dtype, (None, None))
     if old != stamp or form is None:
         if old != stamp and rows > FEW_ROWS:
-            known[x.dtype] = stamp, None
+            forms[x.dtype] = stamp, None
             return None
         form = _pack(Codes(*parts, bits, width), x.dtype)
         if form is None:
             return None
-        known[x.dtype] = stamp, form
+        forms[x.dtype] = stamp, form
     y: torch.Tensor = form.linear(x.reshape(-1, width))
     return y.view(*lead, codes.shape[0])
 
@@ -164,8 +164,8 @@ def refusal(dtype: torch.dtype) -> str | None:
     if dtype == torch.bfloat16:
         if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
             return "the operator for 4 bits is not vectorized for this CPU"
-        known = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
-        return None if known else "this PyTorch has no operator for 4 bits"
+        has_kernel = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+        return None if has_kernel else "this PyTorch has no operator for 4 bits"
     if dtype not in (torch.float32, torch.float16):
         return f"no packed weights are for {dtype}"
     # PyTorch has no query for this, and engines for other processors raise: so a small weight is packed as a trial.
@@ -182,8 +182,8 @@ def _pack(weight: Codes, dtype: torch.dtype) -> CodePlanes | HalfPrecision | Non
     kind = CodePlanes if dtype == torch.bfloat16 else HalfPrecision
     exact = dtype == torch.float32
     size = len(weight) * weight.width * (weight.bits // 8 + 1 if kind is CodePlanes else 2 + 2 * exact)
-    taken = sum(form.nbytes for _, known in _packed.values() for _, form in known.values() if form is not None)
-    if taken + size > memory() * SHARE or not all(bool(p.isfinite().all()) for p in weight.parts[1:] if p is not None):
+    total = sum(form.nbytes for _, forms in _packed.values() for _, form in forms.values() if form is not None)
+    if total + size > memory() * SHARE or not all(bool(p.isfinite().all()) for p in weight.parts[1:] if p is not None):
         return None
     with torch.no_grad():
         return CodePlanes(weight) if kind is CodePlanes else HalfPrecision(weight, exact)

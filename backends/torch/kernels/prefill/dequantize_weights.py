@@ -73,14 +73,14 @@ def dequantize_kernel(
 
 def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
     """Return the reason why the kernel cannot dequantize `weight` to `dtype`; None if it can."""
-    given = [part for part in weight.parts if part is not None]
-    if reason := launch.refusal(weight.packed, any(part.dtype == FLOAT8 for part in given)):
+    parts = [part for part in weight.parts if part is not None]
+    if reason := launch.refusal(weight.packed, any(part.dtype == FLOAT8 for part in parts)):
         return reason
     if dtype not in DTYPES:
         return f"{dtype} is none of {', '.join(DTYPES.values())}"
-    if not all(part.is_contiguous() for part in given):
+    if not all(part.is_contiguous() for part in parts):
         return "not all is contiguous"
-    return gradient_refusal(*given)
+    return gradient_refusal(*parts)
 
 
 def can_dequantize(weight: Codes, dtype: torch.dtype) -> bool:

@@ -56,14 +56,14 @@ def _end_kernel(
     for block in range(CHUNK):
         t = (part * CHUNK + block) * TOKENS + tl.arange(0, TOKENS)
         there, row = t < seq, (batch * seq + t).to(tl.int64)
-        step, sums, whole = _decays(delta_ptr, row, there, delta_row, head, a)
+        step, sums, decay = _decays(delta_ptr, row, there, delta_row, head, a)
         at = x_ptr + row[:, None] * x_row + head * WIDTH + p[None, :]
         x = tl.load(at, mask=there[:, None] & (p < WIDTH)[None, :], other=0.0)
         at = b_ptr + row[None, :] * b_row + (head // SHARE) * STATES + n[:, None]
         b = tl.load(at, mask=there[None, :] & (n < STATES)[:, None], other=0.0)
-        driven = (x.to(tl.float32) * (step * tl.exp2(whole - sums))[:, None]).to(x.dtype)
-        state = tl.exp2(whole) * state + _dot(b, driven, INTERP)
-        total += whole
+        driven = (x.to(tl.float32) * (step * tl.exp2(decay - sums))[:, None]).to(x.dtype)
+        state = tl.exp2(decay) * state + _dot(b, driven, INTERP)
+        total += decay
     at = ((batch * tl.num_programs(1) + part) * heads + head).to(tl.int64)
     tl.store(sums_ptr + at, total)
     cell = (at * STATES + n)[:, None] * WIDTH + p[None, :]
@@ -80,20 +80,20 @@ def _start_kernel(
     wait_for_previous(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mine, own = cell < SIZE, (batch * heads + head).to(tl.int64) * SIZE
+    mine, state_offset = cell < SIZE, (batch * heads + head).to(tl.int64) * SIZE
     state = tl.zeros((BLOCK,), tl.float32)
     if past_ptr is not None:
-        state = tl.load(past_ptr + own + cell, mask=mine, other=0.0).to(tl.float32)
+        state = tl.load(past_ptr + state_offset + cell, mask=mine, other=0.0).to(tl.float32)
     at = (batch * parts * heads + head).to(tl.int64)
-    end, whole = tl.load(ends_ptr + at * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + at)
+    end, total = tl.load(ends_ptr + at * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + at)
     for part in range(parts):
         to = ends_ptr + (at + part * heads) * SIZE + cell
         ahead = at + tl.minimum(part + 1, parts - 1) * heads  # read ahead by one chunk
         next_end, next_whole = tl.load(ends_ptr + ahead * SIZE + cell, mask=mine, other=0.0), tl.load(sums_ptr + ahead)
         tl.store(to, state, mask=mine)
-        state = tl.exp2(whole) * state + end
-        end, whole = next_end, next_whole
-    tl.store(present_ptr + own + cell, state.to(present_ptr.dtype.element_ty), mask=mine)
+        state = tl.exp2(total) * state + end
+        end, total = next_end, next_whole
+    tl.store(present_ptr + state_offset + cell, state.to(present_ptr.dtype.element_ty), mask=mine)
 
 
 @jit
@@ -105,9 +105,9 @@ def _product(c_rows, b_rows, c_there, b_there, ACROSS, STATES: tl.constexpr, BLO
     columns of B."""
     y, n = tl.zeros((c_rows.shape[0], WIDTH), tl.float32), tl.arange(0, BLOCK_K)
     for first in range(0, BLOCK_N, BLOCK_K):
-        known = first + n < STATES
-        c = tl.load(c_rows + (first + n)[None, :], mask=c_there[:, None] & known[None, :], other=0.0)
-        b = tl.load(b_rows + (first + n)[:, None] * ACROSS, mask=known[:, None] & b_there[None, :], other=0.0)
+        valid = first + n < STATES
+        c = tl.load(c_rows + (first + n)[None, :], mask=c_there[:, None] & valid[None, :], other=0.0)
+        b = tl.load(b_rows + (first + n)[:, None] * ACROSS, mask=valid[:, None] & b_there[None, :], other=0.0)
         y += _dot(c, b.to(c.dtype), INTERP)
     return y
 
@@ -139,10 +139,10 @@ def _scan_kernel(
         s = (batch * seq + (part * CHUNK + block) * TOKENS + within).to(tl.int64)
         b_rows = b_ptr + s[None, :] * b_row + group
         pairs = _product(c_rows, b_rows, there, within >= 0, 1, STATES, BLOCK_N, BLOCK_K, TOKENS, INTERP)
-        step, sums, whole = _decays(delta_ptr, s, within >= 0, delta_row, head, a)
+        step, sums, total = _decays(delta_ptr, s, within >= 0, delta_row, head, a)
         x = tl.load(x_ptr + s[:, None] * x_row + head * WIDTH + p[None, :], mask=wide[None, :], other=0.0)
-        driven = (x.to(tl.float32) * (step * tl.exp2(whole - sums))[:, None]).to(x.dtype)
-        y = tl.exp2(whole) * y + _dot(pairs.to(x.dtype), driven, INTERP)
+        driven = (x.to(tl.float32) * (step * tl.exp2(total - sums))[:, None]).to(x.dtype)
+        y = tl.exp2(total) * y + _dot(pairs.to(x.dtype), driven, INTERP)
 
     b_rows = b_ptr + row[None, :] * b_row + group
     pairs = _product(c_rows, b_rows, there, there, 1, STATES, BLOCK_N, BLOCK_K, TOKENS, INTERP)
@@ -204,9 +204,9 @@ def _sizes(dtype: torch.dtype, states: int, width: int) -> tuple[dict[str, int],
     wide = dtype == torch.float32
     tokens = 32 if wide else 64
     block_n, block_p = (power_of_2(n, 16) for n in (states, width))
-    both = {"STATES": states, "WIDTH": width, "CHUNK": CHUNK // tokens, "TOKENS": tokens, "BLOCK_N": block_n}
-    end = {**both, "BLOCK_P": max(16, min(block_p, 8192 // block_n))}
-    scan = {**both, "BLOCK_P": block_p, "BLOCK_K": min(block_n, tokens)}
+    shared = {"STATES": states, "WIDTH": width, "CHUNK": CHUNK // tokens, "TOKENS": tokens, "BLOCK_N": block_n}
+    end = {**shared, "BLOCK_P": max(16, min(block_p, 8192 // block_n))}
+    scan = {**shared, "BLOCK_P": block_p, "BLOCK_K": min(block_n, tokens)}
     return end, scan, 8 if wide else 4, 8 if wide or block_n * block_p > 8192 else 4
 
 
@@ -256,16 +256,16 @@ def mamba2_scan(
     starts = torch.empty(batch, parts, heads, states, width, dtype=torch.float32, device=x.device)
     sums = torch.empty(batch, parts, heads, dtype=torch.float32, device=x.device)
     end, scan, end_warps, scan_warps = _sizes(x.dtype, states, width)
-    more = {"SHARE": heads // groups, "INTERP": not x.is_cuda}
+    extra = {"SHARE": heads // groups, "INTERP": not x.is_cuda}
     strides, splits = (x.stride(1), delta.stride(1), b.stride(1)), triton.cdiv(width, end["BLOCK_P"])
     _end_kernel[(heads * splits, parts, batch)](
-        x, delta, a, b, starts, sums, seq, *strides, **end, **more, **options(x, end_warps, stages=2)
+        x, delta, a, b, starts, sums, seq, *strides, **end, **extra, **options(x, end_warps, stages=2)
     )
     _start_kernel[(triton.cdiv(states * width, 1024), heads, batch)](
         starts, sums, past, present, parts, SIZE=states * width, BLOCK=1024, **options(x)
     )
     _scan_kernel[(heads, triton.cdiv(seq, scan["TOKENS"]), batch)](
-        x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **more, **options(x, scan_warps, 2)
+        x, delta, a, b, c, d, starts, y, seq, *strides, c.stride(1), **scan, **extra, **options(x, scan_warps, 2)
     )
     return y, present
 

@@ -48,23 +48,23 @@ def _end_kernel(
     wait_for_previous(PDL)
     part, batch = tl.program_id(0), tl.program_id(2)
     channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
-    mine, known = channel < CHANNELS, n < STATES
-    both, cell = known[:, None] & mine[None, :], n[:, None] * CHANNELS + channel[None, :]
-    a = tl.load(a_ptr + cell, mask=both, other=0.0)
+    mine, valid_states = channel < CHANNELS, n < STATES
+    valid, cell = valid_states[:, None] & mine[None, :], n[:, None] * CHANNELS + channel[None, :]
+    a = tl.load(a_ptr + cell, mask=valid, other=0.0)
     first = batch * seq + part * chunk
     x, step = _load(x_ptr, first, x_row, channel, mine), _load(delta_ptr, first, delta_row, channel, mine)
-    b = _load(b_ptr, first, b_row, n, known)
+    b = _load(b_ptr, first, b_row, n, valid_states)
     state, total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
     for t in range(chunk):
         row = first + tl.minimum(t + 1, chunk - 1)  # read ahead by one token
         next_x, next_step = _load(x_ptr, row, x_row, channel, mine), _load(delta_ptr, row, delta_row, channel, mine)
-        next_b = _load(b_ptr, row, b_row, n, known)
+        next_b = _load(b_ptr, row, b_row, n, valid_states)
         state = _advance(state, a, step, x, b)
         total += step
         x, step, b = next_x, next_step, next_b
     at = (batch * (tl.num_programs(0) + 1) + part).to(tl.int64)
     tl.store(sums_ptr + at * CHANNELS + channel, total, mask=mine)
-    tl.store(ends_ptr + at * STATES * CHANNELS + cell, state, mask=both)
+    tl.store(ends_ptr + at * STATES * CHANNELS + cell, state, mask=valid)
 
 
 @jit
@@ -79,33 +79,33 @@ def _scan_kernel(
     wait_for_previous(PDL)
     part, parts, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     channel, n = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
-    mine, known = channel < CHANNELS, n < STATES
-    both, cell = known[:, None] & mine[None, :], n[:, None] * CHANNELS + channel[None, :]
-    a = tl.load(a_ptr + cell, mask=both, other=0.0)
+    mine, valid_states = channel < CHANNELS, n < STATES
+    valid, cell = valid_states[:, None] & mine[None, :], n[:, None] * CHANNELS + channel[None, :]
+    a = tl.load(a_ptr + cell, mask=valid, other=0.0)
     state, d = tl.zeros((BLOCK_N, BLOCK_C), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
-    whole = batch.to(tl.int64) * STATES * CHANNELS
+    state_offset = batch.to(tl.int64) * STATES * CHANNELS
     if past_ptr is not None:
-        state = tl.load(past_ptr + whole + cell, mask=both, other=0.0).to(tl.float32)
+        state = tl.load(past_ptr + state_offset + cell, mask=valid, other=0.0).to(tl.float32)
     if d_ptr is not None:
         d = tl.load(d_ptr + channel, mask=mine, other=0.0).to(tl.float32)
     for before in range(part):
         at = (batch * parts + before).to(tl.int64)
         decay = tl.exp2(a * _load(sums_ptr, at, CHANNELS, channel, mine)[None, :])
-        state = decay * state + tl.load(ends_ptr + at * STATES * CHANNELS + cell, mask=both, other=0.0)
+        state = decay * state + tl.load(ends_ptr + at * STATES * CHANNELS + cell, mask=valid, other=0.0)
 
     first, count = batch * seq + part * chunk, tl.minimum(chunk, seq - part * chunk)
     x, step = _load(x_ptr, first, x_row, channel, mine), _load(delta_ptr, first, delta_row, channel, mine)
-    b, c = _load(b_ptr, first, b_row, n, known), _load(c_ptr, first, c_row, n, known)
+    b, c = _load(b_ptr, first, b_row, n, valid_states), _load(c_ptr, first, c_row, n, valid_states)
     for t in range(count):
         row = first + tl.minimum(t + 1, count - 1)
         next_x, next_step = _load(x_ptr, row, x_row, channel, mine), _load(delta_ptr, row, delta_row, channel, mine)
-        next_b, next_c = _load(b_ptr, row, b_row, n, known), _load(c_ptr, row, c_row, n, known)
+        next_b, next_c = _load(b_ptr, row, b_row, n, valid_states), _load(c_ptr, row, c_row, n, valid_states)
         state = _advance(state, a, step, x, b)
         y = tl.sum(state * c[:, None], axis=0) + d * x
         tl.store(y_ptr + (first + t).to(tl.int64) * CHANNELS + channel, y.to(y_ptr.dtype.element_ty), mask=mine)
         x, step, b, c = next_x, next_step, next_b, next_c
     if part == parts - 1:
-        tl.store(present_ptr + whole + cell, state.to(present_ptr.dtype.element_ty), mask=both)
+        tl.store(present_ptr + state_offset + cell, state.to(present_ptr.dtype.element_ty), mask=valid)
 
 
 def refusal(x: torch.Tensor, a: torch.Tensor, *others: torch.Tensor | None) -> str | None:
@@ -186,11 +186,11 @@ def mamba_scan(
     ends = rates.new_empty(batch, parts, states, channels)
     sums = rates.new_empty(batch, parts, channels)
     strides = x.stride(1), delta.stride(1), b.stride(1)
-    more = {**sizes, "BLOCK_N": triton.next_power_of_2(states), **options(x, warps=1)}
+    settings = {**sizes, "BLOCK_N": triton.next_power_of_2(states), **options(x, warps=1)}
     if parts > 1:
-        _end_kernel[(parts - 1, blocks, batch)](x, delta, rates, b, ends, sums, seq, chunk, *strides, **more)
+        _end_kernel[(parts - 1, blocks, batch)](x, delta, rates, b, ends, sums, seq, chunk, *strides, **settings)
     _scan_kernel[(parts, blocks, batch)](
-        x, delta, rates, b, c, d, past, ends, sums, y, present, seq, chunk, *strides, c.stride(1), **more
+        x, delta, rates, b, c, d, past, ends, sums, y, present, seq, chunk, *strides, c.stride(1), **settings
     )
     return y, present
 

@@ -66,8 +66,8 @@ def check_operands(
     if k_cache.shape != v_cache.shape:
         raise ValueError(f"caches {[*k_cache.shape]} and {[*v_cache.shape]} [batch, kv_heads, capacity, d] differ")
     if rows % batch or (rolling and rows != batch):
-        many = "the same number of tokens" if not rolling else "one token, as rolling caches take them,"
-        raise ValueError(f"{rows} tokens are not {many} for each of the {batch} rows of the caches")
+        expected = "the same number of tokens" if not rolling else "one token, as rolling caches take them,"
+        raise ValueError(f"{rows} tokens are not {expected} for each of the {batch} rows of the caches")
     check_scales(k_cache, v_cache, k_scale, v_scale)
     q_norm.check(head_dim)
     k_norm.check(head_dim)
@@ -140,8 +140,8 @@ def norm_rope_cache(
         if cos is not None and sin is not None:
             q_and_k = rotate_heads(q_and_k, cos, sin, interleaved)
         for cache, new, scale in ((k_cache, q_and_k[:, heads:], k_scale), (v_cache, v, v_scale)):
-            kept = new if scale is None else as_bytes(new[:, :, None], scale)[:, :, 0]
-            write_cache(cache, kept, positions, rolling, keep_first)
+            stored = new if scale is None else as_bytes(new[:, :, None], scale)[:, :, 0]
+            write_cache(cache, stored, positions, rolling, keep_first)
         queries: torch.Tensor = q_and_k[:, :heads]
         return queries
     q = projected.new_empty(rows, heads, head_dim)

@@ -161,16 +161,16 @@ def window_attention(
         raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
     queries, d, keys = *q.shape[2:], k.shape[2]
     shift = 0 if first_key is None else first_key - keep_first
-    known = min(keys, start + queries - shift)  # what is behind the last query may never have been written
-    if known < 1 or uses_torch(kernel, _refusal, q, k, v, sinks):
+    last = min(keys, start + queries - shift)  # what is behind the last query may never have been written
+    if last < 1 or uses_torch(kernel, _refusal, q, k, v, sinks):
         key = torch.arange(keys, device=k.device)
         if first_key is not None:
             key = torch.where(key < keep_first, key, key + shift)
         distance = torch.arange(start, start + queries, device=q.device)[:, None] - key
         seen = (distance >= 0) & ((distance < window) | (key < keep_first))
         return attend(q, k, v, seen, scale, softcap=softcap, sinks=sinks)
-    given = (start, shift, keep_first, 1 / math.sqrt(d) if scale is None else scale, softcap or 0.0)
-    return launch_window_attention(q, k[:, :, :known], v[:, :, :known], sinks, window, *given).transpose(1, 2)
+    scalars = (start, shift, keep_first, 1 / math.sqrt(d) if scale is None else scale, softcap or 0.0)
+    return launch_window_attention(q, k[:, :, :last], v[:, :, :last], sinks, window, *scalars).transpose(1, 2)
 
 
 def _empty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> torch.Tensor:

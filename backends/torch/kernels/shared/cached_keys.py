@@ -20,18 +20,18 @@ def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.
     `first`, `first` + STEP, …, `position`. The latter are among the last WINDOW keys (0: all) and in the query's chunk
     of CHUNK positions (0: all)."""
     end = position.to(tl.int32) + 1
-    kept = 0
+    sink_count = 0
     first = 0
     if WINDOW > 0:
-        kept = tl.minimum(end, KEEP)
-        first = tl.maximum(end - WINDOW, kept)
+        sink_count = tl.minimum(end, KEEP)
+        first = tl.maximum(end - WINDOW, sink_count)
     if CHUNK > 0:
         first = tl.maximum(first, (end - 1) // CHUNK * CHUNK)
-    others = tl.maximum(end - first, 0)
+    window_keys = tl.maximum(end - first, 0)
     if STEP > 1:
-        others = tl.cdiv(others, STEP)
-        first = end - 1 - (others - 1) * STEP
-    return kept, first, kept + others
+        window_keys = tl.cdiv(window_keys, STEP)
+        first = end - 1 - (window_keys - 1) * STEP
+    return sink_count, first, sink_count + window_keys
 
 
 @jit
@@ -91,12 +91,12 @@ class CacheMask:
     dilation: int = 1
 
     def __post_init__(self) -> None:
-        given = f"window={self.window} and keep_first={self.keep_first}"
+        settings = f"window={self.window} and keep_first={self.keep_first}"
         if self.rolling and (self.window is None or self.keep_first >= self.capacity):
-            raise ValueError(f"a rolling cache of {self.capacity} keys does not hold {given}")
+            raise ValueError(f"a rolling cache of {self.capacity} keys does not hold {settings}")
         if self.keep_first and (self.chunk is not None or self.dilation > 1):
-            others = f"chunk={self.chunk} and dilation={self.dilation}"
-            raise ValueError(f"keep_first={self.keep_first} does not go with {others}")
+            pattern = f"chunk={self.chunk} and dilation={self.dilation}"
+            raise ValueError(f"keep_first={self.keep_first} does not go with {pattern}")
 
     @property
     def constants(self) -> dict[str, int]:

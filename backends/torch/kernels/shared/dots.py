@@ -73,7 +73,7 @@ def dot_products(
         from_other = other[:, None] + k[None, :]
     mean, rstd = row_moments(from_x, k[None, :], K, eps, BLOCK_M, BLOCK_K) if NORM == "layer" else (0.0, 1.0)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    others = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    other_sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for start in tl.range(0, end - begin, BLOCK_K, num_stages=STAGES):
         there = k + start < end
@@ -90,6 +90,6 @@ def dot_products(
             v = apply_gain(exact, gain, shift, k + start, there).to(v.dtype)
         total = tl.dot(dot_operand(w), tl.trans(dot_operand(v)), total, input_precision="tf32x3")
         if other is not None:
-            others = tl.dot(dot_operand(w_other), tl.trans(dot_operand(v)), others, input_precision="tf32x3")
+            other_sums = tl.dot(dot_operand(w_other), tl.trans(dot_operand(v)), other_sums, input_precision="tf32x3")
     share = tl.rsqrt(tl.sum(squares, axis=1)[:, None] / K + eps) if NORM == "rms" else 1.0
-    return tl.trans(total) * share, tl.trans(others) * share
+    return tl.trans(total) * share, tl.trans(other_sums) * share

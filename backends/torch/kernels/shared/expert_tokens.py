@@ -15,10 +15,10 @@ AT_ONCE = 128  # slots that a block compares at a time
 def count_tokens(chosen, expert, slots, AT_ONCE: tl.constexpr):
     """Return the number of the first `slots` entries of `chosen` that equal `expert`; AT_ONCE are read at a time."""
     s = tl.arange(0, AT_ONCE)
-    found = tl.zeros([AT_ONCE], tl.int32)
+    counts = tl.zeros([AT_ONCE], tl.int32)
     for start in range(0, slots, AT_ONCE):
-        found += (tl.load(chosen + start + s, mask=start + s < slots, other=-1) == expert).to(tl.int32)
-    return tl.sum(found, axis=0)
+        counts += (tl.load(chosen + start + s, mask=start + s < slots, other=-1) == expert).to(tl.int32)
+    return tl.sum(counts, axis=0)
 
 
 @jit
@@ -26,11 +26,11 @@ def token_slots(chosen, expert, slots, first, ROWS: tl.constexpr, AT_ONCE: tl.co
     """Return, as i32 [ROWS], the slots s < `slots` with `chosen`[s] = `expert` in increasing order, without the first
     `first` of them; −1 after the last. AT_ONCE slots are read at a time."""
     s, wanted = tl.arange(0, AT_ONCE), first + tl.arange(0, ROWS)
-    found, before = tl.zeros([ROWS], tl.int32), 0
+    slot, before = tl.zeros([ROWS], tl.int32), 0
     for start in range(0, slots, AT_ONCE):
         mine = (tl.load(chosen + start + s, mask=start + s < slots, other=-1) == expert).to(tl.int32)
         number = before + tl.cumsum(mine, axis=0) - 1
         here = (mine > 0)[None, :] & (number[None, :] == wanted[:, None])
-        found += tl.sum(tl.where(here, start + s[None, :] + 1, 0), axis=1)
+        slot += tl.sum(tl.where(here, start + s[None, :] + 1, 0), axis=1)
         before += tl.sum(mine, axis=0)
-    return found - 1
+    return slot - 1

@@ -28,15 +28,15 @@ _LARGEST = fixed(LARGEST)
 def float_assembly(tile: int, half: bool) -> str:
     """Return PTX that converts two FP8 values of a 32-bit word, to fp16 if `half`, else to bf16. They are the low
     (`tile` 0) or the high (`tile` 1) bytes of its two halves. The results in fp16 are 2⁻⁸ of the values."""
-    left, mask = (7, 0x3F803F80) if half else (4, 0x07F007F0)
-    shifts = f"shl.b32 numbers, $1, {left}; shl.b32 signs, $1, 8;"
+    shift, mask = (7, 0x3F803F80) if half else (4, 0x07F007F0)
+    shifts = f"shl.b32 numbers, $1, {shift}; shl.b32 signs, $1, 8;"
     if tile == 1:
-        shifts = f"shr.b32 numbers, $1, {8 - left}; mov.b32 signs, $1;"
-    both = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
+        shifts = f"shr.b32 numbers, $1, {8 - shift}; mov.b32 signs, $1;"
+    merged = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
     if half:
-        return f"{{ .reg .b32 numbers, signs; {both} mov.b32 $0, numbers; }}"
+        return f"{{ .reg .b32 numbers, signs; {merged} mov.b32 $0, numbers; }}"
     power = "mov.b32 power, 0x7B807B80; mov.b32 zero, 0x80008000;"  # 2^120 and −0, twice
-    return f"{{ .reg .b32 numbers, signs, power, zero; {both} {power} fma.rn.bf16x2 $0, numbers, power, zero; }}"
+    return f"{{ .reg .b32 numbers, signs, power, zero; {merged} {power} fma.rn.bf16x2 $0, numbers, power, zero; }}"
 
 
 @jit
@@ -47,18 +47,18 @@ def unpack_float8(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
         shifted = words if TILE == 1 else words << 8
         signs = shifted & -0x7FFF8000
         if tl.float16 == DTYPE:
-            both = signs | ((shifted >> 1) & 0x3F803F80)
+            pair = signs | ((shifted >> 1) & 0x3F803F80)
         else:  # it takes the smallest of bf16 for 0
-            both = signs | ((shifted >> 4) & 0x07F007F0)
-            low = (both << 16).to(tl.float32, bitcast=True) * 1.329227995784916e36
-            high = (both & -0x10000).to(tl.float32, bitcast=True) * 1.329227995784916e36
+            pair = signs | ((shifted >> 4) & 0x07F007F0)
+            low = (pair << 16).to(tl.float32, bitcast=True) * 1.329227995784916e36
+            high = (pair & -0x10000).to(tl.float32, bitcast=True) * 1.329227995784916e36
             return tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]])
     else:
-        both = tl.inline_asm_elementwise(
+        pair = tl.inline_asm_elementwise(
             float_assembly(TILE, tl.float16 == DTYPE), "=r,r", [words], tl.int32, is_pure=True, pack=1
         )
-    low = both.to(tl.int16).to(DTYPE, bitcast=True)
-    high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+    low = pair.to(tl.int16).to(DTYPE, bitcast=True)
+    high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
     return dot_operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
 
 
@@ -66,13 +66,13 @@ def unpack_float8(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
 def float4_assembly(tile: int, half: bool) -> str:
     """Return PTX that converts two FP4 values of a 32-bit word, to fp16 if `half`, else to bf16. They are the 4 bits
     from bit 4·`tile` on (`tile` 0 to 3) of its two halves. The results in fp16 are 2⁻¹⁴ of the values."""
-    left, mask = (9 - 4 * tile, 0x0E000E00) if half else (6 - 4 * tile, 0x01C001C0)
-    shifts = f"{'shl' if left > 0 else 'shr'}.b32 numbers, $1, {abs(left)}; shl.b32 signs, $1, {12 - 4 * tile};"
-    both = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
+    shift, mask = (9 - 4 * tile, 0x0E000E00) if half else (6 - 4 * tile, 0x01C001C0)
+    shifts = f"{'shl' if shift > 0 else 'shr'}.b32 numbers, $1, {abs(shift)}; shl.b32 signs, $1, {12 - 4 * tile};"
+    merged = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"
     if half:
-        return f"{{ .reg .b32 numbers, signs; {both} mov.b32 $0, numbers; }}"
+        return f"{{ .reg .b32 numbers, signs; {merged} mov.b32 $0, numbers; }}"
     power = "mov.b32 power, 0x7E807E80; mov.b32 zero, 0x80008000;"  # 2^126 and −0, twice
-    return f"{{ .reg .b32 numbers, signs, power, zero; {both} {power} fma.rn.bf16x2 $0, numbers, power, zero; }}"
+    return f"{{ .reg .b32 numbers, signs, power, zero; {merged} {power} fma.rn.bf16x2 $0, numbers, power, zero; }}"
 
 
 @jit
@@ -84,19 +84,19 @@ def unpack_float4(words, factors, TILE: tl.constexpr, DTYPE: tl.constexpr):
         shifted = words >> (4 * TILE)
         signs, rest = (shifted & 0x00080008) << 12, shifted & 0x00070007
         if tl.float16 == DTYPE:
-            both = signs | (rest << 9)
-            low = both.to(tl.int16).to(DTYPE, bitcast=True)
-            high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+            pair = signs | (rest << 9)
+            low = pair.to(tl.int16).to(DTYPE, bitcast=True)
+            high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
         else:  # it takes the smallest of bf16 for 0
-            both = signs | (rest << 6)
-            low = (both << 16).to(tl.float32, bitcast=True) * 8.507059173023462e37
-            high = (both & -0x10000).to(tl.float32, bitcast=True) * 8.507059173023462e37
+            pair = signs | (rest << 6)
+            low = (pair << 16).to(tl.float32, bitcast=True) * 8.507059173023462e37
+            high = (pair & -0x10000).to(tl.float32, bitcast=True) * 8.507059173023462e37
     else:
-        both = tl.inline_asm_elementwise(
+        pair = tl.inline_asm_elementwise(
             float4_assembly(TILE, tl.float16 == DTYPE), "=r,r", [words], tl.int32, is_pure=True, pack=1
         )
-        low = both.to(tl.int16).to(DTYPE, bitcast=True)
-        high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+        low = pair.to(tl.int16).to(DTYPE, bitcast=True)
+        high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
     if factors is not None:
         if tl.float16 == DTYPE:
             low, high = low * 16384, high * 16384
@@ -176,11 +176,11 @@ def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None)
     """Check that caches k and v [batch, heads, capacity, width] fit the two FP8 `scales`, of keys and of values. Accept
     any caches if both scales are None. Raise ValueError if only one is given, scales are not f32 (or f64) [heads], or a
     cache with scales is not uint8."""
-    given = [scale for scale in scales if scale is not None]
-    if not given:
+    parts = [scale for scale in scales if scale is not None]
+    if not parts:
         return
-    if len(given) != 2 or any(s.shape != k.shape[1:2] or s.dtype not in (torch.float32, torch.float64) for s in given):
-        shapes = " and ".join(f"{[*s.shape]} {s.dtype}" for s in given)
+    if len(parts) != 2 or any(s.shape != k.shape[1:2] or s.dtype not in (torch.float32, torch.float64) for s in parts):
+        shapes = " and ".join(f"{[*s.shape]} {s.dtype}" for s in parts)
         raise ValueError(f"scales {shapes} are not float32 [{k.shape[1]}] for keys and for values")
     if {k.dtype, v.dtype} != {torch.uint8}:
         raise ValueError(f"caches with scales are {k.dtype} and {v.dtype}, not bytes")

@@ -123,16 +123,16 @@ def choose_code_tile(
     For 16 or 32 rows of x a warp takes 64 rows of W if W has enough rows and registers suffice: x and its norm are then
     prepared half as often.
     """
-    many = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
-    batch, one = 1 if batch == 1 and not many else power_of_2(batch, 8), chunk_size(bits)
+    small_groups = group < 64 and bits == 4  # scales, whose registers one row alone would not leave
+    batch, chunk = 1 if batch == 1 and not small_groups else power_of_2(batch, 8), chunk_size(bits)
     wide = batch >= 32 or (batch == 16 and outputs // 128 >= PROCESSORS)
     rows = 128 if wide else 64 if batch == 16 or outputs // 64 >= PROCESSORS else 32
-    held = batch == 16 or (batch == 32 and bits == 4 and size == 2)
-    double = held and not many and outputs // 256 >= PROCESSORS * 3 // 4
+    fits = batch == 16 or (batch == 32 and bits == 4 and size == 2)
+    double = fits and not small_groups and outputs // 256 >= PROCESSORS * 3 // 4
     rows = 256 if double else rows
     if small and group == SHORT and batch < 16:  # two warps would spill registers under Triton 3.6
         rows = 32
-    step = one if batch == 64 or many or double or inputs % (2 * one) else 2 * one
+    step = chunk if batch == 64 or small_groups or double or inputs % (2 * chunk) else 2 * chunk
     if group % TILE and not (small and group == SHORT):
         group = -(-group // step) * step  # of all columns, which may be any number
     stages = pipeline_stages(rows * step * bits // 8, batch * step * 2, outputs // rows)
@@ -172,19 +172,19 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
     """Return the reason why these kernels cannot take x [..., in] and `others`, in a few words; None if they can."""
     if not x.is_cuda and (reason := launch.refusal(x)):  # at once: on a CPU a call of torch takes a microsecond
         return reason
-    given = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
-    coded = [part for one in others if isinstance(one, Codes) for part in one.parts if part is not None]
+    tensors = [tensor for tensor in others if isinstance(tensor, torch.Tensor)]
+    coded = [part for codes in others if isinstance(codes, Codes) for part in codes.parts if part is not None]
     if reason := launch.refusal(x, any(part.dtype == FLOAT8 for part in coded)):
         return reason
     if x.dtype not in DTYPES:
         return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
-    if any(tensor.dtype != x.dtype for tensor in given):
+    if any(tensor.dtype != x.dtype for tensor in tensors):
         return f"not all is {x.dtype} as x is"
     if not has_few_rows(x):
         return f"not 1 to {MOST_ROWS} rows"
-    if not all(tensor.is_contiguous() for tensor in (*given, *coded)):
+    if not all(tensor.is_contiguous() for tensor in (*tensors, *coded)):
         return "not all is contiguous"
-    return gradient_refusal(x, *given, *coded)
+    return gradient_refusal(x, *tensors, *coded)
 
 
 @jit
@@ -286,8 +286,8 @@ def norm_product(
         total, squares = multiply_step(first, from_x, gain, shift, k, end, mean, rstd, NORM, VECTOR)
         for start in range(BLOCK_K, end - begin, BLOCK_K):
             at = k + start
-            more = tl.load(from_weight + start, mask=at < end, other=0.0, eviction_policy="evict_first")
-            part, part_squares = multiply_step(more, from_x + start, gain, shift, at, end, mean, rstd, NORM, VECTOR)
+            next_w = tl.load(from_weight + start, mask=at < end, other=0.0, eviction_policy="evict_first")
+            part, part_squares = multiply_step(next_w, from_x + start, gain, shift, at, end, mean, rstd, NORM, VECTOR)
             total += part
             squares += part_squares
         y = tl.sum(total, axis=2)

@@ -81,8 +81,8 @@ def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
         if not x.is_cuda:
             return f"Triton does not run on {x.device.type}"
     oldest = FLOAT8_SINCE if float8 else OLDEST
-    if (found := _assumed or capability(x.device.index or 0)) < oldest:
-        return f"compute capability {found[0]}.{found[1]} is older than {oldest[0]}.{oldest[1]}"
+    if (version := _assumed or capability(x.device.index or 0)) < oldest:
+        return f"compute capability {version[0]}.{version[1]} is older than {oldest[0]}.{oldest[1]}"
     return None
 
 
@@ -124,16 +124,16 @@ def custom_operator(like: Callable[..., Result]) -> Callable[[Callable[Operands,
 
     def of(launch: Callable[Operands, Result]) -> Callable[Operands, Result]:
         name, schema = launch.__name__, torch.library.infer_schema(launch, mutates_args=())
-        known = torch.ops.weft
-        if hasattr(known, name) and str(getattr(known, name).default._schema) != f"weft::{name}{schema}":
+        namespace = torch.ops.weft
+        if hasattr(namespace, name) and str(getattr(namespace, name).default._schema) != f"weft::{name}{schema}":
             name = f"{name}_{hashlib.sha256(schema.encode()).hexdigest()[:8]}"  # of another version of weft
-        if not hasattr(known, name):
+        if not hasattr(namespace, name):
             torch.library.custom_op(f"weft::{name}", launch, mutates_args=()).register_fake(like)
-        whole = getattr(known, name).default
+        operator = getattr(namespace, name).default
 
         @wraps(launch)
         def call(*operands: Operands.args, **more: Operands.kwargs) -> Result:
-            compute: Callable[Operands, Result] = whole if torch.compiler.is_compiling() else launch
+            compute: Callable[Operands, Result] = operator if torch.compiler.is_compiling() else launch
             return compute(*operands, **more)
 
         return call

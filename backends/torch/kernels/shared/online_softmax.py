@@ -63,8 +63,8 @@ def attend(
     `sinks` [heads] are scores of one more key per head, whose value is 0. A query without visible keys yields 0.
     """
     plain = softcap is None and sinks is None and bias is None
-    one = q.shape[2] == 1 and (seen is None or seen.shape[1] == 1)
-    if plain and one and q.device.type == "cpu" and not requires_grad(q, k, v):
+    is_step = q.shape[2] == 1 and (seen is None or seen.shape[1] == 1)
+    if plain and is_step and q.device.type == "cpu" and not requires_grad(q, k, v):
         rows = q.view(q.shape[0], k.shape[1], -1, q.shape[3])  # the heads of a group are queries of one head
         y = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale)
         return y.reshape(*q.shape[:3], -1)
@@ -103,7 +103,7 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, ax
 def shared_memory(x: torch.Tensor) -> int:
     """Return the bytes of shared memory that a program may use on the device of x; on a CPU, those of Hopper. Source:
     CUDA C++ Programming Guide, table of compute capabilities."""
-    found = capability(x.get_device()) if x.is_cuda else (9, 0)
-    if found[0] in (9, 10):
+    version = capability(x.get_device()) if x.is_cuda else (9, 0)
+    if version[0] in (9, 10):
         return HOPPER
-    return 163 * 1024 if found in ((8, 0), (8, 7)) else 99 * 1024
+    return 163 * 1024 if version in ((8, 0), (8, 7)) else 99 * 1024

@@ -90,11 +90,11 @@ def unpack_int4(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constex
     32] (in the interpreter as fp32). The constant is 1024 if HALF is 0x6400 (fp16) and 128 if it is 0x4300 (bf16)."""
     shifted = words >> SHIFT
     if INTERPRETER:
-        both = (shifted & 0x000F000F) | HALF * 0x10001
+        pair = (shifted & 0x000F000F) | HALF * 0x10001
     else:
-        both = tl.inline_asm_elementwise(assembly(HALF, LESS), "=r,r", [shifted], tl.int32, is_pure=True, pack=1)
-    low = both.to(tl.int16).to(DTYPE, bitcast=True)
-    high = (both >> 16).to(tl.int16).to(DTYPE, bitcast=True)
+        pair = tl.inline_asm_elementwise(assembly(HALF, LESS), "=r,r", [shifted], tl.int32, is_pure=True, pack=1)
+    low = pair.to(tl.int16).to(DTYPE, bitcast=True)
+    high = (pair >> 16).to(tl.int16).to(DTYPE, bitcast=True)
     numbers = dot_operand(tl.reshape(tl.join(low, high), [words.shape[0], 2 * words.shape[1]]))
     if INTERPRETER:
         numbers -= LESS
@@ -249,8 +249,8 @@ def dequantize(
     """Return the weights [out, width], f32, of codes, scales and offsets as in `Codes`."""
     numbers = decode_centred(packed, bits, width).unflatten(1, (len(scales), -1))
     if packed.dtype == FLOAT4:
-        whole: torch.Tensor = numbers * decode_scales(scales, offsets).T[..., None]
-        return whole.flatten(1)
+        values: torch.Tensor = numbers * decode_scales(scales, offsets).T[..., None]
+        return values.flatten(1)
     weight: torch.Tensor = numbers * scales.T.float()[..., None]
     return (weight if offsets is None else weight + offsets.T.float()[..., None]).flatten(1)
 
@@ -301,8 +301,8 @@ class Codes:
         if small:
             kind, size = FLOAT4, 4 * size
         if self.packed.dtype != kind or self.packed.shape != (out, size):
-            given = f"codes {[*self.packed.shape]} {self.packed.dtype}"
-            raise ValueError(f"{given} must be {str(kind)[6:]} [out, {size}] for rows of {width}")
+            packed_form = f"codes {[*self.packed.shape]} {self.packed.dtype}"
+            raise ValueError(f"{packed_form} must be {str(kind)[6:]} [out, {size}] for rows of {width}")
         groups = len(self.scales)
         tile = SHORT if small else TILE
         if self.scales.shape[1:] != (out,) or width % groups or (width // groups % tile and groups > 1):

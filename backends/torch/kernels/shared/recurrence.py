@@ -98,15 +98,15 @@ def step_in_place(
     rows = [x[:, 0].expand(batch, *x.shape[2:]) for x in tokens]
     if uses_torch(kernel, operands.refusal, like, *tokens, *states, *constants):
         wide = torch.promote_types(like.dtype, torch.float32)
-        made = step(*(t.to(wide) for t in (*states, *rows, *constants)))
-        for state, new in zip(states, made, strict=False):
+        results = step(*(t.to(wide) for t in (*states, *rows, *constants)))
+        for state, new in zip(states, results, strict=False):
             state.copy_(new)
-        found = tuple(y.to(like.dtype)[:, None] for y in made[len(states) :])
+        ys = tuple(y.to(like.dtype)[:, None] for y in results[len(states) :])
     else:
         rows = [x if x[0].is_contiguous() else x.contiguous() for x in rows]
-        found = tuple(torch.empty((batch, 1, *shape), dtype=like.dtype, device=like.device) for shape in outputs)
+        ys = tuple(torch.empty((batch, 1, *shape), dtype=like.dtype, device=like.device) for shape in outputs)
         generated[(triton.cdiv(count, block), batch)](
-            *states, *rows, *(c.contiguous() for c in constants), *found, *(x.stride(0) for x in rows),
+            *states, *rows, *(c.contiguous() for c in constants), *ys, *(x.stride(0) for x in rows),
             BLOCK=block, **options(like),
         )  # fmt: skip
-    return found if len(found) > 1 else found[0]
+    return ys if len(ys) > 1 else ys[0]

@@ -11,8 +11,8 @@ from .launch import jit, tl
 def pair_element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Return the index within a head of the first (`side` 0) or second (`side` 1) element of a pair. The elements of a
     rotated pair are adjacent if INTERLEAVED, else ROTARY / 2 apart; pairs that are not rotated are always adjacent."""
-    apart: tl.constexpr = 0 if INTERLEAVED else ROTARY // 2
-    return tl.where(pair < apart, pair + side * apart, 2 * pair + side)
+    distance: tl.constexpr = 0 if INTERLEAVED else ROTARY // 2
+    return tl.where(pair < distance, pair + side * distance, 2 * pair + side)
 
 
 @jit
@@ -31,7 +31,7 @@ def rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interlea
     wide, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]
     a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
     c, s = cos[:, None], sin[:, None]
-    both = a * c - b * s, b * c + a * s
-    mixed = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+    rotated = a * c - b * s, b * c + a * s
+    mixed = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
     mixed = mixed.to(x.dtype)
     return torch.cat([mixed, rest], -1) if rest.shape[-1] else mixed

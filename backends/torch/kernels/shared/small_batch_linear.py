@@ -59,9 +59,9 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     """Return `weight` in the layout of oneDNN; packed copies are cached until the weight changes."""
     # Inference tensors have no version counter. Others do, so the weight is packed again after an optimizer step.
     version = 0 if weight.is_inference() else weight._version
-    known = _packed.get(weight)
-    if known is None or known[0] != version:
-        known = version, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
-        _packed[weight] = known
-    packed: torch.Tensor = known[1]
+    entry = _packed.get(weight)
+    if entry is None or entry[0] != version:
+        entry = version, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
+        _packed[weight] = entry
+    packed: torch.Tensor = entry[1]
     return packed

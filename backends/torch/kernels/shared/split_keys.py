@@ -46,18 +46,18 @@ def merge_splits(partial, state, splits, row, column, ROWS: tl.constexpr, WIDTH:
     """Return softmax(scores) v, f32 [r, c], at rows `row` [r] and columns `column` [c] of a block, from the partial
     sums of its `splits` splits: `partial` [splits, ROWS, WIDTH] and `state` [splits, 2, ROWS]. STEP splits are read at
     a time. Results outside of ROWS and WIDTH are 0."""
-    one = row[:, None] * WIDTH + column[None, :]
+    cell = row[:, None] * WIDTH + column[None, :]
     real = (row < ROWS)[:, None] & (column < WIDTH)[None, :]
     highest = tl.full(row.shape, -float("inf"), tl.float32)
     total = tl.zeros(row.shape, tl.float32)
-    acc = tl.zeros(one.shape, tl.float32)
+    acc = tl.zeros(cell.shape, tl.float32)
     for first in range(0, splits, STEP):
         split = first + tl.arange(0, STEP)
-        known = (split < splits)[:, None] & (row < ROWS)[None, :]
+        valid = (split < splits)[:, None] & (row < ROWS)[None, :]
         at = state + split[:, None] * (2 * ROWS) + row[None, :]
-        m = tl.load(at, known, other=-float("inf"), cache_modifier=".cg")
-        part_total = tl.load(at + ROWS, known, other=0.0, cache_modifier=".cg")
-        here = partial + split[:, None, None] * (ROWS * WIDTH) + one[None]
+        m = tl.load(at, valid, other=-float("inf"), cache_modifier=".cg")
+        part_total = tl.load(at + ROWS, valid, other=0.0, cache_modifier=".cg")
+        here = partial + split[:, None, None] * (ROWS * WIDTH) + cell[None]
         part = tl.load(here, (split < splits)[:, None, None] & real[None], other=0.0, cache_modifier=".cg")
         higher = tl.maximum(highest, tl.max(m, 0))
         base = tl.where(row < ROWS, higher, 0.0)  # rows outside have no maximum
@@ -186,11 +186,11 @@ def launch(
     `constants` include GROUP and TAKEN; `groups` is the number of blocks of a batch row. `splits` None is the number
     that occupies the device, up to `most`. `tickets` None takes shared counters."""
     batch, _, width = out.shape
-    taken, blocks = constants["TAKEN"], batch * groups
+    rows, blocks = constants["TAKEN"], batch * groups
     splits = splits or count_splits(out, blocks, most)
-    inside = splits * taken * width * 4 <= INSIDE
-    partial = out.new_empty(blocks * splits * taken * width, dtype=torch.float32)
-    state = out.new_empty(blocks * splits * taken * 2, dtype=torch.float32)
+    inside = splits * rows * width * 4 <= INSIDE
+    partial = out.new_empty(blocks * splits * rows * width, dtype=torch.float32)
+    state = out.new_empty(blocks * splits * rows * 2, dtype=torch.float32)
     if not inside:
         tickets = out.new_empty(blocks, dtype=torch.int32)
     elif tickets is None:
@@ -198,8 +198,8 @@ def launch(
     constants = {**constants, "INSIDE": inside, "INTERP": not out.is_cuda}
     kernel[splits, groups, batch](*operands, out, partial, state, tickets, *numbers, **constants, **options(out, warps))
     if not inside:
-        shape = _merge_shape(constants["GROUP"], taken, width)
-        grid = (taken, -(-width // shape["COLUMNS"]), blocks)
+        shape = _merge_shape(constants["GROUP"], rows, width)
+        grid = (rows, -(-width // shape["COLUMNS"]), blocks)
         merge_kernel[grid](out, partial, state, tickets, splits, **shape, **options(out))
     return out
 

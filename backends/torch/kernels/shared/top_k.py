@@ -62,16 +62,16 @@ def choose_experts(
     ranked = tl.where(there[None, :], scores + push[None, :], float("-inf"))
     if GROUPS > 1:
         ranked = _of_best_groups(ranked, OPEN, TOP2, GROUP_SLOTS, WIDE)
-    experts, kept = tl.zeros([ROWS, SLOTS], tl.int32), tl.zeros([ROWS, SLOTS], tl.float32)
+    experts, weights = tl.zeros([ROWS, SLOTS], tl.int32), tl.zeros([ROWS, SLOTS], tl.float32)
     for choice in tl.static_range(CHOICES):
         best = place == tl.argmax(ranked, axis=1)[:, None]  # the first of equals
         number = tl.sum(tl.where(best, expert[None, :], 0), axis=1)[:, None]
         experts = tl.where(slot == choice, number, experts)
-        kept = tl.where(slot == choice, tl.sum(tl.where(best, scores, 0.0), axis=1)[:, None], kept)
+        weights = tl.where(slot == choice, tl.sum(tl.where(best, scores, 0.0), axis=1)[:, None], weights)
         ranked = tl.where(best, float("-inf"), ranked)
     if RENORMALIZE:
-        kept /= tl.sum(kept, axis=1)[:, None]
-    return experts, kept * scale
+        weights /= tl.sum(weights, axis=1)[:, None]
+    return experts, weights * scale
 
 
 def refusal(experts: int, k: int) -> str | None:
