@@ -53,7 +53,7 @@ def test_onnx_runtime_equals_the_interpreter(path: Path, target: str, tmp_path: 
     feeds["token_type_ids"] = np.zeros((1, length))
     want = interpret(graph, {name: feeds[name].astype(np.int64) for name in graph.inputs})
     if isinstance(made, weft.Encoder):
-        pairs = [(runnable.hidden([ids])[0], want["last_hidden_state"][0])]
+        pairs = [(runnable.hidden_states([ids])[0], want["last_hidden_state"][0])]
     else:  # whole, and in chunks through the caches
         pairs = [(runnable.logits(ids, chunk), want["logits"][0]) for chunk in CHUNKS.get(path.stem, (512, 32))]
     for got, right in pairs:

@@ -83,7 +83,7 @@ def test_random_encoders_agree_with_the_interpreter(seed: int, target: str, tmp_
     graph, rng = made(Drawn(seed).encoder()), np.random.default_rng(seed)
     rows = [rng.integers(0, VOCAB, n) for n in (LENGTH, *rng.integers(1, LENGTH, ROWS - 1))]
     weft.compile(graph, tmp_path / "out", target=target, max_length=LENGTH)
-    for ids, found in zip(rows, weft.load(tmp_path / "out", threads=1).hidden(rows), strict=True):
+    for ids, found in zip(rows, weft.load(tmp_path / "out", threads=1).hidden_states(rows), strict=True):
         same(found[: ids.size], meaning(graph, ids))
 
 

@@ -208,7 +208,7 @@ def test_encoder_variants_agree_with_the_interpreter(
     graph = drawn(Encoder(VOCAB, DIM, 2, ENCODERS[name], context=64).graph())
     weft.compile(graph, tmp_path / "out", target=target, max_length=LENGTH)
     rows = [rng.integers(0, VOCAB, n) for n in (LENGTH, 9)]
-    for ids, found in zip(rows, weft.load(tmp_path / "out").hidden(rows), strict=True):
+    for ids, found in zip(rows, weft.load(tmp_path / "out").hidden_states(rows), strict=True):
         right = interpret(graph, {"input_ids": ids[None], "attention_mask": np.ones((1, len(ids)), np.int64)})
         (hidden,) = right["last_hidden_state"]
         np.testing.assert_allclose(found[: len(ids)], hidden, rtol=0, atol=1e-5 * np.abs(hidden).max())

@@ -183,7 +183,7 @@ def check_encoder(dtype: str) -> None:
         weft.load(compiled("encoder", "ort-cuda", dtype), DEVICE),
         weft.load(compiled("encoder", "ort-cpu", "f32")),
     ]
-    got, want = (m.hidden(rows) for m in models if isinstance(m, OpenEncoder))
+    got, want = (m.hidden_states(rows) for m in models if isinstance(m, OpenEncoder))
     for row, ids in enumerate(rows):
         close(got[row, : len(ids)], want[row, : len(ids)], dtype, f"encoder row {row}")
 

@@ -135,7 +135,7 @@ class Generator:
             raise WeftError("length_penalty, early_stopping and returned need a beam search: set beams above 1")
         drafts = self._new_speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
         rows, run = self._start_answers(
-            batch, max_tokens, stop, self._resolve_chunk(chunk), Sampling.chosen(**sampling), drafts
+            batch, max_tokens, stop, self._resolve_chunk(chunk), Sampling.from_options(**sampling), drafts
         )
         for _ in run:
             pass
@@ -163,7 +163,7 @@ class Generator:
         _ = self.tokenizer  # without one there is no text to stream: raise now
         drafts = self._new_speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
         (row,), run = self._start_answers(
-            [prompt], max_tokens, stop, self._resolve_chunk(chunk), Sampling.chosen(**sampling), drafts
+            [prompt], max_tokens, stop, self._resolve_chunk(chunk), Sampling.from_options(**sampling), drafts
         )
         return Stream(row.result, (piece for _ in run if (piece := row.pop_text())))
 

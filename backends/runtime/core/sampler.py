@@ -92,7 +92,7 @@ class Sampling:
                 raise WeftError(f"{name} is {getattr(self, name)}, but it must be {expected}")
 
     @classmethod
-    def chosen(cls, **options: Unpack[SamplingOptions]) -> Sampling:
+    def from_options(cls, **options: Unpack[SamplingOptions]) -> Sampling:
         """Return a `Sampling` with `options`. Raises WeftError on a value outside its range, and on a filter or seed at
         temperature 0, which would have no effect."""
         sampling = cls(**options)

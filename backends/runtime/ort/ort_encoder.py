@@ -113,7 +113,7 @@ class EncoderModel(Tasks):
         vectors = list(map(_normalize, vectors)) if normalize else vectors
         return vectors if pooled == "none" else np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
-    def hidden(self, rows: Sequence[Sequence[int]]) -> Floats:
+    def hidden_states(self, rows: Sequence[Sequence[int]]) -> Floats:
         """Return the last hidden states for `rows` of token ids, float32 [batch, longest, dim], with zeros for padding.
         Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's
         maximum."""

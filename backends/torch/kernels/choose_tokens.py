@@ -259,7 +259,7 @@ def choose_tokens(
     batch, vocab = logits.shape
     drawn = temperature > 0
     if drawn and (uniforms is None or spent is None or len(uniforms) != batch or spent.shape != (batch, 1)):
-        raise ValueError(f"to draw for {batch} rows takes as many rows of numbers and counts of those that are spent")
+        raise ValueError(f"sampling {batch} rows needs {batch} rows of uniform numbers and {batch} counters")
     top_k, divisor = (top_k if top_k < vocab else 0), min(max(temperature, TINY), HUGE)
     filters = drawn and (top_k > 0 or top_p < 1 or min_p > 0)
     if uses_torch(kernel, refusal, logits):

@@ -128,7 +128,7 @@ def refusal(head_dim: int, value_dim: int, dtype: torch.dtype) -> str | None:
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if (padded := power_of_2(head_dim) + power_of_2(value_dim)) > WIDEST // (dtype.itemsize // 2):
-        return f"a key and its value are {padded} numbers, more than shared memory holds"
+        return f"a key and its value have {padded} elements, more than shared memory holds"
     return None
 
 
@@ -190,10 +190,10 @@ def decode_attention(
         seen: dict[str, Any] = {"window": window, "keep_first": keep_first, "chunk": chunk, "dilation": dilation}
         if q.shape[1] > 1:
             if rolling:
-                raise ValueError("a rolling cache takes one token at a time: the first of several may be gone")
+                raise ValueError("a rolling cache takes one token at a time: several could overwrite the first")
             if uses_torch(kernel, _several_refusal, q, k, v, sinks, slopes, **seen):
                 return prefill_attention(q, k, v, start, **seen, **score, kernel=kernel)
-            return _launched(q, k, v, positions, CacheMask(k.shape[2]), 1, 0, splits, tickets, **score)
+            return _launch(q, k, v, positions, CacheMask(k.shape[2]), 1, 0, splits, tickets, **score)
         seen |= {"rolling": rolling, "tickets": tickets, "splits": splits}
         return decode_attention(q[:, 0], k, v, positions, **seen, **score, kernel=kernel)[:, None]
     coded = k_scale is not None and v_scale is not None
@@ -236,7 +236,7 @@ def decode_attention(
         return y[:, :, 0].to(q.dtype)
     how: dict[str, Any] = {"sinks": sinks, "slopes": slopes, "k_scale": k_scale, "v_scale": v_scale}
     how |= {"scale": scale, "softcap": softcap}
-    return _launched(q[:, None], k, v, positions, mask, dilation, chunk or 0, splits, tickets, **how)[:, 0]
+    return _launch(q[:, None], k, v, positions, mask, dilation, chunk or 0, splits, tickets, **how)[:, 0]
 
 
 def _several_refusal(
@@ -252,15 +252,15 @@ def _several_refusal(
     """Return the reason why the kernel cannot take several tokens, q [batch, seq, heads, d], at once; None if it
     can."""
     if q.shape[1] > MOST_QUERIES:
-        return f"more than {MOST_QUERIES} tokens are a prompt"
+        return f"more than {MOST_QUERIES} new tokens: a prompt"
     if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1:
-        return "not all keys are seen"
+        return "a mask hides keys"
     coded = k.dtype == torch.uint8
     reason = launch.refusal(q, coded) or refusal(q.shape[3], v.shape[3], q.dtype) or gradient_refusal(q, k, v, *others)
-    return reason or ("caches are of another dtype" if not coded and not q.dtype == k.dtype == v.dtype else None)
+    return reason or ("the caches differ from q in dtype" if not coded and not q.dtype == k.dtype == v.dtype else None)
 
 
-def _launched(
+def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

@@ -46,7 +46,7 @@ def embed_kernel(
     vocab, length, D, pairs, pairs_2, offset, scale, amplitude, amplitude_2, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store BLOCK elements of the embedding x [tokens, D] of a token. One more program per token stores its cosines and
-    sines. Grid [blocks of D + 1, tokens]; without tables of angles [blocks of D, tokens]."""
+    sines. Grid [blocks of D + 1, tokens]; without tables of rotary angles [blocks of D, tokens]."""
     start_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
@@ -69,7 +69,7 @@ def embed_kernel(
 def refusal(weight: torch.Tensor, tables: int = 0) -> str | None:
     """Return the reason to fall back to torch, in a few words; None if the kernel can run."""
     if tables > MOST_TABLES:
-        return f"more than {MOST_TABLES} tables of angles"
+        return f"more than {MOST_TABLES} tables of rotary angles"
     return operands.refusal(weight)
 
 

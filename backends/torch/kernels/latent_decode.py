@@ -94,7 +94,7 @@ def refusal(rank: int, rope_dim: int, dtype: torch.dtype) -> str | None:
         return f"no kernel for {dtype}"
     widest = WIDEST if dtype.itemsize == 2 else WIDEST // 4  # products of f32 take three times the registers
     if rank > widest or rope_dim > 128:
-        return f"rank {rank} and {rope_dim} rotary numbers of {dtype} are more than the {widest} and 128 of the kernel"
+        return f"rank {rank} and {rope_dim} rotary features of {dtype} exceed the kernel's {widest} and 128"
     return None
 
 
@@ -157,7 +157,7 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
             f"q {[*q.shape]} and cache {[*cache.shape]} must be [batch, heads, {rank} + rope] and its cache"
         )
     if cache.stride()[2:] != (q.shape[2], 1):
-        raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
+        raise ValueError(f"cache rows must be contiguous, but the strides are {cache.stride()}")
     if q.dtype != cache.dtype:
         raise ValueError(f"q {q.dtype} and cache {cache.dtype} differ in dtype")
     check_positions(positions, q)

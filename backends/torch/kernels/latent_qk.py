@@ -88,7 +88,7 @@ def refusal(rank: int, plain: int, rope: int, dtype: torch.dtype) -> str | None:
     if dtype not in DTYPES:
         return f"no kernel for {dtype}"
     if rank > 8192 or plain > 1024 or rope > 1024:
-        return f"rank {rank}, or heads of {plain} and {rope} numbers, are more than 8192, 1024 and 1024"
+        return f"rank {rank}, or heads of {plain} and {rope} features, exceed 8192, 1024 and 1024"
     return None
 
 
@@ -121,23 +121,23 @@ def latent_qk(
     if cos.shape != sin.shape or len(cos) != batch or rank + rope != width or cache.shape[1] != 1:
         raise ValueError(f"weight {[*weight.shape]} and cos {[*cos.shape]} do not fit a cache {[*cache.shape]}")
     if cache.stride()[2:] != (width, 1):
-        raise ValueError(f"rows of the cache must lie one behind the other, not in strides {cache.stride()}")
+        raise ValueError(f"cache rows must be contiguous, but the strides are {cache.stride()}")
     heads = (q.shape[-1] - len(weight)) // rope  # a query has `rope` numbers beside those that weight has rows for
     if heads < 1 or len(weight) % heads or q.shape[-1] != len(weight) + heads * rope:
         raise ValueError(f"q {[*q.shape]} do not match {rope} rotated features and weight {[*weight.shape]}")
     if (q.numel(), latent.numel(), positions.numel()) != (batch * q.shape[-1], batch * width, batch):
-        raise ValueError(f"q {[*q.shape]} and latent {[*latent.shape]} are not one token for each of {batch} rows")
+        raise ValueError(f"q {[*q.shape]} and latent {[*latent.shape]} must have one token for each of {batch} rows")
     norm.check(rank)
     if norm.kind == "layer":
-        raise ValueError("latents are normed by RMS norms here")
+        raise ValueError("the kernel norms latents by RMS norm only")
     plain = len(weight) // heads
 
-    def refused() -> str | None:
+    def find_reason() -> str | None:
         alike = q.dtype == latent.dtype == cache.dtype
         reason = gemv.refusal(q, weight, norm.gain) or refusal(rank, plain, rope, q.dtype)
         return reason or (None if alike else "queries, latents and the cache differ in dtype")
 
-    if uses_torch(kernel, refused):
+    if uses_torch(kernel, find_reason):
         plain_part, rotary = q.reshape(batch, heads, -1).split([plain, rope], -1)
         absorbed = torch.einsum("bho,hoi->bhi", plain_part, weight.unflatten(0, (heads, -1)))
         queries = torch.cat([absorbed, rotate_heads(rotary, cos, sin, interleaved)], -1)

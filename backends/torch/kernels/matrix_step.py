@@ -110,7 +110,7 @@ def matrix_step_kernel(
 def refusal(v: torch.Tensor, past: torch.Tensor, *others: torch.Tensor | None) -> str | None:
     """Return the reason to fall back to torch for the state `past` [..., d, dv]; None if the kernel can run."""
     if past.shape[-2] > MOST_KEYS:
-        return f"keys are longer than {MOST_KEYS}"
+        return f"keys have more than {MOST_KEYS} features"
     return operands.refusal(v, past, *others)
 
 
@@ -127,10 +127,10 @@ def check(
     """Check the shapes of the operands of `matrix_step`; return (d, dv), the rows and columns of a head's state. Raise
     ValueError if shapes do not fit."""
     if heads < 1 or groups < 1 or heads % groups or q.shape[-1] % groups or v.shape[-1] % heads:
-        raise ValueError(f"q {[*q.shape]} and v {[*v.shape]} do not fall into {groups} groups and {heads} heads")
+        raise ValueError(f"q {[*q.shape]} and v {[*v.shape]} cannot be split into {groups} groups and {heads} heads")
     batch, keys, width = len(v), q.shape[-1] // groups, v.shape[-1] // heads
     if not q.shape == k.shape == (batch, groups * keys) or v.shape != (batch, heads * width):
-        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are not rows of {batch} texts, q like k")
+        raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} must have {batch} rows, q as wide as k")
     if past.shape != (batch, heads, keys, width):
         raise ValueError(f"past {[*past.shape]} is not [{batch}, {heads}, {keys}, {width}]")
     if decay is not None and decay.shape not in ((batch, heads), (batch, heads * keys)):
@@ -154,16 +154,16 @@ def check_around(
     """Check the operands of `matrix_step` around the recurrence: `a_log` and `bias` of the decay, norms and gate. Raise
     ValueError if one does not fit, or the kernel does not support a norm."""
     if a_log is not None and (decay is None or a_log.shape != (heads,)):
-        raise ValueError(f"a_log {[*a_log.shape]} is not [{heads}], beside a decay")
+        raise ValueError(f"a_log {[*a_log.shape]} must be [{heads}] and needs a decay")
     if bias is not None and (a_log is None or decay is None or bias.shape != decay.shape[1:]):
-        raise ValueError(f"bias {[*bias.shape]} is none of a decay with a_log")
+        raise ValueError(f"bias {[*bias.shape]} must be that of a decay with a_log")
     if gate is not None and gate.shape != v.shape:
-        raise ValueError(f"gate {[*gate.shape]} is not like v {[*v.shape]}")
+        raise ValueError(f"gate {[*gate.shape]} must have the shape of v {[*v.shape]}")
     if heads % norm_groups:
-        raise ValueError(f"{heads} heads do not fall into {norm_groups} groups that are normed")
+        raise ValueError(f"{heads} heads cannot be split into {norm_groups} norm groups")
     norm.check(v.shape[1] // norm_groups)
     if "layer" in (unit.kind, norm.kind) or unit.gain is not None:
-        raise ValueError("y is normed by an RMS norm here, queries and keys by one without a gain")
+        raise ValueError("the kernel norms y by RMS norm only, and queries and keys without a gain")
 
 
 def matrix_step(

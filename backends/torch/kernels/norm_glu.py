@@ -61,7 +61,7 @@ def norm_glu(
     """
     check(x, weight, norm, bias)
     if len(weight) % 2:
-        raise ValueError(f"weight {list(weight.shape)} has no even number of rows: gates, then as many ups")
+        raise ValueError(f"weight {list(weight.shape)} has an odd number of rows: gate and up need the same")
     check_activation(activation)
     if uses_torch(kernel, refusal, x, weight, norm.gain, norm.shift, bias):
         gate_up = linear(norm(x), weight, bias)

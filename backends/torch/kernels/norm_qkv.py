@@ -147,7 +147,7 @@ def norm_qkv(
         caches = f"{[*k_cache.shape]} and {[*v_cache.shape]}"
         raise ValueError(f"weight {[*weight.shape]} does not fit caches {caches} [batch, kv_heads, capacity, d]")
     if x.ndim not in (2, 3) or positions.numel() * x.shape[-1] != x.numel():
-        raise ValueError(f"x {[*x.shape]} and positions {[*positions.shape]} are not those of the same tokens")
+        raise ValueError(f"x {[*x.shape]} and positions {[*positions.shape]} must be of the same tokens")
     rows = positions.numel()
     check_operands(rows, k_cache, v_cache, q_norm, k_norm, cos, sin, k_scale, v_scale, rolling)
     norms = {"norm": norm, "q_norm": q_norm, "k_norm": k_norm}

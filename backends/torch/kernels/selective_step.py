@@ -144,12 +144,14 @@ def selective_step(
     else:
         mamba_scan.check(x, x, a, b, c, past)
         if weight.shape != (len(a), delta.shape[-1]) or delta.shape != (len(x), weight.shape[1]):
-            raise ValueError(f"delta {[*delta.shape]} is not {len(x)} rows that weight {[*weight.shape]} projects")
+            raise ValueError(
+                f"delta {[*delta.shape]} must be {len(x)} rows for the projection weight {[*weight.shape]}"
+            )
     check_step(x, past, present, len(a), bias, gate)
     for each, vector in ((norm, delta), (b_norm, b), (c_norm, c)):
         each.check(vector.shape[-1])
         if each.kind == "layer" or (vector is delta and weight is None and each.kind != "none"):
-            raise ValueError("only what is projected, B and C are normed here, and by RMS norms")
+            raise ValueError("the kernel norms only the projected step size, B and C, and only by RMS norm")
     gains = norm.gain, b_norm.gain, c_norm.gain
     if uses_torch(kernel, refusal, x, a, delta, b, c, d, weight, bias, gate, past, *gains):
         if weight is not None:

@@ -108,9 +108,9 @@ def ssd_step(
     check_step(x, past, present, heads, bias, gate)
     norm.check(x.shape[1])
     if norm.kind == "layer":
-        raise ValueError("y is normed by an RMS norm here")
+        raise ValueError("the kernel norms y by RMS norm only")
     if heads % norm_groups:
-        raise ValueError(f"{heads} heads do not fall into {norm_groups} groups that are normed")
+        raise ValueError(f"{heads} heads cannot be split into {norm_groups} norm groups")
     operands = (x, b, delta, a, c, d, past, bias, gate, norm.gain)
     if uses_torch(kernel, refusal, *operands, heads=heads, groups=groups):
         delta = delta if bias is None else delta + bias

@@ -23,7 +23,7 @@ class Cache(list[Any]):
         """Add the number of new `tokens` to `length` (ValueError above `capacity`); return the previous length."""
         if self.length + tokens > self.capacity:
             raise ValueError(
-                f"the cache holds {self.capacity} tokens, not {self.length} + {tokens}: make one with a larger length"
+                f"the cache holds {self.capacity} tokens, not {self.length} + {tokens}: create one with a larger length"
             )
         self.length += tokens
         return self.length - tokens
@@ -193,7 +193,7 @@ def cache_source(cache: CrossCache | None, made: tuple[Tensor | None, ...] | Non
     without `made`, return the tuple stored before."""
     source = made or (() if cache is None else cache.kept)
     if not source:
-        raise ValueError("there is no encoded text: the first call needs the inputs of the encoder")
+        raise ValueError("no encoder output is cached: the first call needs the inputs of the encoder")
     if cache is not None:
         cache.kept = source
     return source

@@ -32,5 +32,5 @@ def pack_blocks(*linears: Any) -> Codes:
         linear.codes = codes_part
     scales = first.numbers(torch.cat([linear.scales for linear in linears], 1))
     offsets = [part for linear in linears if (part := linear.blocks().offsets) is not None]
-    codes = first.typed(codes)
+    codes = first.bit_cast(codes)
     return Codes(codes, scales, torch.cat(offsets, 1) if offsets else None, first.bits, first.width, first.product)

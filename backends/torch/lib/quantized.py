@@ -133,9 +133,9 @@ class Quantized(nn.Module):
         offsets = self.offsets if self.tensor_scales is None else self.tensor_scales
         offsets = None if offsets is None else offsets.contiguous()
         scales = self.numbers(self.scales).contiguous()
-        return Codes(self.typed(self.codes), scales, offsets, self.bits, self.width, self.product)
+        return Codes(self.bit_cast(self.codes), scales, offsets, self.bits, self.width, self.product)
 
-    def typed(self, codes: Tensor) -> Tensor:
+    def bit_cast(self, codes: Tensor) -> Tensor:
         """View `codes` i32 [rows, words] in the dtype that marks their kind: i32 for integers, float8_e4m3fn [rows,
         4·words] for FP8, uint8 [rows, 4·words] for FP4."""
         if not self.floats:
@@ -179,5 +179,5 @@ class QuantizedEmbedding(Quantized):
         offsets = self.offsets if self.tensor_scales is None else self.tensor_scales
         offsets = None if offsets is None else offsets[:, n]
         scales = self.numbers(self.scales[:, n])
-        rows = dequantize_rows(self.typed(self.codes[n]), scales, offsets, self.bits, self.width)
+        rows = dequantize_rows(self.bit_cast(self.codes[n]), scales, offsets, self.bits, self.width)
         return rows.view(*ids.shape, -1)

@@ -170,10 +170,10 @@ def capping(softcap: float, q: Tensor) -> Callable[..., Tensor]:
     torch.compile treats a Python number as dynamic once it changes, which flex_attention rejects."""
     caps = torch.full((q.shape[1],), softcap, dtype=torch.float32, device=q.device)
 
-    def capped(score: Tensor, _b: Tensor, h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
+    def softcap_score(score: Tensor, _b: Tensor, h: Tensor, _i: Tensor, _j: Tensor) -> Tensor:
         return caps[h] * torch.tanh(score / caps[h])
 
-    return capped
+    return softcap_score
 
 
 def for_products(*operands: Tensor) -> tuple[Tensor, ...]:
@@ -186,10 +186,10 @@ def for_products(*operands: Tensor) -> tuple[Tensor, ...]:
 
 def on_device(function: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
     """Return `function` compiled if x is on a GPU; unchanged on a CPU and while the full model is being compiled."""
-    return compiled(function) if x.is_cuda and not torch.compiler.is_compiling() else function
+    return compile_flex(function) if x.is_cuda and not torch.compiler.is_compiling() else function
 
 
 @lru_cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_flex(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` compiled by torch at its first call, without graph breaks, which would cost much memory."""
     return torch.compile(function, fullgraph=True)

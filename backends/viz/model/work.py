@@ -54,10 +54,10 @@ def compute_work(node: Node) -> Work:
     outputs = [v.type for v in node.outputs]
 
     def cost(dtype: dtypes.DType) -> tuple[Size, Size, Size]:
-        def stored(t: TensorType | None) -> TensorType | None:
+        def cast_type(t: TensorType | None) -> TensorType | None:
             return t.with_dtype(dtype) if t is not None and t.dtype in MODEL else t
 
-        price = node.op.cost_of(list(map(stored, operands)), [stored(t) or t for t in outputs], node.attrs)
+        price = node.op.cost_of(list(map(cast_type, operands)), [cast_type(t) or t for t in outputs], node.attrs)
         return price.flops, price.read, price.written
 
     (flops, read, written), (_, wide_read, wide_written) = cost(dtypes.f16), cost(dtypes.f32)

@@ -277,7 +277,7 @@ def _run_conversation(conversation: Conversation, options: dict[str, Any]) -> No
     """Run a conversation on a terminal (Ctrl-C stops an answer, Ctrl-D ends); raise WeftError for invalid options."""
     from weft.backends.runtime.core.sampler import Sampling, SamplingOptions
 
-    Sampling.chosen(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})
+    Sampling.from_options(**{name: options[name] for name in SamplingOptions.__annotations__ if name in options})
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() line editing on platforms that have it
     from weft.backends.runtime.text.tokenizer import check_text

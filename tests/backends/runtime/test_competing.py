@@ -82,9 +82,9 @@ def test_block_sparse_encoder_inputs_are_not_padded(dense: int, target: str, tmp
     model, texts = weft.load(tmp_path / "out", device="cpu", trust=True), [*TEXTS, list(range(3, 22))]
     alone = np.concatenate([model.encode([text]) for text in texts])
     np.testing.assert_allclose(model.encode(texts), alone, **CLOSE)
-    together = model.hidden(texts)
+    together = model.hidden_states(texts)
     for text, states in zip(texts, together, strict=True):
-        np.testing.assert_allclose(states[: len(text)], model.hidden([text])[0], **CLOSE)
+        np.testing.assert_allclose(states[: len(text)], model.hidden_states([text])[0], **CLOSE)
     assert sorted(map(len, model.split_batches(list(map(len, texts)), 32))) == ([1, 1, 4] if dense else [1] * 6)
 
 
@@ -96,5 +96,5 @@ def test_hidden_refuses_invalid_rows(tmp_path: Path) -> None:
         ([[1], []], "no tokens"),
     ]:
         with pytest.raises(weft.WeftError, match=message):
-            model.hidden(rows)
-    assert model.hidden([]).shape == (0, 0, 0)
+            model.hidden_states(rows)
+    assert model.hidden_states([]).shape == (0, 0, 0)

@@ -42,7 +42,7 @@ def test_encoders(tmp_path: Path) -> None:
     mask[1, 5:] = 0
     found = session.run(["last_hidden_state"], {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
     weft.compile(folder, tmp_path / "ours")
-    ours = weft.load(tmp_path / "ours").hidden([ids[0].tolist(), ids[1, :5].tolist()])
+    ours = weft.load(tmp_path / "ours").hidden_states([ids[0].tolist(), ids[1, :5].tolist()])
     assert error(found[0], ours[0]) <= 1e-5 and error(found[1, :5], ours[1, :5]) <= 1e-5
 
 

@@ -163,11 +163,11 @@ def refusal(dtype: torch.dtype) -> str | None:
     """Return the reason why this CPU cannot multiply x of `dtype` by packed weights; None if it can."""
     if dtype == torch.bfloat16:
         if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-            return "the operator for 4 bits is not vectorized for this CPU"
+            return "the operator for 4-bit weights is not vectorized for this CPU"
         has_kernel = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
-        return None if has_kernel else "this PyTorch has no operator for 4 bits"
+        return None if has_kernel else "this PyTorch has no operator for 4-bit weights"
     if dtype not in (torch.float32, torch.float16):
-        return f"no packed weights are for {dtype}"
+        return f"weights are not packed for {dtype}"
     # PyTorch has no query for this, and engines for other processors raise: so a small weight is packed as a trial.
     try:
         torch.ops.quantized.linear_prepack_fp16(torch.zeros(16, 16), None)

@@ -77,9 +77,9 @@ def refusal(weight: Codes, dtype: torch.dtype) -> str | None:
     if reason := launch.refusal(weight.packed, any(part.dtype == FLOAT8 for part in parts)):
         return reason
     if dtype not in DTYPES:
-        return f"{dtype} is none of {', '.join(DTYPES.values())}"
+        return f"{dtype} is not one of {', '.join(DTYPES.values())}"
     if not all(part.is_contiguous() for part in parts):
-        return "not all is contiguous"
+        return "an operand is not contiguous"
     return gradient_refusal(*parts)
 
 

@@ -37,7 +37,7 @@ def refusal(both: torch.Tensor) -> str | None:
     if reason := launch.refusal(both):
         return reason
     if both.dtype not in DTYPES:
-        return f"{both.dtype} is none of {', '.join(DTYPES.values())}"
+        return f"{both.dtype} is not one of {', '.join(DTYPES.values())}"
     if not both.is_contiguous() or both.numel() == 0:
         return "the projections are not contiguous"
     return gradient_refusal(both)

@@ -188,7 +188,7 @@ def check(
     """Check the operands of a prompt, or of one token without seq axis; return (states, p), the shape of a head's h.
     Raise ValueError if shapes do not fit."""
     if heads % groups or x.shape[-1] % heads or b.shape[-1] % groups:
-        raise ValueError(f"x {[*x.shape]} and b {[*b.shape]} do not fall into {heads} heads and {groups} groups")
+        raise ValueError(f"x {[*x.shape]} and b {[*b.shape]} cannot be split into {heads} heads and {groups} groups")
     if delta.shape != (*x.shape[:-1], heads) or a.shape != (heads,):
         raise ValueError(f"delta {[*delta.shape]} and a {[*a.shape]} do not fit {heads} heads of x {[*x.shape]}")
     if b.shape != c.shape or b.shape[:-1] != x.shape[:-1]:

@@ -87,7 +87,7 @@ def refusal(
     if reason := launch.refusal(projected, k_cache.dtype == torch.uint8):
         return reason
     if projected.dtype not in DTYPES:
-        return f"{projected.dtype} is none of {', '.join(DTYPES.values())}"
+        return f"{projected.dtype} is not one of {', '.join(DTYPES.values())}"
     if not projected.is_contiguous():
         return "the projections are not contiguous"
     return heads_refusal(k_cache, v_cache, q_norm, k_norm) or gradient_refusal(projected)
@@ -99,13 +99,13 @@ def heads_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor, q_norm: Norm, k_
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
-        return "heads are normed, and not by RMS norms that are alike for queries and keys"
+        return "the norms of heads are not RMS norms with the same settings for queries and keys"
     if (q_norm.gain is None) != (k_norm.gain is None):
         return "the norm of queries has a gain and that of keys has none, or the reverse"
     if k_cache.dtype not in (*DTYPES, torch.uint8) or k_cache.dtype != v_cache.dtype:
         return f"caches are {k_cache.dtype} and {v_cache.dtype}"
     if k_cache.stride() != v_cache.stride() or k_cache.stride(3) != 1:
-        return "the caches do not lie in memory alike, an element beside the next"
+        return "the caches differ in strides, or the last axis is not contiguous"
     return None
 
 

@@ -39,7 +39,7 @@ def prefill_attention(
     seq, heads, capacity = *q.shape[1:3], k.shape[2]
     end = start + seq
     if not 0 <= start <= end <= capacity:
-        raise ValueError(f"{seq} tokens from position {start} on are not in a cache of {capacity}")
+        raise ValueError(f"{seq} tokens from position {start} on do not fit a cache of {capacity}")
     queries, k, v = q.transpose(1, 2), k[:, :, :end], v[:, :, :end]
     if k_scale is not None and v_scale is not None:
         k, v = from_bytes(k, k_scale, q.dtype), from_bytes(v, v_scale, q.dtype)

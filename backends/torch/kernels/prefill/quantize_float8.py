@@ -52,7 +52,7 @@ def refusal(x: torch.Tensor) -> str | None:
     if reason := launch.refusal(x, float8=True):
         return reason
     if x.dtype not in DTYPES:
-        return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
+        return f"{x.dtype} is not one of {', '.join(DTYPES.values())}"
     return gradient_refusal(x)
 
 
@@ -66,7 +66,7 @@ def quantize_float8(x: torch.Tensor, group: int, *, kernel: bool | None = None) 
     """
     K, width = x.shape[1], padded_width(x)
     if group != K and (group % 64 or K % group):
-        raise ValueError(f"x {[*x.shape]} has no groups of {group}, a multiple of 64")
+        raise ValueError(f"x {[*x.shape]} cannot be split into groups of {group}; they must be multiples of 64")
     if uses_torch(kernel, refusal, x):
         padded = torch.nn.functional.pad(x.float(), (0, width - K)).unflatten(1, (K // group, -1))
         largest = padded.abs().amax(2)

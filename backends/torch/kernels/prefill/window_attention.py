@@ -158,7 +158,7 @@ def window_attention(
     if window < 1 or start < 0 or keep_first < 0:
         raise ValueError(f"window={window} must be positive, start={start} and keep_first={keep_first} not negative")
     if first_key is not None and first_key < keep_first:
-        raise ValueError(f"first_key={first_key} is among the keep_first={keep_first} keys that lead")
+        raise ValueError(f"first_key={first_key} must be at least keep_first={keep_first}")
     queries, d, keys = *q.shape[2:], k.shape[2]
     shift = 0 if first_key is None else first_key - keep_first
     last = min(keys, start + queries - shift)  # what is behind the last query may never have been written

@@ -96,7 +96,7 @@ class CacheMask:
             raise ValueError(f"a rolling cache of {self.capacity} keys does not hold {settings}")
         if self.keep_first and (self.chunk is not None or self.dilation > 1):
             pattern = f"chunk={self.chunk} and dilation={self.dilation}"
-            raise ValueError(f"keep_first={self.keep_first} does not go with {pattern}")
+            raise ValueError(f"keep_first={self.keep_first} cannot be combined with {pattern}")
 
     @property
     def constants(self) -> dict[str, int]:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import torch
 
 from .dots import dot_operand
-from .launch import INTERPRETER, constant, fixed, jit, tl
+from .launch import INTERPRETER, constant, constexpr, jit, tl
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT4 = torch.uint8  # the type that tells codes of floats of 4 bits from integers: the bytes of words
 SHORT = 16  # group of nvfp4; others are multiples of a tile
 LARGEST = 448.0
-_LARGEST = fixed(LARGEST)
+_LARGEST = constexpr(LARGEST)
 
 
 @constant
@@ -183,4 +183,4 @@ def check_scales(k: torch.Tensor, v: torch.Tensor, *scales: torch.Tensor | None)
         shapes = " and ".join(f"{[*s.shape]} {s.dtype}" for s in parts)
         raise ValueError(f"scales {shapes} are not float32 [{k.shape[1]}] for keys and for values")
     if {k.dtype, v.dtype} != {torch.uint8}:
-        raise ValueError(f"caches with scales are {k.dtype} and {v.dtype}, not bytes")
+        raise ValueError(f"caches with scales must be uint8, not {k.dtype} and {v.dtype}")

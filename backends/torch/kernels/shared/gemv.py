@@ -177,13 +177,13 @@ def refusal(x: torch.Tensor, *others: Weight | None) -> str | None:
     if reason := launch.refusal(x, any(part.dtype == FLOAT8 for part in coded)):
         return reason
     if x.dtype not in DTYPES:
-        return f"{x.dtype} is none of {', '.join(DTYPES.values())}"
+        return f"{x.dtype} is not one of {', '.join(DTYPES.values())}"
     if any(tensor.dtype != x.dtype for tensor in tensors):
-        return f"not all is {x.dtype} as x is"
+        return f"an operand differs in dtype from x ({x.dtype})"
     if not has_few_rows(x):
         return f"not 1 to {MOST_ROWS} rows"
     if not all(tensor.is_contiguous() for tensor in (*tensors, *coded)):
-        return "not all is contiguous"
+        return "an operand is not contiguous"
     return gradient_refusal(x, *tensors, *coded)
 
 

@@ -55,7 +55,7 @@ def constant(fn: Callable[..., Any]) -> Any:
     return fn if triton is None else triton.constexpr_function(fn)
 
 
-def fixed(number: float) -> Any:
+def constexpr(number: float) -> Any:
     """Wrap a module-level number as a constexpr, so that kernels can use it."""
     return number if triton is None else tl.constexpr(number)
 

@@ -18,7 +18,7 @@ def requires_grad(*tensors: torch.Tensor | None) -> bool:
 
 def gradient_refusal(*tensors: torch.Tensor | None) -> str | None:
     """Return the reason to fall back to torch if any of `tensors` requires a gradient, else None."""
-    return "a gradient is wanted" if requires_grad(*tensors) else None
+    return "a gradient is required" if requires_grad(*tensors) else None
 
 
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> str | None:
@@ -40,11 +40,13 @@ def check_step(
     `bias` is [width], and `gate` has the shape of x. Raise ValueError if one does not fit."""
     for state in (past, present):
         if state is not None and not (state.is_contiguous() and state.shape == past.shape):
-            raise ValueError(f"past {[*past.shape]} and present {[*state.shape]} must be alike and contiguous")
+            raise ValueError(
+                f"past {[*past.shape]} and present {[*state.shape]} must be contiguous and of equal shape and dtype"
+            )
     if bias is not None and bias.shape != (width,):
         raise ValueError(f"bias {[*bias.shape]} is not [{width}]")
     if gate is not None and gate.shape != x.shape:
-        raise ValueError(f"gate {[*gate.shape]} is not like x {[*x.shape]}")
+        raise ValueError(f"gate {[*gate.shape]} must have the shape of x {[*x.shape]}")
 
 
 def contiguous_tokens(t: torch.Tensor) -> torch.Tensor:

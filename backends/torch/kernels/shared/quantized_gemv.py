@@ -293,7 +293,7 @@ class Codes:
     def __post_init__(self) -> None:
         bits, width, out = self.bits, self.width, len(self.packed)
         if bits not in (4, 8):
-            raise ValueError(f"codes of {bits} bits are not of 4 or 8")
+            raise ValueError(f"codes must have 4 or 8 bits, not {bits}")
         kind, size = torch.int32, words_per_row(width, bits)
         if self.packed.dtype == FLOAT8 and bits == 8:
             kind, size = FLOAT8, 4 * size

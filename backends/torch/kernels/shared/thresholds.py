@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 
-from .launch import fixed, jit, tl
+from .launch import constexpr, jit, tl
 
-LOWEST = fixed(-(1 << 40))  # below the keys of all numbers
-NEAR = fixed(math.exp(-80))  # a token that weighs less does not count as one that can follow
-FAR = fixed(200)  # scores that are lower by this weigh nothing
+LOWEST = constexpr(-(1 << 40))  # below the keys of all numbers
+NEAR = constexpr(math.exp(-80))  # a token that weighs less does not count as one that can follow
+FAR = constexpr(200)  # scores that are lower by this weigh nothing
 TOKENS = 1 << 20  # more than every token
 
 

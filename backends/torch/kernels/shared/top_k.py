@@ -85,10 +85,10 @@ def check(experts: int, k: int, scoring: str, groups: int, top_groups: int, grou
     if they cannot, or if `scoring` or `group_score` is unknown."""
     if experts % groups or not 1 <= top_groups <= groups:
         raise ValueError(
-            f"{experts} experts do not fall into groups={groups}, of which top_groups={top_groups} are best"
+            f"{experts} experts cannot be split into groups={groups}, or top_groups={top_groups} is out of range"
         )
     if not 1 <= k <= experts // groups * top_groups:
-        raise ValueError(f"k={k} experts cannot be chosen from {experts // groups * top_groups}")
+        raise ValueError(f"k={k} exceeds the number of experts to choose from, {experts // groups * top_groups}")
     if scoring not in ("softmax", "sigmoid"):
         raise ValueError(f"scoring={scoring!r} is not softmax or sigmoid")
     if group_score not in ("max", "top2"):

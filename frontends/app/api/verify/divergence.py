@@ -170,7 +170,7 @@ def _prepare_run(model: Generator | EncoderModel, ids: Sequence[int]) -> Iterato
     """Yield a function that embeds `ids` or runs a few decode steps, to be timed; it returns the number of tokens."""
     if isinstance(model, EncoderModel):
         encoder = model
-        yield lambda: len(encoder.hidden([ids])[0])
+        yield lambda: len(encoder.hidden_states([ids])[0])
         return
     decoder = model.decoder
     room = decoder.max_length - 1

@@ -144,7 +144,7 @@ def verify_folder(
     ids, source = _encode_prompt(runnable, prompt, manifest.integer("vocab", least=1)), list[int]()
     encoder = isinstance(runnable, EncoderModel)
     if isinstance(runnable, EncoderModel):
-        actual, positions = runnable.hidden([ids])[0], list(range(len(ids)))
+        actual, positions = runnable.hidden_states([ids])[0], list(range(len(ids)))
         names = [name for name in runnable.outputs if name != HIDDEN]
         if names:  # ONNX Runtime returns all outputs if none is named
             head_outputs = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))

@@ -71,10 +71,10 @@ class Doubling(torch.nn.Module):
 
 def test_encoder_returns_outputs_by_name_as_float32(facts: FolderFacts) -> None:
     encoder = TorchEncoder(Doubling(), replace(facts, kind="encoder", outputs=("count", "last_hidden_state")))
-    (hidden,) = encoder.hidden([[3, 4]])
+    (hidden,) = encoder.hidden_states([[3, 4]])
     assert hidden.dtype == np.float32 and hidden.tolist() == [[6, 6], [8, 8]]
     with pytest.raises(WeftError, match="PyTorch failed: too long"):
-        encoder.hidden([[1, 2, 3, 4]])
+        encoder.hidden_states([[1, 2, 3, 4]])
 
 
 def test_model_without_hidden_states_is_not_an_encoder(facts: FolderFacts) -> None:

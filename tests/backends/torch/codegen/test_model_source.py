@@ -142,12 +142,12 @@ def test_too_small_cache_is_refused() -> None:
     cache = module.new_cache(2, 5)
     ids = torch.ones(2, 4, dtype=torch.long)
     module(ids, cache=cache)
-    with pytest.raises(ValueError, match=r"the cache holds 5 tokens, not 4 \+ 2: make one with a larger length"):
+    with pytest.raises(ValueError, match=r"the cache holds 5 tokens, not 4 \+ 2: create one with a larger length"):
         module(ids[:, :2], cache=cache)
 
 
 def test_decoder_without_encoder_inputs_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no encoded text: the first call needs the inputs of the encoder"):
+    with pytest.raises(ValueError, match="no encoder output is cached: the first call needs the inputs of the encoder"):
         module_of("family/t5")(torch.ones(1, 2, dtype=torch.long))
 
 

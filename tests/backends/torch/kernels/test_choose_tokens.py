@@ -143,7 +143,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     logits = torch.zeros(2, 5, device=device)
     with pytest.raises(ValueError, match=r"logits \[5\] must be \[batch, vocab\]"):
         choose_tokens(logits[0])
-    with pytest.raises(ValueError, match="to draw for 2 rows takes as many rows of numbers and counts"):
+    with pytest.raises(ValueError, match="sampling 2 rows needs 2 rows of uniform numbers and 2 counters"):
         choose_tokens(logits, temperature=1.0)
     assert refusal(logits.double()) == "the kernel computes in f32"
     assert refusal(torch.zeros(1, 1, device=device).expand(1, 2_000_000)) == "more than 1048576 tokens"

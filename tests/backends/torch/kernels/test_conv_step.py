@@ -86,14 +86,14 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
             step(x, weight[:2], bias, past)
         with pytest.raises(ValueError, match=r"past \[2, 2, 3\] must be \[2, 3, 3\]"):
             step(x, weight, bias, past[:, 1:])
-        with pytest.raises(ValueError, match="activation 'soft' is none of identity"):
+        with pytest.raises(ValueError, match="activation 'soft' is not one of identity"):
             step(x, weight, bias, past, activation="soft")
-    with pytest.raises(ValueError, match="alike and contiguous"):
+    with pytest.raises(ValueError, match="contiguous and of equal shape and dtype"):
         kernel.conv_step(x, weight, bias, past.mT.contiguous().mT)
 
 
 def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     x, weight, bias, past = case(2, 3, 4, torch.float32, device)
     weight.requires_grad_()
-    assert kernel.refusal(x, weight) == "a gradient is wanted"
+    assert kernel.refusal(x, weight) == "a gradient is required"
     assert kernel.conv_step(x, weight, bias, past)[0].requires_grad

@@ -50,5 +50,5 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
         embed_tokens(ids, weight, ids[:1])
     with pytest.raises(ValueError, match=r"table \[4, 5\] does not fit weight \[4, 6\]"):
         embed_tokens(ids, weight, ids, table=weight[:, 1:])
-    assert refusal(weight, 3) == "more than 2 tables of angles"
+    assert refusal(weight, 3) == "more than 2 tables of rotary angles"
     assert refusal(weight.double()) == "the kernel computes in f32"

@@ -177,8 +177,8 @@ def test_float64_falls_back_to_torch(device: torch.device) -> None:
 
 def test_long_keys_fall_back_to_torch(device: torch.device) -> None:
     given, more = case((1, 1, 1, 1025, 2), "", True, torch.float32, device)
-    assert kernel.refusal(given["v"], given["past"]) == "keys are longer than 1024"
-    with pytest.raises(ValueError, match="keys are longer than 1024"):
+    assert kernel.refusal(given["v"], given["past"]) == "keys have more than 1024 features"
+    with pytest.raises(ValueError, match="keys have more than 1024 features"):
         kernel.matrix_step(**given, **more, kernel=True)
     assert_close(kernel.matrix_step(**given, **more)[0], formula(given, more)[0], terms=4 * 1025)
 
@@ -191,8 +191,8 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
         ({"k": given["k"][:, :3]}, "q like k"),
         ({"q": given["q"][:1], "k": given["k"][:1]}, "rows of 2 texts"),
         ({"past": given["past"].mT}, r"past \[2, 2, 3, 4\] is not \[2, 2, 4, 3\]"),
-        ({"past": torch.zeros(2, 2, 3, 4, device=device).mT}, "alike and contiguous"),
-        ({"present": torch.zeros(2, 2, 3, 4, device=device)}, "alike and contiguous"),
+        ({"past": torch.zeros(2, 2, 3, 4, device=device).mT}, "contiguous and of equal shape and dtype"),
+        ({"present": torch.zeros(2, 2, 3, 4, device=device)}, "contiguous and of equal shape and dtype"),
         ({"decay": more["decay"][:, :1]}, r"decay \[2, 1\] is neither \[2, 2\] nor \[2, 8\]"),
         ({"beta": more["beta"][:, :1]}, r"beta \[2, 1\] is not \[2, 2\]"),
         ({"a_log": given["v"][0]}, r"a_log \[6\] is not \[2\]"),

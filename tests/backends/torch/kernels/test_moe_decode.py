@@ -160,7 +160,9 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     assert kernel.refusal(given.x, given.weights, given.up, given.down) == "not 1 to 512 rows"
     assert_summed(given.computed(kernel.moe_decode), given)
     given = case(SHAPES[0], torch.float64, device)
-    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "torch.float64 is none of bf16, fp16, fp32"
+    assert (
+        kernel.refusal(given.x, given.weights, given.up, given.down) == "torch.float64 is not one of bf16, fp16, fp32"
+    )
     assert_summed(given.computed(kernel.moe_decode), given)
 
 
@@ -173,12 +175,12 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             changed.computed(kernel.moe_decode)
-    with pytest.raises(ValueError, match="activation 'soft' is none of identity"):
+    with pytest.raises(ValueError, match="activation 'soft' is not one of identity"):
         given.computed(kernel.moe_decode, activation="soft")
 
 
 def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     given = case(SHAPES[0], torch.float32, device)
     given.weights.requires_grad_()
-    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "a gradient is wanted"
+    assert kernel.refusal(given.x, given.weights, given.up, given.down) == "a gradient is required"
     assert given.computed(kernel.moe_decode).requires_grad

@@ -97,7 +97,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     x = torch.zeros(1, 6)
     with pytest.raises(ValueError, match=r"weight \[3, 6\] has no even number of rows"):
         norm_glu(x, torch.zeros(3, 6))
-    with pytest.raises(ValueError, match="activation 'swoosh' is none of identity, silu"):
+    with pytest.raises(ValueError, match="activation 'swoosh' is not one of identity, silu"):
         norm_glu(x, torch.zeros(4, 6), activation="swoosh")
     with pytest.raises(ValueError, match=r"bias \[2\] does not fit weight \[4, 6\]"):
         norm_glu(x, torch.zeros(4, 6), torch.zeros(2))

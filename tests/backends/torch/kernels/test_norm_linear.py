@@ -106,16 +106,16 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device, monkeypat
     x, weight = (draw(n, 16, seed=n, dtype=FP32, device=device) for n in (65, 4))
     refused = [
         (x, weight, "not 1 to 64 rows"),
-        (x[:1].double(), weight.double(), "torch.float64 is none of bf16, fp16, fp32"),
-        (x[:1], weight.clone().requires_grad_(), "a gradient is wanted"),
-        (x[:1], weight.T.contiguous().T, "not all is contiguous"),
+        (x[:1].double(), weight.double(), "torch.float64 is not one of bf16, fp16, fp32"),
+        (x[:1], weight.clone().requires_grad_(), "a gradient is required"),
+        (x[:1], weight.T.contiguous().T, "an operand is not contiguous"),
     ]
     for given, w, reason in refused:
         assert gemv.refusal(given, w) == reason
         assert_near(norm_linear(given, w).detach(), (given.double() @ w.double().T).detach(), torch.full((), 40.0), 16)
     assert gemv.refusal(x[:0], weight) == "not 1 to 64 rows"
     assert norm_linear(x[:0], weight).shape == (0, 4)
-    assert gemv.refusal(x[:1], weight.bfloat16()) == "not all is torch.float32 as x is"
+    assert gemv.refusal(x[:1], weight.bfloat16()) == "an operand differs in dtype from x (torch.float32)"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device, monkeypat
     [
         ({"weight": torch.zeros(4, 5)}, r"x \[1, 6\] does not fit weight \[4, 5\]"),
         ({"bias": torch.zeros(5)}, r"bias \[5\] does not fit weight \[4, 6\]"),
-        ({"activation": "swoosh"}, "activation 'swoosh' is none of identity, silu"),
+        ({"activation": "swoosh"}, "activation 'swoosh' is not one of identity, silu"),
         ({"norm": Norm("batch")}, "norm kind 'batch' is none of none, rms, layer"),
         ({"norm": Norm("rms", shift=torch.zeros(6))}, "a norm of kind 'rms' has no shift"),
         ({"norm": Norm("none", gain=torch.zeros(6))}, "a norm of kind 'none' has no gain"),

@@ -160,7 +160,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
             routed(logits, k=9)
         with pytest.raises(ValueError, match="k=3 experts cannot be chosen from 2"):
             routed(logits, k=3, groups=4, top_groups=1)
-        with pytest.raises(ValueError, match="8 experts do not fall into groups=3"):
+        with pytest.raises(ValueError, match="8 experts cannot be split into groups=3"):
             routed(logits, k=1, groups=3)
         with pytest.raises(ValueError, match="needs two experts per group"):
             routed(logits, k=1, groups=8)
@@ -175,5 +175,5 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
 def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     logits, _ = case(2, 8, torch.float32, device)
     logits.requires_grad_()
-    assert kernel.refusal(logits, 2) == "a gradient is wanted"
+    assert kernel.refusal(logits, 2) == "a gradient is required"
     assert kernel.route(logits, k=2)[1].requires_grad

@@ -48,4 +48,4 @@ def test_kernels_multiply_weights_of_half_and_single_precision() -> None:
         assert [refuse_gemv(dtype) is None for dtype in (torch.bfloat16, torch.float32, torch.float64)] == [
             *(True, True, False)
         ]
-        assert refuse_gemv(torch.float64) == "torch.float64 is none of bf16, fp16, fp32"
+        assert refuse_gemv(torch.float64) == "torch.float64 is not one of bf16, fp16, fp32"

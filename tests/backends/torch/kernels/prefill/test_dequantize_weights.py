@@ -47,7 +47,7 @@ def test_dequantized_weights_agree_with_the_formula(
 def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     words = torch.from_numpy(packed(np.zeros((5, 64), np.int64), 8)).to(device)
     weight = Codes(words, torch.ones(1, 5, device=device), None, 8, 64)
-    assert file.refusal(weight, torch.float64) == "torch.float64 is none of bf16, fp16, fp32"
+    assert file.refusal(weight, torch.float64) == "torch.float64 is not one of bf16, fp16, fp32"
     assert dequantize_weights(weight, torch.float64).dtype == torch.float64
     strided = Codes(words.repeat_interleave(2, 1)[:, ::2], torch.ones(1, 5, device=device), None, 8, 64)
-    assert file.refusal(strided, torch.float32) == "not all is contiguous"
+    assert file.refusal(strided, torch.float32) == "an operand is not contiguous"

@@ -49,7 +49,7 @@ def test_agrees_with_float64(
 
 
 def test_unknown_activations_are_refused() -> None:
-    with pytest.raises(ValueError, match="activation 'mish' is none of identity, silu"):
+    with pytest.raises(ValueError, match="activation 'mish' is not one of identity, silu"):
         gated_activation(torch.zeros(2, 4), activation="mish")
 
 

@@ -160,7 +160,7 @@ def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     shape = Shape(1, 3, 2, 1, 4, 3)
     given = case(shape, torch.float32, device)
     delta = given.delta.clone().requires_grad_()
-    assert kernel.refusal(given.x, given.b, delta, **shape.split) == "a gradient is wanted"
+    assert kernel.refusal(given.x, given.b, delta, **shape.split) == "a gradient is required"
     y = kernel.mamba2_scan(*given._replace(delta=delta), **shape.split)[0]
     assert y.requires_grad
     with torch.no_grad():

@@ -153,7 +153,7 @@ def test_shapes_that_do_not_fit_are_refused(device: torch.device) -> None:
 def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     given = case((1, 3, 4, 2), torch.float32, device)
     delta = given.delta.clone().requires_grad_()
-    assert kernel.refusal(given.x, given.a, delta) == "a gradient is wanted"
+    assert kernel.refusal(given.x, given.a, delta) == "a gradient is required"
     y = kernel.mamba_scan(*given._replace(delta=delta))[0]
     assert y.requires_grad
     with torch.no_grad():

@@ -115,9 +115,9 @@ def test_reasons_to_leave_heads_to_torch(device: torch.device) -> None:
         assert reason in str(heads_refusal(*given))
     x = torch.zeros(4, 32, device=device)
     assert refusal(x, cache, cache) is None
-    assert refusal(x.double(), cache, cache) == "torch.float64 is none of bf16, fp16, fp32"
+    assert refusal(x.double(), cache, cache) == "torch.float64 is not one of bf16, fp16, fp32"
     assert refusal(x.T, cache, cache) == "the projections are not contiguous"
-    assert refusal(x.clone().requires_grad_(), cache, cache) == "a gradient is wanted"
+    assert refusal(x.clone().requires_grad_(), cache, cache) == "a gradient is required"
 
 
 def test_heads_are_padded_to_powers_of_two() -> None:

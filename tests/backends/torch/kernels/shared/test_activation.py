@@ -56,5 +56,5 @@ def test_gated_units_cap_the_gate_and_clip_the_other_factor(
 
 def test_unknown_activations_are_refused_with_the_known_names() -> None:
     check_activation("silu")
-    with pytest.raises(ValueError, match="activation 'snake' is none of identity, silu, gelu"):
+    with pytest.raises(ValueError, match="activation 'snake' is not one of identity, silu, gelu"):
         check_activation("snake")

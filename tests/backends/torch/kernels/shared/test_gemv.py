@@ -135,11 +135,11 @@ def test_reasons_to_leave_a_product_to_torch(device: torch.device) -> None:
     x, weight = torch.zeros(2, 8, device=device), torch.zeros(3, 8, device=device)
     reasons: dict[str | None, tuple[Any, ...]] = {
         None: (x, weight, None),
-        "torch.float64 is none of bf16, fp16, fp32": (x.double(), weight.double()),
+        "torch.float64 is not one of bf16, fp16, fp32": (x.double(), weight.double()),
         "not all is torch.float32 as x is": (x, weight.half()),
         "not 1 to 64 rows": (torch.zeros(65, 8, device=device), weight),
-        "not all is contiguous": (x, torch.zeros(8, 3, device=device).T),
-        "a gradient is wanted": (x, weight.clone().requires_grad_()),
+        "an operand is not contiguous": (x, torch.zeros(8, 3, device=device).T),
+        "a gradient is required": (x, weight.clone().requires_grad_()),
     }
     assert {gemv.refusal(*given): given for given in reasons.values()}.keys() == reasons.keys()
     assert [gemv.refusal(*given) for given in reasons.values()] == [*reasons]

@@ -28,7 +28,7 @@ def test_kernels_refuse_float64_gradients_and_devices(monkeypatch: pytest.Monkey
     x = torch.zeros(1, device=device)
     assert operands.refusal(x, None) is None
     assert operands.refusal(x, x.double()) == "the kernel computes in f32"
-    assert operands.refusal(x, x.clone().requires_grad_()) == "a gradient is wanted"
+    assert operands.refusal(x, x.clone().requires_grad_()) == "a gradient is required"
     monkeypatch.setattr(launch, "INTERPRETED", False)
     assert operands.refusal(torch.zeros(1)) == "Triton does not run on cpu"
 
@@ -36,8 +36,11 @@ def test_kernels_refuse_float64_gradients_and_devices(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"present": torch.zeros(2, 4)}, r"past \[2, 3\] and present \[2, 4\] must be alike and contiguous"),
-        ({"past": torch.zeros(3, 2).T}, "must be alike and contiguous"),
+        (
+            {"present": torch.zeros(2, 4)},
+            r"past \[2, 3\] and present \[2, 4\] must be contiguous and of equal shape and dtype",
+        ),
+        ({"past": torch.zeros(3, 2).T}, "must be contiguous and of equal shape and dtype"),
         ({"bias": torch.zeros(5)}, r"bias \[5\] is not \[6\]"),
         ({"gate": torch.zeros(2, 7)}, r"gate \[2, 7\] is not like x \[2, 6\]"),
     ],

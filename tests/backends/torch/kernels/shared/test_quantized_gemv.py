@@ -140,13 +140,13 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     weight = Codes(words, scales, None, 4, 64)
     for x, reason in (
         (torch.ones(65, 64, device=device), "not 1 to 64 rows"),
-        (torch.ones(1, 64, dtype=torch.float64, device=device), "torch.float64 is none of bf16, fp16, fp32"),
+        (torch.ones(1, 64, dtype=torch.float64, device=device), "torch.float64 is not one of bf16, fp16, fp32"),
     ):
         assert kernel.refusal(x, weight) == reason
         want = exact(x) @ exact(dequantize(words, scales, bits=4, width=64)).T
         assert_close(kernel.norm_linear(x, weight), want, terms=64)
     strided = Codes(words.repeat_interleave(2, 1)[:, ::2], scales, None, 4, 64)
-    assert kernel.refusal(torch.ones(1, 64, device=device), strided) == "not all is contiguous"
+    assert kernel.refusal(torch.ones(1, 64, device=device), strided) == "an operand is not contiguous"
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:
@@ -171,7 +171,7 @@ def test_gradients_fall_back_to_torch(device: torch.device) -> None:
     words, scales = drawn(4, device)
     weight = Codes(words, scales.requires_grad_(), None, 4, 64)
     x = torch.ones(1, 64, device=device)
-    assert kernel.refusal(x, weight) == "a gradient is wanted"
+    assert kernel.refusal(x, weight) == "a gradient is required"
     assert kernel.norm_linear(x, weight).requires_grad
 
 
