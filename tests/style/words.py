@@ -45,8 +45,8 @@ PARTICIPLE = re.compile(
     "|built|sent|lent|lost|won"
 )
 BASE = frozenset(
-    ["embed", "feed", "need", "seed", "speed", "breed", "shed", "lengthen", "flatten", "widen", "shorten", "listen"]
-    + ["unflatten", "named", "provided", "kept", "matched"]  # the last four are public names
+    "embed feed need seed speed breed shed lengthen flatten widen shorten listen unflatten".split()
+).union(["named", "provided", "kept", "matched"])  # public names
 )
 BUDGET: dict[str, int] = {
     "what as a noun": 31,
@@ -109,9 +109,10 @@ class Source:
     def functions(self) -> Iterator[ast.FunctionDef]:
         """Yield the functions that are no properties."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef) and node.name != "_" and not node.name.startswith("__"):
-                if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
-                    yield node
+            if not isinstance(node, ast.FunctionDef) or node.name == "_" or node.name.startswith("__"):
+                continue
+            if not any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+                yield node
 
     def assigned(self) -> Iterator[tuple[int, str]]:
         """Yield the names of variables where they are assigned, with their lines."""
