@@ -28,8 +28,8 @@ KINDS = {  # ops that replace attention, and feed-forwards
 
 def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
     """Map the key of each method to its class name; none is in `taken`, and the class of `top` is called `whole`.
-    Classes that would have the same name get a prefix (encoder or decoder, then a word for their ops), or else a
-    number."""
+    `nodes` are all nodes of the graph. Classes that would have the same name get a prefix (encoder or decoder, then a
+    word for their ops), or else a number."""
     places: dict[Hashable, list[str]] = {}
     titles: dict[Hashable, str] = {}
     within: dict[str, list[Node]] = {}

@@ -21,8 +21,10 @@ from .value_names import NamedOperand
 
 @dataclass(frozen=True)
 class ClassSource:
-    """The parts of a generated class that a template puts together. `cache` is the expression that constructs its cache
-    ("" for none), and `cache_type` the annotation of that cache."""
+    """A generated class, as a template needs it. `init` and `lines` are the lines of ``__init__`` and of the forward;
+    `parameters` and `returns` are the forward's parameters and return type. `cache` is the expression that constructs
+    its cache ("" for none), and `cache_type` the annotation of that cache. `constants`: the class keeps the dtype of
+    constant tables."""
 
     name: str
     doc: str

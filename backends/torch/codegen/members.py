@@ -83,14 +83,13 @@ class Constructor:
                 self._assign_members(place, local, entry)
 
     def _construct_entry(self, path: str, entry: Any) -> str:
-        """Return the expression that constructs a module: its `init`, its class, or else ``nn.Module()``."""
         if isinstance(entry, Submodule):
             return entry.init
         return self.construct(path, entry) if isinstance(entry, str) else "nn.Module()"
 
     def _assign_list(self, place: str, path: str, entries: dict[str, Any]) -> None:
-        """Append lines that construct the list at `path`, with the source `place`; keys of `entries` are indices
-        (str)."""
+        """Append lines that construct the list at `path`, with the source `place`; `entries` maps indices (str) to
+        members."""
         count = max(int(k) for k in entries) + 1
         items = [entries.get(str(i)) for i in range(count)]
         params = [i for i in items if isinstance(i, ParamRef)]

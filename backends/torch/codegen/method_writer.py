@@ -102,7 +102,6 @@ class MethodWriter:
     # -- writing
 
     def _preferred_name(self, o: NamedOperand) -> str:
-        """Return the preferred name of a parameter: `stream` for the hidden state, else its own name or path."""
         return self.stream if o is self.hidden else o.name if isinstance(o, Var) else o.path.replace(".", "_")
 
     def _name_states(self) -> None:
@@ -226,8 +225,6 @@ def _parse_expression(text: str) -> ast.expr:
 
 
 class _Inliner(ast.NodeTransformer):
-    """Replaces every use of the variable `name` by `expression` in a syntax tree."""
-
     def __init__(self, name: str, expression: ast.AST) -> None:
         self.name, self.expression = name, expression
 
@@ -284,7 +281,8 @@ def _has_shape_of_all(o: Operand, results: Iterable[Var]) -> bool:
 
 
 def find_layer_slice(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
-    """Return the path of the ModuleList whose modules `calls` run in order, and their slice, "" for all."""
+    """Return the path of the ModuleList whose modules `calls` run in order, and the source of the slice that they are,
+    such as ``[2:5]``; the slice is "" for the complete list."""
     container = relative_to(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
     paths = (relative_to(p, method.path) for p in (*method.modules, *method.members))

@@ -43,7 +43,7 @@ class ModuleCall:
 
 @dataclass(eq=False, repr=False)
 class Loop:
-    """Consecutive calls of modules with one result structure, each of which reads the results of the previous call."""
+    """Consecutive calls of modules that become one `for` loop: every call reads all results of the previous call."""
 
     calls: list[ModuleCall]
     chained: list[int]  # for each result of a call, the index of the next call's input
@@ -75,7 +75,8 @@ class Method:
 
     @property
     def slots(self) -> int:
-        """Return the number of items with states: the cache of one is its state, that of several a tuple of states."""
+        """Return the number of items with states. The cache of one item is its state; that of several items is a
+        tuple."""
         return len(self.stateful)
 
     @property
@@ -90,7 +91,8 @@ class Method:
 
 
 def has_state(item: Item) -> bool:
-    """Return whether `item` reads a cache or state; False for statements without results, such as the cache advance."""
+    """Return whether `item` reads a cache or state. Statements without results, such as the cache advance, do not
+    count."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0
@@ -173,22 +175,19 @@ class _StructureBuilder:
         return ModuleCall(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _is_only_forwarded(self, v: Var, mine: set[Statement]) -> bool:
-        """Return whether statements outside of `mine` only pass `v` on, without computing with it; then it is last."""
+        """Return whether statements outside of `mine` only pass `v` on to a scope; such results are returned last."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _group(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
-        """Return pairs (path of an inner module or None, its statements) in order of appearance.
-
-        Each statement of `path` itself is a pair with None, and so is each statement of inner modules that depend on
-        each
-        other in a cycle: such modules cannot each be one call.
-        """
+        """Return pairs (path of an inner module or None, its statements) in order of appearance. Each statement of
+        `path` itself is a pair with None. So is each statement of inner modules that depend on each other in a cycle:
+        such modules cannot each be one call."""
         inner = {p for p in self.modules if p != path and is_inside(p, path)}
         flat: set[str] = set()  # inner modules that cannot be one call
         while True:
             direct = {p for p in inner - flat if not any(is_inside(p, q) for q in inner - flat)}
             groups = list(_group_by_module(statements, direct))
-            bad = _find_cyclic(groups)
+            bad = _find_cyclic_modules(groups)
             if not bad:
                 return groups
             # Modules that depend on each other cannot each be one call: their statements go to this method instead.
@@ -241,8 +240,7 @@ def _build_dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) ->
     return graph
 
 
-def _find_cyclic(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
-    """Return the inner modules on a cycle of dependencies between `groups`."""
+def _find_cyclic_modules(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
     graph = _build_dependencies(groups)
     cycles = [c for c in nx.strongly_connected_components(graph) if len(c) > 1]
     return {name for c in cycles for i in c if (name := groups[i][0]) is not None}

@@ -16,8 +16,8 @@ NamedOperand = Var | ParamRef
 
 @dataclass(eq=False)
 class SourceLine:
-    """One statement ``targets = tree``, or without targets a returned expression; `tree` has placeholders for operands.
-    replaces: the operand whose name the target may reuse."""
+    """One line ``targets = tree``. Without targets, `tree` is a statement, or in the last line the returned expression.
+    `tree` has placeholders for operands. replaces: the operand whose name the target may reuse."""
 
     targets: list[NamedOperand]
     tree: ast.AST
@@ -47,7 +47,8 @@ class ValueNames:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _prefer_stream(self) -> dict[Operand, str]:
-        """Return preferred names by operand: `stream` for the value that a loop carries and values that it replaces."""
+        """Return preferred names by operand: `stream` for the only result of a loop, the operand that enters the loop,
+        and the operands that these replace."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
@@ -67,7 +68,8 @@ class ValueNames:
         return last
 
     def name_parameter(self, o: NamedOperand, name: str) -> str:
-        """Choose and return the name of the parameter `o`: `name`, followed by a number if it is taken."""
+        """Choose and return the name of the parameter `o`: `name`, followed by a number if it is taken. A parameter
+        called cache keeps its name."""
         token = self.token(o)
         if name == "cache":
             self.names[token] = name
@@ -144,7 +146,6 @@ def _write_assignment(targets: str, tree: ast.AST) -> str:
 
 
 def _negate(test: ast.expr) -> ast.expr:
-    """Return the negation of `test`."""
     opposites = {ast.Is: ast.IsNot, ast.Eq: ast.NotEq}
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in opposites:
         return ast.Compare(test.left, [opposites[type(test.ops[0])]()], test.comparators)

@@ -12,12 +12,9 @@ TICKETS = Submodule("tickets", "Tickets")
 
 
 def move_tables(program: Program, tickets: int) -> None:
-    """Convert statements of the top scope in `program` that read only constants and the device to attributes of the
-    step.
-
-    The counters for `tickets` tickets per batch row, with which blocks of a kernel synchronize, also become an
-    attribute.
-    """
+    """Make the statements in the top scope of `program` that read only constants and the device attributes of the step,
+    which computes them once. Another attribute gets the counters of `tickets` tickets per batch row, with which blocks
+    of a kernel synchronize."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}

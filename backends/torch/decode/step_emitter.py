@@ -124,8 +124,8 @@ class StepEmitter(Emitter):
         self.choices.append(Implementation(self.node, reason=reason))
 
     def make_placeholders(self, node: Node) -> tuple[Var, ...]:
-        """Return variables for the outputs of `node`; the reader of these outputs emits the call itself, as an
-        argument."""
+        """Return new variables for the outputs of `node`. Their reader emits the call of the kernel as one of its
+        arguments."""
         return tuple(Var(choose_name(value)) for value in node.outputs)
 
     # -- weights of kernels
@@ -168,7 +168,8 @@ class StepEmitter(Emitter):
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def make_norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
-        """Return a norm of `kind` rms or layer as kernels take it, with the parameters `gain` and `shift`."""
+        """Return a norm of `kind` "rms" or "layer" as kernels take it. Its weight is `gain` and its bias `shift`; None
+        for none."""
         assert all(w is None or isinstance(w, Param) for w in (gain, shift))
         paths = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
@@ -239,7 +240,6 @@ def _nest_states(states: Sequence[tuple[tuple[str, ...], Hashable]]) -> object:
 
 
 def _common_scope(*paths: str) -> str:
-    """Return the innermost scope that contains all of `paths`."""
     common = []
     for column in zip(*(p.split(".") for p in paths), strict=False):
         if len({*column}) != 1:

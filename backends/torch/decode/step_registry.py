@@ -28,8 +28,9 @@ STEPS: Registry[StepLowering] = Registry("op of a decode step", "weft.backends.t
 
 
 def step_lowering(*ops: Op, when: When = lambda e, node: None) -> Callable[[Emit], Emit]:
-    """Register the decorated function as the lowering of `ops` in decode steps, where `when` returns None for the node.
-    It emits statements and returns operands for the node's outputs, or None to use the model's lowering instead."""
+    """Register the decorated function as the lowering of `ops` in decode steps. `when` returns the reason to refuse a
+    node, else None. The function emits statements and returns operands for the node's outputs, or None to use the
+    model's lowering instead."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:

@@ -168,7 +168,7 @@ class Student:
 
 
 def _cast_scales(student: Student, name: str) -> Array:
-    """Return the scales of the weight `name`, with their change, clipped and cast to their stored dtype."""
+    """Return the scales of the weight `name`, multiplied by 1 + change, clipped and cast to their stored dtype."""
     layout = find_block_layout(student.graph.params[name].recipe, student.graph.reader)
     assert isinstance(layout, BlockLayout)
     weight, change = student.scales[name]

@@ -117,7 +117,6 @@ def distill(
 
 
 def _compute_rms(parameter: Tensor) -> float:
-    """Return the root mean square of a parameter, at least 0.01."""
     return max(float(parameter.detach().square().mean().sqrt()), 1e-2)
 
 

@@ -30,8 +30,9 @@ class Cache(list[Any]):
 
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
-    """Return the causal mask [batch or 1, 1, seq, n] of tokens at `positions` [batch or 1, seq] over `keys` (positions)
-    [batch or 1, n]; on a GPU a bias for flash attention if all rows begin at one position, `first` (else None)."""
+    """Return the causal mask [batch or 1, 1, seq, n] of queries at `positions` [batch or 1, seq] over `keys`
+    (positions) [batch or 1, n]. On a GPU with `first`, where all rows begin, and seq > 1: a bias for flash
+    attention."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
@@ -90,8 +91,8 @@ def slot_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
 
 def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots: int, keep: int = 0) -> Tensor:
     """Return the positions [batch or 1, keys] of the keys that a rolling cache returns for new tokens at `positions`
-    [batch or 1, seq]: those of all `slots` (`capacity` if empty), then `positions`; for one token, only those of all
-    slots; without a cache or earlier tokens (`start` 0), only `positions`."""
+    [batch or 1, seq]: without earlier tokens (`start` 0), only `positions`; for one token, those of all `slots`; else
+    both, slots first. Empty slots have the position `cache.capacity`."""
     if cache is None or start == 0:
         return positions
     slots, first = min(slots, cache.capacity), positions[:, :1]
@@ -172,8 +173,8 @@ def update_float8(
     k_scale: Tensor,
     v_scale: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Write the new k and v into an FP8 `cache`, divided by the scales [heads]; return keys and values as its `update`
-    does, but dequantized: new ones are also rounded, so that the result does not depend on how a sequence is split into
+    """Write the new k and v into an FP8 `cache`, divided by the scales [heads]; return the dequantized keys and values
+    of the mask's columns. New ones are also rounded: the result must not depend on how a sequence is split into
     calls."""
     k_bytes, v_bytes = cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, mask)
     return from_bytes(k_bytes, k_scale, k.dtype), from_bytes(v_bytes, v_scale, v.dtype)

@@ -60,9 +60,9 @@ def block_linear(
 def float8_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: None = None, bias: Tensor | None = None, bits: int = 8
 ) -> Tensor:
-    """Return x Wᵀ + b with the FP8 weight of a `Quantized`. If x has more than 64 rows, it is also quantized to FP8 by
-    groups (arXiv 2412.19437, 3.3), unless a model is exported with a symbolic number of rows. FP8 tensor cores are used
-    where torch has an operator for them."""
+    """Return x Wᵀ + b with the FP8 weight of a `Quantized`. An x of more than 64 rows is also quantized to FP8, by
+    groups (arXiv 2412.19437, 3.3), except in an export with a symbolic number of rows. FP8 tensor cores are used where
+    torch has an operator for them."""
     rows, width = x.flatten(0, -2), x.shape[-1]
     few = has_few_rows(x)
     if few is None or few:

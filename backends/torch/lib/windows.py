@@ -75,7 +75,7 @@ class KeyVisibility:
         return x[:, :, self._order]
 
     def first_key(self, keep_first: int) -> int | None:
-        """Return the position of the key after the first `keep_first`; None if `keys` has all keys of the sequence."""
+        """Return the position of the oldest key after the first `keep_first`; None if `keys` has all keys so far."""
         missing = self._length - self.keys.shape[1]
         return keep_first + missing if missing > 0 else None
 

@@ -37,8 +37,8 @@ def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[
 
 
 def _select_plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries (old: new) of `usual` whose module has only a weight and perhaps a bias, and whose new name is
-    free."""
+    """Return the entries (old: new) of `usual` whose new name is free, and whose module has only a weight and perhaps a
+    bias."""
     params, nodes = [*graph.params], graph.nodes
     used = {
         name.partition(".")[0]
@@ -96,10 +96,8 @@ def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _map_siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map the names of siblings to different identifiers, and "" to "_".
-
-    Siblings that may form a ModuleList (`listed`), and whose names are indices without large gaps, map to themselves.
-    """
+    """Map the names of siblings to different identifiers, and "" to "_". If they may form a ModuleList (`listed`), and
+    are indices without large gaps, map them to themselves."""
     parts = [part for part in parts if part]
     numbered = listed and all(re.fullmatch(r"0|[1-9]\d{0,8}", part) for part in parts)
     if numbered and max(map(int, parts), default=0) < MAX_SPARSE_LIST + 4 * len(parts):

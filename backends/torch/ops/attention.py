@@ -107,7 +107,8 @@ def _emit_position_attention(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], 
 
 
 def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
-    """Emit and return `bias` with −∞ where `mask` is False: once, in the scope of the bias, if layers share both."""
+    """Emit and return `bias` with −∞ where `mask` is False. If layers share both, emit it once: before the layers, or
+    else in the scope of the bias."""
     text, scores = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
         text = f"{{0}} if {{1}} is None else {text}"

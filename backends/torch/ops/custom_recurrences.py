@@ -85,8 +85,6 @@ class _FunctionEmitter(Emitter):
 
 
 class _FunctionWriter(MethodWriter):
-    """Writes the body of a function without weights or state."""
-
     trains = False
 
 
@@ -174,7 +172,6 @@ def _choose_variables(step: Step) -> dict[str, str]:
 
 
 def _write_variable(output: str) -> str:
-    """Return the variable for the graph output called `output`: ``a_s`` for ``a.s``."""
     part, _, name = output.partition(".")
     return f"{part}_{name}"
 

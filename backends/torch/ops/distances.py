@@ -29,7 +29,7 @@ def _emit_bias_distance(e: Emitter, node: Node) -> tuple[Var, bool]:
     queries, keys = node.required_operand("queries"), node.required_operand("keys")
     at: Operand = e[keys]
     if node in e.bias_nodes and keys is e.graph.inputs.get("position_ids"):
-        at = emit_cached_positions(e, node.output.uses[0][0])  # all readers have the same: see `rolling_capacity`
+        at = emit_cached_positions(e, node.output.uses[0][0])  # all readers have the same: see `find_rolling_capacity`
     if is_shared(queries) and (is_shared(keys) or at is not e[keys]):
         return emit_distance(e, e[queries], at), True
     return e.emit(DISTANCE, queries, at, name="distance"), False

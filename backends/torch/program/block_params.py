@@ -25,7 +25,8 @@ PRODUCT_OPS = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.li
 
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which `weight` stays; else why it is dequantized (str), "" if it was not to stay."""
+    """Return the block layout in which `weight` stays. If it is dequantized at load instead, return the reason (str),
+    which is "" if nothing asked for its blocks or no linear map reads it."""
     layout = find_stored_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
@@ -49,7 +50,8 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def find_plain_vector(graph: Graph) -> Param | None:
-    """Return the trained float vector (rank 1) with the shortest path; it has the model's dtype. None without one."""
+    """Return the trained float parameter of rank 1 with the fewest dots in its name; None if there is none. Its dtype
+    is that of the model."""
     vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
     vectors = [p for p in vectors if not p.recipe.is_constant]
     return min(vectors, key=lambda p: p.name.count("."), default=None)
@@ -101,7 +103,8 @@ def describe_widened_weights(graph: Graph) -> list[str]:
 
 
 def explain_no_blocks(graph: Graph) -> str:
-    """Return the reason why no weight stays in blocks in spite of --keep-blocks; "" if at least one does."""
+    """Return the reason why no weight keeps its blocks of the checkpoint in spite of --keep-blocks; "" if at least one
+    does. Weights that a pass has quantized do not count."""
     if any(isinstance(find_layout(param), BlockLayout) and not is_quantized(param) for param in graph.params.values()):
         return ""
     reasons = [*describe_widened_weights(graph), "no linear map has blocks of a checkpoint"]
@@ -117,5 +120,5 @@ def _can_use_module(node: Node, weight: Param, home: str) -> bool:
 
 
 def is_embedding_table(weight: Param) -> bool:
-    """Return whether `weight` is also an embedding table."""
+    """Return whether an embedding reads `weight` as its table."""
     return any(node.op in (ops.embedding, ops.embed_tokens) for node in weight.users)

@@ -11,8 +11,8 @@ from weft.ir.types.dtypes import DType
 
 
 def write_formula(recipe: Recipe) -> str | None:
-    """Return a Python expression that computes `recipe` on the device of operand ``{0}``, or None. ALiBi slopes have
-    one, and RoPE frequencies whose scaling is none, linear, ntk, dynamic, llama3 or truncated yarn."""
+    """Return a Python expression that computes `recipe` on the device of operand ``{0}``. Return None for recipes other
+    than ALiBi slopes and RoPE frequencies whose scaling is none, linear, ntk, dynamic, llama3 or truncated yarn."""
     if isinstance(recipe, AlibiSlopes):
         return f"alibi_slopes({recipe.heads}, {recipe.max_bias!r}, {{0}}.device)"
     if not isinstance(recipe, RopeFrequencies):

@@ -21,8 +21,9 @@ from .statements import MOVES, TOP, TORCH_NAMES, CacheSlot, Operand, ParamRef, P
 
 class Emitter:
     """Collects the statements of `graph`; every lowering receives it. ``emitter[value]`` is the operand of a graph
-    value. cached: nodes with a KV cache or state. bias_nodes: nodes of attention biases, whose iotas count keys.
-    cross_attentions: attentions that cache the encoder's keys and values. float8_caches: store KV caches in FP8."""
+    value. cached: nodes with a KV cache or state. bias_nodes: nodes that compute attention biases; an iota among them
+    counts cached keys, not new tokens. cross_attentions: attentions that cache the encoder's keys and values.
+    float8_caches: store KV caches in FP8."""
 
     calls_kernels: ClassVar[bool] = True  # the package `kernels` is shipped with the module
     has_comments: ClassVar[bool] = True  # statements get comments, which explain sizes
@@ -56,11 +57,11 @@ class Emitter:
             self._operands[value] = var
 
     def enter(self, node: Node) -> None:
-        """Make `node` the source of the statements emitted next, and its scope theirs."""
+        """Attribute the statements that are emitted next to `node`, and put them into its scope."""
         self.node, self.scope = node, node.scope
 
     def leave(self) -> None:
-        """Emit the next statements in the scope of the whole model, for no node."""
+        """Attribute the statements that are emitted next to no node, and put them into the scope of the whole model."""
         self.node, self.scope = None, TOP
 
     def __getitem__(self, value: Value) -> Operand:
@@ -77,7 +78,8 @@ class Emitter:
         self._operands[value] = operand
 
     def declare_input(self, name: str, default: str, type: str) -> Var:
-        """Return the input of the model called `name`; if there is none, add it with this default and type."""
+        """Return the model input called `name`. If there is none, add one; `default` is the source of its default
+        value, "" for none, and `type` its annotation."""
         for var in self.program.inputs:
             if var.name == name:
                 return var
@@ -87,18 +89,19 @@ class Emitter:
     # -- states
 
     def zero_padding(self, value: Value | Operand) -> Value | Operand:
-        """Return `value` [batch, seq, width] with zeros for padding tokens: here `value`, as there is no padding."""
+        """Return `value` [batch, seq, width] with zeros at padding tokens. Here inputs have no padding: return
+        `value`."""
         return value
 
     def padding_mask(self) -> Var | None:
-        """Return the mask [batch, seq] of tokens that are not padding: here None, since inputs have no padding."""
+        """Return the mask [batch, seq] of tokens that are not padding. Here inputs have no padding: return None."""
         return None
 
     def emit_with_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
-        """Emit the recurrence `node` with its state (`parts` tensors) stored in `slot`, and return its result. `text`
-        maps the expression of the previous state to that of (result, new state), over `operands`."""
+        """Emit the recurrence `node`, whose state of `parts` tensors is in `slot`, and return its result. `text` maps
+        the source of the previous state to that of a pair (result, new state), with placeholders for `operands`."""
         place = f"{{{len(operands)}}}"
         return self.emit(f"store_state({place}, {text(f'previous_state({place})')})", *operands, slot)
 
@@ -255,19 +258,19 @@ class Emitter:
         return leaf if self._submodules[path] == (leaf, params) else None
 
     def _has_other_members(self, path: str, params: tuple[Param, ...]) -> bool:
-        """Return whether the graph has other parameters or scopes below `path` than `params`."""
         if self._name_counts is None:
             scopes = {node.scope for node in self.graph.nodes}
-            self._name_counts = Counter(outer for name in (*scopes, *self.graph.params) for outer in _expand_path(name))
+            self._name_counts = Counter(
+                outer for name in (*scopes, *self.graph.params) for outer in _list_prefixes(name)
+            )
         return self._name_counts[path] > len(params)  # a weight in blocks has several tensors
 
     def _inside(self, path: str) -> bool:
-        """Return whether `path` is strictly below the current scope."""
         return not self.scope or path.startswith(f"{self.scope}.")
 
     def resolve_param(self, param: Param) -> Operand:
-        """Return the operand of `param`: a hoisted variable if it has a formula (`write_formula`), else a
-        `ParamRef`."""
+        """Return the operand of `param`: a hoisted variable if it has a formula (`write_formula`); else a `ParamRef`,
+        whose tensor becomes a weight of the program."""
         if (text := write_formula(param.recipe)) is not None:
             return self.hoist(
                 param.recipe, text, self._sort_inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
@@ -332,7 +335,8 @@ class Emitter:
         raise WeftError(f"the size {name} is not that of an axis of any graph input")
 
     def write_shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
-        """Return comma-separated expressions for `shape`, as by `write_size`, and operands, numbered from `first`."""
+        """Return comma-separated expressions for the sizes in `shape`, and their operands. Placeholders count from
+        `first`; `near` is as in `write_size`."""
         texts, operands = [], list[Operand]()
         for s in shape:
             text, used = self.write_size(s, *near)
@@ -341,15 +345,15 @@ class Emitter:
         return ", ".join(texts), operands
 
 
-def _expand_path(name: str) -> list[str]:
-    """Return all dotted prefixes of `name`, shortest first; the last is `name` itself."""
+def _list_prefixes(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def choose_name(value: Value) -> str:
-    """Return a variable name for `value`: the last part of its name. If that is just the name of the op, return the
-    operand name of its first reader instead, or y for an x, xs or y."""
+    """Return a variable name for `value`: the last part of its name. If that is only the name of its op, return the
+    name of the operand that its first reader calls it; but y for a float that the reader calls x, xs or y, or is its
+    only operand."""
     name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
     name = f"v_{name}" if name.isdigit() else name  # an index of a list of modules
     fused = maker is not None and Trait.FUSED in maker.op.traits and name in OPS  # named after an op that it replaced
@@ -366,5 +370,4 @@ def choose_name(value: Value) -> str:
 
 
 def _shift_placeholders(text: str, by: int) -> str:
-    """Return `text` with `by` added to the index of each placeholder."""
     return re.sub(r"\{(\d+)\}", lambda m: f"{{{int(m[1]) + by}}}", text)

@@ -1,7 +1,7 @@
 """Statements over named tensors, modules and weights, each in a scope: the representation between graph and Python.
 
 A lowering converts a node to statements. The `text` of a `Statement` is a Python expression with placeholders ``{0}``,
-``{1}`` … for the operands. `structure` then groups the statements of a scope into a method, and `source` renders it.
+``{1}`` … for the operands. `codegen` then groups the statements of a scope into a method and writes its source.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Var:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module at `path`; the expression `init` constructs it, and `tensors` names its parameters and buffers."""
+    """A module at `path`, which the expression `init` constructs; `tensors` are the names of its parameters and
+    buffers."""
 
     path: str
     init: str

@@ -14,7 +14,8 @@ ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
 
 def begin_forward(e: Emitter) -> None:
-    """Make `position_ids` and the encoder's inputs optional, and advance the cache; do nothing without tokens."""
+    """Emit the first statements of a forward that reads tokens; do nothing without tokens. They advance the cache if
+    there are cached nodes, and make `position_ids` and the encoder's inputs optional."""
     tokens = find_tokens(e.graph)
     positions = e.graph.inputs.get("position_ids")
     if tokens is None:
@@ -35,7 +36,8 @@ def begin_forward(e: Emitter) -> None:
 
 
 def add_cache_advance(e: Emitter, statements: list[Statement]) -> list[Statement]:
-    """Return `statements`, with a first one that advances the cache if none does; unchanged if there is no cache."""
+    """Return `statements`, preceded by one that advances the cache if none of them does; unchanged if there is no
+    cache."""
     start = e.start
     if start is None or any(start in s.results for s in statements):
         return statements
@@ -95,7 +97,8 @@ def emit_rolling_positions(e: Emitter, slots: int, keep: int) -> Var:
 
 
 def emit_written_positions(e: Emitter) -> Operand:
-    """Emit and return the positions of new tokens in a rolling cache; those after index ``last`` are masked."""
+    """Emit and return the positions [batch or 1, seq] at which a rolling cache stores new tokens. If ``last`` is
+    passed, tokens after that index of their row get position −1: they are not stored."""
     positions, last = emit_query_positions(e), e.declare_input("last", "None", "Tensor | None")
     text = "{0} if {1} is None else mask_padding({0}, {1})"
     return e.hoist("written", text, positions, last, name="kept_positions")

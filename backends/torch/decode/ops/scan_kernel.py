@@ -59,8 +59,8 @@ class ScanKernel:
     """A generated kernel for one token of a recurrence.
 
     - text: its source, with the placeholder ``{name}`` for its name
-    - count: positions in the states' axes that are not reduced, per batch row; block: how many of them a program
-    computes
+    - count: number of positions per batch row in those axes of the states that are not reduced
+    - block: number of these positions that a program computes
     - outputs: shape of each output without batch
     """
 
@@ -149,7 +149,6 @@ class _Writer:
         return [axis for d in dims if (axis := self.axes.axes_of(x)[d]) is not None]
 
     def _list_reductions(self) -> str:
-        """Return the names of the step's ops that reduce an axis, separated by commas, for messages."""
         return ", ".join(dict.fromkeys(node.op.name for node in self.graph.nodes if self._reduced_axes(node)))
 
     def new_name(self, name: str) -> str:
@@ -192,7 +191,6 @@ class _Writer:
         return ScanKernel("\n    ".join(lines), self.count, min(most, power_of_2(self.count)), shapes)
 
     def _indices(self) -> list[str]:
-        """Return the lines that compute the indices of a block into the states."""
         rows, there = "tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)", f"p < {self.count}"
         first = ["start_next(PDL)", "row = tl.program_id(1).to(tl.int64)"]
         if self.inner is None:
@@ -232,8 +230,8 @@ class _Writer:
         )  # values are tiles: the address must be one
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
-        """Return the source of the offsets of `value`, the `view` of an input, from its pointer, and of the mask (""
-        for none). Batch rows are `size` elements apart, or with 0 the row stride of a token."""
+        """Return the source of offsets and mask ("" for none) of `value`, which is the `view` of an input: offsets from
+        the input's pointer. Batch rows are `size` elements apart, or with 0 the row stride of a token."""
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.axes_of(value), view.strides, strict=True):
             if axis in self.across:
@@ -336,8 +334,8 @@ class _Writer:
 
 
 def _undo_reshapes(value: Value) -> Value:
-    """Return the first value in the chain of reshapes that ends in `value`, and that has the batch as its first axis.
-    Both have the same order in memory."""
+    """Follow the reshapes that end in `value` back to their first operand that has the batch as its first axis; return
+    it. It has the same order in memory as `value`."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required_operand("x")

@@ -31,7 +31,8 @@ TOKEN_OPERANDS = ("x", "delta", "b", "c")  # operands of a state space with a ro
 
 
 def _is_stateless(e: StepEmitter, node: Node) -> bool:
-    """Return whether the cache has no state for `node`; if the state is an operand, record that as the reason."""
+    """Return whether no cache or state of the step belongs to `node`. If its state is an operand, record that as the
+    reason."""
     if node in e.cached and has_state(node):
         e.record_fallback("its state is an operand")
     return node not in e.cached or has_state(node)

@@ -1,5 +1,5 @@
-"""Continue a text with the model in this folder:  python generate.py "Once upon a time" --max-tokens 64 Needs only
-PyTorch, and for text the package `tokenizers`; without it, or with --ids, prompt and answer are token ids."""
+"""Continue a text with the model in this folder:  python generate.py "Once upon a time" --max-tokens 64
+Needs only PyTorch, and for text the package `tokenizers`; without it or with --ids, prompt and answer are token ids."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ def filter_logits(
 
     Three filters apply in order: the `top_k` likeliest tokens (0: all); the likeliest that together reach probability
     `top_p` (Holtzman et al. 2019, arXiv 1904.09751; of equals, the first); and tokens at least `min_p` times as likely
-    as
-    the likeliest (Nguyen et al. 2024, arXiv 2407.01082). As the temperature falls to 0, only the likeliest token
-    remains.
+    as the likeliest (Nguyen et al. 2024, arXiv 2407.01082). As the temperature falls to 0, only the likeliest remains.
     """
     scores, divisor = logits.float(), min(max(temperature, TINY), HUGE)
     largest = scores.amax(-1, keepdim=True)
