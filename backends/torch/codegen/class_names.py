@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from weft.ir import ops
 from weft.ir.graph import Node
 
 from ..program.statements import Statement
-from .structure import Loop, Method, ModuleCall
+from .structure import Method, ModuleCall
 
 CLASSES = {"attn": "Attention", "cross": "CrossAttention", "ffn": "FeedForward", "layers": "Block"}
 KINDS = {  # ops that replace attention, and feed-forwards
@@ -30,19 +31,18 @@ def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]
     """Map the key of each method to its class name; none is in `taken`, and the class of `top` is called `whole`.
     `nodes` are all nodes of the graph. Classes that would have the same name get a prefix (encoder or decoder, then a
     word for their ops), or else a number."""
-    places: dict[Hashable, list[str]] = {}
+    places, groups = defaultdict[Hashable, list[str]](list), defaultdict[str, list[Hashable]](list)
     titles: dict[Hashable, str] = {}
     within: dict[str, list[Node]] = {}
     for method in top.walk():
-        places.setdefault(method.key, []).append(method.path)
+        places[method.key].append(method.path)
         if method.key not in titles:
             inner = within[method.path] = [n for n in nodes if f"{n.scope}.".startswith(f"{method.path}.")]
             title = whole if method is top else _choose_title(method.path, inner)
             group = any(titles[m.key] == title for m in method.modules.values())
             titles[method.key] = f"{title}Group" if group else title
-    groups: dict[str, list[Hashable]] = {}
     for key, title in titles.items():
-        groups.setdefault(title, []).append(key)
+        groups[title].append(key)
     names: dict[Hashable, str] = {}
     for title, keys in groups.items():
         for key, name in zip(keys, _distinguish(title, [places[k] for k in keys], within), strict=True):
@@ -58,9 +58,7 @@ def list_own_nodes(method: Method) -> list[Node]:
 
 def list_calls(method: Method) -> list[ModuleCall]:
     """Return the calls of inner methods in order; each iteration of a loop is one call."""
-    return [
-        c for i in method.items for c in ([i] if isinstance(i, ModuleCall) else i.calls if isinstance(i, Loop) else [])
-    ]
+    return [call for item in method.items if not isinstance(item, Statement) for call in item.calls]
 
 
 def _list_kinds(nodes: Iterable[Node]) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..program.statements import ParamRef, Submodule, relative_to
+from ..program.statements import ParamRef, Statement, Submodule, relative_to
 from .method_writer import write_attribute, write_periodic_list
-from .structure import Loop, Method, ModuleCall, iter_operands
+from .structure import Method, ModuleCall
 
 
 class Constructor:
@@ -70,16 +70,12 @@ class Constructor:
                     self.lines.append(f'{base}.register_buffer("{name}", {_write_empty(entry)})')
                 else:
                     self.lines.append(f"{place} = {_write_parameter(entry)}")
-            elif isinstance(entry, Submodule):
-                self.lines.append(f"{place} = {entry.init}")
-            elif isinstance(entry, str):
-                self.lines.append(f"{place} = {self.construct(local, entry)}")
+            elif isinstance(entry, (Submodule, str)):
+                self.lines.append(f"{place} = {self._construct_entry(local, entry)}")
             elif all(k.isdigit() for k in entry):
                 self._assign_list(place, local, entry)
             else:
-                kind = entry.pop("", None)
-                module = "nn.Module()" if kind is None else self._construct_entry(local, kind)
-                self.lines.append(f"{place} = {module}")
+                self.lines.append(f"{place} = {self._construct_entry(local, entry.pop('', None))}")
                 self._assign_members(place, local, entry)
 
     def _construct_entry(self, path: str, entry: Any) -> str:
@@ -99,9 +95,8 @@ class Constructor:
             kinds = [self._construct_entry(f"{path}.{n}", i) for n, i in enumerate(items)]
             self.lines.append(f"{place} = nn.ModuleList([{', '.join(kinds)}])")
         else:
-            self.lines.append(
-                f"{place} = {self.construct_list(path, [i if isinstance(i, str) else 'nn.Module' for i in items])}"
-            )
+            names = [i if isinstance(i, str) else "nn.Module" for i in items]
+            self.lines.append(f"{place} = {self.construct_list(path, names)}")
         for i, item in enumerate(items):
             if isinstance(item, dict):
                 self._assign_members(f"{place}[{i}]", f"{path}.{i}", item)
@@ -116,10 +111,9 @@ def _rank_members(method: Method) -> dict[str, int]:
     """Map the relative path of each member to its rank in order of first use."""
     order: dict[str, int] = {}
     for item in method.items:
-        calls = item.calls if isinstance(item, Loop) else [item] if isinstance(item, ModuleCall) else []
-        paths = [c.path for c in calls] or [o.path for o in iter_operands(item) if isinstance(o, (Submodule, ParamRef))]
-        for p in paths:
-            order.setdefault(relative_to(p, method.path), len(order))
+        members = item.operands if isinstance(item, Statement) else item.calls
+        for member in (m for m in members if isinstance(m, (ModuleCall, Submodule, ParamRef))):
+            order.setdefault(relative_to(member.path, method.path), len(order))
     return order
 
 

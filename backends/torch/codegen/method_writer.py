@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
 from ..program.statements import CacheSlot, Operand, ParamRef, Statement, Submodule, Var, is_inside, relative_to
@@ -25,7 +26,7 @@ class MethodWriter:
         self.method, self.given, self.hidden, self.top = method, given, hidden, top
         self.tokens: dict[Operand, str] = {}
         self.lines: list[SourceLine] = []
-        self.uses: dict[Operand, int] = {}
+        self.uses: Counter[Operand] = Counter()
         self.states: dict[Item, str] = {}
 
     # -- text with placeholders
@@ -45,13 +46,9 @@ class MethodWriter:
     def write(self, taken: Collection[str] = ()) -> tuple[list[str], list[str]]:
         """Return the names of the parameters, and the lines of the body; no variable gets a name in `taken`."""
         for item in self.method.items:
-            for o in set(iter_operands(item)):
-                # Twice for a loop: an expression with one use moves to its reader, and every round would compute it.
-                self.uses[o] = self.uses.get(o, 0) + (
-                    2 if isinstance(item, Loop) else list(iter_operands(item)).count(o)
-                )
-        for o in self.method.outputs:
-            self.uses[o] = self.uses.get(o, 0) + 1
+            # Twice for a loop: an expression with one use moves to its reader, and every round would compute it.
+            self.uses.update([*iter_operands(item)] * (2 if isinstance(item, Loop) else 1))
+        self.uses.update(self.method.outputs)
         self._name_states()
         for item in self.method.items:
             self._add(item)
@@ -74,10 +71,6 @@ class MethodWriter:
         """Return the arguments that follow the inputs of the call `item`: its cache if the callee has states."""
         return [self.states[item]] if item.slots else []
 
-    def write_results(self, item: ModuleCall, text: str) -> str:
-        """Return the expression for the results of the call `item`; `text` is the source of the call."""
-        return text
-
     def list_loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
         """Return the arguments that follow the inputs in each call of `loop`: ["state"] if the callee has states, else
         none. Iterables that the loop runs over are appended to `sources`, as pairs (loop variable, expression)."""
@@ -94,11 +87,6 @@ class MethodWriter:
         sources.append(("args", write_periodic_list(rests)))
         return ["*args"]
 
-    def write_checkpoint_line(self, loop: Loop) -> str:
-        """Return the line that sets ``run`` to ``layer``, checkpointed if the model asks for it; "" without
-        `trains`."""
-        return _checkpoint_line("state" if loop.slots else "") if self.trains else ""
-
     # -- writing
 
     def _preferred_name(self, o: NamedOperand) -> str:
@@ -112,12 +100,13 @@ class MethodWriter:
             return
         used: list[str] = []
         for item in stateful:
-            slots = [o.name for o in iter_operands(item) if isinstance(o, CacheSlot)]
-            stem = slots[0] if slots else _split_path(_first_call(item).path)[-1]
+            if isinstance(item, Statement):
+                stem = next(o.name for o in item.operands if isinstance(o, CacheSlot))
+            else:
+                stem = next((p for p in reversed(item.calls[0].path.split(".")) if not p.isdigit()), "layers")
             name = f"{stem}_cache" if stem != "cache" else "kv_cache"
             used.append(name if name not in used else f"{name}_{len(used) + 1}")
-            name = used[-1]
-            self.states[item] = name
+            self.states[item] = used[-1]
         if used:
             text = f"{', '.join(used)} = cache" + f" or ({', '.join(['None'] * len(used))})" * self.trains
             self.lines.append(SourceLine([], ast.parse(text).body[0]))
@@ -128,7 +117,7 @@ class MethodWriter:
             return
         if isinstance(item, ModuleCall):
             arguments = [*(self.token(o) for o in item.inputs), *self.list_state_arguments(item)]
-            text = self.write_results(item, f"{self.member(item.path)}({', '.join(arguments)})")
+            text = f"{self.member(item.path)}({', '.join(arguments)})"
             guard = next((o for o in item.inputs if isinstance(o, Var) and o.skips), None) if self.top else None
             if guard is not None:
                 nothing = "None" if len(item.results) == 1 else f"({', '.join(['None'] * len(item.results))})"
@@ -153,7 +142,7 @@ class MethodWriter:
             if replaces in line.targets:  # the inlined line's operand is replaced instead; it has the same layout
                 replaces, comment = line.replaces, comment or line.comment
         changes = isinstance(tree, ast.IfExp) and replaces is not None  # it is written as an `if`
-        movable = len(results) == 1 and self.uses.get(results[0]) == 1 and not changes
+        movable = len(results) == 1 and self.uses[results[0]] == 1 and not changes
         self.lines.append(SourceLine([*results], tree, comment, replaces, movable))
 
     def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[SourceLine]]:
@@ -188,35 +177,28 @@ class MethodWriter:
     def _add_loop(self, loop: Loop) -> None:
         calls, first = loop.calls, loop.calls[0]
         results = loop.results
-        entering = [first.inputs[i] for i in loop.chained]
-        chain = {call: {i: j for j, i in enumerate(loop.chained)} for call in calls}
-        argument_lists = [
-            [self.token(results[chain[c][i]]) if i in chain[c] else self.token(o) for i, o in enumerate(c.inputs)]
-            for c in calls
-        ]
-        shared, rests = _split_common(argument_lists)
-        same = all(c.path == first.path for c in calls)
+        chained = dict(zip(loop.chained, results, strict=True))
+        arguments, rests = _split_common(
+            [[self.token(chained.get(i, o)) for i, o in enumerate(c.inputs)] for c in calls]
+        )
         sources: list[tuple[str, str]] = []  # loop variable, iterable
-        if same:
-            callee = self.member(first.path)
-        else:
+        body, callee = list[str](), self.member(first.path)
+        if any(c.path != first.path for c in calls):
             callee = "layer"
             _, cut = find_layer_slice(self.method, calls)
             sources.append(("layer", self.member(first.path.rpartition(".")[0]) + cut))
-        arguments = list(shared)
+            if self.trains:  # with activation checkpointing (Chen 2016, arXiv 1604.06174), unless there is a cache
+                asked = "self.checkpointing and state is None" if loop.slots else "self.checkpointing"
+                body.append(f"run = partial(checkpoint, layer, use_reentrant=False) if {asked} else layer")
+                callee = "run"
         if rests:
             arguments += self.list_varying_arguments(loop, rests, sources)
         arguments += self.list_loop_arguments(loop, sources)
         variables, iterables = zip(*(sources or [("_", f"range({len(calls)})")]), strict=True)
         over = iterables[0] if len(iterables) == 1 else f"zip({', '.join(iterables)})"
-        targets = ", ".join(self.token(v) for v in results)
-        again = self.write_checkpoint_line(loop) if callee == "layer" else ""
-        call = self.write_results(first, f"{'run' if again else callee}({', '.join(arguments)})")
-        body = f"{targets} = {call}"
-        if again:
-            body = f"{again}\n    {body}"
-        text = f"for {', '.join(variables)} in {over}:\n    {body}"
-        pairs = tuple(zip(results, entering, strict=True))
+        body.append(f"{', '.join(map(self.token, results))} = {callee}({', '.join(arguments)})")
+        text = "\n    ".join([f"for {', '.join(variables)} in {over}:", *body])
+        pairs = tuple((result, first.inputs[i]) for i, result in chained.items())
         self.lines.append(SourceLine([*results], ast.parse(text).body[0], loop=pairs))
 
 
@@ -230,13 +212,6 @@ class _Inliner(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return self.expression if node.id == self.name else node
-
-
-def _checkpoint_line(state: str) -> str:
-    """Return the line that sets ``run`` to ``layer``, with activation checkpointing (Chen 2016, arXiv 1604.06174) if
-    the model's `checkpointing` is set and the variable `state` is None ("": there is no cache)."""
-    condition = f"self.checkpointing and {state} is None" if state else "self.checkpointing"
-    return f"run = partial(checkpoint, layer, use_reentrant=False) if {condition} else layer"
 
 
 def _split_common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
@@ -263,16 +238,6 @@ def write_periodic_list(texts: list[str]) -> str:
     if 2 * len(runs) <= n:
         return " + ".join(f"[{text}]" + f" * {times}" * (times > 1) for text, times in runs)
     return f"[{', '.join(texts)}]"
-
-
-def _first_call(item: Item) -> ModuleCall:
-    call = item.calls[0] if isinstance(item, Loop) else item
-    assert isinstance(call, ModuleCall)
-    return call
-
-
-def _split_path(path: str) -> list[str]:
-    return [p for p in path.split(".") if not p.isdigit()] or ["layers"]
 
 
 def _has_shape_of_all(o: Operand, results: Iterable[Var]) -> bool:

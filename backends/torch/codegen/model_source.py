@@ -67,8 +67,7 @@ def format_source(text: str) -> str:
     program = Path(sysconfig.get_path("scripts"), "ruff")  # `python -m ruff` starts six times slower
     ruff = [program] if program.exists() else [sys.executable, "-P", "-m", "ruff"]
     command = [*ruff, "format", "--isolated", "--line-length", "120", "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    return done.stdout
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 @functools.cache
@@ -102,7 +101,7 @@ class ModelWriter(ClassWriter):
 
     def write_parameter(self, o: NamedOperand, name: str, top: bool) -> str:
         if isinstance(o, ParamRef):
-            return f"{name}: Tensor"
+            return super().write_parameter(o, name, top)
         maybe = o.type == "Tensor" and o in self.producers and self.producers[o].text.startswith("None if ")
         kind = "Tensor" if o.skips and not top else o.type
         return f"{name}: {kind}{' | None' if maybe else ''}" + (f" = {o.default}" if o.default and top else "")
@@ -138,15 +137,15 @@ def _write_new_cache(method: Method) -> str:
             slot = next(o for o in item.operands if isinstance(o, CacheSlot))
             texts.append(slot.init.format(like=_find_weight(method)))
             continue
-        calls = item.calls if isinstance(item, Loop) else [item]
-        paths = [write_attribute("self", relative_to(c.path, method.path)) for c in calls]
-        arguments = f"batch, length, {_find_weight(method)}" if _needs_like(calls[0].callee) else "batch, length"
+        first, repeated = item.calls[0], len({call.path for call in item.calls}) == 1
+        path = write_attribute("self", relative_to(first.path, method.path))
+        arguments = f"batch, length, {_find_weight(method)}" if _needs_like(first.callee) else "batch, length"
         if isinstance(item, ModuleCall):
-            texts.append(f"{paths[0]}.new_cache({arguments})")
-        elif len({*paths}) == 1:
-            texts.append(f"[{paths[0]}.new_cache({arguments}) for _ in range({len(calls)})]")
+            texts.append(f"{path}.new_cache({arguments})")
+        elif repeated:
+            texts.append(f"[{path}.new_cache({arguments}) for _ in range({len(item.calls)})]")
         else:
-            container, cut = find_layer_slice(method, calls)
+            container, cut = find_layer_slice(method, item.calls)
             texts.append(f"[layer.new_cache({arguments}) for layer in {write_attribute('self', container)}{cut}]")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 

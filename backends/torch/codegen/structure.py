@@ -8,6 +8,7 @@ several calls of one module.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +36,10 @@ class ModuleCall:
     callee: Method
     inputs: list[Operand]
     results: tuple[Var, ...]
+
+    @property
+    def calls(self) -> list[ModuleCall]:
+        return [self]  # as a loop has calls
 
     @property
     def slots(self) -> int:
@@ -102,13 +107,9 @@ def group_statements(program: Program, borrows: bool = False) -> Method:
     """Group the statements of `program` into methods, and return the method of the whole model. A weight is a member of
     the innermost module in its path; with `borrows`, of each class that reads it."""
     members: dict[str, Submodule | ParamRef] = {}
-    for statement in program.statements:
-        for o in statement.operands:
-            if isinstance(o, (Submodule, ParamRef)):
-                members.setdefault(o.path, o)
-    for output in program.outputs.values():
-        if isinstance(output, ParamRef):
-            members.setdefault(output.path, output)
+    for o in (*(o for s in program.statements for o in s.operands), *program.outputs.values()):
+        if isinstance(o, (Submodule, ParamRef)):
+            members.setdefault(o.path, o)
     leaves = {f"{path}.{name}" for path, o in members.items() if isinstance(o, Submodule) for name in o.tensors}
     members = {path: o for path, o in members.items() if path not in leaves}
     builder = _StructureBuilder(program, members, borrows)
@@ -124,29 +125,22 @@ class _StructureBuilder:
         used = {p for s in scopes for p in (*_iterate_ancestors(s), s)}
         # A ModuleList has no forward: its statements stay with the scope around it.
         self.modules = {p for p in used & owners if not p or not _is_list(p, used | owners)}
-        self.uses: dict[Var, set[Statement | None]] = {}
-        for s in program.statements:
-            for o in s.operands:
-                if isinstance(o, Var):
-                    self.uses.setdefault(o, set()).add(s)
-        for output in program.outputs.values():
-            if isinstance(output, Var):
-                self.uses.setdefault(output, set()).add(None)
+        self.uses: dict[Operand, set[Statement | None]] = {}  # the readers of each operand; None: it is an output
+        reads: list[tuple[Operand, Statement | None]] = [(o, s) for s in program.statements for o in s.operands]
+        for o, reader in (*reads, *((o, None) for o in program.outputs.values())):
+            self.uses.setdefault(o, set()).add(reader)
 
     def build_method(self, path: str, statements: Sequence[Statement], outputs: list[Operand]) -> Method:
         """Return the method of the module at `path`, which runs `statements` and returns `outputs`."""
-        groups = self._group(path, statements)
-        order = _sort_groups(groups)
         items: list[Item] = []
         modules: dict[str, Method] = {}
-        for child, members in order:
+        for child, members in _sort_groups(self._group(path, statements)):
             if child is None:
                 items.append(members[0])
                 continue
             call = self._build_call(child, members)
             # Shared layers are several calls of one module, so they need one method.
-            callee = modules.setdefault(child, call.callee)
-            call.callee = callee
+            call.callee = modules.setdefault(child, call.callee)
             items.append(call)
         method = Method(path, _roll_loops(items), outputs=outputs, modules=modules)
         method.members = self._find_members(method)
@@ -159,12 +153,8 @@ class _StructureBuilder:
             operands = (o for item in method.items for o in iter_operands(item))
             members = (o for o in (*operands, *method.outputs) if isinstance(o, (Submodule, ParamRef)))
             return {o.path: o for o in members if is_inside(o.path, method.path)}
-        inner = method.modules
-        return {
-            p: h
-            for p, h in self.members.items()
-            if is_inside(p, method.path) and not any(is_inside(p, m) for m in inner)
-        }
+        below = {p: member for p, member in self.members.items() if is_inside(p, method.path)}
+        return {p: member for p, member in below.items() if not any(is_inside(p, m) for m in method.modules)}
 
     def _build_call(self, path: str, members: list[Statement]) -> ModuleCall:
         results = [v for s in members for v in s.results]
@@ -197,20 +187,13 @@ class _StructureBuilder:
 def _group_by_module(
     statements: Sequence[Statement], modules: set[str]
 ) -> Iterator[tuple[str | None, list[Statement]]]:
-    members: dict[str, list[Statement]] = {}
-    order: list[tuple[str | None, list[Statement]]] = []
+    groups: dict[str | Statement, list[Statement]] = {}
     for s in statements:
-        owner = next((p for p in (s.scope, *reversed(list(_iterate_ancestors(s.scope)))) if p in modules), None)
-        if owner is None:
-            order.append((None, [s]))
-        elif owner in members:
-            members[owner].append(s)
-        else:
-            members[owner] = [s]
-            order.append((owner, members[owner]))
-    for owner, group in order:
-        if owner is None:
-            yield owner, group
+        around = (s.scope, *reversed(list(_iterate_ancestors(s.scope))))
+        groups.setdefault(next((p for p in around if p in modules), s), []).append(s)
+    for owner, group in groups.items():
+        if isinstance(owner, Statement):
+            yield None, group
         else:
             yield from ((owner, run) for run in _split_repeats(group))
 
@@ -267,17 +250,10 @@ def _is_list(path: str, paths: set[str]) -> bool:
 
 def _find_inputs(method: Method) -> list[Var | ParamRef]:
     results = {v for i in method.items for v in i.results}
-    inputs: dict[Var | ParamRef, None] = {}
-    for item in method.items:
-        for o in iter_operands(item):
-            if (isinstance(o, Var) and o not in results) or (
-                isinstance(o, ParamRef) and not is_inside(o.path, method.path)
-            ):
-                inputs[o] = None
-    for o in method.outputs:
-        if isinstance(o, Var) and o not in results:
-            inputs[o] = None
-    return list(inputs)
+    operands = [o for item in method.items for o in iter_operands(item)]
+    operands += [o for o in method.outputs if isinstance(o, Var)]
+    inputs = dict.fromkeys(o for o in operands if isinstance(o, (Var, ParamRef)) and o not in results)
+    return [o for o in inputs if isinstance(o, Var) or not is_inside(o.path, method.path)]
 
 
 def iter_operands(item: Item) -> Iterator[Operand]:
@@ -294,17 +270,11 @@ def iter_operands(item: Item) -> Iterator[Operand]:
 def _roll_loops(items: list[Item]) -> list[Item]:
     """Return `items` with each run of chained calls replaced by a loop. A run calls successive modules of a ModuleList,
     or one module again and again."""
-    users: dict[Var, int] = {}
-    for item in items:
-        for o in {*iter_operands(item)}:
-            if isinstance(o, Var):
-                users[o] = users.get(o, 0) + 1
+    users = Counter(o for item in items for o in {*iter_operands(item)})
     rolled: list[Item] = []
     for run in _split_call_runs(items):
-        if len(run) < 2 or (loop := _make_loop(run, users)) is None:
-            rolled += run
-        else:
-            rolled.append(loop)
+        loop = _make_loop(run, users) if len(run) > 1 else None
+        rolled += run if loop is None else [loop]
     return rolled
 
 
@@ -312,9 +282,7 @@ def _split_call_runs(items: list[Item]) -> Iterator[list[Item]]:
     """Split `items` into runs: calls of successive modules of a list, calls of one module, or a single item."""
     run: list[Item] = []
     for item in items:
-        if run and not (
-            isinstance(item, ModuleCall) and isinstance(run[-1], ModuleCall) and _is_next_call(run[-1].path, item.path)
-        ):
+        if run and not _is_next_call(run[-1], item):
             yield run
             run = []
         run.append(item)
@@ -322,15 +290,14 @@ def _split_call_runs(items: list[Item]) -> Iterator[list[Item]]:
         yield run
 
 
-def _is_next_call(path: str, after: str) -> bool:
-    (stem, _, number), (stem_after, _, number_after) = path.rpartition("."), after.rpartition(".")
-    if path == after:
-        return True
-    numbered = number.isdigit() and number_after.isdigit()
-    return stem == stem_after and numbered and int(number_after) == int(number) + 1
+def _is_next_call(item: Item, after: Item) -> bool:
+    if not isinstance(item, ModuleCall) or not isinstance(after, ModuleCall):
+        return False
+    stem, _, number = item.path.rpartition(".")
+    return after.path == item.path or (number.isdigit() and after.path == f"{stem}.{int(number) + 1}")
 
 
-def _make_loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
+def _make_loop(run: list[Item], users: Counter[Operand]) -> Loop | None:
     calls = [c for c in run if isinstance(c, ModuleCall)]
     same = len({c.path for c in calls}) == 1
     if not same and len({c.path for c in calls}) != len(calls):
@@ -343,7 +310,7 @@ def _make_loop(run: list[Item], users: dict[Var, int]) -> Loop | None:
         for before, after in itertools.pairwise(calls):
             var = before.results[j]
             # A loop keeps only its last result: a value with other readers must not disappear in it.
-            if users.get(var) != 1 or after.inputs.count(var) != 1:
+            if users[var] != 1 or after.inputs.count(var) != 1:
                 return None
             places.append(after.inputs.index(var))
         if len({*places}) != 1 or places[0] >= len(calls[0].inputs) or not isinstance(calls[0].inputs[places[0]], Var):

@@ -7,6 +7,7 @@ weight that stays in blocks; every other weight is dequantized at load.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 from weft.ir import ops
@@ -52,8 +53,8 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 def find_plain_vector(graph: Graph) -> Param | None:
     """Return the trained float parameter of rank 1 with the fewest dots in its name; None if there is none. Its dtype
     is that of the model."""
-    vectors = [p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses]
-    vectors = [p for p in vectors if not p.recipe.is_constant]
+    floats = (p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses)
+    vectors = (p for p in floats if not p.recipe.is_constant)
     return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
@@ -87,12 +88,8 @@ def count_parameters(param: Param) -> int:
 
 def count_block_weights(weights: Iterable[Param]) -> dict[str, int]:
     """Return the number of weights in blocks by name of their layout; `weights` are the stored tensors of a model."""
-    counts: dict[str, int] = {}
-    for param in weights:
-        if isinstance(param.recipe, Stored):
-            name = str(find_block_layout(param.recipe.item, param.graph.reader))
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+    stored = ((param.recipe, param.graph.reader) for param in weights)
+    return dict(Counter(str(find_block_layout(r.item, reader)) for r, reader in stored if isinstance(r, Stored)))
 
 
 def describe_widened_weights(graph: Graph) -> list[str]:

@@ -80,10 +80,9 @@ class Emitter:
     def declare_input(self, name: str, default: str, type: str) -> Var:
         """Return the model input called `name`. If there is none, add one; `default` is the source of its default
         value, "" for none, and `type` its annotation."""
-        for var in self.program.inputs:
-            if var.name == name:
-                return var
-        self.program.inputs.append(var := Var(name, type=type, default=default))
+        var = next((v for v in self.program.inputs if v.name == name), None)
+        if var is None:
+            self.program.inputs.append(var := Var(name, type=type, default=default))
         return var
 
     # -- states
@@ -237,14 +236,12 @@ class Emitter:
         skipped. Return None if these are not exactly the members of one module in this scope, or if an earlier
         statement reads one of them directly. The statement must then read the weights themselves."""
         present = {name: w for name, w in weights.items() if w is not None}
-        paths = {w.name.removesuffix(f".{name}") for name, w in present.items()}
-        if len(paths) != 1 or not all(isinstance(w, Param) for w in present.values()):
-            return None
         params = tuple(w for w in present.values() if isinstance(w, Param))
-        (path,) = paths
-        if not path or any(w.name != f"{path}.{name}" for name, w in present.items()):
+        path = next(w.name.removesuffix(f".{name}") for name, w in present.items())
+        if len(params) < len(present) or any(w.name != f"{path}.{name}" for name, w in present.items()):
             return None
-        if not self._inside(path) or self._has_other_members(path, params):
+        outside = self.scope and not path.startswith(f"{self.scope}.")
+        if outside or self._has_other_members(path, params):
             return None
         leaf = Submodule(path, init, tuple(present))
         if path not in self._submodules:
@@ -264,9 +261,6 @@ class Emitter:
                 outer for name in (*scopes, *self.graph.params) for outer in _list_prefixes(name)
             )
         return self._name_counts[path] > len(params)  # a weight in blocks has several tensors
-
-    def _inside(self, path: str) -> bool:
-        return not self.scope or path.startswith(f"{self.scope}.")
 
     def resolve_param(self, param: Param) -> Operand:
         """Return the operand of `param`: a hoisted variable if it has a formula (`write_formula`); else a `ParamRef`,
@@ -309,11 +303,8 @@ class Emitter:
         parts = [str(factor)] if factor != 1 or not mono else []
         for atom, power in mono:
             if isinstance(atom, SizeCall):
-                args = []
-                for arg in atom.args:
-                    text, used = self.write_size(arg)
-                    args.append(_shift_placeholders(text, len(operands)))
-                    operands.extend(used)
+                args, used = self._write_sizes(atom.args, first=len(operands))
+                operands += used
                 base = f"({' // '.join(args)})" if atom.fn == "floordiv" else f"{atom.fn}({', '.join(args)})"
             else:
                 base = f"{{{len(operands)}}}"
@@ -337,12 +328,17 @@ class Emitter:
     def write_shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
         """Return comma-separated expressions for the sizes in `shape`, and their operands. Placeholders count from
         `first`; `near` is as in `write_size`."""
-        texts, operands = [], list[Operand]()
-        for s in shape:
-            text, used = self.write_size(s, *near)
-            texts.append(_shift_placeholders(text, first + len(operands)))
-            operands += used
+        texts, operands = self._write_sizes(shape, *near, first=first)
         return ", ".join(texts), operands
+
+    def _write_sizes(self, sizes: Sequence[Size], *near: Value, first: int) -> tuple[list[str], list[Operand]]:
+        texts, operands = list[str](), list[Operand]()
+        for size in sizes:
+            text, used = self.write_size(size, *near)
+            start = first + len(operands)
+            texts.append(re.sub(r"\{(\d+)\}", lambda m, start=start: f"{{{int(m[1]) + start}}}", text))
+            operands += used
+        return texts, operands
 
 
 def _list_prefixes(name: str) -> list[str]:
@@ -367,7 +363,3 @@ def choose_name(value: Value) -> str:
     if len(operands) > 1 and wanted not in ("x", "xs", "y"):
         return wanted
     return "y" if value.type.dtype.is_float else name
-
-
-def _shift_placeholders(text: str, by: int) -> str:
-    return re.sub(r"\{(\d+)\}", lambda m: f"{{{int(m[1]) + by}}}", text)

@@ -85,13 +85,8 @@ def read_library(package: str = parts.__name__) -> dict[str, Snippet]:
 
 def find_names(tree: ast.AST) -> frozenset[str]:
     """Return all variable names in `tree`, and all strings that are identifiers, because annotations may be strings."""
-    read = set()
-    for n in ast.walk(tree):
-        if isinstance(n, ast.Name):
-            read.add(n.id)
-        elif isinstance(n, ast.Constant) and isinstance(n.value, str) and n.value.isidentifier():
-            read.add(n.value)  # annotations may be strings
-    return frozenset(read)
+    strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    return frozenset({n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {*filter(str.isidentifier, strings)})
 
 
 def find_bound_names(tree: ast.AST) -> frozenset[str]:
