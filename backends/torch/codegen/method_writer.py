@@ -217,11 +217,7 @@ class _Inliner(ast.NodeTransformer):
 def _split_common(lists: list[list[str]]) -> tuple[list[str], list[str]]:
     """Return the leading arguments that all calls share, and for each call the source of a tuple of its other
     arguments. `lists` has the arguments of each call. The second list is empty if all arguments are shared."""
-    shared: list[str] = []
-    for column in zip(*lists, strict=False):
-        if len({*column}) != 1:
-            break
-        shared.append(column[0])
+    shared = [c[0] for c in itertools.takewhile(lambda column: len({*column}) == 1, zip(*lists, strict=False))]
     rests = [f"({', '.join(a[len(shared) :])}{',' if len(a) == len(shared) + 1 else ''})" for a in lists]
     return shared, [] if set(rests) == {"()"} else rests
 

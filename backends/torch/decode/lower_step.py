@@ -13,14 +13,7 @@ from weft.passes.analysis.states import find_specs
 from weft.passes.edits.legalization import Accepts
 
 from ..codegen.structure import Loop, Method, ModuleCall, group_statements
-from ..lower.lower import (
-    LoweredGraph,
-    emit_nodes,
-    find_last_mixing,
-    list_refusals,
-    select_last_rows,
-    select_live_statements,
-)
+from ..lower.lower import LoweredGraph, emit_nodes, find_last_mixing, list_refusals, select_live_statements
 from ..program.stateful_nodes import find_cached_nodes
 from ..program.statements import TOP, Program
 from ..program.token_positions import find_rolling_capacity
@@ -71,21 +64,16 @@ def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
     head = find_last_mixing(graph)
     several = head is not None and can_read_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
-
-    def pick(node: Node) -> None:
-        if several and head is not None and head[0] in node.outputs:
-            select_last_rows(emitter, *head)
-
-    emit_nodes(emitter, graph, {OPS[name]: lowering.emit for name, lowering in STEPS.items()}, pick)
+    fused = {OPS[name]: lowering.emit for name, lowering in STEPS.items()}
+    emit_nodes(emitter, graph, fused, head if several else None)
     program = emitter.program
     program.nodes = list(model.graph.nodes)
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
     program.statements = emitter.add_cache_advance(select_live_statements(program))
     tables.move_tables(program, emitter.most_tickets)
     readers = (s for s in program.statements if emitter.start in s.operands)
-    any_length = all(
-        s.text.startswith("decode_attention(") for s in readers
-    )  # it reads `start` only for several tokens
+    # decode_attention reads `start` only for several tokens.
+    any_length = all(s.text.startswith("decode_attention(") for s in readers)
     method = group_statements(program, borrows=True)
     if _nest_states(method) != _nest_states(group_statements(model.program)):
         return None

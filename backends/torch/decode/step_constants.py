@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..codegen.method_writer import write_attribute
 from ..program.statements import TOP, Operand, ParamRef, Program, Statement, Submodule, Var
-from .step_members import write_access_path
 
 DEVICE = "next(module.parameters())"
 TICKETS = Submodule("tickets", "Tickets")
@@ -46,7 +46,7 @@ def _write_module_expression(s: Statement, tokens: Var, tables: dict[Operand, Su
         if o in tables:
             texts.append(tables[o].init.format())
         elif isinstance(o, ParamRef) and o.constant:
-            texts.append(write_access_path(o.path))
+            texts.append(write_attribute("module", o.path))
         elif o is tokens and s.text.count(f"{{{i}}}") == s.text.count(f"{{{i}}}.device"):
             texts.append(DEVICE)
         else:

@@ -17,13 +17,13 @@ from weft.ir.op import Op
 from weft.ir.types.block_layouts import BlockLayout
 from weft.passes.analysis.states import find_cache_owner, find_caches
 
+from ..codegen.method_writer import write_attribute
 from ..program.block_params import find_layout
 from ..program.emitter import Emitter, choose_name
 from ..program.stateful_nodes import find_cached_nodes, find_key_bias_nodes
 from ..program.statements import TOP, Operand, ParamRef, Statement, Submodule, Var
 from ..program.token_positions import emit_query_positions
 from .step_constants import TICKETS
-from .step_members import write_access
 
 Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights of this dtype, or None
 
@@ -65,7 +65,10 @@ class StepEmitter(Emitter):
         self.shared_caches: dict[Node, Var] = {}  # caches that several attentions read
         self.most_tickets = 0
         self._norms: dict[tuple[str, str], list[float]] = {}  # ε of norms without weights, by scope and kind
-        self._begin()
+        positions = self.declare_input("position_ids", "", "Tensor")
+        self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
+        self.start = self.emit(*self._write_advance(), name="start")
+        self.start.type = "int"
 
     def declare_input(self, name: str, default: str, type: str) -> Var:
         if name == "last":
@@ -75,13 +78,6 @@ class StepEmitter(Emitter):
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         leaf = super().make_submodule(init, **weights)
         return None if leaf is None else Submodule(f"{leaf.path}.module", "{0}", leaf.tensors)
-
-    def _begin(self) -> None:
-        """Declare the positions and the cache as required inputs, and advance the cache."""
-        positions = self.declare_input("position_ids", "", "Tensor")
-        self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
-        self.start = self.emit(*self._write_advance(), name="start")
-        self.start.type = "int"
 
     def add_cache_advance(self, statements: list[Statement]) -> list[Statement]:
         """Return `statements`, with a first one that advances the cache if none does."""
@@ -109,13 +105,10 @@ class StepEmitter(Emitter):
         tokens = self.declare_input("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
 
-    def record_kernel(self, kernel: str, *refusals: Refusal) -> None:
-        """Record that `kernel` computes the current node; `refusals` are as in `Implementation`."""
-        assert self.node is not None
-        self.record_kernel_for(self.node, kernel, *refusals)
-
-    def record_kernel_for(self, node: Node, kernel: str, *refusals: Refusal) -> None:
-        """Record that `kernel` computes `node` in the statement of the current node."""
+    def record_kernel(self, kernel: str, *refusals: Refusal, node: Node | None = None) -> None:
+        """Record that `kernel` computes `node`, by default the current one; `refusals` are as in `Implementation`."""
+        node = node or self.node
+        assert node is not None
         self.choices.append(Implementation(node, kernel, refusals=refusals))
 
     def record_fallback(self, reason: str) -> None:
@@ -141,7 +134,7 @@ class StepEmitter(Emitter):
             return self.pack_params([w for w in pack.inputs if isinstance(w, Param)])
         if isinstance(find_layout(value), BlockLayout):
             stem = value.name.removesuffix(".weight")
-            return Submodule(f"{stem}_blocks", f"{{0}}{write_access(stem.rpartition('.')[2])}.blocks()")
+            return Submodule(f"{stem}_blocks", f"{write_attribute('{0}', stem.rpartition('.')[2])}.blocks()")
         self.program.weights[value.name] = value
         return ParamRef(value.name, tuple(value.type.concrete({})))
 
@@ -164,7 +157,7 @@ class StepEmitter(Emitter):
         if blocks and len(layouts) > 1:
             return None
         function = "pack_bias" if kind == "bias" else "pack_blocks" if blocks else "pack"
-        init = f"{function}({', '.join('{0}' + write_access(m) for m in modules)})"
+        init = f"{function}({', '.join(write_attribute('{0}', m) for m in modules)})"
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def make_norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
@@ -174,7 +167,7 @@ class StepEmitter(Emitter):
         paths = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
         named = ((prefix, g.rpartition(".")[2]) for prefix, g in zip(("", "shift="), paths, strict=True) if g)
-        arguments = [f'"{kind}"', *(f"{prefix}{{0}}{write_access(last)}" for prefix, last in named)]
+        arguments = [f'"{kind}"', *(prefix + write_attribute("{0}", last) for prefix, last in named)]
         return Submodule(f"{path}.norm", f"Norm({', '.join(arguments)}, eps={eps!r})")
 
     def find_norm(self, node: Node) -> Submodule | None:
@@ -193,10 +186,6 @@ class StepEmitter(Emitter):
         return f"{self.node.scope}.norm_{kind}{f'_{number}' if number > 1 else ''}".lstrip(".")
 
     # -- scopes of statements
-
-    def enter_scope_of(self, *operands: Operand | None) -> None:
-        """Set the scope of the next statements to `find_scope(*operands)`."""
-        self.scope = self.find_scope(*operands)
 
     def find_node_scope(self, node: Node, *names: str) -> str:
         """Return the innermost scope that contains `node`, its operands called `names`, and the weights of its norm."""
@@ -225,7 +214,9 @@ class StepEmitter(Emitter):
     def find_scope(self, *operands: Operand | None) -> str:
         """Return the innermost scope, never a ModuleList, around the current scope and the weights in `operands`."""
         paths = [o.path.rpartition(".")[0] for o in operands if isinstance(o, (ParamRef, Submodule))]
-        return _skip_list(_common_scope(self.scope, *paths), paths) if self.scope else self.scope
+        columns = zip(*(path.split(".") for path in (self.scope, *paths)), strict=False)
+        common = ".".join(column[0] for column in itertools.takewhile(lambda c: len({*c}) == 1, columns))
+        return _skip_list(common, paths) if self.scope else self.scope
 
 
 def _nest_states(states: Sequence[tuple[tuple[str, ...], Hashable]]) -> object:
@@ -237,15 +228,6 @@ def _nest_states(states: Sequence[tuple[tuple[str, ...], Hashable]]) -> object:
         inner = [state for _, state in group]
         nested.append(_nest_states([(path[1:], key) for path, key in inner]) if inner[0][0] else inner[0][1])
     return nested[0] if len(nested) == 1 else tuple(nested)
-
-
-def _common_scope(*paths: str) -> str:
-    common = []
-    for column in zip(*(p.split(".") for p in paths), strict=False):
-        if len({*column}) != 1:
-            break
-        common.append(column[0])
-    return ".".join(common)
 
 
 def _skip_list(scope: str, paths: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..codegen.method_writer import write_periodic_list
+from ..codegen.method_writer import write_attribute, write_periodic_list
 from ..codegen.structure import Method
 from ..program.statements import ParamRef, Submodule, relative_to
 
@@ -40,27 +40,19 @@ def write_constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
         if number.isdigit():
             lists.setdefault(stem, []).append(name)
         else:
-            lines.append(f"self.{names[path]} = {name}({write_access_path(local)})")
+            lines.append(f"self.{names[path]} = {name}({write_attribute('module', local)})")
     for stem, kinds in lists.items():
+        layers = write_attribute("module", stem)
         if len({*kinds}) == 1:
-            modules = f"[{kinds[0]}(layer) for layer in {write_access_path(stem)}]"
+            modules = f"[{kinds[0]}(layer) for layer in {layers}]"
         else:
-            modules = f"[kind(layer) for kind, layer in zip({write_periodic_list(kinds)}, {write_access_path(stem)})]"
+            modules = f"[kind(layer) for kind, layer in zip({write_periodic_list(kinds)}, {layers})]"
         lines.append(f"self.{stem.replace('.', '_')} = {modules}")
     return lines or ["pass"]
 
 
 def _write_member(source: Submodule | ParamRef, path: str) -> str:
     """Return the expression that computes the member `source` at `path` from the argument ``module``."""
-    outer = path.rpartition(".")[0]
-    return write_access_path(path) if isinstance(source, ParamRef) else source.init.format(write_access_path(outer))
-
-
-def write_access(name: str) -> str:
-    """Return the text that accesses the member `name`: ``.name``, or ``[3]`` if `name` is a number."""
-    return f"[{name}]" if name.isdigit() else f".{name}"
-
-
-def write_access_path(path: str) -> str:
-    """Return the expression that accesses the dotted `path` in ``module``, such as ``module.layers[0].norm``."""
-    return "module" + "".join(write_access(part) for part in path.split(".") if part)
+    if isinstance(source, ParamRef):
+        return write_attribute("module", path)
+    return source.init.format(write_attribute("module", path.rpartition(".")[0]))

@@ -7,9 +7,10 @@ underscore. Siblings keep distinct names.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from torch import nn
 
@@ -29,7 +30,7 @@ def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[
     paths, inputs = _map_paths(graph, avoid), map_argument_names(graph)
     for old, new in _select_plain_modules(graph, usual or {}).items():
         paths |= {k: new + v[len(old) :] for k, v in paths.items() if v == old or v.startswith(f"{old}.")}
-    outputs = _make_distinct([name for name, _ in graph.outputs.items()])
+    outputs = _make_distinct([*graph.outputs])
     changed = {old: None for names in (paths, inputs, outputs) for old, new in names.items() if old != new}
     if changed:
         rename_all(graph, paths, paths, inputs, outputs)
@@ -39,18 +40,14 @@ def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[
 def _select_plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
     """Return the entries (old: new) of `usual` whose new name is free, and whose module has only a weight and perhaps a
     bias."""
-    params, nodes = [*graph.params], graph.nodes
-    used = {
-        name.partition(".")[0]
-        for name in [*params, *(n.scope for n in nodes), *(v.name for n in nodes for v in n.outputs)]
-    }
-    return {
-        old: new
-        for old, new in usual.items()
-        if new not in used
-        and f"{old}.weight" in params
-        and {p for p in params if p.startswith(f"{old}.")} <= {f"{old}.weight", f"{old}.bias"}
-    }
+    values = (v.name for n in graph.nodes for v in n.outputs)
+    used = {name.partition(".")[0] for name in (*graph.params, *(n.scope for n in graph.nodes), *values)}
+
+    def is_plain(module: str) -> bool:
+        params = {p for p in graph.params if p.startswith(f"{module}.")}
+        return f"{module}.weight" in params and params <= {f"{module}.weight", f"{module}.bias"}
+
+    return {old: new for old, new in usual.items() if new not in used and is_plain(old)}
 
 
 def map_argument_names(graph: Graph) -> dict[str, str]:
@@ -70,14 +67,10 @@ def _map_paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
     names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
     tree: dict[str, dict[str, None]] = {}  # the parts below a path, in order of appearance
     for name in names:
-        *outer, last = name.split(".") if name else [""]
-        path = ""
-        for part in outer:
+        for path, part in _split_path(name):
             tree.setdefault(path, {})[part] = None
-            path += f"{part}."
-        tree.setdefault(path, {})[last] = None
     below = {path: _map_siblings(parts, bool(path), avoid) for path, parts in tree.items()}
-    renamed = {name: _rename_parts(name, below) for name in names if name}
+    renamed = {name: ".".join(below[path][part] for path, part in _split_path(name)) for name in names if name}
     for name in graph.params:
         if f"{name}." in tree:  # a tensor has no children
             new_names = {new for old, new in renamed.items() if old != name}
@@ -87,12 +80,12 @@ def _map_paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
     return renamed
 
 
-def _rename_parts(name: str, below: Mapping[str, Mapping[str, str]]) -> str:
-    path, parts = "", []
+def _split_path(name: str) -> Iterator[tuple[str, str]]:
+    """Yield each part of the dotted `name`, as pairs (what precedes it, with a dot at the end; part)."""
+    path = ""
     for part in name.split("."):
-        parts.append(below[path][part])
+        yield path, part
         path += f"{part}."
-    return ".".join(parts)
 
 
 def _map_siblings(parts: Iterable[str], listed: bool, avoid: Collection[str] = ()) -> dict[str, str]:
@@ -110,13 +103,10 @@ def _make_distinct(names: list[str], avoid: Collection[str] = MODULE_ATTRIBUTES)
     used = {name for name in names if _make_identifier(name, avoid) == name}
     renamed = {}
     for name in names:
-        new = base = _make_identifier(name, avoid)
-        number = 1
-        while new != name and new in used:
-            number += 1
-            new = f"{base}_{number}"
-        used.add(new)
-        renamed[name] = new
+        base = _make_identifier(name, avoid)
+        numbered = itertools.chain([base], (f"{base}_{n}" for n in itertools.count(2)))
+        renamed[name] = next(new for new in numbered if new == name or new not in used)
+        used.add(renamed[name])
     return renamed
 
 

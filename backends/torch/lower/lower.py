@@ -51,13 +51,7 @@ def lower(graph: Graph, float8_caches: bool = False) -> LoweredGraph:
         graph, cached, find_key_bias_nodes(graph, cached), find_cross_attentions(graph, cached), float8_caches
     )
     begin_forward(emitter)
-    head = find_last_mixing(graph) if emitter.cached else None
-
-    def pick(node: Node) -> None:
-        if head is not None and head[0] in node.outputs:
-            select_last_rows(emitter, *head)
-
-    emit_nodes(emitter, graph, {}, pick)
+    emit_nodes(emitter, graph, {}, find_last_mixing(graph) if emitter.cached else None)
     program = emitter.program
     program.outputs = {name: emitter[value] for name, value in graph.outputs.items()}
     program.statements = move_into_encoder(program, add_cache_advance(emitter, select_live_statements(program)))
@@ -71,10 +65,11 @@ def emit_nodes(
     emitter: E,
     graph: Graph,
     fused: Mapping[Op, Callable[[E, Node], Operand | tuple[Operand, ...] | None]],
-    then: Callable[[Node], None] = lambda node: None,
+    head: tuple[Value, str] | None = None,
 ) -> None:
-    """Emit every node of `graph` in order, and call `then` after each. `fused` maps an op to the function that emits
-    its nodes; without one, or if it returns None, the first registered lowering that accepts the node emits it."""
+    """Emit every node of `graph` in order. `fused` maps an op to the function that emits its nodes; without one, or if
+    it returns None, the first registered lowering that accepts the node emits it. `head` is a result of
+    `find_last_mixing`: if ``last`` [batch] is passed, nodes after that value read only these tokens of it."""
     for node in list(graph.nodes):
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
@@ -88,7 +83,8 @@ def emit_nodes(
             results = list(emitted) if isinstance(emitted, Iterable) else [emitted]
             for value, operand in zip(node.outputs, results, strict=True):
                 emitter[value] = operand
-        then(node)
+        if head is not None and head[0] in node.outputs:
+            _select_last_rows(emitter, *head)
     emitter.leave()
 
 
@@ -131,8 +127,7 @@ def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
     return None if value is None or value is graph.outputs["logits"] or len(value.shape) != 3 else (value, scope)
 
 
-def select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
-    """Replace the operand of `value` [batch, seq, dim] by one token per batch row if ``last`` [batch] is passed."""
+def _select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
     emitter.scope, operand = scope, emitter[value]
     last = emitter.declare_input("last", "None", "Tensor | None")
     emitter[value] = emitter.emit("{0} if {1} is None else last_rows({0}, {1})", operand, last, name="x", replaces=0)

@@ -336,7 +336,7 @@ class Emitter:
         for size in sizes:
             text, used = self.write_size(size, *near)
             start = first + len(operands)
-            texts.append(re.sub(r"\{(\d+)\}", lambda m, start=start: f"{{{int(m[1]) + start}}}", text))
+            texts.append(text.format(*(f"{{{start + i}}}" for i in range(len(used)))))
             operands += used
         return texts, operands
 

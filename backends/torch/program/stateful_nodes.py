@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.ir import WeftError, ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.passes.analysis.states import EMBEDDED, SOURCE, find_caches, find_states, find_tokens, has_cache
+from weft.passes.analysis.states import EMBEDDED, find_caches, find_states, find_tokens, has_cache
 from weft.passes.analysis.tokens.scores import find_bias_nodes
 
 
@@ -57,9 +57,8 @@ def find_cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
     nodes with a cache; if there are none, the result is empty."""
     if not cached:
         return set()
-    decoder_values = _find_dependents(
-        graph, {v for name, v in graph.inputs.items() if name in ("input_ids", EMBEDDED, "position_ids")}
-    )
+    inputs = {v for name, v in graph.inputs.items() if name in ("input_ids", EMBEDDED, "position_ids")}
+    decoder_values = _find_dependents(graph, inputs)
 
     def crosses(node: Node) -> bool:
         if node.op is not ops.attention:
@@ -68,13 +67,6 @@ def find_cross_attentions(graph: Graph, cached: set[Node]) -> set[Node]:
         return v is not None and q in decoder_values and not decoder_values.intersection((k, v))
 
     return {n for n in graph.nodes if n not in cached and crosses(n)}
-
-
-def find_encoder_inputs(graph: Graph, crosses: set[Node]) -> list[Value]:
-    """Return the inputs that only the encoder reads; an empty list if the set `cross_attentions` is empty."""
-    if not crosses:
-        return []
-    return [v for name, v in graph.inputs.items() if name in SOURCE]
 
 
 def _find_dependents(graph: Graph, values: set[Value]) -> set[Value]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.passes.analysis.states import find_tokens
+from weft.passes.analysis.states import SOURCE, find_tokens
 
 from .emitter import Emitter
-from .stateful_nodes import find_encoder_inputs
 from .statements import Operand, Statement, Var
 
 ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
@@ -23,15 +22,13 @@ def begin_forward(e: Emitter) -> None:
     if e.cached:
         cache = e.declare_input("cache", "None", "Cache | None")
         e.start = e.emit("0 if {0} is None else {0}.advance({1}.shape[1])", cache, tokens, name="start")
-    for value in find_encoder_inputs(e.graph, e.cross_attentions):
+    sources = SOURCE if e.cross_attentions else ()
+    for value in (v for name, v in e.graph.inputs.items() if name in sources or v is positions):
         operand = e[value]
         assert isinstance(operand, Var)
-        operand.type, operand.default, operand.skips = "Tensor | None", "None", True
+        operand.type, operand.default, operand.skips = "Tensor | None", "None", value is not positions
     if positions is not None:
-        operand = e[positions]
-        assert isinstance(operand, Var)
-        operand.type, operand.default = "Tensor | None", "None"
-        text, operands = _write_default_positions(e, operand)
+        text, operands = _write_default_positions(e, e[positions])
         e[positions] = e.emit(text, *operands, name="position_ids", replaces=0)
 
 
@@ -113,7 +110,7 @@ def emit_key_positions(e: Emitter) -> Var:
     return e.hoist("keys", text, positions, e.start, cache, name="key_positions")
 
 
-def _write_default_positions(e: Emitter, positions: Var) -> tuple[str, list[Value | Operand]]:
+def _write_default_positions(e: Emitter, positions: Operand) -> tuple[str, list[Value | Operand]]:
     """Return an expression (text, operands): `positions`, or if None at run time, those after the cached tokens."""
     tokens = find_tokens(e.graph)
     assert tokens is not None

@@ -108,7 +108,7 @@ def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None)
     call.add_named(**of_heads)
     _add_scoring(e, call, node, slopes)
     e.scope = scope
-    e.record_kernel_for(qkv, "norm_qkv", _make_width_refusal(node), refuse_gemv)
+    e.record_kernel("norm_qkv", _make_width_refusal(node), refuse_gemv, node=qkv)
     e.record_kernel("decode_attention", _make_attention_refusal(node))
     return call.emit(e, ".flatten(2)", name="attended")
 
@@ -177,20 +177,17 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 def _make_latent_call(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
     """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates `cache`."""
-    call, weight = FunctionCall("latent_qk", outer.operands), absorbed.required_operand("weight")
-    call.add(absorbed.required_operand("q"), absorbed.required_operand("latent"), e.get_weight(weight))
-    call.add(
-        f"{call.placeholder(cache)}.k",
-        e.positions,
-        absorbed.required_operand("cosines"),
-        absorbed.required_operand("sines"),
-    )
+    call = FunctionCall("latent_qk", outer.operands)
+    q, latent, weight, cos, sin = (absorbed.required_operand(n) for n in ("q", "latent", "weight", "cosines", "sines"))
+    call.add(q, latent, e.get_weight(weight)).add(f"{call.placeholder(cache)}.k", e.positions, cos, sin)
     call.add_named(norm=e.find_norm(absorbed)).set("interleaved", absorbed.attrs["interleaved"], default=False)
     _add_rolling(call, node)
     (rows, rank), heads = weight.type.concrete({}), node.attrs["heads"]
-    rope = absorbed.required_operand("latent").width - rank
-    e.record_kernel_for(
-        absorbed, "latent_qk", lambda dtype: refuse_gemv(dtype) or latent_qk.refusal(rank, rows // heads, rope, dtype)
+    rope = latent.width - rank
+    e.record_kernel(
+        "latent_qk",
+        lambda dtype: refuse_gemv(dtype) or latent_qk.refusal(rank, rows // heads, rope, dtype),
+        node=absorbed,
     )
     return call
 

@@ -39,39 +39,33 @@ def emit_mixture(e: StepEmitter, node: Node) -> Var:
     call.add_named(norm=norm)
     add_activation(call, node)
     call.add_named(tickets=e.emit_tickets(-(-x.width // LEAST_ROWS)))
-    e.enter_scope_of(norm, *weights, *(e[v] for v in (up, down)))
+    e.scope = e.find_scope(norm, *weights, e[up], e[down])
     e.record_kernel("moe_decode", refuse_gemv)
     return call.emit(e, f".view_as({call.placeholder(x)})", name="x", replaces=stream)
 
 
 def _add_routing(e: StepEmitter, call: FunctionCall, route: Node) -> list[Operand | None]:
     """Add the arguments of the router `route` to `call`; return its weight, bias and norm, or [] if it reads logits."""
-    a, weights = route.attrs, list[Operand | None]()
-    without_router = route.op is ops.choose_experts
-    experts = (route.required_operand("logits") if without_router else route.required_operand("weight")).shape[
-        -1 if without_router else 0
-    ]
-    k = a["k"]
+    a, weights, has_router = route.attrs, list[Operand | None](), route.op is ops.norm_route
+    experts = route.required_operand("weight").shape[0] if has_router else route.required_operand("logits").shape[-1]
+    rows = f"{call.placeholder(route.required_operand('x' if has_router else 'logits'))}.flatten(0, 1)"
 
     def refuse(dtype: torch.dtype) -> str | None:
-        return routing.refusal(torch.empty(1, experts, dtype=dtype, device="meta"), k)
+        return routing.refusal(torch.empty(1, experts, dtype=dtype, device="meta"), a["k"])
 
-    if without_router:
-        call.add(f"{call.placeholder(route.required_operand('logits'))}.flatten(0, 1)").add_named(
-            bias=route.operand("bias")
-        )
-        e.record_kernel_for(route, "route", refuse)
+    if has_router:
+        weights = [e.get_weight(route.operand("weight")), e.get_weight(route.operand("bias")), e.find_norm(route)]
+        call.add(rows, weights[0])
+        call.add_named(bias=weights[1], correction=route.operand("correction"), norm=weights[2])
+        e.record_kernel("norm_route", refuse_gemv, refuse, node=route)
     else:
-        norm = e.find_norm(route)
-        weights = [e.get_weight(route.operand("weight")), e.get_weight(route.operand("bias")), norm]
-        call.add(f"{call.placeholder(route.required_operand('x'))}.flatten(0, 1)", weights[0])
-        call.add_named(bias=weights[1], correction=route.operand("correction"), norm=norm)
-        e.record_kernel_for(route, "norm_route", refuse_gemv, refuse)
-    call.set("k", k).set("scoring", a["scoring"], default="softmax")
+        call.add(rows).add_named(bias=route.operand("bias"))
+        e.record_kernel("route", refuse, node=route)
+    call.set("k", a["k"]).set("scoring", a["scoring"], default="softmax")
     call.set("renormalize", a["renormalize"], default=True).set("scale", a["scale"], default=1)
     if a["groups"] > 1:
         for name in ("groups", "top_groups", "group_score"):
             call.set(name, a[name])
-    if not without_router:
+    if has_router:
         call.add_named(tickets=e.emit_tickets(1))
     return weights

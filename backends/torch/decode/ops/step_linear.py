@@ -40,11 +40,13 @@ def add_activation(call: FunctionCall, node: Node) -> FunctionCall:
     return call.set("limit", a["limit"]).set("shift", a["shift"], default=0)
 
 
-def enter_weights(e: StepEmitter, node: Node) -> tuple[Operand | None, Operand | None, Operand | None]:
-    """Return the weight, bias and norm of `node` as operands, and enter the innermost scope that contains them."""
-    operands = e.get_weight(node.operand("weight")), e.get_weight(node.operand("bias")), e.find_norm(node)
-    e.enter_scope_of(*operands)
-    return operands
+def make_product_call(e: StepEmitter, node: Node, kernel: str, *operands: Value) -> FunctionCall:
+    """Return the call kernel(x, weight, *operands, bias=…, norm=…) of the projection `node` with its own x, weight,
+    bias and norm. Record the kernel, and enter the innermost scope that contains the weights."""
+    weight, bias, norm = e.get_weight(node.operand("weight")), e.get_weight(node.operand("bias")), e.find_norm(node)
+    e.scope = e.find_scope(weight, bias, norm)
+    e.record_kernel(kernel, refuse_gemv, node=node)
+    return FunctionCall(kernel).add(node.required_operand("x"), weight, *operands).add_named(bias=bias, norm=norm)
 
 
 @step_lowering(ops.pack)
@@ -59,9 +61,7 @@ def emit_linear(e: StepEmitter, node: Node) -> Var | tuple[Var, ...]:
     `ops.split` is the only reader, return placeholders: `emit_split` emits the call."""
     if _find_split(node.output) is not None:
         return e.make_placeholders(node)
-    weight, bias, norm = enter_weights(e, node)
-    e.record_kernel("norm_linear", refuse_gemv)
-    call = FunctionCall("norm_linear").add(node.required_operand("x"), weight).add_named(bias=bias, norm=norm)
+    call = make_product_call(e, node, "norm_linear")
     return call.set("activation", find_kernel_activation(node.attrs["activation"]), default="identity").emit(e)
 
 
@@ -79,9 +79,7 @@ def emit_split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
     if product is None or _find_split(product.output) is not node:
         return None
     e.enter(product)
-    weight, bias, norm = enter_weights(e, product)
-    e.record_kernel("norm_linear", refuse_gemv)
-    call = FunctionCall("norm_linear").add(product.required_operand("x"), weight).add_named(bias=bias, norm=norm)
+    call = make_product_call(e, product, "norm_linear")
     widths = ", ".join(map(str, node.attrs["sizes"]))
     names = tuple(map(choose_name, node.outputs))
     return e.emit_tuple(f"{call}.split(({widths}), -1)", *call.operands, names=names)
@@ -94,7 +92,7 @@ def emit_head_linear(e: StepEmitter, node: Node) -> Var | None:
     if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
         return None
     matrix = e.get_weight(weight)
-    e.enter_scope_of(matrix)
+    e.scope = e.find_scope(matrix)
     e.record_kernel("linear_by_head", refuse_gemv)
     return FunctionCall("linear_by_head").add(x, matrix, str(node.attrs["heads"])).emit(e)
 
@@ -102,22 +100,15 @@ def emit_head_linear(e: StepEmitter, node: Node) -> Var | None:
 @step_lowering(ops.norm_glu, when=refuse_activation)
 def emit_glu(e: StepEmitter, node: Node) -> Var:
     """Emit and return a gated unit with its two projections and the norm before them."""
-    weight, bias, norm = enter_weights(e, node)
-    e.record_kernel("norm_glu", refuse_gemv)
-    call = FunctionCall("norm_glu").add(node.required_operand("x"), weight).add_named(bias=bias, norm=norm)
-    return add_activation(call, node).emit(e, name="h")
+    return add_activation(make_product_call(e, node, "norm_glu"), node).emit(e, name="h")
 
 
 @step_lowering(ops.linear_residual)
 def emit_linear_residual(e: StepEmitter, node: Node) -> Var:
     """Emit and return a projection, added to the residual stream."""
-    weight, bias, norm = enter_weights(e, node)
-    stream: Value = node.required_operand("residual")
-    call = (
-        FunctionCall("linear_residual").add(node.required_operand("x"), weight, stream).add_named(bias=bias, norm=norm)
-    )
+    stream = node.required_operand("residual")
+    call = make_product_call(e, node, "linear_residual", stream)
     call.set("scale", node.attrs["scale"], default=1).add_named(tickets=e.emit_tickets(node.output.width))
-    e.record_kernel("linear_residual", refuse_gemv)
     return call.emit(e, name="x", replaces=stream)
 
 
@@ -128,5 +119,5 @@ def emit_norm(e: StepEmitter, node: Node) -> Var | None:
     if any(g is not None and not isinstance(g, Param) for g in gains):
         return None
     module = e.make_norm("rms" if node.op is ops.rms_norm else "layer", node.attrs["eps"], *gains)
-    e.enter_scope_of(module)
+    e.scope = e.find_scope(module)
     return e.emit("{1}({0})", node.required_operand("x"), module)

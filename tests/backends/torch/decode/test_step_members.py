@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.backends.torch.codegen.structure import Method
-from weft.backends.torch.decode.step_members import name_attributes, write_access, write_access_path, write_constructor
+from weft.backends.torch.decode.step_members import name_attributes, write_constructor
 from weft.backends.torch.program.statements import ParamRef, Submodule
 
 
@@ -11,12 +11,6 @@ def build_method(*members: ParamRef | Submodule, path: str = "") -> Method:
     method = Method(path, [])
     method.members.update({m.path: m for m in members})
     return method
-
-
-def test_paths_are_accessed_by_attribute_and_index() -> None:
-    assert (write_access("norm"), write_access("3")) == (".norm", "[3]")
-    assert write_access_path("layers.0.attn.norm") == "module.layers[0].attn.norm"
-    assert write_access_path("") == "module"
 
 
 def test_attributes_are_short_unless_two_would_be_equal() -> None:

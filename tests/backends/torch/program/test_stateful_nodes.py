@@ -7,7 +7,6 @@ from weft.backends.torch.program.stateful_nodes import (
     check_cache_writes,
     find_cached_nodes,
     find_cross_attentions,
-    find_encoder_inputs,
     find_key_bias_nodes,
     find_subset_node,
 )
@@ -38,8 +37,7 @@ def test_cross_attentions_read_keys_of_the_encoder() -> None:
     crosses = find_cross_attentions(graph, cached)
     assert crosses and {n.scope.rpartition(".")[2] for n in crosses} == {"cross"} and crosses.isdisjoint(cached)
     assert all(n.scope.startswith("decoder.") for n in cached)
-    assert {v.name for v in find_encoder_inputs(graph, crosses)} == {"encoder_input_ids", "encoder_attention_mask"}
-    assert find_cross_attentions(graph, set()) == set() and find_encoder_inputs(graph, set()) == []
+    assert find_cross_attentions(graph, set()) == set()
 
 
 def test_bias_nodes_of_cached_attentions_count_keys() -> None:
