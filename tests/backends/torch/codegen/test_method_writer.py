@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from weft.backends.torch.codegen.method_writer import write_periodic_list
+from weft.backends.torch.codegen.method_writer import write_attribute, write_periodic_list
 from weft.backends.torch.codegen.model_source import write_source
 
 from ....lowered import lower
@@ -32,3 +32,8 @@ def test_hidden_state_is_called_x(name: str) -> None:
 def test_periodic_lists_are_written_as_products(texts: str, wanted: str) -> None:
     assert write_periodic_list([*texts]) == wanted
     assert eval(write_periodic_list([*texts]), {c: c for c in texts}) == [*texts]
+
+
+def test_paths_are_accessed_by_attribute_and_index() -> None:
+    assert write_attribute("module", "layers.0.attn.norm") == "module.layers[0].attn.norm"
+    assert write_attribute("module", "") == "module"
