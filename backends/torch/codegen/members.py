@@ -103,7 +103,7 @@ class Constructor:
 
 
 def write_constructor(method: Method, inner: Mapping[str, str], tables: Collection[str]) -> list[str]:
-    """Return the lines of ``__init__`` of the class of `method`, as `Constructor.write` does; else ``pass``."""
+    """Return the lines of ``__init__`` of the class of `method` (see `Constructor.write`), or ``pass`` for none."""
     return Constructor().write(method, inner, tables) or ["pass"]
 
 

@@ -6,7 +6,6 @@ import math
 
 from weft.ir import ops
 from weft.ir.graph import Node, Value
-from weft.ir.op import Trait
 from weft.passes.analysis.states import find_caches
 
 from ..program.emitter import Emitter
@@ -19,8 +18,6 @@ from .distances import DISTANCE, emit_distance, is_shared
 from .elementwise import format_number
 from .float8_caches import add_scales
 from .masks import ARANGE, emit_cached_positions, emit_key_mask, emit_mask, emit_visibility, has_position_mask, is_dense
-
-_ATTENDING = {Trait.ATTENTION, Trait.RECURRENT}
 
 
 @lowering(ops.rope)
@@ -45,13 +42,15 @@ def find_role(value: Value) -> str:
     return roles.pop() if len(roles) == 1 else ""
 
 
-@lowering(ops.attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
+def _refuse_own_cache(node: Node) -> str | None:
+    return "it has a cache of its own" if node.operand("past_k") is not None else None
+
+
+@lowering(ops.attention, when=_refuse_own_cache)
 def _attention(e: Emitter, node: Node) -> None:
     heads, width, kv_heads = node.attrs["heads"], node.required_operand("q").width, e.attr(node, "kv_heads")
-    q, k = (
-        e.split_heads(node.required_operand("q"), e.attr(node, "heads"), "q"),
-        e.split_heads(node.required_operand("k"), kv_heads, "k"),
-    )
+    q = e.split_heads(node.required_operand("q"), e.attr(node, "heads"), "q")
+    k = e.split_heads(node.required_operand("k"), kv_heads, "k")
     latent = node.attrs["value_dim"]
     v = None if latent else e.split_heads(node.required_operand("v"), kv_heads, "v")
     by_position = node not in e.cross_attentions and has_position_mask(node)
@@ -64,9 +63,7 @@ def _attention(e: Emitter, node: Node) -> None:
         k, v, mask = _emit_cross_cache(e, k, v, mask)
     if v is None:
         v = e.emit(f"{{0}}[..., :{latent}]", k, name="v")
-    scale = node.attrs["scale"]
-    default = 1 / math.sqrt(width // heads)
-    scale = None if scale is None or scale == default else e.attr(node, "scale")
+    scale = None if node.attrs["scale"] in (None, 1 / math.sqrt(width // heads)) else e.attr(node, "scale")
     if by_position:
         assert isinstance(mask, Var)
         x = _emit_position_attention(e, node, (q, k, v), mask, scale)
@@ -144,9 +141,8 @@ def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Oper
         like, widths = f"{{like}}.new_empty(0, dtype={dtype})", [width // codes for width in widths]
     slot = CacheSlot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {like}{rest})", kind)
     assert mask is not None
-    keys = (
-        ".keys" if isinstance(mask, Var) and mask.type == "KeyVisibility" else ""
-    )  # both have the keys on their last axis
+    # A mask and the `keys` of a KeyVisibility both have the keys on their last axis.
+    keys = ".keys" if isinstance(mask, Var) and mask.type == "KeyVisibility" else ""
     if bits is not None and scaled is not None:
         text = f"update_quantized_keys({{0}}, {{1}}, {{2}}, {{3}}{keys}, {{4}}, {bits})"
         if v is None:
@@ -182,9 +178,7 @@ def _emit_cross_cache(e: Emitter, k: Var, v: Var, mask: Operand | None) -> tuple
     return outputs[0], outputs[1], outputs[2] if mask is not None else None
 
 
-@lowering(
-    ops.relative_attention, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None
-)
+@lowering(ops.relative_attention, when=_refuse_own_cache)
 def _relative_attention(e: Emitter, node: Node) -> None:
     heads = node.attrs["heads"]
     q, k, v = (e.split_heads(node.required_operand(n), heads) for n in ("q", "k", "v"))
@@ -205,12 +199,10 @@ def _relative_attention(e: Emitter, node: Node) -> None:
     e.record_heads(node.output, heads, call.add(distances, mask).emit(e, name="x"))
 
 
-@lowering(ops.lightning_index, when=lambda n: "it has a cache of its own" if n.operand("past_k") is not None else None)
+@lowering(ops.lightning_index, when=_refuse_own_cache)
 def _lightning_index(e: Emitter, node: Node) -> Var:
-    q, k = (
-        e.split_heads(node.required_operand("q"), node.attrs["heads"], "q"),
-        e.split_heads(node.required_operand("k"), 1, "k"),
-    )
+    q = e.split_heads(node.required_operand("q"), node.attrs["heads"], "q")
+    k = e.split_heads(node.required_operand("k"), 1, "k")
     mask, _ = emit_mask(e, node)
     if node in e.cached:
         k, _ = _emit_cache_update(e, node, k, None, mask)

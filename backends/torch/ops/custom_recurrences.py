@@ -49,18 +49,17 @@ def _scan(e: Emitter, node: Node) -> tuple[Var, ...]:
     call.add(function, write_tuple(starts), write_tuple(tokens), write_tuple(constants) if constants else "()", PAST)
     if (mask := e.padding_mask()) is not None:
         call.add_named(mask=mask)
+    many, size = "", MAX_ELEMENTS
     if (form := find_affine_form(step)) is not None:
         chunks = derive_parallel_form(step, form)
         sizes = [spec.row_shape for spec in find_specs(node) if chunks.outer[spec.part] is None]
         elements = sum(math.prod(n for n in row if isinstance(n, int)) for row in sizes)
-        call.arguments += [
-            f"many={_add_chunk_function(e, step, chunks, function)}",
-            f"size={max(16, MAX_ELEMENTS // max(elements, 1))}",
-        ]
+        many, size = _add_chunk_function(e, step, chunks, function), max(16, MAX_ELEMENTS // max(elements, 1))
     elif (delta := find_delta_form(step)) is not None:
-        call.arguments += [f"many={_add_chunk_function(e, step, delta, function)}", f"size={MAX_ELEMENTS}"]
+        many = _add_chunk_function(e, step, delta, function)
     elif (parts := find_linear_parts(step)) is not None:
-        call.arguments += [f"many={_add_matrix_functions(e, parts, function)}", f"size={MAX_ELEMENTS}"]
+        many = _add_matrix_functions(e, parts, function)
+    call.arguments += [f"many={many}", f"size={size}"] if many else []
     return emit_recurrence(e, node, call, len(step.outputs))
 
 
@@ -119,7 +118,7 @@ def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: st
     names = _choose_variables(step)
     arguments = {"states": step.states, "tokens": step.tokens, "constants": step.constants}
     lines = [f"{write_tuple([names[n] for n in part])[1:-1]} = {kind}" for kind, part in arguments.items() if part]
-    gates = {name: _write_variable(name) for name in form.gates.outputs}
+    gates = {name: name.replace(".", "_", 1) for name in form.gates.outputs}
     doc = "Return the terms that tokens add to a recurrence that is affine in its state, given"
     gates_function = e.add_function("gates", write_function(form.gates, [*form.gates.outputs], doc))
     lines.append(f"{write_tuple([*gates.values()])[1:-1]} = {_write_by_token(gates_function, form.gates, step, names)}")
@@ -133,10 +132,9 @@ def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: st
     for name, outer in form.outer.items():
         if outer is None and name in form.after.inputs:
             lines.append(f"old_{name} = states_before({names[name]}, new_{name})")
-    by_input = {v.name: variables[n] for n, v in form.after.inputs.items()}
     if all(v.producer is None for v in form.after.outputs.values()):
-        outputs = [by_input[v.name] for v in form.after.outputs.values()]
-        returned = write_tuple(outputs)
+        by_input = {v.name: variables[n] for n, v in form.after.inputs.items()}
+        returned = write_tuple([by_input[v.name] for v in form.after.outputs.values()])
     else:
         doc = f"Return the output {', '.join(step.outputs)} of a token, given the new state or products with it:"
         after = e.add_function("outputs", write_function(form.after, [*form.after.outputs], doc))
@@ -152,11 +150,10 @@ def _add_matrix_functions(e: Emitter, parts: Mapping[str, LinearPart], function:
     """Return the source of a `partial` of `matrix_steps` that runs `function`, the step of one token, on many tokens.
     `parts` has the linear part of each state's step: a multiplication by a matrix, for which a function is added."""
     doc = "Return the state {} after the linear part of one step of a recurrence, given"
-    factors = [
-        e.add_function(f"left_of_{n}", write_function(p.graph, ["next"], doc.format(n))) for n, p in parts.items()
-    ]
+    sources = {name: write_function(part.graph, ["next"], doc.format(name)) for name, part in parts.items()}
+    factors = write_tuple([e.add_function(f"left_of_{name}", source) for name, source in sources.items()])
     axes = write_tuple([f"({part.order}, {part.columns})" for part in parts.values()])
-    return f"partial(matrix_steps, {function}, {write_tuple(factors)}, {axes})"
+    return f"partial(matrix_steps, {function}, {factors}, {axes})"
 
 
 def _choose_variables(step: Step) -> dict[str, str]:
@@ -169,11 +166,6 @@ def _choose_variables(step: Step) -> dict[str, str]:
             wanted += "_"
         variables[name] = wanted
     return variables
-
-
-def _write_variable(output: str) -> str:
-    part, _, name = output.partition(".")
-    return f"{part}_{name}"
 
 
 def _write_by_token(function: str, graph: Graph, step: Step, names: Mapping[str, str]) -> str:
@@ -199,6 +191,5 @@ def _write_state(name: str, old: str, outer: OuterProductState | None, gates: Ma
     k = f"fill_hidden({gates[f'k.{name}']}, mask, 0.0)"
     arguments = f"{queries}, {k}, {gates[f'v.{name}']}, {factor}, {old}, {outer.order}"
     if outer.changes:
-        w, c = gates[f"w.{name}"], gates[f"c.{name}"]
-        return [f"{reads}, last_{name} = outer_products({arguments}, {w}, {c})"]
+        arguments += f", {gates[f'w.{name}']}, {gates[f'c.{name}']}"
     return [f"{reads}, last_{name} = outer_products({arguments})"]

@@ -37,9 +37,9 @@ def _conv1d(e: Emitter, node: Node) -> Var:
     leaf = e.make_submodule(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit(f"{{1}}({signals}).mT", x, leaf)
-    operands = [weight, *([] if bias is None else [bias])]
-    places = ", ".join(f"{{{i}}}" for i in range(1, len(operands) + 1))
-    return e.emit(f"F.conv1d({signals}, {places}{extra}).mT", x, *operands)
+    if bias is None:
+        return e.emit(f"F.conv1d({signals}, {{1}}{extra}).mT", x, weight)
+    return e.emit(f"F.conv1d({signals}, {{1}}, {{2}}{extra}).mT", x, weight, bias)
 
 
 @lowering(ops.matmul)
@@ -93,6 +93,5 @@ def _glu(e: Emitter, node: Node) -> Var:
 @lowering(ops.head_linear)
 def _head_linear(e: Emitter, node: Node) -> Var:
     part = "head_linear_inverse" if node.attrs["inverse"] else "head_linear"
-    return e.emit(
-        f"{part}({{0}}, {{1}}, {e.attr(node, 'heads')})", node.required_operand("x"), node.required_operand("weight")
-    )
+    call = FunctionCall(part).add(node.required_operand("x"), node.required_operand("weight"))
+    return call.add(str(e.attr(node, "heads"))).emit(e)

@@ -8,6 +8,7 @@ from weft.ir.graph import Node, Param, Value
 from ..program.emitter import Emitter
 from ..program.registry import lowering
 from ..program.statements import Operand, Var
+from .calls import FunctionCall
 from .masks import emit_cached_positions
 
 DISTANCE = "{1}[:, None, :] - {0}[:, :, None]"  # j − i as [batch or 1, seq, keys] of the positions i and j
@@ -48,7 +49,6 @@ def _alibi(e: Emitter, node: Node) -> Var:
 @lowering(ops.relative_position_bias)
 def _relative_position_bias(e: Emitter, node: Node) -> Var:
     distances, _ = _emit_bias_distance(e, node)
-    part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
-    return e.emit(
-        f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})", node.required_operand("table"), distances, name="bias"
-    )
+    call = FunctionCall("relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias")
+    call.add(node.required_operand("table"), distances, str(e.attr(node, "max_distance")))
+    return call.emit(e, name="bias")

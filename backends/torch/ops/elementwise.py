@@ -42,9 +42,7 @@ def _elementwise(e: Emitter, node: Node) -> Var:
     values = [v for v in node.inputs if v is not None]
     text, values = _inline_fills(TEXTS[node.op.name], values, node)
     text = cast_to_model_dtype(text, values)
-    shape = (
-        node.output.shape if len(values) > 1 else None
-    )  # a unary function's result is not x: it gets a name of its own
+    shape = node.output.shape if len(values) > 1 else None  # the result of a unary function gets a name of its own
     replaces = next((i for i, v in enumerate(values) if v.producer is not None and v.shape == shape), None)
     return e.emit(text, *values, replaces=replaces)
 
@@ -55,17 +53,12 @@ def _inline_fills(text: str, values: list[Value], node: Node) -> tuple[str, list
     # torch.maximum and torch.minimum take tensors only, not Python numbers.
     if len(values) < 2 or node.op in (ops.maximum, ops.minimum, ops.logical_and, ops.logical_or):
         return text, values
-    numbers = {i: n for i, v in enumerate(values) if (n := _find_fill(v)) is not None}
+    numbers = {i: f"({n})" for i, v in enumerate(values) if (n := _find_fill(v)) is not None}  # a power binds tighter
     operands = [v for i, v in enumerate(values) if i not in numbers]
-    if (
-        not numbers
-        or all(v.shape != node.output.shape for v in operands)
-        or (node.op is not ops.where and len(operands) < 1)
-    ):
+    if not numbers or all(v.shape != node.output.shape for v in operands):
         return text, values
     if node.op is ops.where and (0 in numbers or len(operands) < 2):
         return text, values
-    numbers = {i: f"({n})" for i, n in numbers.items()}  # a power binds more than a sign
     places = iter(range(len(operands)))
     return text.format(*(numbers[i] if i in numbers else f"{{{next(places)}}}" for i in range(len(values)))), operands
 
@@ -73,12 +66,8 @@ def _inline_fills(text: str, values: list[Value], node: Node) -> tuple[str, list
 def cast_to_model_dtype(text: str, values: list[Value]) -> str:
     """Return `text` with its second operand cast to the dtype of the first, if only the second is from a constant
     table. Such tables stay f32 when the model is cast. Nothing is cast if the first operand is not a float tensor."""
-    cast = (
-        len(values) == 2
-        and _is_table_lookup(values[1])
-        and not _is_table_lookup(values[0])
-        and values[0].type.dtype.is_float
-    )
+    tables = [_is_table_lookup(v) for v in values]
+    cast = tables == [False, True] and values[0].type.dtype.is_float
     return text.replace("{1}", "{1}.to({0}.dtype)") if cast else text
 
 
@@ -166,8 +155,7 @@ def _reduce(e: Emitter, node: Node) -> Var:
 
 @lowering(ops.cumsum)
 def _cumsum(e: Emitter, node: Node) -> Var:
-    axis = node.attrs["axis"]
-    text = f"{{0}}.cumsum({axis})"
+    text = f"{{0}}.cumsum({node.attrs['axis']})"
     return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.required_operand("x"))
 
 

@@ -21,9 +21,8 @@ def add_scales(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     FP8. They are added to the weights of the program."""
     refs = make_scale_refs(e, node)
     for role, ref in zip("kv", refs or (), strict=False):
-        e.program.weights[ref.path] = Param(
-            e.graph, ref.path, TensorType(dtypes.f32, ref.shape), make_scale_recipe(node, role)[0]
-        )
+        recipe, _ = make_scale_recipe(node, role)
+        e.program.weights[ref.path] = Param(e.graph, ref.path, TensorType(dtypes.f32, ref.shape), recipe)
     return refs
 
 
@@ -31,8 +30,8 @@ def make_scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
     """Return references to the scales f32 [kv_heads] of the attention `node`'s keys and values; None without FP8."""
     if not (e.float8_caches and can_be_float8(node)):
         return None
-    paths = (_name_scale(node, role) for role in "kv")
-    k, v = (ParamRef(path, (_count_heads(node),), constant=True, dtype="torch.float32") for path in paths)
+    shape = (_count_heads(node),)
+    k, v = (ParamRef(_name_scale(node, role), shape, constant=True, dtype="torch.float32") for role in "kv")
     return k, v
 
 

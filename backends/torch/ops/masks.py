@@ -35,16 +35,15 @@ def emit_mask(e: Emitter, node: Node) -> tuple[Operand | None, str]:
     dense = dense and node.operand("bias") is None and node.operand("sinks") is None and window is None
     if node in e.cached:
         assert e.start is not None
-        queries, seen = emit_query_positions(e), write_visibility(node)
+        queries = emit_query_positions(e)
         if not dense:
             return _emit_position_mask(e, node, queries, emit_cached_positions(e, node)), ""
         if causal and _has_flash_kernel(node) and (first := emit_first_position(e)) is not None:
             operands = [queries, emit_cached_positions(e, node), e.start, first]
             text = "None if {2} == 0 else earlier_keys({0}, {1}, {3})"
             return e.hoist((text, *operands), text, *operands, name="mask"), "is_causal={mask} is None"
-        return _emit_position_mask(
-            e, node, queries, emit_cached_positions(e, node), f"None if {{2}} == 0 else {seen}"
-        ), "is_causal={mask} is None"
+        text = f"None if {{2}} == 0 else {write_visibility(node)}"
+        return _emit_position_mask(e, node, queries, emit_cached_positions(e, node), text), "is_causal={mask} is None"
     if causal and dense and key_mask is None:
         return None, "is_causal=True"
     mask: Operand | None = None
@@ -147,8 +146,7 @@ def _emit_position_mask(e: Emitter, node: Node, queries: Operand, keys: Operand,
     and `keys`; `text` defaults to `write_visibility`. Attentions with a cache share equal masks."""
     q, k = "{0}[:, None, :, None]", "{0}[:, None, None, :]"
     text = text or write_visibility(node, e)
-    near = node.attrs.get("window") is not None or node.attrs.get("pattern", "dense") != "dense"
-    name = "near" if near else "mask"
+    name = "mask" if node.attrs.get("window") is None and is_dense(node) else "near"
     if node not in e.cached:
         return e.emit(text, e.emit(q, queries, name="queries"), e.emit(k, keys, name="keys"), name=name)
     at = e.hoist((q, queries), q, queries, name="queries"), e.hoist((k, keys), k, keys, name="keys")

@@ -29,9 +29,8 @@ def _route(e: Emitter, node: Node) -> Var:
     if kind in ROUTER_SNIPPETS:
         text = ROUTER_SNIPPETS[kind].format("{0}", "{1}", **named)
         return e.emit(text + times, *operands)
-    scores = e.emit(
-        "wide({0})." + ("sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"), operands[0], name="scores"
-    )
+    function = "sigmoid()" if a["scoring"] == "sigmoid" else "softmax(-1)"
+    scores = e.emit(f"wide({{0}}).{function}", operands[0], name="scores")
     ranks = scores if len(operands) == 1 else e.emit("{0} + {1}", scores, operands[1], name="ranks")
     if a["groups"] > 1:
         best = "best_of_groups" if a["group_score"] == "max" else "best_two_of_groups"
@@ -55,8 +54,7 @@ def _moe(e: Emitter, node: Node) -> Var:
 
 def _find_expert_scope(node: Node, names: list[str]) -> str:
     """Return the scope that runs the experts: the inner module with all weights `names`, if there is one."""
-    homes = {node.required_operand(n).name.rpartition(".")[0] for n in names}
-    (home, *rest) = homes
+    home, *rest = {node.required_operand(n).name.rpartition(".")[0] for n in names}
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
 
@@ -74,10 +72,8 @@ def _write_expert(node: Node, names: list[str]) -> str:
         activated = act.format("up")
     else:
         if limit is not None:
-            gate, up = (
-                f"{gate}.clamp(max={format_number(limit)})",
-                f"{up}.clamp({format_number(-limit)}, {format_number(limit)})",
-            )
+            gate = f"{gate}.clamp(max={format_number(limit)})"
+            up = f"{up}.clamp({format_number(-limit)}, {format_number(limit)})"
         if act.count("{0}") > 1:
             lines.append(f"gate = {gate}")
             gate = "gate"
@@ -90,30 +86,18 @@ def _write_expert(node: Node, names: list[str]) -> str:
     return "\n    ".join([head, doc, *lines])
 
 
-def _emit_capacity(e: Emitter, node: Node, part: str) -> Var:
-    """Emit and return a call of the snippet `part`, limit_capacity or expert_choice, with the capacity of an expert in
-    tokens. With the attribute `batched`, the tokens of all batch rows compete."""
-    x, capacity, factor = node.required_operand(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
+@lowering(ops.limit_capacity, ops.expert_choice)
+def _limit_tokens(e: Emitter, node: Node) -> Var:
+    """Emit and return a call of the snippet with the op's name, with the capacity of an expert in tokens. With the
+    attribute `batched`, the tokens of all batch rows compete."""
+    x, limit, factor = node.required_operand(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:
         rows = e.emit("{0}.flatten(0, -2)", x, name=x.name.rpartition(".")[2])
-    limit = (
-        capacity
-        if capacity is not None
-        else f"expert_capacity({{0}}.shape[-2], {e.size_of(x)}, {format_number(factor)})"
-    )
-    activated = e.emit(f"{part}({{0}}, {limit})", rows)
+    if limit is None:
+        limit = f"expert_capacity({{0}}.shape[-2], {e.size_of(x)}, {format_number(factor)})"
+    activated = e.emit(f"{node.op.name}({{0}}, {limit})", rows)
     return activated if rows is e[x] else e.emit("{0}.view_as({1})", activated, x, replaces=0)
-
-
-@lowering(ops.limit_capacity)
-def _limit_capacity(e: Emitter, node: Node) -> Var:
-    return _emit_capacity(e, node, "limit_capacity")
-
-
-@lowering(ops.expert_choice)
-def _expert_choice(e: Emitter, node: Node) -> Var:
-    return _emit_capacity(e, node, "expert_choice")
 
 
 @lowering(ops.load_balance_loss)

@@ -58,12 +58,9 @@ def make_block_module(e: Emitter, weight: Param, bias: Value | None) -> tuple[Su
         options += f", scales=torch.{'float8_e8m0fnu' if layout.scale == dtypes.u8 else 'float8_e4m3fn'}"
     elif layout.scale_dtype != dtypes.f16:
         options += f", scales=torch.{TORCH_NAMES[layout.scale_dtype.name]}"
-    if is_embedding_table(weight):
-        leaf = e.make_submodule(f"QuantizedEmbedding({out}, {width}, {options})", **parts)
-        assert leaf is not None
-        return leaf, False
-    init = f"QuantizedLinear({width}, {out}, {options}"
-    with_bias = e.make_submodule(f"{init}, bias=True)", **parts, bias=bias) if bias is not None else None
+    table = is_embedding_table(weight)
+    init = f"QuantizedEmbedding({out}, {width}, {options}" if table else f"QuantizedLinear({width}, {out}, {options}"
+    with_bias = None if table or bias is None else e.make_submodule(f"{init}, bias=True)", **parts, bias=bias)
     leaf = with_bias or e.make_submodule(f"{init})", **parts)
     assert leaf is not None
     return leaf, with_bias is not None

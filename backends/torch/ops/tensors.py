@@ -18,13 +18,13 @@ from .elementwise import format_number
 def _reshape(e: Emitter, node: Node) -> Var:
     x, to = node.required_operand("x"), node.output.shape
     shape, previous = x.shape, x.producer.inputs[0] if x.producer is not None and x.producer.op is ops.reshape else None
+    comment = f"[{', '.join(map(str, to))}]"
     if shape == to:
         return e.emit("{0}", x, replaces=0)
     if previous is not None and previous.shape == to:  # undoes the reshape before
         return e.emit("{0}", previous)
     if len(to) == 4 and to[:2] == shape[:-1] and (heads := e.find_heads(x, to[2])) is not None:
-        return e.emit("{0}.transpose(1, 2)", heads, name=heads.name, comment=f"[{', '.join(map(str, to))}]")
-    comment = f"[{', '.join(map(str, to))}]"
+        return e.emit("{0}.transpose(1, 2)", heads, name=heads.name, comment=comment)
     if len(to) == len(shape) + 1 and to[: len(shape) - 1] == shape[:-1] and isinstance(shape[-1], int):
         return e.emit(f"{{0}}.unflatten(-1, (-1, {e.size_of(node.output)}))", x, replaces=0, comment=comment)
     if len(to) == len(shape) - 1 and to[:-1] == shape[:-2] and isinstance(to[-1], int):
@@ -47,9 +47,8 @@ def _transpose(e: Emitter, node: Node) -> Var:
 def _unsqueeze(e: Emitter, node: Node) -> Var:
     if tuple(node.attrs["axes"]) == (2,) and (heads := e.find_heads(node.required_operand("x"), 1)) is not None:
         return e.emit("{0}.transpose(1, 2)", heads, name=heads.name)
-    places = ["None" if i in node.attrs["axes"] else ":" for i in range(len(node.output.shape))]
-    while places and places[-1] == ":":
-        places.pop()
+    axes = node.attrs["axes"]
+    places = ["None" if i in axes else ":" for i in range(max(axes, default=-1) + 1)]
     return e.emit(f"{{0}}[{', '.join(places)}]" if places else "{0}", node.required_operand("x"), replaces=0)
 
 
@@ -61,8 +60,7 @@ def _squeeze(e: Emitter, node: Node) -> Var:
         axis, start = slice_node.attrs["axis"] % len(x.shape), slice_node.attrs["start"]
         if axis == axes[0] % len(x.shape) and isinstance(start, int):  # a slice of size 1: an index
             return e.emit(f"{{0}}[{', '.join([':'] * axis + [str(start)])}]", slice_node.required_operand("x"))
-    text = f"{axes[0]}" if len(axes) == 1 else f"{tuple(axes)}"
-    return e.emit(f"{{0}}.squeeze({text})", x, replaces=0)
+    return e.emit(f"{{0}}.squeeze({axes[0] if len(axes) == 1 else tuple(axes)})", x, replaces=0)
 
 
 @lowering(ops.expand)
@@ -98,18 +96,15 @@ def _needs_no_expand(e: Emitter, value: Value) -> bool:
 def _is_expanded(value: Value | None) -> bool:
     """Return whether `value` is the result of an expand, or of an embedding, affine or cast of such a result."""
     producer = None if value is None else value.producer
-    return producer is not None and (
-        producer.op is ops.expand
-        or (producer.op in (ops.embedding, ops.affine, ops.cast) and _is_expanded(producer.inputs[0]))
-    )
+    if producer is None or producer.op not in (ops.expand, ops.embedding, ops.affine, ops.cast):
+        return False
+    return producer.op is ops.expand or _is_expanded(producer.inputs[0])
 
 
 @lowering(ops.concat)
 def _concat(e: Emitter, node: Node) -> Var:
-    places = ", ".join(f"{{{i}}}" for i in range(len(node.inputs)))
-    return e.emit(
-        f"torch.cat(({places}{',' if len(node.inputs) == 1 else ''}), {node.attrs['axis']})", *_list_operands(node)
-    )
+    places = "".join(f"{{{i}}}, " for i in range(len(node.inputs)))
+    return e.emit(f"torch.cat(({places}), {node.attrs['axis']})", *_list_operands(node))
 
 
 @lowering(ops.split)
@@ -126,14 +121,10 @@ def _slice(e: Emitter, node: Node) -> Var:
         (node.attrs[k] for k in ("axis", "start", "stop", "step")),
     )
     axis %= len(x.shape)
-    begin, first = e.write_shape((start,), x, first=1)
-    end, last = e.write_shape((stop,), x, first=1 + len(first))
-    to_end = stop == x.shape[axis]
-    cut = f"{'' if start == 0 else begin}:{'' if to_end else end}" + (f":{step}" if step != 1 else "")
-    used = [*([] if start == 0 else first), *([] if to_end else last)]
-    if start == 0 and last and not to_end:  # `stop` is the only size: its placeholder is 1
-        cut = f":{e.write_shape((stop,), x, first=1)[0]}" + (f":{step}" if step != 1 else "")
-    return e.emit(f"{{0}}[{', '.join([':'] * axis + [cut])}]", x, *used)
+    begin, first = ("", []) if start == 0 else e.write_shape((start,), x, first=1)
+    end, last = ("", []) if stop == x.shape[axis] else e.write_shape((stop,), x, first=1 + len(first))
+    cut = f"{begin}:{end}" + (f":{step}" if step != 1 else "")
+    return e.emit(f"{{0}}[{', '.join([':'] * axis + [cut])}]", x, *first, *last)
 
 
 @lowering(ops.pad)

@@ -176,16 +176,10 @@ class _Writer:
             stores.append(self._store(pointer, address, y, mask))
         parameters = ", ".join([*self.pointers.values(), *results.values(), *self.rows.values()])
         doc = f"One token: {', '.join(step.states)}, in place, and {', '.join(step.outputs)}."
+        head = f"@jit\ndef {{name}}({parameters}, BLOCK: tl.constexpr, PDL: tl.constexpr):"
+        docstring = f'"""{doc} Grid [blocks of {self.count} rows, batch]."""'
         barrier = "tl.debug_barrier()  # several warps may hold the same part of a state: all have read it"
-        lines = [
-            f"@jit\ndef {{name}}({parameters}, BLOCK: tl.constexpr, PDL: tl.constexpr):",
-            f'"""{doc} Grid [blocks of {self.count} rows, batch]."""',
-            *self._indices(),
-            *self.loads,
-            *self.lines,
-            barrier,
-            *stores,
-        ]
+        lines = [head, docstring, *self._indices(), *self.loads, *self.lines, barrier, *stores]
         most = MAX_ROWS if self.inner is None else max(1, min(MAX_REDUCED_ROWS, MAX_ELEMENTS // self.length))
         shapes = tuple(_find_row_shape(self.graph.outputs[name])[1:] for name in step.outputs)
         return ScanKernel("\n    ".join(lines), self.count, min(most, power_of_2(self.count)), shapes)
@@ -225,9 +219,8 @@ class _Writer:
         address, mask = self._offset(value, _View("", _compute_strides(shape)), math.prod(shape))
         if self.across:
             return address, mask
-        return f"{address} + p", " & ".join(
-            ["there", mask] if mask else ["there"]
-        )  # values are tiles: the address must be one
+        # Values are tiles: the address must be one.
+        return f"{address} + p", f"there & {mask}" if mask else "there"
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
         """Return the source of offsets and mask ("" for none) of `value`, which is the `view` of an input: offsets from

@@ -93,10 +93,10 @@ def emit_causal_conv(e: StepEmitter, node: Node) -> Var | None:
     if _is_stateless(e, node):
         return None
     call, name = FunctionCall("conv_step"), find_kernel_activation(node.attrs["activation"])
-    call.add(
-        f"{call.placeholder(node.required_operand('x'))}[:, 0]", node.required_operand("weight"), node.operand("bias")
+    x = f"{call.placeholder(node.required_operand('x'))}[:, 0]"
+    _add_state(call.add(x, *map(node.operand, ("weight", "bias"))), node).set(
+        "activation", name or "identity", default="silu"
     )
-    _add_state(call, node).set("activation", name or "identity", default="silu")
     e.record_kernel("conv_step", lambda dtype: operands.refusal(_make_meta_operand(node, "x", dtype)))
     y = call.emit(e, "[0][:, None]")
     return y if name else e.emit(write_activation(node.attrs["activation"]), y, replaces=0)
@@ -130,11 +130,9 @@ def emit_linear_attention(e: StepEmitter, node: Node) -> Var | None:
     """Emit and return one token of linear attention with a sum of keys as a second state; None without a cache."""
     if _is_stateless(e, node):
         return None
-    call = FunctionCall("linear_step").add(
-        CacheSlot(find_states(node)[0].part, "", ""), *emit_features(e, node), node.required_operand("v")
-    )
+    state, v = CacheSlot(find_states(node)[0].part, "", ""), node.required_operand("v")
     e.record_kernel("matrix_step", lambda dtype: _refuse_matrix(node, dtype))
-    return call.add(str(node.attrs["heads"])).emit(e)
+    return FunctionCall("linear_step").add(state, *emit_features(e, node), v, str(node.attrs["heads"])).emit(e)
 
 
 def _refuse_matrix(node: Node, dtype: torch.dtype) -> str | None:
@@ -156,9 +154,8 @@ def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
         else:
             call.add(node.operand(name))
     _add_state(call, node)
-    call.add_named(
-        weight=None if mamba2 else e.get_weight(node.operand("weight")), bias=e.get_weight(node.operand("bias"))
-    )
+    weight = None if mamba2 else e.get_weight(node.operand("weight"))
+    call.add_named(weight=weight, bias=e.get_weight(node.operand("bias")))
     call.set("softplus", a["softplus"], default=False)
     if not mamba2:
         call.add_named(norm=e.find_norm(node))
@@ -188,9 +185,8 @@ def _add_norm(e: StepEmitter, call: FunctionCall, node: Node) -> None:
     a = node.attrs
     if a["norm"]:
         norm = e.make_norm("rms", a["eps"], node.operand("norm_weight"))
-        call.add_named(norm=norm, tickets=e.emit_tickets(a["norm_groups"])).set(
-            "norm_groups", a["norm_groups"], default=1
-        )
+        call.add_named(norm=norm, tickets=e.emit_tickets(a["norm_groups"]))
+        call.set("norm_groups", a["norm_groups"], default=1)
 
 
 def _add_state(call: FunctionCall, node: Node) -> FunctionCall:
