@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
@@ -54,9 +53,8 @@ class TorchFolder:
         self.tensors = export.describe_tensors(self._built, self._weights)
         self.trace: list[str] = blocks.describe_widened_weights(graph)
         stored = blocks.count_block_weights(self._built.source.weights.values())
-        self.idle = (
-            {KEEP_BLOCKS: reason} if settings[KEEP_BLOCKS] and (reason := blocks.explain_no_blocks(graph)) else {}
-        )
+        reason = blocks.explain_no_blocks(graph) if settings[KEEP_BLOCKS] else ""
+        self.idle = {KEEP_BLOCKS: reason} if reason else {}
         limits = float8_caches.describe_limits(graph) if float8 else []
         if float8 and not any(map(float8_caches.can_be_float8, float8_caches.find_kv_attentions(graph))):
             self.idle[CACHE_DTYPE] = next(iter(limits), "no attention caches keys and values")
@@ -68,13 +66,15 @@ class TorchFolder:
         elif stored and dtypes.parse(dtype) != dtypes.bf16:
             notes.append(BF16_NOTE)
         self.weight_bytes = sum(w.nbytes for w in self._weights.values())
+        cached = find_cached_nodes(graph)
+        states = name_states(_list_states(node) for node in graph.nodes if node in cached)
         self.facts = {
             "outputs": list(graph.outputs),
             "kernels": self._built.kernels,
             "weights": summarize_weights(graph, self.tensors),
             **({CACHE_DTYPE: settings[CACHE_DTYPE]} if float8 else {}),
             **({"kept_blocks": settings[KEEP_BLOCKS], "blocks": stored} if stored else {}),
-            **(_describe_states(graph) if self._built.keeps else {}),
+            **(make_manifest_records(graph, states) if self._built.keeps else {}),
         }
 
     def explain(self, report: Report) -> list[str]:
@@ -93,12 +93,6 @@ class TorchFolder:
 def _float_bits(name: str) -> int:
     """Return the bits of the codes of the layout called `name` if they are floats; 0 if they are integers."""
     return LAYOUTS[name].bits if name in LAYOUTS and LAYOUTS[name].floats else 0
-
-
-def _describe_states(graph: Graph) -> dict[str, Any]:
-    """Return the manifest's records of the model's caches and recurrent states."""
-    cached = find_cached_nodes(graph)
-    return make_manifest_records(graph, name_states(_list_states(node) for node in graph.nodes if node in cached))
 
 
 def _list_states(node: Node) -> tuple[StateSpec, ...]:

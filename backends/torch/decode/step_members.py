@@ -14,9 +14,8 @@ def name_attributes(method: Method) -> dict[str, str]:
     """Map the path of each member of the class of `method` to an attribute name: a short one, or the path joined by "_"
     if the short name is in use. A member of a list is indexed, as in ``layers[0]``."""
     names: dict[str, str] = {}
-    for path in sorted(
-        [*method.modules, *method.members], key=lambda p: p in method.members and not p.endswith(".module")
-    ):
+    paths = [*method.modules, *method.members]
+    for path in sorted(paths, key=lambda p: p in method.members and not p.endswith(".module")):
         local = relative_to(path, method.path)
         stem, _, number = local.rpartition(".")
         if path in method.modules and number.isdigit():

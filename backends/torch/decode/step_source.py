@@ -33,16 +33,10 @@ IN_KERNELS = {  # names that generated kernels use
     **dict.fromkeys(("jit", "start_next", "tl", "wait_for_previous"), "shared.launch"),
     **{"activate": "shared.activation", "softplus": "shared.recurrence"},
 }
-STEP_SNIPPETS = {
-    "linear_step",
-    "pack",
-    "pack_bias",
-    "pack_blocks",
-    "step_products",
-    "update_cache",
-    "update_cache_float8",
-    "update_latent_cache",
-}  # snippets of steps only, not of models
+STEP_SNIPPETS = {  # snippets of steps only, not of models
+    *("linear_step", "pack", "pack_bias", "pack_blocks", "step_products"),
+    *("update_cache", "update_cache_float8", "update_latent_cache"),
+}
 STEP_ARGUMENTS = ("input_ids", "position_ids", "cache")  # arguments of every step
 
 

@@ -283,9 +283,8 @@ def _parametrize(home: nn.Module, attribute: str, param: Param) -> tuple[ScaledC
     if layout.bits < 8 or not layout.has_zeros:  # −128 … 127
         centred = centred.astype(np.int8)
     device = getattr(home, attribute).device
-    weight = ScaledCodes(
-        torch.from_numpy(centred), torch.from_numpy(np.array(scales, np.float32)), int(param.shape[-1])
-    )
+    steps = torch.from_numpy(np.array(scales, np.float32))
+    weight = ScaledCodes(torch.from_numpy(centred), steps, int(param.shape[-1]))
     change = nn.Parameter(torch.zeros(scales.shape, device=device))
     delattr(home, attribute)
     setattr(home, attribute, change)

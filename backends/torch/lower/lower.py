@@ -47,9 +47,8 @@ def lower(graph: Graph, float8_caches: bool = False) -> LoweredGraph:
     decoder takes an optional cache of keys, values and states, which later forward passes continue. With
     `float8_caches`, keys and values are stored in FP8."""
     cached = find_cached_nodes(graph)
-    emitter = Emitter(
-        graph, cached, find_key_bias_nodes(graph, cached), find_cross_attentions(graph, cached), float8_caches
-    )
+    crosses = find_cross_attentions(graph, cached)
+    emitter = Emitter(graph, cached, find_key_bias_nodes(graph, cached), crosses, float8_caches)
     begin_forward(emitter)
     emit_nodes(emitter, graph, {}, find_last_mixing(graph) if emitter.cached else None)
     program = emitter.program

@@ -143,21 +143,17 @@ def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Oper
     assert mask is not None
     # A mask and the `keys` of a KeyVisibility both have the keys on their last axis.
     keys = ".keys" if isinstance(mask, Var) and mask.type == "KeyVisibility" else ""
-    if bits is not None and scaled is not None:
-        text = f"update_quantized_keys({{0}}, {{1}}, {{2}}, {{3}}{keys}, {{4}}, {bits})"
-        if v is None:
-            return e.emit(text, slot, k, positions, mask, *scaled, name="k", replaces=1), None
-        text = f"update_quantized({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}}, {bits})"
-        coded = e.emit_tuple(text, slot, k, v, positions, mask, *scaled, names=("k", "v"))
-        return coded[0], coded[1]
+    call = FunctionCall("{0}.update", [slot]) if scaled is None else FunctionCall("update_float8").add(slot)
+    if bits is not None:
+        call.function = "update_quantized_keys" if v is None else "update_quantized"
+    call.add(*([k] if v is None else [k, v]), positions)
+    call.add(f"{call.placeholder(mask)}{keys}", *(scaled or ()), *([] if bits is None else [str(bits)]))
+    unchanged = (
+        "" if bits is not None else "{1} if {0} is None else " if v is None else "({1}, {2}) if {0} is None else "
+    )
     if v is None:
-        text = f"{{1}} if {{0}} is None else {{0}}.update({{1}}, {{2}}, {{3}}{keys})"
-        return e.emit(text, slot, k, positions, mask, name="k", replaces=1), None
-    update = f"{{0}}.update({{1}}, {{2}}, {{3}}, {{4}}{keys})"
-    if scaled is not None:
-        update = f"update_float8({{0}}, {{1}}, {{2}}, {{3}}, {{4}}{keys}, {{5}}, {{6}})"
-    text = f"({{1}}, {{2}}) if {{0}} is None else {update}"
-    outputs = e.emit_tuple(text, slot, k, v, positions, mask, *(scaled or ()), names=("k", "v"))
+        return e.emit(f"{unchanged}{call}", *call.operands, name="k", replaces=1), None
+    outputs = e.emit_tuple(f"{unchanged}{call}", *call.operands, names=("k", "v"))
     return outputs[0], outputs[1]
 
 

@@ -16,9 +16,8 @@ from .elementwise import format_number, write_activation
 def _linear(e: Emitter, node: Node) -> Var:
     x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
     out, width = e.shape_of(weight)
-    leaf = e.make_submodule(
-        f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})", weight=weight, bias=bias
-    )
+    init = f"nn.Linear({width}, {out}{'' if bias is not None else ', bias=False'})"
+    leaf = e.make_submodule(init, weight=weight, bias=bias)
     if leaf is not None:
         return e.emit("{1}({0})", x, leaf)
     return FunctionCall("F.linear").add(x, weight, *([] if bias is None else [bias])).emit(e)

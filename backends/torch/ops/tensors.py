@@ -116,10 +116,8 @@ def _split(e: Emitter, node: Node) -> tuple[Var, ...]:
 
 @lowering(ops.slice_)
 def _slice(e: Emitter, node: Node) -> Var:
-    x, (axis, start, stop, step) = (
-        node.required_operand("x"),
-        (node.attrs[k] for k in ("axis", "start", "stop", "step")),
-    )
+    x = node.required_operand("x")
+    axis, start, stop, step = (node.attrs[k] for k in ("axis", "start", "stop", "step"))
     axis %= len(x.shape)
     begin, first = ("", []) if start == 0 else e.write_shape((start,), x, first=1)
     end, last = ("", []) if stop == x.shape[axis] else e.write_shape((stop,), x, first=1 + len(first))

@@ -49,19 +49,15 @@ def explain_step(
     graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
     None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason."""
     if step is None:
-        return [
-            Explanation(
-                graph.name, "graph", 1, reason=f"no decode step, the model itself runs: {explain_refusal(graph)}"
-            )
-        ]
+        reason = f"no decode step, the model itself runs: {explain_refusal(graph)}"
+        return [Explanation(graph.name, "graph", 1, reason=reason)]
     trace = _merge_traces(report)
     chosen, stated = {choice.node: choice for choice in step.choices}, {s.node for s in step.program.statements}
     entries: dict[str, Explanation] = {}
     for node in (n for n in step.graph.nodes if n in stated or n in chosen):
         choice = chosen.get(node, Implementation(node))
-        explained = _explain_choice(
-            choice, _explain_unfused(node, trace) if not choice.reason else "", dtype, capability
-        )
+        unfused = "" if choice.reason else _explain_unfused(node, trace)
+        explained = _explain_choice(choice, unfused, dtype, capability)
         like = re.sub(r"\d+", "*", f"{node.output.name} {explained}")
         entries.setdefault(like, replace(explained, node=node.output.name, count=0))
         entries[like] = replace(entries[like], count=entries[like].count + 1)
@@ -105,6 +101,5 @@ def _explain_choice(
             reasons = [reason for refused in choice.refusals if (reason := refused(dtype))]
     if choice.kernel and not reasons:
         return Explanation("", op, 1, choice.kernel, unfused)
-    return Explanation(
-        "", op, 1, reason=f"as {choice.kernel}: {reasons[0]}" if choice.kernel else choice.reason or unfused
-    )
+    reason = f"as {choice.kernel}: {reasons[0]}" if choice.kernel else choice.reason or unfused
+    return Explanation("", op, 1, reason=reason)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import resolve_name
 from pathlib import Path
 
 from weft.ir.graph import Graph
@@ -42,10 +43,10 @@ class GeneratedModel:
     kind: str
     lowered: LoweredGraph
     source: GeneratedSource
-    keeps: bool = False
-    step: DecodeStep | None = None
-    step_text: str = ""
-    kernels: list[str] = field(default_factory=list)
+    keeps: bool
+    step: DecodeStep | None
+    step_text: str
+    kernels: list[str]
 
 
 def generate_model(forms: Mapping[str, Graph], float8_caches: bool = False) -> GeneratedModel:
@@ -53,13 +54,10 @@ def generate_model(forms: Mapping[str, Graph], float8_caches: bool = False) -> G
     cache. With `float8_caches` keys and values are stored in FP8."""
     lowered = lower(forms[MODEL_FORM], float8_caches)
     kind, source = lowered.graph.meta.get("kind", "decoder"), write_source(lowered)
-    if "def new_cache" not in source.text:
-        return GeneratedModel(kind, lowered, source, kernels=source.kernels)
-    step = lower_step_of(forms, lowered)
+    keeps = "def new_cache" in source.text
+    step = lower_step_of(forms, lowered) if keeps else None
     text, kernels = write_step(lowered, step)
-    return GeneratedModel(
-        kind, lowered, source, True, step, text if kernels else "", sorted({*source.kernels, *kernels})
-    )
+    return GeneratedModel(kind, lowered, source, keeps, step, text, sorted({*source.kernels, *kernels}))
 
 
 def lower_step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeStep | None:
@@ -113,27 +111,15 @@ def list_kernel_files(kernels: Iterable[str]) -> list[str]:
 @functools.cache
 def _find_imports(name: str) -> tuple[str, ...]:
     """Return the kernel modules that the module `name` imports; cached, because files do not change."""
-    package, imported = name.rpartition(".")[0], list[str]()
+    package, imported = f"{KERNELS}.{name}".rpartition(".")[0], list[str]()
     for node in ast.walk(ast.parse((_KERNELS / _make_file_path(name)).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
-            base = package if node.level == 1 else ""  # kernels are one folder deep at most
-            modules = (
-                [node.module or ""]
-                if _is_file(base, node.module)
-                else [_join_names(node.module, a.name) for a in node.names]
-            )
-            imported += [_join_names(base, module) for module in modules]
+            module = resolve_name("." * node.level + (node.module or ""), package).removeprefix(KERNELS).lstrip(".")
+            # Functions of a module, as in ``from .a import f``, or modules of a package, as in ``from . import a``.
+            is_file = (_KERNELS / _make_file_path(module)).is_file()
+            imported += [module] if is_file else [f"{module}.{a.name}".lstrip(".") for a in node.names]
     return tuple(imported)
-
-
-def _join_names(*parts: str | None) -> str:
-    return ".".join(part for part in parts if part)
 
 
 def _make_file_path(module: str) -> str:
     return f"{module.replace('.', '/')}.py"
-
-
-def _is_file(package: str, module: str | None) -> bool:
-    """Return whether `module` is a file of `package`, as in ``from .a import f``; False in ``from . import a``."""
-    return module is not None and (_KERNELS / _make_file_path(_join_names(package, module))).is_file()

@@ -19,10 +19,8 @@ def write_formula(recipe: Recipe) -> str | None:
         return None
     r = recipe
     if r.scaling in ("none", "linear", "ntk", "dynamic"):
-        theta = _format_number(r.base(r.dim, r.theta))
-        return f"rope_frequencies({r.dim}, {theta}, {{0}}.device)" + (
-            f" / {_format_number(r.factor)}" if r.scaling == "linear" else ""
-        )
+        divisor = f" / {_format_number(r.factor)}" if r.scaling == "linear" else ""
+        return f"rope_frequencies({r.dim}, {_format_number(r.base(r.dim, r.theta))}, {{0}}.device){divisor}"
     if r.scaling == "llama3":
         settings = (r.factor, r.low_freq, r.high_freq, r.original)
     elif r.scaling == "yarn" and r.truncate:

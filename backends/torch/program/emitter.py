@@ -168,9 +168,8 @@ class Emitter:
         shapes = shapes or (None,) * len(names)
         results = tuple(Var(n or default, s) for n, s in zip(names, shapes, strict=True))
         comment = comment if self.has_comments else ""
-        self.program.statements.append(
-            Statement(text, resolved, results, self.scope, replaces, comment, node=self.node)
-        )
+        statement = Statement(text, resolved, results, self.scope, replaces, comment, node=self.node)
+        self.program.statements.append(statement)
         return results
 
     def hoist(self, key: Hashable, text: str, *operands: Value | Operand, name: str) -> Var:
@@ -212,9 +211,8 @@ class Emitter:
             return f"{{{first}}}", [var]
         texts, operands = [], list[Operand]()
         for o in s.operands:
-            text, used = (
-                self.inline(o, first + len(operands)) if isinstance(o, Var) else (f"{{{first + len(operands)}}}", [o])
-            )
+            at = first + len(operands)
+            text, used = self.inline(o, at) if isinstance(o, Var) else (f"{{{at}}}", [o])
             texts.append(f"({text})" if not re.fullmatch(r"\{\d+\}", text) else text)
             operands += used
         folded = s.text.format(*texts)
@@ -266,9 +264,8 @@ class Emitter:
         """Return the operand of `param`: a hoisted variable if it has a formula (`write_formula`); else a `ParamRef`,
         whose tensor becomes a weight of the program."""
         if (text := write_formula(param.recipe)) is not None:
-            return self.hoist(
-                param.recipe, text, self._sort_inputs()[0], name=param.name.rpartition(".")[2].removeprefix("alibi_")
-            )
+            name = param.name.rpartition(".")[2].removeprefix("alibi_")
+            return self.hoist(param.recipe, text, self._sort_inputs()[0], name=name)
         self.program.weights[param.name] = param
         dtype = "" if param.type.dtype.is_float else f"torch.{TORCH_NAMES[param.type.dtype.name]}"
         return ParamRef(param.name, self.shape_of(param), param.recipe.is_constant or bool(dtype), dtype)
@@ -314,9 +311,8 @@ class Emitter:
 
     def _sort_inputs(self) -> list[Value]:
         """Return the inputs of the graph, required ones first."""
-        return sorted(
-            self.graph.inputs.values(), key=lambda v: isinstance(m := self._operands.get(v), Var) and bool(m.default)
-        )
+        optional = {v for v, o in self._operands.items() if isinstance(o, Var) and o.default}
+        return sorted(self.graph.inputs.values(), key=lambda v: v in optional)
 
     def _emit_size(self, name: str) -> Var:
         for value in self._sort_inputs():

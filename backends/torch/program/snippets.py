@@ -36,23 +36,15 @@ RESERVED = {  # names that generated methods use
     *IMPORTS,
 }
 KERNELS = {  # functions of kernels that snippets call, and their files
-    "as_bytes": "shared.float8",
-    "from_bytes": "shared.float8",
-    "requires_grad": "shared.operands",
-    "shared_memory": "shared.online_softmax",
-    "Codes": "shared.quantized_gemv",
-    "choose_tokens": "choose_tokens",
-    "dequantize": "shared.quantized_gemv",
-    "packed_linear": "cpu.packed",
-    "norm_linear": "norm_linear",
-    "quantize_float8": "prefill.quantize_float8",
-    "dequantize_weights": "prefill.dequantize_weights",
-    "can_dequantize": "prefill.dequantize_weights",
-    "refusal": "shared.launch",
+    **dict.fromkeys(("as_bytes", "from_bytes"), "shared.float8"),
+    **dict.fromkeys(("Codes", "dequantize"), "shared.quantized_gemv"),
+    **{"refusal": "shared.launch", "requires_grad": "shared.operands", "shared_memory": "shared.online_softmax"},
+    **{"choose_tokens": "choose_tokens", "norm_linear": "norm_linear", "packed_linear": "cpu.packed"},
+    **dict.fromkeys(("can_dequantize", "dequantize_weights"), "prefill.dequantize_weights"),
     **dict.fromkeys(("has_mamba_scan", "mamba_scan"), "prefill.mamba_scan"),
     **dict.fromkeys(("has_mamba2_scan", "mamba2_scan"), "prefill.mamba2_scan"),
-    "has_window_kernel": "prefill.window_attention",
-    "window_attention": "prefill.window_attention",
+    **dict.fromkeys(("has_window_kernel", "window_attention"), "prefill.window_attention"),
+    "quantize_float8": "prefill.quantize_float8",
 }
 
 

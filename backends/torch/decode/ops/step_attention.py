@@ -184,11 +184,8 @@ def _make_latent_call(e: StepEmitter, node: Node, absorbed: Node, outer: Functio
     _add_rolling(call, node)
     (rows, rank), heads = weight.type.concrete({}), node.attrs["heads"]
     rope = latent.width - rank
-    e.record_kernel(
-        "latent_qk",
-        lambda dtype: refuse_gemv(dtype) or latent_qk.refusal(rank, rows // heads, rope, dtype),
-        node=absorbed,
-    )
+    refusals = refuse_gemv, lambda dtype: latent_qk.refusal(rank, rows // heads, rope, dtype)
+    e.record_kernel("latent_qk", *refusals, node=absorbed)
     return call
 
 

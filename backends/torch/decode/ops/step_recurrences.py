@@ -94,9 +94,8 @@ def emit_causal_conv(e: StepEmitter, node: Node) -> Var | None:
         return None
     call, name = FunctionCall("conv_step"), find_kernel_activation(node.attrs["activation"])
     x = f"{call.placeholder(node.required_operand('x'))}[:, 0]"
-    _add_state(call.add(x, *map(node.operand, ("weight", "bias"))), node).set(
-        "activation", name or "identity", default="silu"
-    )
+    _add_state(call.add(x, *map(node.operand, ("weight", "bias"))), node)
+    call.set("activation", name or "identity", default="silu")
     e.record_kernel("conv_step", lambda dtype: operands.refusal(_make_meta_operand(node, "x", dtype)))
     y = call.emit(e, "[0][:, None]")
     return y if name else e.emit(write_activation(node.attrs["activation"]), y, replaces=0)

@@ -71,10 +71,8 @@ def run(args: argparse.Namespace) -> None:
     has_embedding = args.pooling is None and "sentence_embedding" in facts["outputs"]
     if has_embedding and facts.get("padding") == "max_length":
         rows = [[*row, *[facts["pad_token_id"] or 0] * (facts["max_length"] - len(row))] for row in rows]
-    pooling, normalize = (
-        None if has_embedding else args.pooling or facts.get("pooling", "mean"),
-        facts.get("normalize", False),
-    )
+    pooling = None if has_embedding else args.pooling or facts.get("pooling", "mean")
+    normalize = facts.get("normalize", False)
     for row in rows:
         vector = embed(model, row, facts["outputs"], pooling, normalize)[: sentence.get("truncate_dim")]
         print(json.dumps(vector.tolist()), flush=True)
