@@ -44,10 +44,9 @@ PARTICIPLE = re.compile(
     "[a-z]+ed|[a-z]{4,}en|told|held|kept|made|found|known|drawn|said|left|begun|shown|seen|grown|gone|done|laid|paid|bound"
     "|built|sent|lent|lost|won"
 )
-BASE = frozenset(
-    "embed feed need seed speed breed shed lengthen flatten widen shorten listen unflatten".split()
-).union(["named", "provided", "kept", "matched"])  # public names
-)
+BASE = frozenset("embed feed need seed speed breed shed lengthen flatten widen shorten listen unflatten".split()).union(
+    ["named", "provided", "kept", "matched"]
+)  # public names
 BUDGET: dict[str, int] = {
     "what as a noun": 31,
     "is no X": 2,
