@@ -44,9 +44,8 @@ PARTICIPLE = re.compile(
     "[a-z]+ed|[a-z]{4,}en|told|held|kept|made|found|known|drawn|said|left|begun|shown|seen|grown|gone|done|laid|paid|bound"
     "|built|sent|lent|lost|won"
 )
-BASE = frozenset("embed feed need seed speed breed shed lengthen flatten widen shorten listen unflatten".split()).union(
-    ["named", "provided", "kept", "matched"]
-)  # public names
+BASE = {"embed", "feed", "need", "seed", "speed", "breed", "shed", "lengthen", "flatten", "widen", "shorten", "listen"}
+PUBLIC = {"named", "provided", "kept", "matched", "unflatten"}
 BUDGET: dict[str, int] = {
     "what as a noun": 31,
     "is no X": 2,
@@ -123,7 +122,7 @@ class Source:
 def is_participle(name: str) -> bool:
     """Return whether a name is a bare participle, such as ``parted`` or ``told``."""
     word = name.strip("_")
-    return PARTICIPLE.fullmatch(word) is not None and word not in BASE
+    return PARTICIPLE.fullmatch(word) is not None and word not in BASE | PUBLIC
 
 
 def findings(sources: list[Source]) -> dict[str, list[Place]]:
