@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,11 +115,7 @@ def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int]
         raise WeftError(f"input {name!r} has shape {list(shape)}, but the graph expects {type}")
 
 
-def list_named_sizes(graph: Graph) -> Iterator[str]:
-    """Yield the names of the symbolic sizes in the shapes of the graph inputs, each once."""
-    seen: set[str] = set()
-    for value in graph.inputs.values():
-        for size in value.type.shape:
-            for name in sorted(sizes.list_names(size) - seen):
-                seen.add(name)
-                yield name
+def list_named_sizes(graph: Graph) -> list[str]:
+    """Return the names of the symbolic sizes in the shapes of the graph inputs, each once, in order of appearance."""
+    axes = (size for value in graph.inputs.values() for size in value.type.shape)
+    return list(dict.fromkeys(name for size in axes for name in sorted(sizes.list_names(size))))

@@ -23,7 +23,6 @@ from .schema.checks import format_shape as format_shape
 from .schema.checks import normalize_axis as normalize_axis
 from .schema.checks import require as require
 from .schema.checks import require_int as require_int
-from .schema.checks import sum_sizes as sum_sizes
 from .schema.op_schema import OPS as SCHEMAS
 from .schema.op_schema import Cost as Cost
 from .schema.op_schema import Trait as Trait
@@ -41,6 +40,7 @@ from .types import sizes as sizes
 from .types.dtypes import DType as DType
 from .types.sizes import Poly as Poly
 from .types.sizes import Size as Size
+from .types.sizes import sum_sizes as sum_sizes
 
 OPS = cast(Registry[Op], SCHEMAS)  # every schema is declared by `op`
 lookup = OPS.lookup

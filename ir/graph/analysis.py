@@ -26,7 +26,7 @@ def find_critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[N
 
 
 def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
-    """Return a map from each scope to its nodes, in graph order; scopes are in the order of their first node."""
+    """Return the nodes of each scope in graph order, by scope; scopes are in the order of their first nodes."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         groups.setdefault(node.scope, []).append(node)
@@ -52,11 +52,8 @@ def hash_structure(nodes: Iterable[Node]) -> str:
 
 
 def sum_node_costs(nodes: Iterable[Node]) -> Cost:
-    """Return the sum of the costs of `nodes`."""
-    total = Cost(0, 0, 0)
-    for node in nodes:
-        total = total + node.op.node_cost(node)
-    return total
+    """Return the sum of the costs of `nodes`; zero without nodes."""
+    return sum((node.op.node_cost(node) for node in nodes), Cost(0, 0, 0))
 
 
 def select_explicit_attributes(node: Node) -> dict[str, Any]:

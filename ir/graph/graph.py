@@ -210,7 +210,7 @@ class Graph(Displayable):
         self._names: dict[str, int] = {}
         self.nodes: LinkedList[Node] = LinkedList()  # in execution order
         self._anchor: Node | None = None  # new nodes go before it; None means at the end
-        self._scope = ""
+        self.insertion_scope = ""  # the scope of nodes that are inserted now
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -250,29 +250,25 @@ class Graph(Displayable):
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
         """Return a context in which ``.name`` is appended to the scope of new nodes; the name "" changes nothing."""
-        outer = self._scope
-        self._scope = f"{outer}.{name}" if outer and name else outer or name
+        outer = self.insertion_scope
+        self.insertion_scope = f"{outer}.{name}" if outer and name else outer or name
         try:
             yield
         finally:
-            self._scope = outer
-
-    @property
-    def insertion_scope(self) -> str:
-        """The scope of nodes that are inserted now."""
-        return self._scope
+            self.insertion_scope = outer
 
     @contextlib.contextmanager
     def inserting(self, *, before: Node | None = None, after: Node | None = None) -> Iterator[None]:
-        """Return a context in which new nodes are inserted before or after the given node (pass one), in its scope."""
+        """Return a context in which new nodes are inserted before, or after, the given node (pass one of them), with
+        the scope of that node."""
         node = before or after
         assert node is not None and node.graph is self
-        outer = self._anchor, self._scope
-        self._anchor, self._scope = (before or node._next), node.scope
+        outer = self._anchor, self.insertion_scope
+        self._anchor, self.insertion_scope = (before or node._next), node.scope
         try:
             yield
         finally:
-            self._anchor, self._scope = outer
+            self._anchor, self.insertion_scope = outer
 
     # -- building
 
@@ -306,8 +302,11 @@ class Graph(Displayable):
         names: Sequence[str],
         scope: str | None = None,
     ) -> Node:
-        """Insert a node with outputs of `types` and `names` and return it; ops check first and then call this."""
-        node = Node(self, op, inputs, attrs, self._scope if scope is None else scope)
+        """Insert a node, whose outputs have `types` and `names`, and return it; nothing is checked.
+
+        `scope` defaults to the insertion scope. A name in use gets a number appended.
+        """
+        node = Node(self, op, inputs, attrs, self.insertion_scope if scope is None else scope)
         node.outputs = tuple(
             Value(self, self.reserve_name(n), t, node, i) for i, (n, t) in enumerate(zip(names, types, strict=True))
         )
@@ -347,7 +346,8 @@ class Graph(Displayable):
         del self.params[param.name], self._names[param.name]
 
     def replace(self, node: Node, *new: Value) -> None:
-        """Erase `node`; readers of its output i read ``new[i]`` instead, which takes over the name of that output."""
+        """Erase `node`; readers of its output i read ``new[i]`` instead, which gets the name of that output if it is
+        the output of a node."""
         for old, value in zip(node.outputs, new, strict=True):
             old.replace_uses(value)
             if value.producer is not None and not value.producer.erased:
@@ -355,7 +355,7 @@ class Graph(Displayable):
         self.erase(node)
 
     def clone(self, recipes: Mapping[str, Recipe] | None = None) -> Graph:
-        """Return an independent copy that shares ops and reader; `recipes` replaces recipes by parameter name."""
+        """Return an independent copy that shares ops and reader; `recipes` maps parameter names to new recipes."""
         clone = Graph(self.name, self.reader)
         clone.tokenize, clone.meta, clone.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}

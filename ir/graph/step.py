@@ -129,16 +129,13 @@ def _canonicalize(graph: Graph) -> tuple[Graph, dict[str, str]]:
     for name, value in graph.outputs.items():
         state = name.startswith(NEXT)
         clone.add_output(NEXT + renamed.get(name[len(NEXT) :], name) if state else _simplify_name(name), mapped[value])
-    ordered = [*(n for n in clone.outputs if n.startswith(NEXT)), *(n for n in clone.outputs if n[: len(NEXT)] != NEXT)]
-    for name in ordered:  # new states before outputs
-        value = clone.outputs[name]
-        del clone.outputs[name]
-        clone.outputs[name] = value
+    for name in sorted(clone.outputs, key=lambda n: not n.startswith(NEXT)):  # new states before outputs
+        clone.outputs[name] = clone.outputs.pop(name)
     return clone, renamed
 
 
 def find_live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
-    """Return the nodes of `graph` that `values` depend on, in graph order, except through values in `known`."""
+    """Return the nodes of `graph` that `values` depend on, in graph order; dependencies of `known` are not followed."""
     needed, live = set(values), list[Node]()
     for node in reversed(list(graph.nodes)):
         if not needed.isdisjoint(node.outputs):
@@ -148,21 +145,16 @@ def find_live_nodes(graph: Graph, values: Iterable[Value], known: Container[Valu
 
 
 def _simplify_name(name: str) -> str:
-    """Return the last part of a dotted name, with characters other than letters, digits and _ replaced by _."""
     return re.sub(r"[^A-Za-z0-9_]", "_", name.rpartition(".")[2]) or "v"
 
 
 def _format_step(step: Step) -> str:
     lines = ["{"]
-    kinds: Sequence[tuple[str, Iterable[str]]] = (
-        ("state", step.states), ("token", step.tokens), ("constant", step.constants)
-    )  # fmt: skip
-    for kind, names in kinds:
-        for name in names:
-            start = step.initial.get(name, 0.0)
-            # repr: -0.0 and 0.0 are different initial values
-            value = f" = {start!r}" if repr(start) != "0.0" else ""
-            lines.append(f"  {kind} %{name}: {step.graph.inputs[name].type}{value}")
+    kinds = {**dict.fromkeys(step.states, "state"), **dict.fromkeys(step.tokens, "token")}
+    for name, value in step.graph.inputs.items():
+        start = repr(step.initial.get(name, 0.0))  # repr: -0.0 and 0.0 are different initial values
+        initial = "" if start == "0.0" else f" = {start}"
+        lines.append(f"  {kinds.get(name, 'constant')} %{name}: {value.type}{initial}")
     lines += ["  " + str(node).replace("\n", "\n  ") for node in step.graph.nodes]
     lines += [f"  next %{name} = %{step.new_state(name).name}" for name in step.states]
     lines += [f"  output {name} = %{step.graph.outputs[name].name}" for name in step.outputs]
@@ -178,7 +170,7 @@ def trace_step(
     states: Mapping[str, tuple[TensorType, float]],
     tokens: Mapping[str, TensorType],
 ) -> tuple[Step, tuple[Value, ...]]:
-    """Return the step that `function` computes, and the values of `graph` that it reads besides (its constants).
+    """Return the step that `function` computes, and the other values of `graph` that it reads: its constants.
 
     `function` maps (states, tokens) to (new states, outputs). `states` maps names to (type [batch, ...], initial
     value), `tokens` maps names to types [batch, ...]. Nodes that `function` emits into `graph` are removed again, but
@@ -216,11 +208,12 @@ def _extract_step(
     internal = {*inputs.values(), *(v for node in nodes for v in node.outputs)}
     for v in (*(v for node in nodes for v in node.inputs if v is not None), *new_states, *outputs):
         if v not in internal and v not in mapped:
-            if not isinstance(v, Param) and (sym := _find_token_axis(v)):
+            named = [n for size in v.shape for n in sorted(sizes.list_names(size)) if n != "batch"]
+            if named and not isinstance(v, Param):
                 raise WeftError(
-                    f"the step reads %{v.name} {v.type}, which has an axis {sym}: pass it to scan as an input"
+                    f"the step reads %{v.name} {v.type}, which has an axis {named[0]}: pass it to scan as an input"
                 )
-            mapped[v] = body.add_input(body.reserve_name(v.name.rpartition(".")[2]) + "", v.type)
+            mapped[v] = body.add_input(body.reserve_name(v.name.rpartition(".")[2]), v.type)
             read.append(v)
     for node in nodes:
         operands = [None if v is None else mapped[v] for v in node.inputs]
@@ -232,8 +225,3 @@ def _extract_step(
     for i, value in enumerate(outputs):
         body.add_output(f"y{i}" if len(outputs) > 1 else "y", mapped[value])
     return Step(body, initial, [name for name in inputs if name not in initial]), tuple(read)
-
-
-def _find_token_axis(value: Value) -> str:
-    """Return the first named size of `value` other than batch; "" if it has none."""
-    return next((n for size in value.shape for n in sorted(sizes.list_names(size)) if n != "batch"), "")

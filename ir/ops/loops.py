@@ -11,7 +11,6 @@ from ..graph import Graph
 from ..graph.step import BATCH, NEXT, Step, bind_batch, trace_step
 from ..interpreter import interpret
 from ..op import Array, Growth, OpCall, Size, StateKind, StateSpec, TensorType, Trait, Value, case, normal, op, require
-from ..schema.checks import sum_sizes
 from ..types import sizes
 from ..types.dtypes import DType, f32
 from .elementwise import add, cast, exp, sigmoid, tanh
@@ -143,7 +142,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 @scan.cost
 def _(n: OpCall) -> Size:
     batch, seq = n.values[0].shape[:2]
-    step_flops: Size = sum_sizes(node.op.node_cost(node).flops for node in n.step.graph.nodes)
+    step_flops = sizes.sum_sizes(node.op.node_cost(node).flops for node in n.step.graph.nodes)
     flops: Size = sizes.substitute(step_flops, {"batch": batch}) * seq
     return flops
 

@@ -7,6 +7,7 @@ constant with the shape of the tensor operand, for which backends write the numb
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import WeftError
@@ -40,22 +41,24 @@ from .elementwise import (
 LARGEST_POWER = 64  # of exponents spelled as products; larger ones and fractions are e^(n·ln x) in every backend
 
 
-@add.numbers
-def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _split_operands(x, y)
-    return affine(value, plus=number, name=name)
+def _register_commutative(op: Op, emit: Callable[[Value, float, str | None], Value]) -> None:
+    """Register emit(value, number, name of the output) as the number function of `op`, in either order of operands."""
+
+    @op.numbers
+    def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
+        return emit(*_split_operands(x, y), name)
+
+
+_register_commutative(add, lambda value, number, name: affine(value, plus=number, name=name))
+_register_commutative(mul, lambda value, number, name: affine(value, by=number, name=name))
+_register_commutative(maximum, lambda value, number, name: clip(value, low=number, name=name))
+_register_commutative(minimum, lambda value, number, name: clip(value, high=number, name=name))
 
 
 @sub.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     value, number = _split_operands(x, y)
     return affine(value, by=-1, plus=number, name=name) if value is y else affine(value, plus=-number, name=name)
-
-
-@mul.numbers
-def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _split_operands(x, y)
-    return affine(value, by=number, name=name)
 
 
 @div.numbers
@@ -68,18 +71,6 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     if number == 0:
         raise WeftError(f"div: {value!r} is divided by 0")
     return affine(value, by=1 / number, name=name)
-
-
-@maximum.numbers
-def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _split_operands(x, y)
-    return clip(value, low=number, name=name)
-
-
-@minimum.numbers
-def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
-    value, number = _split_operands(x, y)
-    return clip(value, high=number, name=name)
 
 
 def _fill_number_operands(op: Op) -> None:
@@ -117,12 +108,11 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     return _emit_power(value, int(number), name)
 
 
-def _emit_power(x: Value, times: int, name: str | None = None) -> Value:
-    """Emit x to the power `times` ≥ 1 by repeated squaring."""
-    if times == 1:
+def _emit_power(x: Value, exponent: int, name: str | None = None) -> Value:
+    if exponent == 1:
         return x
-    half = _emit_power(x, times // 2)
-    return mul(square(half), x, name=name) if times % 2 else square(half, name=name)
+    half = _emit_power(x, exponent // 2)
+    return mul(square(half), x, name=name) if exponent % 2 else square(half, name=name)
 
 
 @where.numbers

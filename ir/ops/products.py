@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..op import Array, Cost, OpCall, TensorType, Trait, Value, case, format_shape, ints, normal, op, require
+from ..op import Array, OpCall, TensorType, Trait, Value, case, format_shape, ints, normal, op, require
 from ..schema.checks import broadcast_shapes
+from .tensor import count_gather, transpose
 
 
 @op(traits=[Trait.ROWWISE], cases=[case(normal(2, 3, 8), normal(5, 8)), case(normal(4, 8), normal(6, 8), normal(6))])
@@ -29,8 +30,6 @@ linear.cost(lambda n: n.x.elements * n.weight.shape[0] * 2)
 
 @linear.body
 def _(n: OpCall) -> Value:
-    from .tensor import transpose
-
     y = matmul(n.x, transpose(n.weight, axes=(1, 0)))
     return y if n.bias is None else y + n.bias
 
@@ -70,7 +69,4 @@ def _rows_type(n: OpCall) -> TensorType:
     return table.with_shape(*n.ids.shape, table.shape[1])
 
 
-@embedding.cost
-def _(n: OpCall) -> Cost:
-    rows = _rows_type(n).bytes
-    return Cost(0, rows + n.ids.bytes, rows)
+embedding.cost(lambda n: count_gather(_rows_type(n), n.ids))

@@ -9,6 +9,7 @@ import numpy as np
 from ..op import Array, Case, Op, OpCall, Size, TensorType, Trait, Value, case, ints, normal, op, require
 from ..schema.checks import normalize_axis
 from ..types import dtypes
+from .elementwise import cast
 
 _CASES = [
     case(normal(2, 3, 5), axes=(-1,)),
@@ -92,6 +93,4 @@ def _(n: OpCall) -> tuple[TensorType, TensorType]:
 
 def emit_true_count(condition: Value, axes: tuple[int, ...]) -> Value:
     """Emit the number of true elements of `condition` (bool) over `axes`, which are removed, as i64."""
-    from .elementwise import cast
-
     return sum(cast(condition, to=dtypes.i64), axes=axes)

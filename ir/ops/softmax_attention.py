@@ -9,10 +9,11 @@ import numpy as np
 
 from ..op import Array, Cost, OpCall, StateSpec, TensorType, Trait, Value, list_cache_specs, list_cross_specs, op
 from ..schema.cases import case, normal
-from ..schema.checks import require, sum_sizes
+from ..schema.checks import require
 from ..schema.states import CODES
 from ..schema.visible_keys import PATTERNS, VisibleKeys
 from ..types import dtypes, sizes
+from ..types.sizes import sum_sizes
 from . import caches as cache_ops
 from .elementwise import cast, equal, fill_like, logical_and, mask_fill, maximum, minimum, tanh
 from .products import matmul

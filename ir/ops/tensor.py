@@ -6,8 +6,9 @@ import numpy as np
 
 from ..op import Array, Cost, OpCall, Shape, Size, TensorType, Trait, Value, op
 from ..schema.cases import case, ints, normal
-from ..schema.checks import broadcast_shapes, format_shape, normalize_axis, require, sum_sizes
+from ..schema.checks import broadcast_shapes, format_shape, normalize_axis, require
 from ..types import dtypes, sizes
+from ..types.sizes import sum_sizes
 
 
 @op(traits=[Trait.VIEW], cases=[case(normal(2, 3, 8), shape=(2, 3, 2, 4)), case(normal(2, 6), shape=(12,))])
@@ -148,10 +149,12 @@ def _gather_type(n: OpCall) -> TensorType:
     return x.with_axis(a, *n.indices.shape)
 
 
-@gather.cost
-def _(n: OpCall) -> Cost:
-    moved = _gather_type(n).bytes
-    return Cost(0, moved + n.indices.bytes, moved)
+def count_gather(result: TensorType, indices: TensorType) -> Cost:
+    """Return the cost of a gather that reads `indices` and the elements of `result`, and writes `result`."""
+    return Cost(0, result.bytes + indices.bytes, result.bytes)
+
+
+gather.cost(lambda n: count_gather(_gather_type(n), n.indices))
 
 
 @op(cases=[case(normal(3, 5, 2), ints(3, 4, high=5)), case(normal(3, 5), ints(3, 1, high=5))])
@@ -169,10 +172,7 @@ def _gather_rows_type(n: OpCall) -> TensorType:
     return x.with_shape(*at.shape, *x.shape[2:])
 
 
-@gather_rows.cost
-def _(n: OpCall) -> Cost:
-    moved = _gather_rows_type(n).bytes
-    return Cost(0, moved + n.indices.bytes, moved)
+gather_rows.cost(lambda n: count_gather(_gather_rows_type(n), n.indices))
 
 
 @op(

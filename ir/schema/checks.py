@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ..errors import WeftError
 from ..types import Shape, TensorType
 from ..types.sizes import Size
@@ -48,11 +46,3 @@ def normalize_axis(axis: int, rank: int) -> int:
     """Return `axis` as a non-negative index, 0 to rank − 1; raise WeftError if it is not in [−rank, rank)."""
     require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
     return axis % rank
-
-
-def sum_sizes(items: Iterable[Size]) -> Size:
-    """Return the sum of the sizes `items`, 0 if there are none."""
-    result: Size = 0
-    for item in items:
-        result = result + item
-    return result

@@ -43,9 +43,8 @@ from ..errors import WeftError
 from ..recipes.readers import Array
 from ..registry import Registry
 from ..types import TensorType
-from ..types.sizes import Size
+from ..types.sizes import Size, sum_sizes
 from .cases import Case
-from .checks import sum_sizes
 from .signature import OpCall, Signature, is_number
 from .states import StateSpec
 

@@ -17,6 +17,8 @@ from .attributes import Attr
 
 @dataclass(frozen=True)
 class Operand:
+    """An operand of an op; a `variadic` one collects all further positional arguments."""
+
     name: str
     optional: bool = False
     variadic: bool = False

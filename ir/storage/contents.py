@@ -150,7 +150,6 @@ def _find_manifest(folder: Path, links: bool = False) -> tuple[Path, dict[str, A
 
 
 def _is_listing(files: object) -> bool:
-    """Return whether `files` is a dict from relative paths without ".." to strings (checksums)."""
     return isinstance(files, dict) and all(
         isinstance(digest, str) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
         for name, digest in files.items()

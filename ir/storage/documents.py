@@ -165,7 +165,6 @@ def parse_json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int
 
 
 def _nested_containers(value: Any) -> Iterator[Any]:
-    """Yield the lists and objects in a list or an object."""
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             if isinstance(item, (dict, list)):

@@ -112,8 +112,8 @@ def check_replaceable(out: Path, sources: Iterable[Path] = (), *, contents: bool
 
 
 def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
-    """Return the names of unlisted files in `out`, and of changed listed ones (searched with `contents` if none is
-    unlisted); begin again if another process replaces `out` meanwhile."""
+    """Return the names of unlisted files in `out`, and of changed listed files ([] if not `contents`, or if there are
+    unlisted files). Begin again if another process replaces `out` meanwhile."""
     while True:
         before = os.stat(out)
         try:
@@ -129,7 +129,6 @@ def _find_losses(out: Path, contents: bool) -> tuple[list[str], list[str]]:
 
 
 def _resolve_links(out: Path) -> Path:
-    """Return the absolute path of `out` with links resolved."""
     try:
         return Path(os.path.realpath(out))
     except (OSError, ValueError) as e:
@@ -137,7 +136,6 @@ def _resolve_links(out: Path) -> Path:
 
 
 def _check_sources(out: Path, sources: Iterable[Path]) -> None:
-    """Raise WeftError if one of `sources` is `out` or inside it."""
     for source in sources:
         real = Path(os.path.realpath(source))
         if real == out or out in real.parents or (real.exists() and out.exists() and real.samefile(out)):
@@ -146,17 +144,14 @@ def _check_sources(out: Path, sources: Iterable[Path]) -> None:
 
 
 def _install(new: Path, out: Path, sources: Iterable[Path]) -> None:
-    """Rename the folder `new` to `out`, which is replaced if it exists and may be (`check_replaceable`, else
-    WeftError).
-    """
+    """Rename the folder `new` to `out`; an existing `out` must pass `check_replaceable` and is replaced."""
     while True:
         try:
             with lock_folder(out):
                 check_replaceable(out, sources)
                 _swap_folders(new, out)
                 return
-        # There is no folder to replace yet.
-        except FileNotFoundError:
+        except FileNotFoundError:  # there is no folder to replace yet
             pass
         try:
             new.rename(out)  # succeeds if `out` is missing or an empty folder

@@ -62,7 +62,8 @@ def create_temporary(parent: Path, prefix: str = PARTIAL, folder: bool = True) -
 
 
 def _create_locked(parent: Path, prefix: str, folder: bool) -> tuple[Path, int | None]:
-    """Create a temporary file or folder; return its path and `_lock`. Retry if another process removed it before."""
+    """Create a temporary file or folder; return its path and the result of `_lock`. Begin again if another process
+    locked or removed it meanwhile."""
     while True:
         if folder:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -156,7 +157,6 @@ def _count_bytes(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a temporary file or folder; in a folder with a manifest (an older result) only the listed files."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
     elif any((path / name).is_file() for name in MANIFESTS):

@@ -37,7 +37,6 @@ _LANGUAGE = compile_language(
 
 @functools.cache
 def _list_fields(recipe: str) -> dict[str, Attr]:
-    """Return the fields of the recipe class called `recipe`, by name."""
     return {key: Attr(key, kind, MISSING) for key, kind in typing.get_type_hints(REGISTRY[recipe]).items()}
 
 

@@ -47,10 +47,9 @@ class DType:
     @cached_property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy (or ml_dtypes) dtype; WeftError for a block-quantized type."""
-        if self.name not in _NUMPY:
+        if self.is_block:
             raise WeftError(f"dtype {self.name} is block-quantized storage; dequantize it before computing with it")
-        dtype: np.dtype[Any] = np.dtype(_NUMPY[self.name])
-        return dtype
+        return np.dtype(_NUMPY.get(self.name) or f"{self.kind}{self.bits}")
 
     @property
     def eps(self) -> float:
@@ -65,22 +64,11 @@ class DType:
         return -(-elements * self.bits // 8)
 
 
-_NUMPY: dict[str, Any] = {
-    "f64": np.float64,
-    "f32": np.float32,
-    "f16": np.float16,
+_NUMPY: dict[str, Any] = {  # other names in NumPy are kind and bits, such as uint16
     "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn,  # finite and NaN only, as in PyTorch and checkpoints
     "f8e5m2": ml_dtypes.float8_e5m2,
-    "i64": np.int64,
-    "i32": np.int32,
-    "i16": np.int16,
-    "i8": np.int8,
     "i4": ml_dtypes.int4,
-    "u64": np.uint64,
-    "u32": np.uint32,
-    "u16": np.uint16,
-    "u8": np.uint8,
     "u4": ml_dtypes.uint4,
     "bool": np.bool_,
 }

@@ -8,6 +8,7 @@ A size without names is always an ``int``.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -123,7 +124,6 @@ def _list_terms(size: Size) -> Iterable[tuple[Monomial, int]]:
 
 @functools.lru_cache(maxsize=4096)  # the sizes of a model have few monomials, repeated in every layer
 def _multiply_monomials(m1: Monomial, m2: Monomial) -> Monomial:
-    """Return the product of two monomials."""
     powers = dict(m1)
     for atom, p in m2:
         powers[atom] = powers.get(atom, 0) + p
@@ -161,7 +161,8 @@ def _build_call(fn: str, *args: Size) -> Poly:
 
 
 def floordiv(a: Size, b: Size) -> Size:
-    """Return ``a // b``: a size if b divides every term of a, otherwise an opaque term. WeftError if `b` is 0."""
+    """Return ``a // b``, as an opaque term unless both are integers or equal, or `b` is one term that divides each term
+    of `a`. WeftError if `b` is 0."""
     if isinstance(b, int) and b == 0:
         raise WeftError(f"the size {a} is divided by 0")
     if isinstance(a, int) and isinstance(b, int):
@@ -184,7 +185,7 @@ def floordiv(a: Size, b: Size) -> Size:
 
 
 def minimum(a: Size, b: Size) -> Size:
-    """Return the smaller of two sizes, as an opaque term ``min(a, b)`` if one is symbolic and they differ."""
+    """Return the smaller of two sizes: an opaque term ``min(a, b)`` if one is symbolic and they differ."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     # Sorted: min(a, b) and min(b, a) are the same size and must compare equal.
@@ -249,7 +250,7 @@ def evaluate(size: Size, binding: Mapping[str, Size]) -> int:
 
 
 def maximum(a: Size, b: Size) -> Size:
-    """Return the larger of two sizes, as an opaque term ``max(a, b)`` if one is symbolic and they differ."""
+    """Return the larger of two sizes: an opaque term ``max(a, b)`` if one is symbolic and they differ."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     return a if a == b else _build_call("max", *sorted((a, b), key=str))
@@ -257,15 +258,6 @@ def maximum(a: Size, b: Size) -> Size:
 
 _CALLS = {"min": minimum, "max": maximum, "floordiv": floordiv}
 _LANGUAGE = compile_language(r"(?P<number>\d+) | (?P<name>[A-Za-z_]\w*) | (?P<punct>[-+*^(),])")
-
-
-def _measure_nesting(text: str) -> int:
-    """Return the largest nesting depth of parentheses in `text`."""
-    depth = deepest = 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        deepest = max(deepest, depth)
-    return deepest
 
 
 @functools.lru_cache(maxsize=1024)
@@ -278,7 +270,8 @@ def parse(text: str) -> Size:
     if any(len(digits) > MOST_BITS // 4 for digits in re.findall(r"\d+", text)):
         raise WeftError(f"a size holds a number of more than {MOST_BITS // 4} digits")
     # The parser recurses for every parenthesis and every leading minus; Python's stack is limited.
-    if _measure_nesting(text) > MOST_NESTED or text.count("-") > MOST_TERMS:
+    depths = itertools.accumulate((sign == "(") - (sign == ")") for sign in text)
+    if max(depths, default=0) > MOST_NESTED or text.count("-") > MOST_TERMS:
         raise WeftError(f"a size is nested more than {MOST_NESTED} deep, or has more than {MOST_TERMS} signs")
     parser = _SizeParser(text, _LANGUAGE, lambda at: f"size {text!r}, column {at + 1}")
     size = parser.sum()
@@ -306,9 +299,7 @@ class _SizeParser(Lexer):
         power = int(self.expect_kind("number", "a power"))
         if power > MOST_DEGREE:
             raise WeftError(f"a size has the power {power}, above {MOST_DEGREE}")
-        result: Size = 1
-        for _ in range(power):
-            result = result * size
+        result = multiply_sizes([size] * power)
         if isinstance(result, int) and result.bit_length() > MOST_BITS:
             raise WeftError(f"a size holds a number of more than {MOST_BITS} bits")
         return result

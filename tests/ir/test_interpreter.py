@@ -115,4 +115,4 @@ def test_free_sizes() -> None:
     graph = Graph()
     graph.add_input("x", TensorType(dtypes.f32, (B, P + S)))
     graph.add_input("y", TensorType(dtypes.f32, (S, sym("n"))))
-    assert list(list_named_sizes(graph)) == ["batch", "past", "seq", "n"]
+    assert list_named_sizes(graph) == ["batch", "past", "seq", "n"]

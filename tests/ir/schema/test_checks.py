@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.ir.errors import WeftError
-from weft.ir.schema.checks import broadcast_shapes, format_shape, normalize_axis, require, require_int, sum_sizes
+from weft.ir.schema.checks import broadcast_shapes, format_shape, normalize_axis, require, require_int
 from weft.ir.types import TensorType, dtypes
 from weft.ir.types.sizes import Size, sym
 
@@ -37,8 +37,7 @@ def test_negative_axes_count_from_the_end() -> None:
             normalize_axis(axis, 3)
 
 
-def test_sums_and_required_sizes() -> None:
-    assert (sum_sizes([]), sum_sizes([2, BATCH, BATCH])) == (0, 2 * BATCH + 2)
+def test_required_sizes() -> None:
     assert format_shape((BATCH, 4)) == "[batch, 4]" and format_shape(()) == "[]"
     assert require_int(3, "fixed") == 3
     with pytest.raises(WeftError, match=r"^width must be fixed$"):

@@ -41,7 +41,9 @@ def test_ring(x: Any, y: Any, z: Any) -> None:
     assert x - x == 0 == x * 0
     assert -(x * -1) == x
     assert hash(x + y) == hash(y + x)
-    assert sizes.sum_sizes((x, y, z)) == x + y + z and sizes.sum_sizes(()) == 0
+    assert (
+        sizes.sum_sizes((x, y, z)) == x + y + z and sizes.sum_sizes(()) == 0 and sizes.sum_sizes((2, x, x)) == 2 * x + 2
+    )
 
 
 @given(SIZES)
