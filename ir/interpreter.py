@@ -95,7 +95,8 @@ def widen(array: Array) -> Array:
 
 
 def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
-    """Match the concrete `shape` of the input `name` with `type`; add the symbolic sizes that follow to `binding`.
+    """Match the concrete `shape` of the input `name` with `type`, and add to `binding` the symbolic sizes that the
+    shape determines. A size with several unknown names, or one with a coefficient other than 1, is not checked.
 
     Raises:
         WeftError: if the shape does not match the type under `binding`.
@@ -104,11 +105,10 @@ def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int]
     for size, actual in zip(type.shape, shape, strict=False):
         size = sizes.substitute(size, binding)
         if isinstance(size, Poly):
-            unknown = sorted(sizes.list_names(size))
-            rest = [n for n in unknown if n not in binding]
+            unknown, *rest = sizes.list_names(size)
             # One unknown with coefficient 1 can be solved for: past in past + seq once seq is known.
-            if len(rest) == 1 and isinstance(offset := size - sizes.sym(rest[0]), int):
-                binding[rest[0]] = actual - offset
+            if not rest and isinstance(offset := size - sizes.sym(unknown), int):
+                binding[unknown] = actual - offset
         else:
             fits = fits and size == actual
     if not fits:

@@ -273,7 +273,8 @@ class Graph(Displayable):
     # -- building
 
     def add_input(self, name: str, type: TensorType, value_name: str | None = None) -> Value:
-        """Add the graph input `name`, which must be new; return its value, called `value_name` or by default `name`."""
+        """Add the graph input `name` and return its value, called `value_name` or by default `name`; raise WeftError if
+        the graph already has such an input."""
         if name in self.inputs:
             raise WeftError(f"graph {self.name} already has an input {name!r}")
         value = Value(self, self.reserve_name(value_name or name), type)
@@ -281,7 +282,7 @@ class Graph(Displayable):
         return value
 
     def add_param(self, name: str, type: TensorType, recipe: Recipe) -> Param:
-        """Add a parameter of `type` whose elements come from `recipe`; append a number to `name` if that is in use."""
+        """Add and return a parameter with elements from `recipe`; append a number to `name` if that is in use."""
         unique = self.reserve_name(name)
         self.params[unique] = Param(self, unique, type, recipe)
         return self.params[unique]
@@ -302,9 +303,10 @@ class Graph(Displayable):
         names: Sequence[str],
         scope: str | None = None,
     ) -> Node:
-        """Insert a node, whose outputs have `types` and `names`, and return it; nothing is checked.
+        """Insert a node, whose outputs have `types` and `names`, and return it; types and attributes are not checked.
 
-        `scope` defaults to the insertion scope. A name in use gets a number appended.
+        `scope` defaults to the insertion scope. A name in use gets a number appended. ValueError if an operand belongs
+        to another graph or was erased.
         """
         node = Node(self, op, inputs, attrs, self.insertion_scope if scope is None else scope)
         node.outputs = tuple(
@@ -355,7 +357,8 @@ class Graph(Displayable):
         self.erase(node)
 
     def clone(self, recipes: Mapping[str, Recipe] | None = None) -> Graph:
-        """Return an independent copy that shares ops and reader; `recipes` maps parameter names to new recipes."""
+        """Return an independent copy that shares ops, reader and tokenizer; `recipes` maps parameter names to new
+        recipes."""
         clone = Graph(self.name, self.reader)
         clone.tokenize, clone.meta, clone.origins = self.tokenize, dict(self.meta), dict(self.origins)
         mapped: dict[Value, Value] = {}

@@ -14,10 +14,8 @@ _PAIR = [case(normal(2, 3, 5), normal(2, 3, 5)), case(normal(2, 3, 5), normal(5)
 
 
 def _check_integers(x: TensorType, *numbers: float) -> None:
-    require(
-        x.dtype.is_float or all(float(n).is_integer() for n in numbers),
-        f"{x} is not floating-point: {numbers} must be integers",
-    )
+    fits = x.dtype.is_float or all(float(n).is_integer() for n in numbers)
+    require(fits, f"{x} is not floating-point: {numbers} must be integers")
 
 
 def _infer_broadcast_type(n: OpCall) -> TensorType:

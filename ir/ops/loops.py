@@ -122,9 +122,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     inputs, constants, states = _split_operands(n.values, step)
     names = (*step.tokens, *step.constants)
     counts = f"{len(names)} values ({', '.join(names)}) or {len(names) + len(step.states)} with states"
-    require(
-        len(n.values) in (len(names), len(names) + len(step.states)), f"this step takes {counts}, not {len(n.values)}"
-    )
+    fits = len(n.values) in (len(names), len(names) + len(step.states))
+    require(fits, f"this step takes {counts}, not {len(n.values)}")
     require(inputs[0].rank >= 2, f"{names[0]} {inputs[0]} must be [batch, seq, ...]")
     batch, seq = inputs[0].shape[:2]
     for name, type in zip(step.tokens, inputs, strict=True):

@@ -14,29 +14,7 @@ from ..errors import WeftError
 from ..op import Op, Value
 from ..schema.signature import is_number
 from ..types import dtypes
-from .elementwise import (
-    add,
-    affine,
-    cast,
-    clip,
-    div,
-    equal,
-    fill_like,
-    floordiv,
-    less,
-    less_equal,
-    maximum,
-    minimum,
-    mod,
-    mul,
-    pow,
-    reciprocal,
-    rsqrt,
-    sqrt,
-    square,
-    sub,
-    where,
-)
+from . import elementwise as ops
 
 LARGEST_POWER = 64  # of exponents spelled as products; larger ones and fractions are e^(n·ln x) in every backend
 
@@ -49,28 +27,30 @@ def _register_commutative(op: Op, emit: Callable[[Value, float, str | None], Val
         return emit(*_split_operands(x, y), name)
 
 
-_register_commutative(add, lambda value, number, name: affine(value, plus=number, name=name))
-_register_commutative(mul, lambda value, number, name: affine(value, by=number, name=name))
-_register_commutative(maximum, lambda value, number, name: clip(value, low=number, name=name))
-_register_commutative(minimum, lambda value, number, name: clip(value, high=number, name=name))
+_register_commutative(ops.add, lambda value, number, name: ops.affine(value, plus=number, name=name))
+_register_commutative(ops.mul, lambda value, number, name: ops.affine(value, by=number, name=name))
+_register_commutative(ops.maximum, lambda value, number, name: ops.clip(value, low=number, name=name))
+_register_commutative(ops.minimum, lambda value, number, name: ops.clip(value, high=number, name=name))
 
 
-@sub.numbers
+@ops.sub.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     value, number = _split_operands(x, y)
-    return affine(value, by=-1, plus=number, name=name) if value is y else affine(value, plus=-number, name=name)
+    if value is y:
+        return ops.affine(value, by=-1, plus=number, name=name)
+    return ops.affine(value, plus=-number, name=name)
 
 
-@div.numbers
+@ops.div.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     value, number = _split_operands(x, y)
     if _is_integer(value):
         raise WeftError(f"div: {value!r} has integer elements; divide with // (floordiv), or cast it to a float dtype")
     if value is y:
-        return affine(reciprocal(value), by=number, name=name)
+        return ops.affine(ops.reciprocal(value), by=number, name=name)
     if number == 0:
         raise WeftError(f"div: {value!r} is divided by 0")
-    return affine(value, by=1 / number, name=name)
+    return ops.affine(value, by=1 / number, name=name)
 
 
 def _fill_number_operands(op: Op) -> None:
@@ -79,32 +59,32 @@ def _fill_number_operands(op: Op) -> None:
     @op.numbers
     def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
         value, number = _split_operands(x, y)
-        if op in (floordiv, mod) and value is x and number == 0:
+        if op in (ops.floordiv, ops.mod) and value is x and number == 0:
             raise WeftError(f"{op.name}: {value!r} is divided by 0")
-        constant = fill_like(value, number)
+        constant = ops.fill_like(value, number)
         return op(constant, value, name=name) if value is y else op(value, constant, name=name)
 
 
-for _op in (floordiv, mod, less, less_equal, equal):
+for _op in (ops.floordiv, ops.mod, ops.less, ops.less_equal, ops.equal):
     _fill_number_operands(_op)
 
 
-@pow.numbers
+@ops.pow.numbers
 def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
     value, number = _split_operands(x, y)
     if value is y:
         if number <= 0:
             raise WeftError(f"pow: the base {number} must be positive")
-        return pow(fill_like(value, number), value, name=name)
-    special = {0.5: sqrt, -0.5: rsqrt, -1.0: reciprocal, 2.0: square}.get(number)
+        return ops.pow(ops.fill_like(value, number), value, name=name)
+    special = {0.5: ops.sqrt, -0.5: ops.rsqrt, -1.0: ops.reciprocal, 2.0: ops.square}.get(number)
     if special is not None:
         return special(value, name=name)
     if not number.is_integer() or abs(number) > LARGEST_POWER:
-        return pow(value, fill_like(value, number), name=name)
+        return ops.pow(value, ops.fill_like(value, number), name=name)
     if number in (0, 1):
-        return affine(value, by=number, plus=1 - number, name=name)
+        return ops.affine(value, by=number, plus=1 - number, name=name)
     if number < 0:
-        return reciprocal(_emit_power(value, -int(number)), name=name)
+        return ops.reciprocal(_emit_power(value, -int(number)), name=name)
     return _emit_power(value, int(number), name)
 
 
@@ -112,18 +92,18 @@ def _emit_power(x: Value, exponent: int, name: str | None = None) -> Value:
     if exponent == 1:
         return x
     half = _emit_power(x, exponent // 2)
-    return mul(square(half), x, name=name) if exponent % 2 else square(half, name=name)
+    return ops.mul(ops.square(half), x, name=name) if exponent % 2 else ops.square(half, name=name)
 
 
-@where.numbers
+@ops.where.numbers
 def _(condition: Any, x: Any, y: Any, name: str | None = None) -> Value:
     if is_number(condition):
         raise WeftError(f"where: the condition is the number {condition}; it must be a boolean value")
     like = next((v for v in (x, y) if not is_number(v)), None)
     if like is None:
-        like = cast(condition, to=dtypes.f32)
-    x, y = (fill_like(like, float(v)) if is_number(v) else v for v in (x, y))
-    return where(condition, x, y, name=name)
+        like = ops.cast(condition, to=dtypes.f32)
+    x, y = (ops.fill_like(like, float(v)) if is_number(v) else v for v in (x, y))
+    return ops.where(condition, x, y, name=name)
 
 
 def _is_integer(operand: Any) -> bool:

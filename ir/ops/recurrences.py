@@ -306,9 +306,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(q.rank == 3 and q.dtype == k.dtype == v.dtype, f"q {q}, k {k} and v {v} must be [batch, seq, heads·d]")
     divides = heads >= 1 and width % heads == 0 and dv % heads == 0
     require(divides, f"widths of q {q} and v {v} are not multiples of {heads}")
-    require(
-        k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2], f"k {k} and v {v} do not fit q {q}"
-    )
+    fits = k.shape == (q.shape[0], k.shape[1], width) and k.shape[:2] == v.shape[:2]
+    require(fits, f"k {k} and v {v} do not fit q {q}")
     require(n.key_mask is None or n.key_mask.shape == k.shape[:2], f"key_mask {n.key_mask} does not fit k {k}")
     require((n.positions is None) == (n.frequencies is None), "positions and frequencies must be given together")
     require(q.shape == k.shape or not (n.causal or n.positions is not None), f"q {q} and k {k} must be equally long")

@@ -37,10 +37,8 @@ def patch_embedding(x: Array, weight: Array, bias: Array | None = None) -> Array
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight, bias = n.weight, n.bias
-    require(
-        x.rank == weight.rank == 4,
-        f"x {x} must be [batch, channels, height, width], weight {weight} [dim, channels, h, w]",
-    )
+    fits = x.rank == weight.rank == 4
+    require(fits, f"x {x} must be [batch, channels, height, width], weight {weight} [dim, channels, h, w]")
     require(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
     height, width = (require_int(x.shape[i], f"x {x} must have a fixed height and width") for i in (2, 3))
     dim, channels, h, w = (require_int(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
@@ -103,9 +101,8 @@ def _count_frames(n: OpCall) -> Size:
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     weight, bias, groups = n.weight, n.bias, n.groups
-    require(
-        x.rank == weight.rank == 3, f"x {x} must be [batch, length, in], weight {weight} [out, in / groups, kernel]"
-    )
+    fits = x.rank == weight.rank == 3
+    require(fits, f"x {x} must be [batch, length, in], weight {weight} [out, in / groups, kernel]")
     require(x.dtype == weight.dtype, f"x {x} and weight {weight} differ in dtype; cast one of them")
     out, width, _ = (require_int(s, f"weight {weight} must have fixed sizes") for s in weight.shape)
     require(groups >= 1 and out % groups == 0, f"groups={groups} does not divide the {out} outputs of weight {weight}")

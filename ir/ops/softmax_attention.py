@@ -207,9 +207,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     q, k, v, heads, kv_heads = n.q, n.k, n.v, n.heads, n.kv_heads
     for t in (q, k, v):
         require(t is None or t.rank == 3, f"{t} must be [batch, seq, heads·d]")
-    require(
-        heads > 0 and kv_heads > 0 and heads % kv_heads == 0, f"heads={heads} is not a multiple of kv_heads={kv_heads}"
-    )
+    fits = heads > 0 and kv_heads > 0 and heads % kv_heads == 0
+    require(fits, f"heads={heads} is not a multiple of kv_heads={kv_heads}")
     for t, count, name in ((q, heads, "heads"), (k, kv_heads, "kv_heads"), (v, kv_heads, "kv_heads")):
         divides = t is None or (isinstance(t.shape[2], int) and t.shape[2] % count == 0)
         require(divides, f"the width of {t} is not a multiple of {name}={count}")

@@ -256,9 +256,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     fits = q.rank == 3 and heads > 0 and isinstance(width, int) and width % heads == 0
     require(fits, f"q {q} must be [batch, seq, {heads}·d]")
     d = width // heads
-    require(
-        k.rank == 3 and k == q.with_shape(q.shape[0], k.shape[1], d), f"k {k} must be [batch, keys, {d}] as q {q} is"
-    )
+    fits = k.rank == 3 and k == q.with_shape(q.shape[0], k.shape[1], d)
+    require(fits, f"k {k} must be [batch, keys, {d}] as q {q} is")
     fits = n.weights == q.with_shape(*q.shape[:2], heads)
     require(fits, f"weights {n.weights} must be [batch, seq, {heads}] as q {q} is")
     require(n.top_k >= 1, f"top_k={n.top_k} must be positive")

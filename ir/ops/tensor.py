@@ -20,10 +20,8 @@ def reshape(x: Array, *, shape: Shape) -> Array:
 @reshape.infer
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
-    require(
-        sizes.multiply_sizes(n.shape) == x.elements,
-        f"cannot reshape {x} to {format_shape(n.shape)}: the element counts differ",
-    )
+    fits = sizes.multiply_sizes(n.shape) == x.elements
+    require(fits, f"cannot reshape {x} to {format_shape(n.shape)}: the element counts differ")
     return x.with_shape(*n.shape)
 
 
@@ -64,9 +62,8 @@ def unsqueeze(x: Array, *, axes: tuple[int, ...]) -> Array:
 def _(n: OpCall) -> TensorType:
     x: TensorType = n.x
     rank = x.rank + len(n.axes)
-    require(
-        len(set(n.axes)) == len(n.axes) and all(0 <= a < rank for a in n.axes), f"axes {list(n.axes)} do not fit {x}"
-    )
+    fits = len(set(n.axes)) == len(n.axes) and all(0 <= a < rank for a in n.axes)
+    require(fits, f"axes {list(n.axes)} do not fit {x}")
     rest = iter(x.shape)
     return x.with_shape(*(1 if i in n.axes else next(rest) for i in range(rank)))
 

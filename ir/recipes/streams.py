@@ -80,10 +80,8 @@ def find_stored_part(recipe: Recipe) -> Stored | None:
 
 
 def stream_parts(parts: Sequence[Stored], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield tuples with a block of rows of each of `parts`, which all have the same `item`, as `stream_rows` does.
-
-    The rows of `item` are read and rounded once for all parts.
-    """
+    """Yield tuples with a block of rows of each of `parts`, in order. All parts must have the same `item`, whose rows
+    are read and rounded only once."""
     item, names = parts[0].item, [part.part for part in parts]
     layout, width = get_block_layout(item, reader), item.shape(reader)[-1]
     for rows in stream_rows(Stored(item, "+".join(names)), reader):

@@ -28,7 +28,8 @@ class Attr:
         return self.default is inspect.Parameter.empty
 
     def check(self, value: Any, op: str) -> Any:
-        """Return `value` in canonical form: lists become tuples, ints become floats for a float attribute.
+        """Return `value` in canonical form: lists become tuples, NumPy scalars become Python ones, and ints become
+        floats for a float attribute.
 
         Raises:
             WeftError: if the value is not of the declared type; the message names the op (or pass) `op`.

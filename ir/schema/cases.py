@@ -13,7 +13,7 @@ from ..recipes.readers import Array
 
 @dataclass(frozen=True)
 class Sample:
-    """A random operand of a case; `kind` is normal (deviation `scale`), positive, int (0 to `high` − 1) or bool."""
+    """A random operand of a case; `kind` is normal (deviation `scale`), positive (≥ 0.1), int (< `high`) or bool."""
 
     shape: tuple[int, ...]
     kind: str = "normal"
@@ -37,7 +37,7 @@ class Case:
     attrs: Mapping[str, Any]
 
     def draw(self, seed: int = 0) -> list[Array | None]:
-        """Return the operands as arrays (None if absent); random ones are drawn from `seed`, floats as float64."""
+        """Return the operands as arrays (None if absent): samples are drawn from `seed`, floats in float64."""
         rng = np.random.default_rng(seed)
         return [o.draw(rng) if isinstance(o, Sample) else None if o is None else np.asarray(o) for o in self.operands]
 

@@ -12,7 +12,7 @@ The remaining declarations are functions of one call of the op, an `OpCall` with
     @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
     def _(n: OpCall) -> None: ...
 
-    @rms_norm.cost  # operand types -> FLOPs, or a Cost; by default the bytes of all operands and outputs, once
+    @rms_norm.cost  # operand types -> a Cost, or FLOPs, to which the bytes of all operands and outputs are added, once
     def _(n: OpCall) -> Size: ...
 
     @rms_norm.body  # values -> output value(s), computed by simpler ops: for backends without this op
@@ -115,32 +115,34 @@ class OpSchema(Signature, Generic[V]):
     # -- declaration
 
     def infer(self, fn: AnyTypeFn) -> AnyTypeFn:
-        """Register the type function; without one the output has the type of the first operand."""
+        """Register and return the type function; without one the output has the type of the first operand."""
         self._infer = fn
         return fn
 
     def cost(self, fn: AnyCostFn) -> AnyCostFn:
-        """Register the cost function, which returns FLOPs or a full Cost."""
+        """Register and return the cost function, whose result is FLOPs or a full Cost; without one see `cost_of`."""
         self._cost = fn
         return fn
 
     def body(self, fn: AnyBodyFn) -> AnyBodyFn:
-        """Register the function that emits the op in simpler ops and returns its outputs."""
+        """Register and return the function that emits the op in simpler ops; its result is the output, or a tuple."""
         self._body = fn
         return fn
 
     def states(self, fn: AnyStatesFn) -> AnyStatesFn:
-        """Register the function that returns the `StateSpec`s of a node; without it a node keeps no states."""
+        """Register and return the function from a call to the `StateSpec`s of a node, which has none by default."""
         self._states = fn
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register the function that emits the op if an operand is a Python number; without it numbers are errors."""
+        """Register and return the function that emits the op for operands of which some are Python numbers; without
+        it numbers are errors."""
         self._numbers = fn
         return fn
 
     def names(self, fn: AnyNamesFn) -> AnyNamesFn:
-        """Register the function from attributes to (operand names, output names); the default is the signature."""
+        """Register and return the function from attributes to (operand names, output names); without it the names are
+        those of the signature."""
         self._names = fn
         return fn
 
@@ -177,8 +179,8 @@ class OpSchema(Signature, Generic[V]):
     def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[V, ...]:
         """Apply the op to values of one graph, or to pattern variables; return a tuple of all outputs.
 
-        `name` suggests names for the outputs, a string for all or one for each; the current scope becomes their prefix.
-        WeftError if operands or attributes do not fit.
+        `name` suggests output names: one string for all outputs, or a string for each. The current scope becomes their
+        prefix. WeftError if operands or attributes do not fit.
         """
         operands, attrs = self.split_call(operands, attrs)
         values = self.check_operands(operands)
@@ -233,7 +235,7 @@ class OpSchema(Signature, Generic[V]):
         return cost if isinstance(cost, Cost) else Cost(cost, read, written)
 
     def states_of(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[StateSpec, ...]:
-        """Return the states that a call with these types and attributes keeps between forward passes; () if none."""
+        """Return the specs of the states that a call with these operand types and attributes keeps; () if none."""
         return self._states(OpCall(self, operands, attrs)) if self._states else ()
 
     def emit_body(self, operands: Sequence[V | None], attrs: Mapping[str, Any]) -> tuple[V, ...]:

@@ -46,10 +46,12 @@ class Signature:
         self.__signature__ = self._for_inspect()
 
     def call_names(self, attrs: Mapping[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return (operand names, output names) of a call; for some ops, such as `scan`, they depend on `attrs`."""
+        """Return (operand names, output names) of a call; for some ops, such as `scan`, they depend on `attrs`, unless
+        that is None."""
         return tuple(o.name for o in self.operands), self.output_names
 
     def operand_index(self, name: str, attrs: Mapping[str, Any] | None = None) -> int:
+        """Return the position of the operand called `name`; KeyError if there is none."""
         names, _ = self.call_names(attrs)
         if name not in names:
             raise KeyError(f"op {self.name} has no operand {name}")
@@ -76,7 +78,7 @@ class Signature:
         """Return the operands `values` without absent ones (None) at the end.
 
         Raises:
-            WeftError: if a required operand is absent, or if there are too many.
+            WeftError: if a required operand or a variadic one is absent, or if there are too many.
         """
         operands = list(values)
         while operands and operands[-1] is None:
@@ -99,7 +101,8 @@ class Signature:
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
     def default_output_names(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return default names for `count` outputs: the output names, or `count` times the op's name if too few."""
+        """Return default names for `count` outputs: the first output names, or else the op's name for each output if
+        there are not enough."""
         _, names = self.call_names(attrs)
         if not names or count > len(names):
             return [self.name] * count
@@ -123,14 +126,15 @@ class Signature:
         return (*operands, *rest), {k: v for k, v in keywords.items() if k not in by_name}
 
     def result_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Return the output names of a call with `operands`, without `present_…` whose operand `past_…` is None."""
+        """Return the output names of a call with `operands`, without a `present_…` whose operand `past_…` is absent."""
         names, outputs = self.call_names(attrs)
         present = {name for name, v in zip(names, operands, strict=False) if v is not None}
         states = [n.replace("present", "past", 1) if n.startswith("present") else None for n in outputs]
         return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
     def pack_outputs(self, outputs: tuple[Any, ...]) -> Any:
-        """Return the only element of `outputs`, or a named tuple of several; `outputs` itself for ops like `split`."""
+        """Return the only element of `outputs`, or a named tuple of several; `outputs` itself if an attribute
+        determines their number, as for `split`."""
         if self.returns_tuple:
             return outputs
         if len(outputs) == 1:

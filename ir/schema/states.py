@@ -41,7 +41,7 @@ class StateKind(enum.Enum):
 
 
 class Growth(enum.Enum):
-    """The growth of a state with the sequence, which determines indexing, reset and reordering (see the module)."""
+    """The growth of a state with the sequence; the table in the module docstring has the consequences of each."""
 
     TEXT = "text"
     WINDOW = "window"
@@ -110,8 +110,8 @@ def list_cache_specs(
     """Return the specs of the KV caches [batch, heads, capacity, width] of causal attention: of keys, then of values.
 
     k and v [batch, seq, heads · width] are the types for new tokens (v None: no value cache). `past` is the type of the
-    key cache operand, None if the node has none. With `bits` caches store integer codes. `kind` defaults to KV, or to
-    LATENT without v.
+    key cache operand, None if the node has none. Growth is WINDOW if `rolling`, else TEXT. With `bits` caches store
+    integer codes. `kind` defaults to KV, or to LATENT without v.
     """
     kind = kind or (StateKind.LATENT if v is None else StateKind.KV)
     growth = Growth.WINDOW if rolling else Growth.TEXT
@@ -127,7 +127,8 @@ def list_cache_specs(
 
 
 def list_cross_specs(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
-    """Return the specs of cross-attention keys and values k and v [batch, source, width], constant while decoding."""
+    """Return the specs of the keys and values of cross-attention, which are constant while decoding, of the types k
+    and v [batch, source, width] (v None: only keys)."""
     parts = (("key", "k", k), ("value", "v", v))
     return tuple(
         StateSpec(part, StateKind.CROSS, Growth.SOURCE, operand, "", type, slots=1)

@@ -53,16 +53,17 @@ class VisibleBlocks:
         return sizes.floordiv(length + self.block - 1, self.block)
 
     def is_sparse(self, length: Size) -> Size:
-        """Return 1 if a sequence of `length` tokens is longer than `dense`, else 0: all its keys are visible."""
+        """Return 1 if a sequence of `length` tokens is longer than `dense`, else 0, where all keys are visible."""
         return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
 
     def count_gathered(self, length: Size) -> Size:
-        """Return the number of blocks, masked ones included, that the body gathers per block after the global ones."""
+        """Return the number of blocks of keys that the body of the op gathers for a block of queries, masked blocks
+        included, global blocks not."""
         sparse = self.is_sparse(length)
         return sparse * (2 * self.sides + 1) + (1 - sparse) * self.count_blocks(length)
 
     def counts(self, length: int) -> np.ndarray[Any, Any]:
-        """Return how often each query counts each key, float64 [queries, keys] of size `length`: 0 where masked."""
+        """Return how often each query counts each key, float64 [length, length] (queries, keys): 0 where masked."""
         if length <= self.dense:
             return np.ones((length, length))
         at, blocks = np.arange(length) // self.block, -(-length // self.block)

@@ -25,7 +25,7 @@ _PIECE = 1 << 22
 def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     """Write the manifest `name` of `folder`: `record`, the checksums of all files in the folder, and its own checksum.
 
-    The latter (`checksum`) is the SHA-256 of the JSON without that key, with sorted keys and without spaces.
+    The key `checksum` is the SHA-256 of the JSON without that key, with sorted keys and without spaces.
     """
     files = dict(_hash_files(folder, sorted(set(_list_files(folder)) - {name})))
     sealed = {**record, "format": FORMAT, "files": files}
@@ -67,9 +67,10 @@ def check_contents(folder: Path) -> int:
 
 
 def find_unlisted(folder: Path) -> list[str]:
-    """Return the paths in `folder` that its manifest does not list, links, and folders without listed files ("name/").
+    """Return the relative paths in `folder` of files that its manifest does not list, of links, and of folders without
+    listed files ("name/").
 
-    Without a manifest no path is listed. ``__pycache__`` with only bytecode of listed sources is ignored.
+    Without a manifest no file is listed. ``__pycache__`` with only bytecode of listed sources is ignored.
     """
     path, manifest = _find_manifest(folder)
     listed = {path.name, *manifest["files"]} if manifest is not None else set()
@@ -126,7 +127,8 @@ def remove_listed(folder: Path) -> None:
 
 
 def hash_file(path: Path, abandoned: Any = None) -> str:
-    """Return the SHA-256 of the file at `path`, in hexadecimal; stop early, with another value, once `abandoned()`."""
+    """Return the SHA-256 of the file at `path`, in hexadecimal; stop early, with a wrong value, once the function
+    `abandoned` returns True."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while not (abandoned is not None and abandoned()) and (piece := file.read(_PIECE)):

@@ -32,7 +32,7 @@ def swap_paths(a: Path, b: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Flush the file at `path`, or the directory entries of a folder, to the disk (fsync)."""
+    """Flush the file at `path`, or the directory entries of a folder, to the disk (fsync), where that is supported."""
     # fsync accepts read-only descriptors, the only kind that folders have.
     fd = os.open(path, os.O_RDONLY)
     try:

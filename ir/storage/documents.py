@@ -89,7 +89,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Return the UTF-8 text in the file at `path`, with line ends \\n; errors of `read_bytes` and `decode_utf8`."""
+    """Return the UTF-8 text in the file at `path`, with line ends \\n; WeftError as `read_bytes`, `decode_utf8`."""
     return decode_utf8(read_bytes(path, most), str(path))
 
 
@@ -117,7 +117,8 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
     With `unique` objects must not repeat a key, and numbers must not be NaN or infinite, as the standard requires.
 
     Raises:
-        WeftError: if it is not JSON, has more than `values` values, is nested too deep, or is of another kind.
+        WeftError: if it is not JSON, is nested too deep, is of another kind, or has more than `values` commas and
+            opening brackets, which bound the number of values.
     """
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
@@ -137,7 +138,7 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
 
 
 def parse_json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int]:
-    """Return the JSON value that begins at offset `start` of `text`, and the offset of its end; `unique`: `parse_json`.
+    """Return the JSON value that begins at offset `start` of `text`, and its end offset; `unique` as in `parse_json`.
 
     Raises:
         json.JSONDecodeError: if there is no JSON value.

@@ -103,7 +103,6 @@ def _(n: OpCall) -> TensorType:
     require(n.logits.rank == 2, f"logits {n.logits} must be [batch, vocab]")
     require(n.temperature >= 0, f"temperature={n.temperature} must not be negative")
     if n.temperature > 0:
-        require(
-            n.uniforms is not None and n.uniforms.shape == (n.logits.shape[0], 1), "sampling needs uniforms [batch, 1]"
-        )
+        fits = n.uniforms is not None and n.uniforms.shape == (n.logits.shape[0], 1)
+        require(fits, "sampling needs uniforms [batch, 1]")
     return TensorType(dtypes.i64, (n.logits.shape[0], 1))
