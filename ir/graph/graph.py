@@ -319,6 +319,13 @@ class Graph(Displayable):
         self.nodes.insert(node, self._anchor)
         return node
 
+    def copy_node(self, node: Node, mapped: dict[Value, Value], names: Sequence[str], scope: str = "") -> None:
+        """Insert a copy of `node` of another graph and map its outputs to those of the copy in `mapped`, which must
+        have the values of this graph for the operands."""
+        operands = [None if v is None else mapped[v] for v in node.inputs]
+        copy = self.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, scope)
+        mapped.update(zip(node.outputs, copy.outputs, strict=True))
+
     def _check_owned(self, value: Value) -> None:
         if value.graph is not self:
             raise ValueError(f"value {value!r} belongs to another graph")
@@ -367,12 +374,7 @@ class Graph(Displayable):
         for p in self.params.values():
             mapped[p] = clone.add_param(p.name, p.type, (recipes or {}).get(p.name, p.recipe))
         for node in self.nodes:
-            operands = [None if v is None else mapped[v] for v in node.inputs]
-            outs = node.outputs
-            copy = clone.add_node(
-                node.op, operands, node.attrs, [v.type for v in outs], [v.name for v in outs], node.scope
-            )
-            mapped.update(zip(outs, copy.outputs, strict=True))
+            clone.copy_node(node, mapped, [v.name for v in node.outputs], node.scope)
         for name, v in self.outputs.items():
             clone.add_output(name, mapped[v])
         clone._names = dict(self._names)  # fresh names go on as in the original

@@ -122,10 +122,7 @@ def _canonicalize(graph: Graph) -> tuple[Graph, dict[str, str]]:
     for param in graph.params.values():
         mapped[param] = clone.add_param(_simplify_name(param.name), param.type, param.recipe)
     for node in find_live_nodes(graph, graph.outputs.values()):
-        operands = [None if v is None else mapped[v] for v in node.inputs]
-        names = [_simplify_name(v.name) for v in node.outputs]
-        copy = clone.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
-        mapped.update(zip(node.outputs, copy.outputs, strict=True))
+        clone.copy_node(node, mapped, [_simplify_name(v.name) for v in node.outputs])
     for name, value in graph.outputs.items():
         state = name.startswith(NEXT)
         clone.add_output(NEXT + renamed.get(name[len(NEXT) :], name) if state else _simplify_name(name), mapped[value])
@@ -216,10 +213,7 @@ def _extract_step(
             mapped[v] = body.add_input(body.reserve_name(v.name.rpartition(".")[2]), v.type)
             read.append(v)
     for node in nodes:
-        operands = [None if v is None else mapped[v] for v in node.inputs]
-        names = [v.name.rpartition(".")[2] for v in node.outputs]
-        copy = body.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, "")
-        mapped.update(zip(node.outputs, copy.outputs, strict=True))
+        body.copy_node(node, mapped, [v.name.rpartition(".")[2] for v in node.outputs])
     for name, value in zip(initial, new_states, strict=True):
         body.add_output(NEXT + name, mapped[value])
     for i, value in enumerate(outputs):

@@ -173,10 +173,7 @@ def cast_step(step: Step, operands: Sequence[DType]) -> Step:
         if node.op is cast and first in inputs and inputs[first].type == node.output.type:
             mapped[node.output] = inputs[first]  # a cast from before is undone
             continue
-        values = [None if v is None else mapped[v] for v in node.inputs]
-        types, names = [v.type for v in node.outputs], [v.name for v in node.outputs]
-        copy = graph.add_node(node.op, values, node.attrs, types, names)
-        mapped.update(zip(node.outputs, copy.outputs, strict=True))
+        graph.copy_node(node, mapped, [v.name for v in node.outputs])
     narrow = dtypes[step.tokens[0]]
     for name, value in old.outputs.items():
         output = mapped[value]

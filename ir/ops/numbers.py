@@ -54,8 +54,6 @@ def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
 
 
 def _fill_number_operands(op: Op) -> None:
-    """Register a number function for `op` that replaces the number by a constant of the shape of the tensor operand."""
-
     @op.numbers
     def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:
         value, number = _split_operands(x, y)

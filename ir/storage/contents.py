@@ -84,7 +84,7 @@ def find_unlisted(folder: Path) -> list[str]:
                 if entry.is_dir(follow_symlinks=False):
                     if name in inner:
                         visit(f"{name}/")
-                    elif not (entry.name == "__pycache__" and _is_bytecode_of(folder, prefix, listed)):
+                    elif not (entry.name == "__pycache__" and _has_only_bytecode_of(folder, prefix, listed)):
                         foreign.append(f"{name}/")
                 # weft writes no links, so a link with a listed name is foreign.
                 elif name not in listed or entry.is_symlink():
@@ -114,7 +114,9 @@ def remove_listed(folder: Path) -> None:
     listed = set(names)
     for at, _, files in os.walk(folder, topdown=False):
         prefix = "" if Path(at) == folder else f"{Path(at).relative_to(folder).as_posix()}/"
-        if Path(at).name == "__pycache__" and _is_bytecode_of(folder, prefix.removesuffix("__pycache__/"), listed):
+        if Path(at).name == "__pycache__" and _has_only_bytecode_of(
+            folder, prefix.removesuffix("__pycache__/"), listed
+        ):
             for file in files:
                 Path(at, file).unlink(missing_ok=True)
         if prefix:
@@ -189,8 +191,7 @@ def _list_files(folder: Path) -> Iterator[str]:
             yield Path(at, name).relative_to(folder).as_posix()
 
 
-def _is_bytecode_of(folder: Path, prefix: str, listed: set[str]) -> bool:
-    """Return whether the ``__pycache__`` in the folder `prefix` has only bytecode of listed sources."""
+def _has_only_bytecode_of(folder: Path, prefix: str, listed: set[str]) -> bool:
     with os.scandir(folder / prefix / "__pycache__") as entries:
         return all(
             entry.is_file(follow_symlinks=False)

@@ -49,7 +49,7 @@ def fit_e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
 
 
 def encode_scales(scales: Array, powers: bool, tensor_scale: Array | None = None) -> Array:
-    """Return scales as bytes u8: E8M0 if they are `powers` of two, else E4M3 after division by `tensor_scale`."""
+    """Return scales as bytes u8: E8M0 if they are `powers` of two, else E4M3 of scale / `tensor_scale` (None: 1)."""
     if powers:
         _, exponents = np.frexp(scales)
         return np.asarray(exponents - 1 + BIAS).astype(np.uint8)

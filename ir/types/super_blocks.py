@@ -41,14 +41,14 @@ def unpack_fives(raw: Array) -> Array:
 
 
 def unpack_q2_k(raw: Array) -> Groups:
-    """Unpack blocks of Q2_K [..., 84], with codes of 2 bits."""
+    """Unpack blocks of Q2_K u8 [..., 84] to (codes of 2 bits, scales, minima)."""
     codes = _unpack_planes(raw[..., 16:80], 2, 32).reshape(*raw.shape[:-1], 16, 16)
     scales = _read_halves(raw[..., 80:82]) * (raw[..., :16] & 15)
     return codes, scales, -(_read_halves(raw[..., 82:84]) * (raw[..., :16] >> 4))
 
 
 def unpack_q3_k(raw: Array) -> Groups:
-    """Unpack blocks of Q3_K [..., 110], with codes of 4 bits."""
+    """Unpack blocks of Q3_K u8 [..., 110] to (codes of 4 bits, scales, None)."""
     low = _unpack_planes(raw[..., 32:96], 2, 32)
     codes = low + (_unpack_planes(raw[..., :32], 1, 32) << 2) + np.uint8(8 - 4)
     # The low 4 bits of the first 8 scales are in the low halves of 8 bytes, those of the last 8 in the high ones.
@@ -59,19 +59,18 @@ def unpack_q3_k(raw: Array) -> Groups:
 
 
 def unpack_q4_k(raw: Array) -> Groups:
-    """Unpack blocks of Q4_K [..., 144], with codes of 4 bits."""
+    """Unpack blocks of Q4_K u8 [..., 144] to (codes of 4 bits, scales, minima)."""
     return _unpack_planes(raw[..., 16:], 4, 32), *_unpack_scales_and_minima(raw)
 
 
 def unpack_q5_k(raw: Array) -> Groups:
-    """Unpack blocks of Q5_K [..., 176], with codes of 5 bits."""
-    return _unpack_planes(raw[..., 48:], 4, 32) | _unpack_planes(
-        raw[..., 16:48], 1, 32
-    ) << 4, *_unpack_scales_and_minima(raw)
+    """Unpack blocks of Q5_K u8 [..., 176] to (codes of 5 bits, scales, minima)."""
+    low, high = _unpack_planes(raw[..., 48:], 4, 32), _unpack_planes(raw[..., 16:48], 1, 32)
+    return low | high << 4, *_unpack_scales_and_minima(raw)
 
 
 def unpack_q6_k(raw: Array) -> Groups:
-    """Unpack blocks of Q6_K [..., 210], with codes of 8 bits."""
+    """Unpack blocks of Q6_K u8 [..., 210] to (codes of 8 bits, scales, None)."""
     low = _unpack_planes(raw[..., :128], 4, 64).reshape(*raw.shape[:-1], SIZE)
     high = _unpack_planes(raw[..., 128:192], 2, 32).reshape(*raw.shape[:-1], SIZE)
     codes = (low | high << 4) + np.uint8(128 - 32)

@@ -109,9 +109,9 @@ def fit_grids(groups: Array, layout: BlockLayout, unit: float) -> tuple[Blocks, 
     """Return the blocks of `layout` that `groups` f32 [..., groups, group] were dequantized from, and a mask [...,
     groups] of the groups that they represent exactly; other groups are rounded to a grid over their range.
 
-    On a grid the values are integer multiples of one step, counted from 0, or from the least value if `layout` has
-    minima. `unit` is the relative rounding error of the dtype of the tensor, from which the tolerance follows. A step
-    must be about ten times the tolerance, or else any values would fit.
+    On a grid, each value minus a start is an integer multiple of one step. The start is 0, or the least value of the
+    group if `layout` has minima. `unit` is the relative rounding error of the dtype of the tensor; the tolerance
+    follows from it. A step must be about ten times the tolerance, or else any values would fit.
     """
     rows = groups.reshape(-1, groups.shape[-1])
     low, high = find_extremes(rows)
@@ -156,7 +156,7 @@ def _is_close(off: Array, allowed: Array, steps: Array) -> Array:
 
 
 def _fit_steps(groups: Array, start: Array, steps: Array, layout: BlockLayout) -> tuple[Array, Array, Array, Array]:
-    """Round `groups` to start + multiple · step, and refit steps and starts by least squares; return the multiples f32,
+    """Round `groups` to start + multiple · step, and refit steps and starts by least squares. Return the multiples f32,
     the new steps, the new starts, and the largest deviation of each group."""
     multiples: Array = np.rint((groups - start[:, None]) * invert_scales(steps)[:, None])
     if not (layout.has_zeros or layout.has_minimum):

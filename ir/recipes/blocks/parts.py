@@ -198,7 +198,6 @@ def encode_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
 
 
 def _encode_byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
-    """Return the part `signed`, `signed_zeros`, `halves` or `middles` of `blocks`, [rows, elements]."""
     codes, scales, _, zeros, _ = blocks
     if part in ("middles", "signed_zeros"):
         values = np.full(scales.shape, layout.middle, np.uint8) if zeros is None else zeros
