@@ -114,9 +114,8 @@ def remove_listed(folder: Path) -> None:
     listed = set(names)
     for at, _, files in os.walk(folder, topdown=False):
         prefix = "" if Path(at) == folder else f"{Path(at).relative_to(folder).as_posix()}/"
-        if Path(at).name == "__pycache__" and _has_only_bytecode_of(
-            folder, prefix.removesuffix("__pycache__/"), listed
-        ):
+        parent = prefix.removesuffix("__pycache__/")
+        if Path(at).name == "__pycache__" and _has_only_bytecode_of(folder, parent, listed):
             for file in files:
                 Path(at, file).unlink(missing_ok=True)
         if prefix:
