@@ -62,10 +62,12 @@ class FamilyFit:
 def fit_family(model: Model, candidates: Callable[[Graph], Iterator[Candidate]], kind: str) -> FamilyFit:
     """Return the first candidate whose graph equals the canonical graph of `model`.
 
-    `candidates` yields the candidates for a graph; error messages call them `kind`, such as "Hugging Face family".
+    `candidates` yields the candidates for a graph; error messages call them `kind`, such as "Hugging Face family". If
+    none is equal, the graph is tried once more with unusual attention scales folded into query weights.
 
     Raises:
-        WeftError: if no candidate's graph is equal; it names the nearest candidate and the first difference.
+        WeftError: if the graph cannot be exported (`check_exportable`), or no candidate's graph is equal; then it names
+            the nearest candidate and the first difference.
     """
     check_exportable(model.graph)
     plain = canonicalize(model.graph, ("sentence_embedding",) if _is_pooled_by_modules(model.graph) else ())

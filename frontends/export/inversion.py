@@ -27,7 +27,8 @@ _INVERSES = {"neg": "neg", "exp": "log", "log": "exp", "reciprocal": "reciprocal
 
 
 def invert_step(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
-    """Return a recipe of the single part of `recipe`, which has `shape`, from `value`, a recipe of its result.
+    """Return a recipe of the single part of `recipe`, a tensor of `shape`, computed from `value`, a recipe of the
+    result.
 
     Raises:
         WeftError: if `recipe` has no inverse, or has several parts.

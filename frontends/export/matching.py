@@ -47,7 +47,8 @@ class GraphMatch:
 
 
 def match_graphs(ours: Graph, theirs: Graph) -> GraphMatch:
-    """Compare two canonical graphs (`weft.passes.forms.canonicalize`) from their outputs backwards."""
+    """Return the match of two canonical graphs (`weft.passes.forms.canonicalize`), compared from their outputs
+    backwards."""
     return _GraphMatcher(ours, theirs).run()
 
 

@@ -114,7 +114,8 @@ def choose_codes(
 
 
 def _find_layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
-    """Return `recipe` with rows of the file's tensors kept whole, and the layout of its codes or a reason (str)."""
+    """Return `recipe` with whole rows of stored tensors, and the layout of its codes, or the reason why it has none
+    (str)."""
     rows = _keep_rows(unwrap_stored_blocks(recipe), reader)
     return rows, find_block_layout(rows, reader)
 

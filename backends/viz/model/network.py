@@ -32,8 +32,8 @@ class Weight:
     For a quantized parameter, dtype is the block layout (int4_64), `bytes` include codes, scales and zero points,
     `bits` are the bits per weight, and `packing` describes the layout in words.
 
-    `learned` is the number of its elements that count as model parameters, in the first operation that reads it;
-    `rotary` are the frequencies of rotary positions that it is computed from.
+    `learned`: the number of its elements that count as model parameters; 0 except in the first operation that reads it.
+    `rotary`: the frequencies of rotary positions that it is computed from.
     """
 
     name: str
@@ -168,10 +168,8 @@ def _adjust_packed(node: Node, work: Work) -> Work:
 
 
 def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, Any]]) -> Vertex:
-    """Return `node` as a vertex. It counts the elements of parameters in `uncounted` and removes them from it.
-
-    `cache` stores costs by attributes and types, because layers repeat their operations.
-    """
+    """Return `node` as a vertex. It counts the elements of parameters in `uncounted` and removes them from it. `cache`
+    stores costs by attributes and types, because layers repeat their operations."""
     operands = list(_list_operands(node))
     attrs = select_explicit_attributes(node)
     kinds = tuple(None if v is None else v.type for v in node.inputs), tuple(v.type for v in node.outputs)

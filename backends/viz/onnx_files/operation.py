@@ -12,7 +12,8 @@ class OnnxOperation:
     """An operation of the file.
 
     `names`: the function calls that contain it, then its own name. `scopes`: the modules that contain it, if the
-    exporter records them. `inputs`: value names, "" for an omitted operand.
+    exporter records them. `inputs`: value names, "" for an omitted operand. `captured`: outer values that subgraphs in
+    its attributes read.
     """
 
     kind: str

@@ -53,15 +53,17 @@ def find_refusal(key: str, codes: StoredCodes) -> str:
 
 @dataclass
 class Rounding:
-    """The largest rounding errors of scales and minima: `error` of a weight, `steps` of it relative to the step between
-    two codes. `tensors` are the names of the rounded tensors."""
+    """The largest rounding errors of scales and minima: `error` of a weight, and `steps`, that error divided by the
+    distance of two codes. `tensors` are the names of the rounded tensors."""
 
     error: float = 0.0
     steps: float = 0.0
     tensors: list[str] = field(default_factory=list)
 
     def add(self, key: str, exact: Array, rounded: Array, scales: Array) -> None:
-        """Record the errors of blocks [..., groups, group] of tensor `key`, given before and after rounding.
+        """Record the difference of the values `exact` and `rounded` [..., groups, group] of tensor `key`.
+
+        `scales` [..., groups] are the distances of two codes.
 
         Raises:
             WeftError: if a value exceeds the range of f16.

@@ -29,7 +29,7 @@ _MANY = 131_072  # the context, if the model does not state it
 
 
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
-    """Return the GGUF architecture of a family (`family_name` itself if unknown), and all architectures that llama.cpp
+    """Return the GGUF architecture of a family, or `family_name` if it has none, and all architectures that llama.cpp
     loads: that one first, then the plainest."""
     tables, family = index_tables(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
@@ -79,7 +79,8 @@ def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
 
 
 def list_tensor_names(table: GGUFArchitecture, s: Settings) -> frozenset[str]:
-    """Return the checkpoint tensors of `s` whose presence implies settings (biases if llama.cpp loads them)."""
+    """Return the names of tensors whose presence implies settings in `s`: biases that llama.cpp loads, the head and
+    norms."""
     loader = table.loader or Loader()
     biases = {
         "n": ("blk.0.attn_norm.bias", s.norm_bias),

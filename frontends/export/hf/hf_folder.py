@@ -109,11 +109,8 @@ def _list_matrix_modules(result: FamilyFit) -> list[str]:
 
 
 def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    """Yield the source's config, then configs inferred from the graph for every family that can express it.
-
-    Raises:
-        WeftError: if no settings can be inferred from the graph.
-    """
+    """Yield the source's config, then configs inferred from the graph for every family that can express it. Raise
+    WeftError if no settings can be inferred."""
     dropped = "quantization_config", "torch_dtype"  # the written tensors are dequantized and have another dtype
     if (origin := model.origin("safetensors")) is not None:
         source = Folder.open(origin)

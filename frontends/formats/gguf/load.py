@@ -106,11 +106,8 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
 
 
 def _find_unread(loaded: LoadedModel, architecture: str, unread_keys: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the unread tensors of `loaded`, and those of its unread keys that are in `unread_keys`.
-
-    Key names get the prefix of the `architecture`. Keys that weft derived from tensors are skipped, and so are keys of
-    RoPE if the graph has no RoPE.
-    """
+    """Yield the unread tensors of `loaded`, and its unread keys that are in `unread_keys`, with the prefix
+    `architecture`. Skip keys that weft derived from tensors, and keys of RoPE if the graph has no RoPE."""
     yield from find_unread_modules(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
     for part in loaded.left_out:
@@ -129,11 +126,9 @@ def _list_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator[L
 
 
 def _read_config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
-    """Return the metadata keys with `prefix`, without it; float32 values become their shortest decimals.
-
-    What only the tensors state is added: the vocabulary size, the number of token types, the lists of layers of
-    `LAYER_TENSORS`, and LongRoPE's factors. Layers that predict later tokens are subtracted from block_count.
-    """
+    """Return the metadata keys with `prefix`, without it; float32 values become their shortest decimals. Facts that
+    only the tensors state are added: the vocabulary size, the number of token types, the lists of layers of
+    `LAYER_TENSORS`, and LongRoPE's factors. Layers that predict later tokens are subtracted from block_count."""
     prefixes = (prefix, "xielu.")  # the keys of this activation do not have the architecture's prefix
     config = {k.removeprefix(prefix): _to_decimal(v) for k, v in reader.metadata.items() if k.startswith(prefixes)}
     if config.get("rope.scaling.type") == "none":

@@ -191,7 +191,8 @@ class _Vocab:
         return scores
 
     def derive_merges(self) -> list[tuple[str, str]]:
-        """Return the BPE merges in a SentencePiece vocabulary: all splits of a piece in two, best score first."""
+        """Return the BPE merges in a SentencePiece vocabulary: all splits of a piece into two pieces, best score
+        first."""
         entries = zip(self.tokens, self.read_scores(), self.types, strict=True)
         pieces = {token: score for token, score, kind in entries if kind not in _NEVER_MERGED}
         ranked = sorted(pieces, key=lambda piece: -pieces[piece])

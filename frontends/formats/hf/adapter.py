@@ -167,10 +167,8 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
 
 
 def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Update]) -> None:
-    """Add the tensor `key` to a mapping of `adapter`, or to `modules` if it is part of a low-rank update.
-
-    Keys of `modules` are a module's name and the number of base_layer wrappers around the updated parameter.
-    """
+    """Add the tensor `key` to a mapping of `adapter`, or to `modules` if it is part of a low-rank update. Keys of
+    `modules` are (module name, number of base_layer wrappers around the updated parameter)."""
     name = _WRAPPERS.sub("", key).replace(".token_adapter.base_layer.", ".base_layer.")
     match = _PARTS.fullmatch(name)
     if match is None:
@@ -235,10 +233,8 @@ def _check_complete(adapter: Adapter, module: str, update: Update) -> None:
 
 
 def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
-    """Set rank r and scale of `update`: α/r, or α/√r for rsLoRA (https://arxiv.org/abs/2312.03732).
-
-    `name` is the name that rank_pattern and alpha_pattern match.
-    """
+    """Set rank r and scale of `update`: α/r, or α/√r for rsLoRA (https://arxiv.org/abs/2312.03732). The keys of
+    rank_pattern and alpha_pattern match `name`."""
     config = adapter.config
     update.rank = _match_pattern(config, "rank_pattern", name, config.get("r", 8))
     alpha = _match_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
@@ -256,11 +252,8 @@ def _match_pattern(config: Mapping[str, Any], key: str, name: str, default: Any)
 
 
 def _find_targets(config: Mapping[str, Any], module: str) -> list[str]:
-    """Return the parameters of `module` that target_parameters names, in the order in which PEFT wraps them.
-
-    That is the order of their declaration: experts have gate_up_proj before down_proj. In modules called experts every
-    named parameter except `weight` matches, in other modules only `weight`.
-    """
+    """Return the parameters of `module` that target_parameters names, in the order in which PEFT wraps them (down_proj
+    last). In modules called experts every named parameter except `weight` matches, in other modules only `weight`."""
     targets = config.get("target_parameters") or ()
     names = {target.rpartition(".")[2] for target in targets}
     matches = {name for name in names if any(f".{module}.{name}".endswith(f".{target}") for target in targets)}

@@ -151,11 +151,9 @@ class Folder:
         return read_sampling_defaults(record) | ({} if max_tokens is None else {"max_tokens": max_tokens})
 
     def _list_begin_tokens(self) -> list[list[int]]:
-        """Return, for each of the first tokens of an answer (Whisper's prompt), the list of ids that it may have.
-
-        The tokens are the language (any, unless the config names one), the task, and the token for "no timestamps";
-        [] without a no_timestamps_token_id.
-        """
+        """Return, for each of the first tokens of an answer (Whisper's prompt), the list of ids that it may have. They
+        are the language (any, unless one is named), the task, and "no timestamps"; if neither language nor task is
+        named, forced_decoder_ids replaces these two. Return [] without a no_timestamps_token_id."""
         record = Record(self.path / "generation_config.json", self.generation)
         if "no_timestamps_token_id" not in record:
             return []
@@ -296,10 +294,8 @@ def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
 def _report_towers(
     towers: Collection[str], loaded: LoadedModel, around: Mapping[str, Any], text: Mapping[str, Any]
 ) -> None:
-    """Add to `loaded.left_out` the modules `towers`, and the unread keys of the composite config `around`.
-
-    `text` is the config of the language model. If it is text_config of `around`, its unread keys get that prefix.
-    """
+    """Add the modules `towers` to `loaded.left_out`. If the composite config `around` has a text_config, also add its
+    unread keys; those of `text`, the config of the language model, get the prefix text_config."""
     parts = loaded.left_out
     if "text_config" in around:
         read = text.keys() - {part.name for part in parts}
@@ -324,11 +320,8 @@ def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]
 
 
 def _read_rope_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return mrope_section of `config` as entries of graph.meta, for the pass multimodal-rope; {} without it.
-
-    It is the number of rotated pairs of a head for each of three axes. The pairs of the axes are interleaved in Qwen3
-    models, and consecutive in all others.
-    """
+    """Return mrope_section of `config` as entries of graph.meta, for the pass multimodal-rope; {} without it. It is the
+    number of rotated pairs for each of three axes, which are interleaved in Qwen3 models and consecutive in others."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "mrope_section" not in rope:
         return {}

@@ -277,10 +277,8 @@ class Merger(abc.ABC):
         self.graph.reader = reader
 
     def _merge_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
-        """Return (adapter, update) of each parameter to which updates in `stacks` apply, by parameter name.
-
-        The graph of a checkpoint with stacked experts shows which slice of a stack belongs to which parameter.
-        """
+        """Return (adapter, update) of each parameter to which updates in `stacks` apply, by parameter name. The graph
+        of a checkpoint with stacked experts shows which slice of a stack belongs to which parameter."""
         if not self.stacks:
             return {}
         siblings = {f"{name.rpartition('.')[0]}.{expert}" for name in self.stacks for expert in _EXPERTS}

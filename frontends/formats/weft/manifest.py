@@ -61,11 +61,8 @@ def build_manifest(
 
 
 def _list_padding(graph: Graph) -> dict[str, Any]:
-    """Return entries that state whether padding changes a sequence's outputs.
-
-    compares_tokens: an op compares tokens of all rows, or has block-sparse attention. compares_above: longest sequence
-    (in tokens) for which the latter is dense, so that padding has no effect.
-    """
+    """Return entries about the effect of padding on a sequence's outputs. compares_tokens: an op compares tokens of all
+    rows, or has block-sparse attention. compares_above: longest sequence for which that attention is dense."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}
@@ -94,10 +91,8 @@ def _origin(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
 
 
 def _list_encoder(graph: Graph, length: int) -> dict[str, Any]:
-    """Return the manifest entries of an encoder-decoder: limits of its source, first and last tokens of answers.
-
-    `length` is the longest sequence. The first token is that of decoder_start, else of bos, else of pad, else token 0.
-    """
+    """Return the entries of an encoder-decoder with sequences up to `length`: limits of its source, first and last
+    tokens of answers. An answer begins with the token of decoder_start, else of bos, else of pad, else with token 0."""
     begin = graph.meta.get("begin_tokens")
     starts = (graph.meta.get(f"{name}_token_id") for name in ("decoder_start", "bos", "pad"))
     return {

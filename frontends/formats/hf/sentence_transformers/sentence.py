@@ -319,12 +319,8 @@ def _read_transformer(
     kind: str, home: Path, config: Config, files: list[Path], records: list[Record]
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """Return changes of the transformer's config, limits of the input as entries of graph.meta, and its output's name.
-
-    The files and records that are read are appended to `files` and `records`. `kind` is the class of the module.
-
-    Raises:
-        WeftError: if it should output something else than token states or text features, or has unknown options.
-    """
+    `kind` is the class of the module. The files and records that are read are appended to `files` and `records`. Raise
+    WeftError for outputs other than token states or text features, and for unknown options."""
     records_found = (_read_record(home / f"sentence_{name}_config.json", files) for name in OLD_NAMES)
     record = next((r for r in records_found if r.data), Record(home / "sentence_bert_config.json", {}))
     records.append(record)
