@@ -107,19 +107,15 @@ class _GraphMatcher:
             name = operands[min(i, len(operands) - 1)]
             neutral = _NEUTRAL.get((theirs.op, name))
             if actual is not None and expected is not None:
-                yield from self.compare_operands(actual, expected, theirs)
+                if isinstance(expected, Param) or expected in self.pairs:  # at once: a difference names the reader
+                    yield from self.compare_values(actual, expected, theirs)
+                else:
+                    yield actual, expected
             elif isinstance(expected, Param) and neutral is not None:
                 if self.result.params.setdefault(expected.name, neutral) != neutral:
                     self.report(theirs, expected.name, f"no {name}", "one that is shared")
             elif actual is not expected:
                 self.report(theirs, at, *(f"{'no' if v is None else 'a'} {name}" for v in (actual, expected)))
-
-    def compare_operands(self, ours: Value, theirs: Value, reader: Node) -> Iterator[tuple[Value, Value]]:
-        """Compare parameters immediately, so that a difference names the node that reads them; yield other pairs."""
-        if isinstance(theirs, Param) or theirs in self.pairs:
-            yield from self.compare_values(ours, theirs, reader)
-        else:
-            yield ours, theirs
 
     def operands(self, node: Node) -> list[Value | None]:
         """Return the operands, with None for omitted ones; those of commutative ops are sorted by node order."""

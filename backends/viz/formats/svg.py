@@ -173,10 +173,6 @@ def _draw_sheet(sheet: Sheet, placed: PlacedShape) -> Iterator[tuple[float, str]
     present = {p.shape.label.kind for p in placed.all() if p.shape.part.path}
     for i, kind in enumerate(kind for kind in MEANINGS if kind in present):
         x, at = i % 2 * SHEET / 2, y + 20 + i // 2 * 25
-        swatch, name = _draw_swatch(x, at, kind), _draw_text(MEANINGS[kind], x + 34, at + 13, "")
-        yield at + 18, f'<g class="k-{kind}">{swatch}{name}</g>'
-
-
-def _draw_swatch(x: float, y: float, kind: str) -> str:
-    rect = f'<rect x="{x:g}" y="{y:g}" width="26" height="18" rx="5"/>'
-    return f'{rect}<path class="mark" transform="translate({x + 8:g} {y + 4:g})" d="{EVERY[kind].mark}"/>'
+        swatch = f'<rect x="{x:g}" y="{at:g}" width="26" height="18" rx="5"/>'
+        swatch += f'<path class="mark" transform="translate({x + 8:g} {at + 4:g})" d="{EVERY[kind].mark}"/>'
+        yield at + 18, f'<g class="k-{kind}">{swatch}{_draw_text(MEANINGS[kind], x + 34, at + 13, "")}</g>'

@@ -184,8 +184,13 @@ def build_shape(
         wide = max(measure_text(text.title, TITLE, True) + badges, *(measure_text(t, LINE) for t in lines), 0)
         wide = max(wide + 2 * MARGIN, NARROWEST)
         size = Size(wide, 32 + LEADING * len(lines), wide / 2)
-    head = measure_text(text.title, TITLE, True) + 2 * MARGIN + ICON + BADGE
+    head = compute_head(text.title)
     return Shape(part.path, part, text, notes, layer_outputs, unwired_results, size, head, arrangement, inner)
+
+
+def compute_head(title: str) -> float:
+    """Return the minimum width in pixels of an open shape with this title."""
+    return measure_text(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
 
 
 def _label_shape(part: PicturePart, notes: tuple[str, ...]) -> Label:

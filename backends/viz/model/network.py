@@ -9,7 +9,6 @@ from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.graph.analysis import select_explicit_attributes
-from weft.ir.graph.origins import Origin
 from weft.ir.graph.step import Step
 from weft.ir.op import OPS, Cost, Trait
 from weft.ir.recipes.frequencies import RopeFrequencies
@@ -136,13 +135,13 @@ def build_network(graph: Graph) -> Network:
         {v.name: str(v.type) for v in graph.inputs.values()},
         {name: (v.name, str(v.type)) for name, v in graph.outputs.items()},
         context=graph.meta.get("context"),
-        origins={scope: _describe_origin(origin) for scope, origin in graph.origins.items() if scope},
+        origins={
+            scope: (repr(o.module), o.file and f"{Path(o.file).name}:{o.line}")
+            for scope, o in graph.origins.items()
+            if scope
+        },
         unread=tuple(_make_weight(p, uncounted.get(p, 0)) for p in graph.params.values() if not p.users),
     )
-
-
-def _describe_origin(origin: Origin) -> tuple[str, str | None]:
-    return repr(origin.module), origin.file and f"{Path(origin.file).name}:{origin.line}"
 
 
 def _derive_costs(node: Node) -> dict[str, Any]:

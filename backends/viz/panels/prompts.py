@@ -46,7 +46,7 @@ class Observer:
     def watch(self, node: Node, outputs: tuple[Array, ...]) -> None:
         """Record the observations of `node` and report progress; the interpreter calls this after every node."""
         for value, array in zip(node.outputs, outputs, strict=True):
-            if any(_is_observed(user) for user in value.users):
+            if any(user.op is ops.moe or _is_full_attention(user) for user in value.users):
                 self.arrays[value] = array
         if _is_full_attention(node):
             self.weights[node] = compute_attention_weights(node, self._operands(node))
@@ -65,10 +65,6 @@ class Observer:
         if isinstance(value, Param):
             return widen(np.asarray(value.recipe.evaluate(self.graph.reader)))
         return None if value is None else self.arrays[value]
-
-
-def _is_observed(node: Node) -> bool:
-    return node.op is ops.moe or _is_full_attention(node)
 
 
 def _is_full_attention(node: Node) -> bool:

@@ -12,8 +12,7 @@ from ..compare.networks import Comparison
 from ..formats.sheet import Sheet
 from ..formats.style import SIGNS as LOOKS
 from ..layout import open_parts
-from ..layout.font import measure_text
-from ..layout.scene import BADGE, ICON, MARGIN, TITLE, Shape, build_shape
+from ..layout.scene import Shape, build_shape, compute_head
 from ..model.labels import Label
 from ..model.marks import KEPT, SIGNS, sign_to_kind
 from ..model.network import Vertex
@@ -31,13 +30,10 @@ def join_pictures(comparison: Comparison) -> Shape:
     root = build_shape(PicturePart(name, "", children=sides))
     differ = comparison.before.name != comparison.after.name
     for i, (side, n) in enumerate(networks.items()):
-        root.inner[i] = _retitle(root.inner[i], n.name if differ else f"{n.name} · {side}")
+        title, shape = n.name if differ else f"{n.name} · {side}", root.inner[i]
+        label, head = Label(title, shape.label.lines, sign_to_kind(KEPT)), compute_head(title)
+        root.inner[i] = replace(shape, label=label, head=head)
     return root
-
-
-def _retitle(shape: Shape, title: str) -> Shape:
-    head = measure_text(title, TITLE, True) + 2 * MARGIN + ICON + BADGE
-    return replace(shape, label=Label(title, shape.label.lines, sign_to_kind(KEPT)), head=head)
 
 
 def _add_prefix(part: PicturePart, side: str) -> PicturePart:
@@ -64,13 +60,12 @@ def _add_prefix(part: PicturePart, side: str) -> PicturePart:
 def select_open_parts(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
     """Return the keys of the parts to open: those of `open_parts.select_open(root, depth, parts)`. Without `depth`, add
     both networks and the parts that contain changed as well as unchanged operations."""
-    mixed = {s.key for s in root.all() if s.arrangement is not None and (s.key in SIDES or _has_mixed_signs(s.part))}
-    return open_parts.select_open(root, depth, parts) | (mixed if depth is None else set())
-
-
-def _has_mixed_signs(part: PicturePart) -> bool:
-    signs = {v.mark.sign for v in part.all_vertices() if v.mark}
-    return KEPT in signs and len(signs) > 1
+    opened = open_parts.select_open(root, depth, parts)
+    for s in root.all() if depth is None else ():
+        is_mixed = {KEPT} < {v.mark.sign for v in s.part.all_vertices() if v.mark}
+        if s.arrangement is not None and (s.key in SIDES or is_mixed):
+            opened.add(s.key)
+    return opened
 
 
 def convert_totals(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:

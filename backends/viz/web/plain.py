@@ -13,7 +13,7 @@ from typing import Any
 from weft.ir.readable import format_bytes
 
 from ..layout.arrange import Box, Branches, Column, Item, LineGap
-from ..layout.scene import Shape, Size, unroll_repeat
+from ..layout.scene import Shape, unroll_repeat
 from ..model import part_costs
 from ..model.marks import KEPT, Mark
 from ..model.network import Vertex, Weight
@@ -30,7 +30,7 @@ def convert_shape(s: Shape) -> dict[str, Any]:
         "title": s.label.title,
         "lines": s.label.lines,
         "kind": s.label.kind,
-        "closed": _convert_size(s.closed),
+        "closed": [round(s.closed.width, 2), s.closed.height, round(s.closed.axis, 2)],
     }
     optional = {
         "symbol": s.label.symbol,
@@ -48,10 +48,6 @@ def convert_shape(s: Shape) -> dict[str, Any]:
     if s.part.count > 1:
         plain["repeat"] = _convert_repeat(s)
     return plain
-
-
-def _convert_size(size: Size) -> list[float]:
-    return [round(size.width, 2), size.height, round(size.axis, 2)]
 
 
 def _convert_box(box: Box) -> Any:

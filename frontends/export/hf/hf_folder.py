@@ -125,11 +125,8 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
                 text = {key: value for key, value in side[1].items() if key not in dropped}
                 yield _make_text_candidate(side[0], {**text, **_list_token_keys(model)}, shapes)
     sparse, family = any(node.op.name == "moe" for node in graph.nodes), graph.meta.get("model_type")
-
-    def unlikely(name: str) -> tuple[bool, bool]:
-        return name != family, ("moe" in FAMILIES[name].settings) != sparse
-
-    for name, settings in propose_settings(model, graph, family, sorted(list_families(), key=unlikely)):
+    names = sorted(list_families(), key=lambda name: (name != family, ("moe" in FAMILIES[name].settings) != sparse))
+    for name, settings in propose_settings(model, graph, family, names):
         config = propose_config(name, settings) | write_head_config(FAMILIES[name], graph.meta)
         with contextlib.suppress(WeftError):  # a family that cannot express these settings
             yield _make_candidate(name, {**config, **_list_token_keys(model)}, {})

@@ -205,8 +205,9 @@ def load_folder(
     else:
         raise _unknown_type_error(folder, source)
     weights, read_adapters, tokens, head = folder.open_weights(), list[Adapter](), read_score_tokens(path), None
-    if sentence is not None and sentence.projects_only and table.settings.get("kind") == "image-encoder":
-        sentence = None  # the files of sentence-transformers are for text inputs only
+    # Without modules after an image encoder, the files of sentence-transformers are for text inputs only.
+    if sentence is not None and sentence.projects and not sentence.modules:
+        sentence = None if table.settings.get("kind") == "image-encoder" else sentence
     if sentence is not None:
         config = sentence.config(config, table)
         config.pop("architectures", None)  # such a folder uses the base model only

@@ -10,6 +10,7 @@ from weft.backends.runtime.core.sampler import DEFAULTS
 from weft.backends.torch.transformers.embedding import KINDS as EMBEDDING
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
+from weft.ir.storage.documents import matches_type
 
 from ...dsl.heads import TASKS
 from ..hf.folder import SPECIAL_TOKENS
@@ -23,10 +24,6 @@ def check_metadata(graph: Graph, name: str) -> None:
             raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is not a {expected}")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
 def _is_token(value: Any) -> bool:
     return type(value) is int and value >= 0
 
@@ -36,9 +33,8 @@ def _is_token_list(value: Any) -> bool:
 
 
 def _is_source(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(adapters := value.get("adapters", []), list):
-        return False
-    return all(isinstance(name, str) for name in (value.get("format", ""), value.get("path", ""), *adapters))
+    expected = {"format": str, "path": str, "adapters": list[str]}
+    return isinstance(value, dict) and all(matches_type(value[k], t) for k, t in expected.items() if k in value)
 
 
 def _is_sentence(value: Any) -> bool:
@@ -53,16 +49,13 @@ _SAMPLED = {"max_tokens", *DEFAULTS}
 _COUNTS = ("vocab", "context", "max_positions", "source_context", "max_source_positions")
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kind": (f"kind of model: {', '.join(_KINDS)}", lambda value: value in _KINDS),
-    **dict.fromkeys(_COUNTS, ("positive integer", _is_count)),
+    **dict.fromkeys(_COUNTS, ("positive integer", lambda value: _is_token(value) and value > 0)),
     **dict.fromkeys(SPECIAL_TOKENS, ("token", _is_token)),
     "eos_token_ids": ("list of tokens", _is_token_list),
     "task": (f"task: {', '.join(TASKS)}", lambda value: value in TASKS),
-    "labels": ("list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value)),
+    "labels": ("list of names", lambda value: matches_type(value, list[str])),
     "residual_scale": ("positive number", lambda value: type(value) in (int, float) and value > 0),
-    "sampling": (
-        "table of sampling defaults by option",
-        lambda value: isinstance(value, dict) and value.keys() <= _SAMPLED,
-    ),
+    "sampling": ("table of sampling defaults by option", lambda v: isinstance(v, dict) and v.keys() <= _SAMPLED),
     "sentence": (f"record of modules: {', '.join(EMBEDDING)}", _is_sentence),
     "source": ("source, which has a format and a path", _is_source),
 }

@@ -27,7 +27,6 @@ from .floats import Tiles, read_float4
 from .tensor import QuantizedTensor, misfit_error, read_all, require_key
 
 FORMATS = tuple(f"{kind}-quantized" for kind in ("pack", "int", "float", "naive", "nvfp4-pack", "mxfp4-pack"))
-_MIXED = "mixed-precision"  # every group has its own format
 _OF_ACTIVATIONS = (
     *("input_scale", "input_global_scale", "input_zero_point", "output_scale", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale"),

@@ -87,11 +87,6 @@ class Sentence:
             pooling = replace(projection, after=(*projection.after, *pooling.after), normalize=pooling.normalize)
         return {**changed, SENTENCE: pooling}
 
-    @property
-    def projects_only(self) -> bool:
-        """Return whether the transformer itself computes the sentence embedding and no module follows it."""
-        return self.projects and not self.modules
-
     def table(self, table: Family, config: Config) -> Family:
         """Return `table` as an encoder that outputs hidden states of tokens, with the parameters of the modules.
 
@@ -283,10 +278,6 @@ def _read_dense(record: Record) -> tuple[str, str, Dense]:
     return *_read_names(record), Dense(width, name.lower(), bias, record.flag("use_residual", False))
 
 
-def _read_layer_pooling(record: Record) -> tuple[str, str, WeightedLayerPooling]:
-    return LAYERS, TOKENS, WeightedLayerPooling(record.integer("layer_start", 4, least=0))
-
-
 def _read_word_weights(record: Record) -> tuple[str, str, WordWeights]:
     weights, default = record.get("word_weights", dict[str, float]), record.get("unknown_word_weight", float, 1.0)
     words = record.get("vocab", list[str])
@@ -301,7 +292,7 @@ def _read_names(record: Record) -> tuple[str, str]:
 _READERS: dict[str, Callable[[Record], tuple[str, str, Any]]] = {
     "Pooling": _read_pooling,
     "Dense": _read_dense,
-    "WeightedLayerPooling": _read_layer_pooling,
+    "WeightedLayerPooling": lambda r: (LAYERS, TOKENS, WeightedLayerPooling(r.integer("layer_start", 4, least=0))),
     "WordWeights": _read_word_weights,
     "Normalize": lambda record: (*_read_names(record), UnitLength()),
     "LayerNorm": lambda record: (TEXT, TEXT, LayerNorm()),
