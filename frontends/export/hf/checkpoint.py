@@ -12,13 +12,12 @@ from weft.backends.torch.transformers.embedding import write_embedding, write_js
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array
-from weft.ir.storage import PROVENANCE, replace_folder, write_manifest
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
 from ...formats.hf.folder import Folder
 from ...formats.hf.hub import check_inside
-from ...formats.weft.manifest import build_provenance, hash_files
+from ...formats.weft.manifest import replace_with_provenance
 from ...model import Model
 from ..inversion import group_params, restore_tensors
 
@@ -58,14 +57,11 @@ def write_folder(
     if stored is not None:
         config.pop("torch_dtype", None)  # the older name of dtype
         config["dtype"] = CONFIG_NAMES[stored]
-    with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
+    with replace_with_provenance(model, out) as folder:
         write_json(folder / "config.json", config)
         write_embedding(folder, model.graph, stored)
         copy_generation(source.path, folder)
-        if model.tokenizer is not None:
-            model.tokenizer(folder)
         write_shards(folder, _list_tensors(model, stored, params), shard_bytes)
-        write_manifest(folder, PROVENANCE, build_provenance(model, hashes()))
 
 
 def copy_generation(source: Path, folder: Path) -> bool:

@@ -16,11 +16,10 @@ from weft.ir.graph import Graph
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream_rows
-from weft.ir.storage import replace_folder, write_manifest
 from weft.ir.types import dtypes
 
 from ...formats.hf import Folder, extract_submodel
-from ...formats.weft.manifest import PROVENANCE, build_provenance, hash_files
+from ...formats.weft.manifest import replace_with_provenance
 from ...model import Model
 from ...models.families import FAMILIES, Family, build_from_table
 from ...models.task_heads import GENERATES, add_head, find_base_classes, find_class_suffix, write_head_config
@@ -92,14 +91,11 @@ def write_huggingface(
     dequantized = [key for key in aside if key in quantized]
     if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
         note(f"{list_first(dequantized)}: dequantized values are written instead of codes, in {kind}")
-    with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
+    with replace_with_provenance(model, out) as folder:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         write_json(folder / "config.json", config)
         write_embedding(folder, model.graph, requested)
         _write_generation(model, folder)
-        if model.tokenizer is not None:
-            model.tokenizer(folder)
-        write_manifest(folder, PROVENANCE, build_provenance(model, hashes()))
     return result
 
 

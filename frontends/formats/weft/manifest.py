@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from weft.backends.target import Backend
 from weft.ir import ops
 from weft.ir.graph import Graph
 from weft.ir.op import Trait
-from weft.ir.storage import PROVENANCE as PROVENANCE
+from weft.ir.storage import PROVENANCE, replace_folder, write_manifest
 from weft.ir.storage.documents import expand_home
 from weft.passes.analysis.costs import count_parameters
 from weft.passes.analysis.states import SOUND, find_state_inputs, limit_source, make_manifest_records
@@ -142,3 +143,13 @@ def hash_files(model: Model) -> Iterator[Callable[[], dict[str, str]]]:
             yield result
         finally:
             done.set()
+
+
+@contextlib.contextmanager
+def replace_with_provenance(model: Model, out: str | Path) -> Iterator[Path]:
+    """Yield a folder that replaces `out` when the block ends, with the tokenizer and provenance.json of `model`."""
+    with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
+        yield folder
+        if model.tokenizer is not None:
+            model.tokenizer(folder)
+        write_manifest(folder, PROVENANCE, build_provenance(model, hashes()))

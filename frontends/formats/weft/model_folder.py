@@ -31,7 +31,7 @@ from weft.ir.recipes.blocks import (
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import Recipe
 from weft.ir.recipes.streams import stream_rows
-from weft.ir.storage import check_format, replace_folder, take_stamps, write_manifest
+from weft.ir.storage import PROVENANCE, check_format, take_stamps
 from weft.ir.storage.contents import SEALED
 from weft.ir.storage.documents import Record, read_json, read_text
 from weft.ir.text.parser import MOST_BYTES, parse
@@ -42,7 +42,7 @@ from ...model import Model
 from ...models.left_out import LeftOut
 from ..hf.safetensors import SafetensorsReader
 from ..hf.tokens.files import copy_tokenizer, list_tokenizer_files
-from .manifest import PROVENANCE, build_provenance, hash_files
+from .manifest import replace_with_provenance
 from .metadata import check_metadata
 
 GRAPH = "model.weft"
@@ -70,12 +70,9 @@ def write_model(
         tensors |= parts
         graph.params[name].recipe = recipe
     graph.meta.pop("source", None)  # the folder is its own source, wherever it is moved
-    with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
+    with replace_with_provenance(model, out) as folder:
         write_shards(folder, tensors, step=count_written(progress, tensors))
-        if model.tokenizer is not None:
-            model.tokenizer(folder)
         (folder / GRAPH).write_text(str(graph), encoding="utf-8")
-        write_manifest(folder, PROVENANCE, build_provenance(model, hashes()))
 
 
 def read_model(spec: str, path: Path) -> Model:
