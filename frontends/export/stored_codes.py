@@ -12,7 +12,7 @@ from weft.backends.options import make_no_effect_error
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Reshape
 from weft.ir.recipes.blocks import BlockRecipe, Stored, find_block_layout, unwrap_stored_blocks
-from weft.ir.recipes.readers import Array, TensorReader
+from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.recipe import BLOCK_ELEMENTS, SWEEP_ELEMENTS, Recipe
 from weft.ir.types.block_layouts import BlockLayout, Blocks, unpack_codes
 
@@ -43,18 +43,15 @@ class StoredCodes:
         """Yield the blocks of all rows, a few rows at a time; the last group of a row is padded to a complete one."""
         row = int(np.prod(self.shape[1:]))
         step = max(1, (SWEEP_ELEMENTS if self.recipe.needs_full_read else BLOCK_ELEMENTS) // row)
-        layout = self.layout
+        layout, names = self.layout, ["steps", "packed"]
+        names += ["points"] * layout.has_zeros + ["offsets"] * layout.has_minimum
         for start in range(0, self.shape[0], step):
             stop = min(start + step, self.shape[0])
-
-            def read(name: str, first: int = start, last: int = stop) -> Array:
-                return self.part(name).read(reader, first, last)
-
-            scales = read("steps")
-            packed = read("packed").reshape(*scales.shape, -1)  # every group starts at a byte
-            zeros = unpack_codes(read("points"), layout.bits, self.groups) if layout.has_zeros else None
-            offsets = read("offsets") if layout.has_minimum else None
-            yield Blocks(unpack_codes(packed, layout.bits, layout.group), scales, offsets, zeros)
+            parts = {name: self.part(name).read(reader, start, stop) for name in names}
+            packed = parts["packed"].reshape(*parts["steps"].shape, -1)  # every group starts at a byte
+            zeros = unpack_codes(parts["points"], layout.bits, self.groups) if layout.has_zeros else None
+            codes = unpack_codes(packed, layout.bits, layout.group)
+            yield Blocks(codes, parts["steps"], parts.get("offsets"), zeros)
 
 
 def check_weights(weights: str) -> None:

@@ -29,11 +29,6 @@ class PartCosts:
     state: tuple[int, int]
     complete: bool
 
-    @property
-    def flops(self) -> Size:
-        """Return the FLOPs of a prefill as a formula over sizes such as batch and seq."""
-        return self.work.flops
-
     def to_dict(self, tokens: int, item: int) -> dict[str, int]:
         """Return the costs that a page shows for a sequence of `tokens` tokens and elements of `item` bytes.
 

@@ -38,7 +38,7 @@ class Totals:
 def compute_totals(network: Network, tokens: int) -> Totals:
     """Return the totals of `network` for a sequence of `tokens` tokens."""
     totals = sum_costs(PicturePart(network.name, "", network.vertices))
-    binding = dict.fromkeys(sizes.list_names(totals.flops), tokens) | {"batch": 1, "past": 0}
+    binding = dict.fromkeys(sizes.list_names(totals.work.flops), tokens) | {"batch": 1, "past": 0}
     elements, other_bytes = totals.state
     weights = {w.name: w for w in (*network.unread, *(w for v in network.vertices for w in v.weights))}.values()
     stored: Counter[str] = Counter()
@@ -47,7 +47,7 @@ def compute_totals(network: Network, tokens: int) -> Totals:
     return Totals(
         len(network.vertices),
         totals.parameters + sum(w.learned for w in network.unread),
-        sizes.evaluate(totals.flops, binding),
+        sizes.evaluate(totals.work.flops, binding),
         sum(totals.cache.values()) * ITEM,
         elements * ITEM + other_bytes,
         stored.total(),

@@ -74,16 +74,16 @@ def write_gguf(
     codes_to_store = choose_codes(result.tensors, reader, weights, find_refusal, note)
     floats = [tensor for name, tensor in result.tensors.items() if len(tensor.shape) > 1 and name not in codes_to_store]
     kind = requested or fit_dtype(model.graph, floats)
-    tensors = {name: _build_tensor(tensor, kind, reader) for name, tensor in result.tensors.items()}
-    rounding, blocks = Rounding(), dict[str, Callable[[], Iterator[Array]]]()
+    tensors = {name: _build_tensor(name, tensor, kind, reader) for name, tensor in result.tensors.items()}
+    rounding = Rounding()
     for name, codes in codes_to_store.items():
-        blocks[name] = partial(encode_gguf_blocks, name, codes, reader, rounding)
-        tensors[name] = Tensor(codes.shape, choose_block_dtype(codes.layout) or kind, blocks[name])
+        encode = partial(encode_gguf_blocks, name, codes, reader, rounding)
+        tensors[name] = Tensor(codes.shape, choose_block_dtype(codes.layout) or kind, encode)
     facts = _list_metadata(model, [t.dtype for name, t in tensors.items() if name in codes_to_store] or [kind])
     embedding = result.tensors.get("token_embd.weight")
     tokens = {} if embedding is None else build_tokenizer_metadata(model, embedding.shape[0], note)
     with replace_file(Path(out), model.files) as path:
-        _write_file(path, result, {**tokens, **facts}, tensors, blocks, progress)
+        _write_file(path, result, {**tokens, **facts}, tensors, progress)
         model.check_unchanged()
     if codes_to_store:
         note(f"weights that keep their codes: {describe_layouts(codes_to_store)}")
@@ -106,13 +106,15 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
             yield Candidate(name, config, replace(loaded, graph=reference), extra_tensors=extra)
 
 
-def _build_tensor(tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Tensor:
-    """Return a tensor of dtype `kind`; vectors are f32, as kernels require, and rows of incomplete blocks f16."""
+def _build_tensor(name: str, tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Tensor:
+    """Return a tensor of dtype `kind`, whose blocks are bytes of the file; vectors are f32, as kernels require, and
+    rows of incomplete blocks f16."""
     if len(tensor.shape) == 1:
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and tensor.shape[-1] % BLOCK:
         kind = dtypes.f16
-    return Tensor(tensor.shape, kind, partial(stream_rows, tensor.recipe, reader))
+    values = Tensor(tensor.shape, kind, partial(stream_rows, tensor.recipe, reader))
+    return values._replace(blocks=partial(_encode_blocks, name, values))
 
 
 def _list_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
@@ -122,14 +124,8 @@ def _list_metadata(model: Model, kinds: list[DType]) -> dict[str, Any]:
 
 
 def _write_file(
-    path: Path,
-    result: FamilyFit,
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    blocks: Mapping[str, Callable[[], Iterator[Array]]],
-    progress: Progress,
+    path: Path, result: FamilyFit, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor], progress: Progress
 ) -> None:
-    """Write the file; `blocks` yields the bytes of each tensor that stores codes, by name."""
     from gguf import GGUFWriter
     from gguf.constants import GGMLQuantizationType
 
@@ -150,8 +146,8 @@ def _write_file(
         assert writer.fout is not None
         (file,), step = writer.fout, count_written(progress, tensors)
         writer.write_padding(file, file.tell())
-        for name, tensor in tensors.items():
-            for block in blocks[name]() if name in blocks else _encode_blocks(name, tensor):
+        for tensor in tensors.values():
+            for block in tensor.blocks():
                 file.write(block.data)
                 step(block.nbytes)
             writer.write_padding(file, tensor.nbytes)

@@ -47,9 +47,7 @@ def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
         WeftError: if the architecture cannot express the settings.
     """
     architecture, loader = table.model_types[0], table.loader or Loader()
-    is_partial = s.rope is not None and any(
-        r is not None and r.dim not in (None, s.head_size) for r in s.expand("rope")
-    )
+    is_partial = any(rope is not None and rope.dim not in (None, s.head_size) for rope in s.expand("rope"))
     if loader.experts == ("none" if s.moe is not None else "required"):
         raise WeftError(f"{architecture} {'does not support' if s.moe is not None else 'requires'} experts")
     if loader.head == ("own" if s.tie else "tied"):

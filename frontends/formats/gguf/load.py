@@ -47,12 +47,9 @@ _KNOWN = {
     "is about pairs of sequences, which no head of GGUF files reads": r"tokenizer\.ggml\.add_sep_token",
 }
 _KNOWN_KEYS = re.compile("|".join(" ".join(_KNOWN.values()).split()))
-_SAMPLING = {
-    "temperature": "temp",
-    "repetition_penalty": "penalty_repeat",
-    **{k: k for k in ("top_k", "top_p", "min_p")},
+_SAMPLING = {"temperature": "temp", "repetition_penalty": "penalty_repeat"} | {
+    k: k for k in ("top_k", "top_p", "min_p")
 }
-
 POOLINGS = ("none", "mean", "cls", "last")  # of llama.cpp, by number
 
 DERIVED_KEYS = (*LAYER_TENSORS, "vocab_size", "token_types", FREQUENCIES, SHORT, LONG)

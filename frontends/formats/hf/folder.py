@@ -19,27 +19,12 @@ from ...models.families import FAMILIES, Family, LoadedModel, load
 from ...models.left_out import LeftOut
 from ...models.tables.other_types import LANGUAGE_MODELS, MULTIMODAL, PAIRS, REFUSED, SAME
 from ...models.task_heads import SEPARABLE_ENCODERS, add_head, add_token_head, extract_encoder, find_unread_head
+from . import contents
 from .adapter import Adapter
-from .contents import (
-    OF_TOWERS,
-    find_unread_files,
-    find_unread_generation,
-    find_unread_outer,
-    find_unread_towers,
-    is_inside,
-)
 from .merging import load_merged
 from .quantized import dequantize_reader, find_unread_scheme
 from .safetensors import SafetensorsReader, list_weight_files
-from .sentence_transformers.ranking import (
-    LOGIT_SCORE,
-    check_tokens,
-    find_unread_ranking,
-    list_ranking_files,
-    read_modules,
-    read_ranking,
-    read_score_tokens,
-)
+from .sentence_transformers import ranking
 from .sentence_transformers.sentence import Sentence, find_transformer, read_sentence, read_static_config
 from .sentence_transformers.static import STATIC, STATIC_EMBEDDING
 from .tokens.added import find_token
@@ -75,8 +60,8 @@ class Folder:
         """
         if not path.is_dir():
             raise WeftError(f"{path} is not a folder")
-        root, kinds = path, read_modules(path)
-        path = root / kinds.get("Transformer", "") if LOGIT_SCORE in kinds else find_transformer(root)
+        root, kinds = path, ranking.read_modules(path)
+        path = root / kinds.get("Transformer", "") if ranking.LOGIT_SCORE in kinds else find_transformer(root)
         static = read_static_config(root) if STATIC_EMBEDDING in kinds else None
         if static is None and not (path / "config.json").is_file():
             raise WeftError(f"{path} has no config.json, so it is not a Hugging Face model folder")
@@ -90,9 +75,9 @@ class Folder:
         generation_config = read_json(generation) if generation.is_file() else {}
         classes = config.get("architectures")
         scores = isinstance(classes, list) and any(str(name).endswith("ForSequenceClassification") for name in classes)
-        pairs = LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
+        pairs = ranking.LOGIT_SCORE in kinds or (scores and [*kinds] == ["Transformer"])  # a cross-encoder
         sentence = None if pairs else read_sentence(root, config)
-        return cls(path, config, generation_config, sentence, list_ranking_files(root) if pairs else ())
+        return cls(path, config, generation_config, sentence, ranking.list_ranking_files(root) if pairs else ())
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -204,7 +189,7 @@ def load_folder(
         table = FAMILIES.lookup(family)
     else:
         raise _unknown_type_error(folder, source)
-    weights, read_adapters, tokens, head = folder.open_weights(), list[Adapter](), read_score_tokens(path), None
+    weights, read_adapters, tokens, head = folder.open_weights(), list[Adapter](), ranking.read_score_tokens(path), None
     # Without modules after an image encoder, the files of sentence-transformers are for text inputs only.
     if sentence is not None and sentence.projects and not sentence.modules:
         sentence = None if table.settings.get("kind") == "image-encoder" else sentence
@@ -213,7 +198,7 @@ def load_folder(
         config.pop("architectures", None)  # such a folder uses the base model only
         table, weights = sentence.table(table, config), sentence.join_weights(weights)
     elif tokens:
-        check_tokens(tokens, config.get("vocab_size"), source)
+        ranking.check_tokens(tokens, config.get("vocab_size"), source)
         table = add_token_head(table, config, frozenset(weights.keys()), source, tokens)
     else:
         keys = frozenset(weights.keys())
@@ -230,7 +215,7 @@ def load_folder(
     if head:
         loaded.left_out[:] = [head, *(part for part in loaded.left_out if part.name != head.name)]
     if loaded.graph.meta.get("task") == "text-classification":
-        loaded.graph.meta["rank"] = read_ranking(path, config)
+        loaded.graph.meta["rank"] = ranking.read_ranking(path, config)
     origin: dict[str, Any] = {"format": "safetensors", "path": str(path)}
     if read_adapters:
         origin["adapters"] = [str(adapter.path.absolute()) for adapter in read_adapters]
@@ -238,7 +223,7 @@ def load_folder(
         _report_towers(towers, loaded, folder.config, config)
     loaded.left_out.extend((*other_sides, *_find_unread(folder, path)))
     if "logits" in loaded.graph.outputs and "task" not in loaded.graph.meta:
-        loaded.left_out.extend(find_unread_generation(folder.generation))
+        loaded.left_out.extend(contents.find_unread_generation(folder.generation))
         if sampling := folder.read_sampling():
             loaded.graph.meta["sampling"] = sampling
     token_source = replace(folder, config=config) if other_sides else folder  # tokens of a pair are in its text config
@@ -276,7 +261,7 @@ def extract_submodel(
     unused = (*table.unused, *outer, *(f"{module}.*" for module in outer))
     # The inner config may omit this key; a checkpoint without a head ties it to the embedding.
     text["tie_word_embeddings"] = not (_has(keys, head) or _has(keys, "lm_head."))
-    inert = (*table.inert, *filter(OF_TOWERS.search, text))
+    inert = (*table.inert, *filter(contents.OF_TOWERS.search, text))
     side = replace(table, prefix=prefix, aliases={**table.aliases, "lm_head.": head}, unused=unused, inert=inert)
     return side, text, outer
 
@@ -288,8 +273,8 @@ def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
     if folder.sentence is not None:
         yield from folder.sentence.left_out
     if folder.ranking:
-        yield from find_unread_ranking(root)
-    yield from find_unread_files(root, folder.files)
+        yield from ranking.find_unread_ranking(root)
+    yield from contents.find_unread_files(root, folder.files)
 
 
 def _report_towers(
@@ -301,9 +286,11 @@ def _report_towers(
     if "text_config" in around:
         read = text.keys() - {part.name for part in parts}
         parts = [replace(p, name=f"text_config.{p.name}") if p.kind == "key" else p for p in parts]
-        parts.extend(find_unread_outer(around, read))
-    loaded.left_out[:] = [*find_unread_towers(towers, loaded.ignored), *parts]
-    loaded.ignored[:] = [key for key in loaded.ignored if not is_inside(key, towers)]  # these are listed by tower
+        parts.extend(contents.find_unread_outer(around, read))
+    loaded.left_out[:] = [*contents.find_unread_towers(towers, loaded.ignored), *parts]
+    loaded.ignored[:] = [
+        key for key in loaded.ignored if not contents.is_inside(key, towers)
+    ]  # these are listed by tower
 
 
 def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]]:

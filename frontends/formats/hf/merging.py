@@ -73,7 +73,7 @@ def load_merged(
             not read by the model.
     """
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
-    merger = _FamilyMerger(family, config, base, source, load(family, config, base, source))
+    merger = _FamilyMerger(family, config, base, source)
     for adapter in adapters:
         merger = merger.resize(adapter)
     merged = merge(merger, adapters)
@@ -305,11 +305,12 @@ class _FamilyMerger(Merger):
         config: Mapping[str, Any],
         base: TensorReader,
         source: str,
-        loaded: LoadedModel,
+        layout: TensorReader | None = None,
         head: str = "",
     ) -> None:
-        super().__init__(loaded.graph, base, source, loaded.settings.tie, head)
-        self.family, self.config, self.loaded = family, config, loaded
+        self.family, self.config, self.loaded = family, config, load(family, config, layout or base, source)
+        super().__init__(self.loaded.graph, base, source, self.loaded.settings.tie, head)
+        self.layout = layout or base
 
     def resize(self, adapter: Adapter) -> _FamilyMerger:
         """Return a merger with the vocabulary size of the embedding that `adapter` stores; self if it does not differ.
@@ -332,11 +333,7 @@ class _FamilyMerger(Merger):
             missing = f" but no {heads[0]} of that size" if heads else " and the config of the model has no vocab_size"
             raise adapter.error(f" has an embedding of {n_rows} tokens instead of {n_before},{missing}")
         config, layout = {**self.config, "vocab_size": n_rows}, PatchedReader(self.layout, replacements)
-        merger = _FamilyMerger(
-            self.family, config, self.base, self.source, load(self.family, config, layout, self.source)
-        )
-        merger.layout = layout
-        return merger
+        return _FamilyMerger(self.family, config, self.base, self.source, layout)
 
     def is_head(self, name: str) -> bool:
         head = self.family.names.get("lm_head")
@@ -346,14 +343,13 @@ class _FamilyMerger(Merger):
         head, embed = f"{self.family.names.get('lm_head')}.weight", self.embed
         config = {**self.config, "tie_word_embeddings": False}
         layout = PatchedReader(self.layout, {head: (self.layout, embed)})
-        loaded = load(self.family, config, layout, self.source)
-        if replace(loaded.settings, tie=True) != self.loaded.settings or "lm_head.weight" not in loaded.graph.params:
+        merger = _FamilyMerger(self.family, config, self.base, self.source, layout, head)
+        settings = replace(merger.loaded.settings, tie=True)
+        if settings != self.loaded.settings or "lm_head.weight" not in merger.graph.params:
             raise WeftError(
                 f"{self.source}: an adapter changes the embedding or the head, which this model ties; "
                 f"weft cannot untie them in {self.family.model_types[0]} models"
             )
-        merger = _FamilyMerger(self.family, config, self.base, self.source, loaded, head)
-        merger.layout = self.layout
         merger.weights[head] = Source(embed)
         return merger
 

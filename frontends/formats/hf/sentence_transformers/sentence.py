@@ -46,7 +46,7 @@ DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # setting
 class Sentence:
     """The contents of the files of sentence-transformers in a folder.
 
-    home: folder of the transformer. changes: entries that replace those of its config. pooling: the modules after it.
+    changes: entries that replace those of the transformer's config. pooling: the modules after it.
     modules: records of these modules for the manifest. weights: folders of modules with parameters, by name prefix.
     meta: prompts and limits, as in graph.meta. left_out: keys of these files that nothing reads.
     projects: the transformer itself computes the sentence embedding, and `pooling` has only the modules after it.
@@ -54,7 +54,6 @@ class Sentence:
     """
 
     files: tuple[Path, ...]
-    home: Path
     changes: Mapping[str, Any]
     pooling: SentencePooling
     modules: list[dict[str, Any]]
@@ -214,7 +213,7 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
         known_keys = record.read_keys.union(SIZES, FLAGS, ["__version__"])
         left_out.extend(find_unread_entries(record.data, known_keys, str(Path(record.source).relative_to(root))))
     module_records = [step.record for step in steps if step.record]
-    return Sentence(tuple(files), home, changes, pooling, module_records, weights, meta, left_out, projects, static)
+    return Sentence(tuple(files), changes, pooling, module_records, weights, meta, left_out, projects, static)
 
 
 def read_static_config(root: Path) -> dict[str, Any] | None:

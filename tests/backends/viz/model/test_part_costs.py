@@ -38,7 +38,7 @@ def test_costs_of_the_root_equal_weft_inspect(preset: str) -> None:
     binding = {"batch": 1, "seq": 64, "past": 0, "total": 64, "source": 64}
     assert found.complete
     assert found.parameters == told.parameters == PUBLISHED.get(preset, told.parameters)
-    assert sizes.evaluate(found.flops, binding) == told.flops_prefill
+    assert sizes.evaluate(found.work.flops, binding) == told.flops_prefill
     if told.cache_per_token is not None and told.state_bytes is not None:
         assert sum(found.cache.values()) == told.cache_per_token
         numbers, rest = found.state
@@ -50,7 +50,7 @@ def test_costs_of_a_part_are_the_sum_of_its_children(preset: str) -> None:
     parts = [part for part in outline_preset(preset).parts() if part.children]
     for part in parts:
         whole, inner = sum_costs(part), [sum_costs(child) for child in part.children]
-        assert whole.flops == functools.reduce(operator.add, (part.count * f.flops for f in inner))
+        assert whole.work.flops == functools.reduce(operator.add, (part.count * f.work.flops for f in inner))
         if part.count == 1:
             assert whole.parameters == sum(f.parameters for f in inner)
     assert any(part.count > 1 for part in parts)
