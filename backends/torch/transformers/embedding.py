@@ -48,11 +48,8 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
     if graph.meta.get("kind") != "encoder" or (length is None if pools_itself else not modules):
         return
     modules = {} if pools_itself else modules
-    kinds = {"": "Transformer", **{path: module["type"] for path, module in modules.items()}}
-    listed = [
-        {"idx": i, "name": str(i), "path": path, "type": f"{_MODULES}{kind}"}
-        for i, (path, kind) in enumerate(kinds.items())
-    ]
+    paths = {"": "Transformer", **{path: module["type"] for path, module in modules.items()}}.items()
+    listed = [{"idx": i, "name": str(i), "path": path, "type": _MODULES + name} for i, (path, name) in enumerate(paths)]
     write_json(folder / "modules.json", listed)
     for path, module in modules.items():
         (folder / path).mkdir()
@@ -71,9 +68,8 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
         limits = {"max_seq_length": min(lengths, default=None), "do_lower_case": sentence.get("do_lower_case", False)}
         write_json(folder / "sentence_bert_config.json", limits | options)
         keys = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
-        write_json(
-            folder / "config_sentence_transformers.json", {key: sentence[key] for key in keys if key in sentence}
-        )
+        fields = {key: sentence[key] for key in keys if key in sentence}
+        write_json(folder / "config_sentence_transformers.json", fields)
 
 
 def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
@@ -86,11 +82,9 @@ def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor
     for key, param in params.items():
         read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)
         stored = kind or (read.pop() if len(read) == 1 else dtypes.f32)
-        read_blocks, key = (
-            partial(stream_rows, param.recipe, graph.reader),
-            f"norm.{key}" if key in ("weight", "bias") else key,
-        )
-        tensors[key] = Tensor(tuple(param.type.concrete({})), stored, read_blocks)
+        name = f"norm.{key}" if key in ("weight", "bias") else key
+        read_blocks = partial(stream_rows, param.recipe, graph.reader)
+        tensors[name] = Tensor(tuple(param.type.concrete({})), stored, read_blocks)
     return tensors
 
 
@@ -104,11 +98,7 @@ def _list_modules(graph: Graph) -> Mapping[str, Any]:
     modules = (graph.meta.get("sentence") or {}).get("modules")
     if modules is None and (mode := _FLAGS.get(graph.meta.get("pooling") or "")) is not None:
         flags = {f"pooling_mode_{name}": name == mode for name in _FLAGS.values()}
-        modules = [
-            {
-                "type": "Pooling",
-                "config": {"word_embedding_dimension": graph.outputs["last_hidden_state"].shape[-1], **flags},
-            }
-        ]
+        config = {"word_embedding_dimension": graph.outputs["last_hidden_state"].shape[-1], **flags}
+        modules = [{"type": "Pooling", "config": config}]
         modules += [{"type": "Normalize", "config": {}}] * bool(graph.meta.get("normalize"))
     return {f"{i + 1}_{module['type']}": module for i, module in enumerate(modules or [])}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
@@ -14,8 +14,8 @@ Axis = tuple[Value, int]
 
 
 class AxisClasses:
-    """A union-find of the axes of all values of `graph`; axes of one class have equal sizes, and the class may have a
-    name: an expression over config fields. Only axes of a fixed size above 1 are in classes, not batch or seq."""
+    """Classes of the axes of all values of `graph`, a union-find. Axes of one class have equal sizes. A class may have
+    a name, an expression over config fields. Only axes of a fixed size above 1 are in classes: not batch and seq."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -27,14 +27,12 @@ class AxisClasses:
     # -- classes
 
     def merge(self, a: Axis | None, b: Axis | None) -> None:
-        """Merge the classes of axes a and b if their sizes are fixed, above 1 and equal; else do nothing."""
+        """Merge the classes of axes a and b, which have no names yet. Do nothing if an axis is None, or if their sizes
+        are not fixed, above 1 and equal."""
         if a is None or b is None or self.get_size(a) != self.get_size(b) or self.get_size(a) is None:
             return
-        a, b = self._find_root(a), self._find_root(b)
-        if a != b:
-            self._parents[a] = b
-            if (name := self._names.pop(a, None)) is not None:
-                self._names.setdefault(b, name)
+        if (root := self._find_root(a)) != (other := self._find_root(b)):
+            self._parents[root] = other
 
     def get_size(self, axis: Axis) -> int | None:
         """Return the size of an axis; None if it is symbolic or 1."""
@@ -72,22 +70,22 @@ class AxisClasses:
                     changed |= self._name_product(node, values)
 
     def _name_sum(self, node: Node) -> bool:
-        """Name the axis that `node` splits or concatenates as the sum of its parts, or its only unnamed part as the
-        total minus the others. Return whether a name was added."""
+        """Name the axis that `node` splits or concatenates: the total as the sum of the parts, or the only unnamed part
+        as the total minus the others. Return whether a name was added."""
         parts = [v for v in (node.outputs if node.op is ops.split else node.inputs) if v is not None]
         total_value = node.required_operand("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)
         total, part_names = self.get_name((total_value, axis)), [self.get_name((p, axis)) for p in parts]
+        known = sizes.sum_sizes(s for s in part_names if s is not None)
         if None not in part_names:
-            return self.set_name((total_value, axis), sizes.sum_sizes(s for s in part_names if s is not None))
+            return self.set_name((total_value, axis), known)
         if total is None or part_names.count(None) != 1:
             return False
-        rest = sizes.sum_sizes(s for s in part_names if s is not None)
-        return self.set_name((parts[part_names.index(None)], axis), total + rest * -1)
+        return self.set_name((parts[part_names.index(None)], axis), total + known * -1)
 
     def _name_product(self, node: Node, values: dict[str, int]) -> bool:
-        """Name the last axis that the reshape `node` splits in two, or merges from two, as the product, or one
-        of the two as a quotient. Return whether a name was added."""
+        """Name an axis of the reshape `node` if it splits the last axis in two or merges two: the merged axis as a
+        product, or one of the two as a quotient or factor. Return whether a name was added."""
         x, y = node.required_operand("x"), node.output
         joined, split = (x, y) if len(x.shape) < len(y.shape) else (y, x)
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
@@ -137,96 +135,40 @@ def _match_broadcast(axes: AxisClasses, node: Node) -> None:
             axes.merge(get_axis(value, -i), get_axis(node.output, -i))
 
 
-def _match_linear(axes: AxisClasses, node: Node) -> None:
-    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
-    axes.merge((weight, 1), get_axis(x))
-    axes.merge((weight, 0), get_axis(node.output))
-    if bias is not None:
-        axes.merge((bias, 0), (weight, 0))
+def _match_equal(axes: AxisClasses, node: Node) -> None:
+    """Merge the pairs of axes in `EQUAL_AXES` of the op whose operands exist."""
+
+    def find_axis(name: str, axis: int) -> Axis | None:
+        value = node.operand(name) if name else node.output
+        return None if value is None else (value, axis % len(value.shape))
+
+    for a, i, b, j in EQUAL_AXES[node.op]:
+        axes.merge(find_axis(a, i), find_axis(b, j))
 
 
-def _match_embedding(axes: AxisClasses, node: Node) -> None:
-    axes.merge((node.required_operand("table"), 1), get_axis(node.output))
+def _match_moves(axes: AxisClasses, node: Node) -> None:
+    """Merge each axis of x with the axis of the output to which the op moves it."""
+    for a, b in _pair_axes(node, node.required_operand("x"), node.output):
+        axes.merge((node.required_operand("x"), a), (node.output, b))
 
 
-def _match_conv(axes: AxisClasses, node: Node) -> None:
-    x, weight, bias = node.required_operand("x"), node.required_operand("weight"), node.operand("bias")
-    axes.merge(get_axis(x), get_axis(node.output))
-    axes.merge((weight, 0), get_axis(x))
-    if bias is not None:
-        axes.merge((bias, 0), get_axis(x))
-
-
-def _match_scan(axes: AxisClasses, node: Node) -> None:
-    x, delta, a, b, c, d = (node.operand(o.name) for o in node.op.operands[:6])
-    axes.merge(get_axis(x), get_axis(node.output))
-    axes.merge(get_axis(b), get_axis(c))
-    axes.merge(get_axis(delta), (a, 0) if a is not None else None)
-    if d is not None:
-        axes.merge((d, 0), get_axis(delta))
-    if node.op is ops.selective_scan and a is not None:
-        axes.merge(get_axis(x), get_axis(delta))
-        axes.merge((a, 1), get_axis(b))
-
-
-def _match_moe(axes: AxisClasses, node: Node) -> None:
-    x, up = node.required_operand("x"), node.required_operand("up")
-    axes.merge(get_axis(x), get_axis(node.output))
-    axes.merge(get_axis(node.required_operand("combine")), (up, 0))
-    roles: dict[str, tuple[int, ...]] = {"up": (0, 1, 2), "gate": (0, 1, 2), "down": (0, 2, 1)}  # experts, hidden, dim
-    roles |= {"up_bias": (0, 1), "gate_bias": (0, 1)}
-    for name, order in roles.items():
-        if (stack := node.operand(name)) is not None:
-            for mine, of_up in enumerate(order):
-                axes.merge((stack, mine), (up, of_up))
-    if (bias := node.operand("down_bias")) is not None:
-        axes.merge((bias, 0), (up, 0))
-        axes.merge((bias, 1), get_axis(x))
-    axes.merge((up, 2), get_axis(x))
-
-
-def _match_reshape(axes: AxisClasses, node: Node) -> None:
-    """Merge the leading axes of operand and output, up to the first whose size the reshape changes."""
-    x, y = node.required_operand("x"), node.output
-    for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)):
-        if a != b:
-            break
-        axes.merge((x, i), (y, i))
-
-
-def _make_axis_rule(order: Callable[[Node], Iterator[tuple[int, int]]]) -> Callable[[AxisClasses, Node], None]:
-    """Return a rule that merges the pairs (axis of x, axis of the output) that `order` yields for a node."""
-
-    def rule(axes: AxisClasses, node: Node) -> None:
-        for old, new in order(node):
-            axes.merge((node.required_operand("x"), old), (node.output, new))
-
-    return rule
-
-
-def _pair_transposed(node: Node) -> Iterator[tuple[int, int]]:
-    return ((a, i) for i, a in enumerate(node.attrs["axes"]))
-
-
-def _pair_squeezed(node: Node) -> Iterator[tuple[int, int]]:
-    rank, gone = (
-        len(node.required_operand("x").shape),
-        {a % len(node.required_operand("x").shape) for a in node.attrs["axes"]},
-    )
-    return ((a, i) for i, a in enumerate(a for a in range(rank) if a not in gone))
-
-
-def _pair_unsqueezed(node: Node) -> Iterator[tuple[int, int]]:
-    rank = len(node.output.shape)
-    new = {a % rank for a in node.attrs["axes"]}
-    return ((i, a) for i, a in enumerate(a for a in range(rank) if a not in new))
-
-
-def _pair_sliced(node: Node) -> Iterator[tuple[int, int]]:
-    """Return pairs (axis of x, axis of the output): all axes except the sliced one."""
-    x = node.required_operand("x")
-    cut = node.attrs.get("axis", -1) % len(x.shape)
-    return ((a, a) for a in range(len(x.shape)) if a != cut)
+def _pair_axes(node: Node, x: Value, y: Value) -> Iterable[tuple[int, int]]:
+    """Return the pairs (axis of x, axis of y) of the op of `node` from x to y; none for an axis that it changes."""
+    match node.op:
+        case ops.transpose:
+            return ((a, i) for i, a in enumerate(node.attrs["axes"]))
+        case ops.squeeze:
+            removed = {a % len(x.shape) for a in node.attrs["axes"]}
+            return ((a, i) for i, a in enumerate(a for a in range(len(x.shape)) if a not in removed))
+        case ops.unsqueeze:
+            added = {a % len(y.shape) for a in node.attrs["axes"]}
+            return enumerate(a for a in range(len(y.shape)) if a not in added)
+        case ops.slice_:
+            return ((a, a) for a in range(len(x.shape)) if a != node.attrs["axis"] % len(x.shape))
+        case ops.reshape:  # the leading axes
+            changed = (i for i, (a, b) in enumerate(zip(x.shape, y.shape, strict=False)) if a != b)
+            return ((a, a) for a in range(next(changed, min(len(x.shape), len(y.shape)))))
+    return ((a, a) for a in range(len(x.shape) if node.attrs["keepdims"] else 0))  # a reduction
 
 
 def _match_split(axes: AxisClasses, node: Node) -> None:
@@ -237,34 +179,27 @@ def _match_split(axes: AxisClasses, node: Node) -> None:
                 axes.merge((value, axis), (node.output, axis))
 
 
-def _match_reduced(axes: AxisClasses, node: Node) -> None:
-    if node.attrs["keepdims"]:
-        x = node.required_operand("x")
-        for axis in range(len(x.shape)):
-            axes.merge((x, axis), (node.output, axis))
-
-
-def _match_nothing(axes: AxisClasses, node: Node) -> None:
-    """Merge nothing: widths of queries, keys and values are products of heads, which `size_names` names."""
-
-
-RULES: dict[Op, Callable[[AxisClasses, Node], None]] = {
-    ops.linear: _match_linear,
-    ops.embedding: _match_embedding,
-    ops.causal_conv: _match_conv,
-    ops.selective_scan: _match_scan,
-    ops.ssd: _match_scan,
-    ops.moe: _match_moe,
-    ops.reshape: _match_reshape,
-    ops.transpose: _make_axis_rule(_pair_transposed),
-    ops.squeeze: _make_axis_rule(_pair_squeezed),
-    ops.unsqueeze: _make_axis_rule(_pair_unsqueezed),
-    ops.slice_: _make_axis_rule(_pair_sliced),
-    ops.split: _match_split,
-    ops.concat: _match_split,
-    **dict.fromkeys((ops.sum, ops.mean, ops.max, ops.min, ops.prod), _match_reduced),
-    **dict.fromkeys((ops.attention, ops.relative_attention, ops.head_linear), _match_nothing),
-    **dict.fromkeys((ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _match_nothing),
+_SCAN = (("x", -1, "", -1), ("b", -1, "c", -1), ("delta", -1, "a", 0), ("d", 0, "delta", -1))
+EQUAL_AXES: dict[Op, tuple[tuple[str, int, str, int], ...]] = {  # (operand, axis, operand, axis); "": the output
+    ops.linear: (("weight", 1, "x", -1), ("weight", 0, "", -1), ("bias", 0, "weight", 0)),
+    ops.embedding: (("table", 1, "", -1),),
+    ops.causal_conv: (("x", -1, "", -1), ("weight", 0, "x", -1), ("bias", 0, "x", -1)),
+    ops.ssd: _SCAN,
+    ops.selective_scan: (*_SCAN, ("x", -1, "delta", -1), ("a", 1, "b", -1)),
+    ops.moe: (
+        *(("x", -1, "", -1), ("combine", -1, "up", 0), ("up", 2, "x", -1)),
+        *(("gate", 0, "up", 0), ("gate", 1, "up", 1), ("gate", 2, "up", 2)),
+        *(("down", 0, "up", 0), ("down", 1, "up", 2), ("down", 2, "up", 1)),
+        *(("up_bias", 0, "up", 0), ("up_bias", 1, "up", 1), ("gate_bias", 0, "up", 0), ("gate_bias", 1, "up", 1)),
+        *(("down_bias", 0, "up", 0), ("down_bias", 1, "x", -1)),
+    ),
+    ops.head_linear: (),  # its widths are products of heads, which `size_names` names
+}
+MOVES = (ops.reshape, ops.transpose, ops.squeeze, ops.unsqueeze, ops.slice_, ops.sum, ops.mean, ops.max, ops.min)
+RULES: dict[Op, Callable[[AxisClasses, Node], None]] = {  # for other ops `_match_broadcast`
+    **dict.fromkeys(EQUAL_AXES, _match_equal),
+    **dict.fromkeys((*MOVES, ops.prod), _match_moves),
+    **dict.fromkeys((ops.split, ops.concat), _match_split),
 }
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
-from weft.ir.op import Op
 from weft.ir.types import sizes
 from weft.ir.types.sizes import Poly, Size
 from weft.passes.analysis.feed_forward import match_feed_forward
 
-from .axes import AxisClasses, get_axis, list_read_params
+from .axes import Axis, AxisClasses, get_axis, list_read_params
 from .expressions import ConfigValue
 from .fields import Fields
 
@@ -30,15 +28,18 @@ INT_FIELDS = {  # (op, int attribute): its config field
     (ops.attention, "window"): "sliding_window",
     (ops.attention, "keep_first"): "attention_keep_first",
     (ops.attention, "stride"): "attention_stride",
+    (ops.attention, "value_dim"): "kv_lora_rank",
+    (ops.moe, "active"): "num_experts_per_tok",
     (ops.route, "k"): "num_experts_per_tok",
     (ops.route, "groups"): "n_group",
     (ops.route, "top_groups"): "topk_group",
     (ops.relative_position_bias, "max_distance"): "relative_attention_max_distance",
 }
+LEAST = {"k": 1, "active": 1, "value_dim": 1}  # int attribute: the least value that gets a field, 2 for others
 
 
 class SizeNames:
-    """Expressions over config fields for axis sizes and node attributes of `graph`; adds the fields to `fields`."""
+    """Expressions over config fields for axis sizes and node attributes of `graph`; their fields are in `fields`."""
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
@@ -71,24 +72,27 @@ class SizeNames:
 # -- seeds
 
 
+def _name_axis(axes: AxisClasses, fields: Fields, role: str, axis: Axis, kind: str = "") -> None:
+    """Name the class of `axis` after the field for `role` and its size (see `Fields.choose_name`)."""
+    axes.set_name(axis, fields.choose_size(role, axis[0].shape[axis[1]], kind))
+
+
 def _name_tokens(axes: AxisClasses, fields: Fields) -> None:
     """Name the vocabulary, the width of the residual stream, and the number of token types."""
-    roles = {"input_ids": "vocab_size", "position_ids": "max_position_embeddings", "token_type_ids": "type_vocab_size"}
     for node in axes.graph.nodes:
         if node.op is ops.embedding and isinstance(table := node.required_operand("table"), Param):
             ids = node.required_operand("ids")
-            role = next((r for name, r in roles.items() if ids.name.endswith(name)), "")
-            if role and role != "max_position_embeddings":
-                axes.set_name((table, 0), fields.choose_size(role, table.shape[0]))
-            if role == "vocab_size" and not table.recipe.is_constant:
-                axes.set_name((table, 1), fields.choose_size("hidden_size", table.shape[1]))
+            if ids.name.endswith("input_ids"):
+                _name_axis(axes, fields, "vocab_size", (table, 0))
+                if not table.recipe.is_constant:
+                    _name_axis(axes, fields, "hidden_size", (table, 1))
+            elif ids.name.endswith("token_type_ids"):
+                _name_axis(axes, fields, "type_vocab_size", (table, 0))
     if (memory := axes.graph.inputs.get("encoder_hidden_states")) is not None and isinstance(memory.width, int):
         same = fields.values.get("hidden_size", memory.width) == memory.width
-        axes.set_name(
-            get_axis(memory), fields.choose_size("hidden_size" if same else "encoder_hidden_size", memory.width)
-        )
+        _name_axis(axes, fields, "hidden_size" if same else "encoder_hidden_size", get_axis(memory))
     if (logits := axes.graph.outputs.get("logits")) is not None and isinstance(logits.shape[-1], int):
-        axes.set_name(get_axis(logits), fields.choose_size("vocab_size", logits.shape[-1]))
+        _name_axis(axes, fields, "vocab_size", get_axis(logits))
 
 
 def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
@@ -102,11 +106,9 @@ def _name_attentions(axes: AxisClasses, fields: Fields) -> None:
         axes.set_name(get_axis(k), kv_heads * width)
         if v is None:
             value_width = fields.choose_size("kv_lora_rank", node.attrs["value_dim"])
-        elif v.width // node.attrs["kv_heads"] == q.width // node.attrs["heads"]:
-            value_width = width
         else:
-            value_width = fields.choose_size("v_head_dim", v.width // node.attrs["kv_heads"], kind)
-        if v is not None:
+            same = v.width // node.attrs["kv_heads"] == q.width // node.attrs["heads"]
+            value_width = width if same else fields.choose_size("v_head_dim", v.width // node.attrs["kv_heads"], kind)
             axes.set_name(get_axis(v), kv_heads * value_width)
         axes.set_name(get_axis(node.output), heads * value_width)
         if (sinks := node.operand("sinks")) is not None:
@@ -121,7 +123,8 @@ def name_head_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
 
 
 def get_attention_kind(node: Node) -> str:
-    """Return "cross", "local" (a window or pattern) or "global", the prefix of fields that differ between kinds."""
+    """Return the prefix of config fields that differ between kinds of attention: "cross" in a scope of this name, else
+    "local" (a window or pattern) or "global"."""
     if node.scope.rpartition(".")[2] == "cross":
         return "cross"
     return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"
@@ -130,33 +133,24 @@ def get_attention_kind(node: Node) -> str:
 def _name_feed_forwards(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         unit = match_feed_forward(node) if node.op is ops.linear else None
-        if unit is None or isinstance(unit, str):
-            continue
-        shared = "shared" in node.scope
-        role = "shared_expert_intermediate_size" if shared else "intermediate_size"
-        axes.set_name(get_axis(node.required_operand("x")), fields.choose_size(role, unit.hidden))
+        if unit is not None and not isinstance(unit, str):
+            role = "shared_expert_intermediate_size" if "shared" in node.scope else "intermediate_size"
+            axes.set_name(get_axis(node.required_operand("x")), fields.choose_size(role, unit.hidden))
 
 
 def _name_mixtures(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         if node.op is ops.moe:
-            experts, hidden, _ = node.required_operand("up").shape
-            axes.set_name((node.required_operand("up"), 0), fields.choose_size("num_experts", experts))
-            axes.set_name((node.required_operand("up"), 1), fields.choose_size("moe_intermediate_size", hidden))
+            _name_axis(axes, fields, "num_experts", (node.required_operand("up"), 0))
+            _name_axis(axes, fields, "moe_intermediate_size", (node.required_operand("up"), 1))
 
 
 def _name_recurrences(axes: AxisClasses, fields: Fields) -> None:
     for node in axes.graph.nodes:
         match node.op:
             case ops.selective_scan:
-                axes.set_name(
-                    get_axis(node.required_operand("x")),
-                    fields.choose_size("mamba_intermediate_size", node.required_operand("x").width),
-                )
-                axes.set_name(
-                    get_axis(node.required_operand("b")),
-                    fields.choose_size("state_size", node.required_operand("b").width),
-                )
+                _name_axis(axes, fields, "mamba_intermediate_size", get_axis(node.operand("x")))
+                _name_axis(axes, fields, "state_size", get_axis(node.operand("b")))
             case ops.ssd:
                 heads, groups = _name_recurrent_counts(node, fields)
                 x, b = node.required_operand("x"), node.required_operand("b")
@@ -164,17 +158,15 @@ def _name_recurrences(axes: AxisClasses, fields: Fields) -> None:
                 axes.set_name(get_axis(b), groups * fields.choose_size("state_size", b.width // node.attrs["groups"]))
                 axes.set_name(get_axis(node.required_operand("delta")), heads)
             case ops.causal_conv:
-                weight = node.required_operand("weight")
-                axes.set_name((weight, 1), fields.choose_size("conv_kernel", weight.shape[1]))
+                _name_axis(axes, fields, "conv_kernel", (node.required_operand("weight"), 1))
             case ops.linear_attention | ops.gated_linear_attention | ops.gated_delta_rule:
                 heads, groups = _name_recurrent_counts(node, fields)
                 q, k, v = (node.required_operand(n) for n in "qkv")
                 shared = int(node.attrs.get("groups") or node.attrs["heads"])
                 key = fields.choose_size("linear_key_head_dim", q.width // shared)
                 value = fields.choose_size("linear_value_head_dim", v.width // node.attrs["heads"])
-                axes.set_name(get_axis(q), groups * key)
-                axes.set_name(get_axis(k), groups * key)
-                axes.set_name(get_axis(v), heads * value)
+                for operand, size in ((q, groups * key), (k, groups * key), (v, heads * value)):
+                    axes.set_name(get_axis(operand), size)
                 axes.set_name(get_axis(node.output), heads * value)
 
 
@@ -190,18 +182,20 @@ def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
 
 def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
     """Name the remaining axes of weights after their linear maps, then of other parameters after themselves."""
+
+    def name_param(param: Param, axis: int, ending: str) -> None:
+        if axes.get_name((param, axis)) is None and axes.get_size((param, axis)):
+            stem = param.name.removesuffix(".weight").rpartition(".")[2]
+            _name_axis(axes, fields, f"{stem}_{ending}", (param, axis))
+
     for axis, ending in ((1, "rank"), (0, "size")):
         for node in axes.graph.nodes:
-            weight = node.operand("weight") if node.op is ops.linear else None
-            if isinstance(weight, Param) and axes.get_name((weight, axis)) is None and axes.get_size((weight, axis)):
-                local = weight.name.removesuffix(".weight").rpartition(".")[2]
-                axes.set_name((weight, axis), fields.choose_size(f"{local}_{ending}", weight.shape[axis]))
+            if node.op is ops.linear and isinstance(weight := node.operand("weight"), Param):
+                name_param(weight, axis, ending)
                 axes.deduce_names(fields.values)
     for param in list_read_params(axes.graph):
-        for axis, size in enumerate(param.shape):
-            if not param.recipe.is_constant and axes.get_name((param, axis)) is None and axes.get_size((param, axis)):
-                stem = param.name.removesuffix(".weight").rpartition(".")[2]
-                axes.set_name((param, axis), fields.choose_size(f"{stem}_size" if axis == 0 else f"{stem}_width", size))
+        for axis in range(0 if param.recipe.is_constant else len(param.shape)):
+            name_param(param, axis, "size" if axis == 0 else "width")
 
 
 # -- attributes
@@ -214,17 +208,17 @@ def _name_attributes(names: SizeNames, node: Node) -> None:
         if real and (attr == "eps" or node.attrs[attr] != op.attrs[attr].default):
             names.name_attr(node, attr, sizes.sym(fields.choose_name(role, node.attrs[attr], _get_field_prefix(node))))
     for (op, attr), role in INT_FIELDS.items():
-        if node.op is op and isinstance(value := node.attrs[attr], int) and (value > 1 or attr == "k"):
+        if node.op is op and isinstance(value := node.attrs[attr], int) and value >= LEAST.get(attr, 2):
             if role == "attention_stride" and node.attrs["pattern"] == "chunked":
                 role = "attention_chunk_size"
             names.name_attr(node, attr, fields.choose_size(role, value))
-    if (rule := ATTRIBUTES.get(node.op)) is not None:
-        rule(names, node)
+    for attr, count in _name_counts(node, fields).items():
+        names.name_attr(node, attr, count)
 
 
 def map_logit_nodes(graph: Graph) -> dict[Node, str]:
-    """Map the nodes after the head's linear map to their config fields, SOFTCAP_DIVISION for a soft cap's division.
-    They may be a scale, then cap · tanh(x / cap); {} if there are other nodes, or no logits."""
+    """Map the nodes after the head's linear map to their config fields, the division by a soft cap to SOFTCAP_DIVISION.
+    The nodes may be a scale, then cap · tanh(x / cap). Return {} for other nodes, or without logits."""
     chain: list[Node] = []
     node = graph.outputs["logits"].producer if "logits" in graph.outputs else None
     while node is not None and node.op is not ops.linear:
@@ -245,30 +239,14 @@ def map_logit_nodes(graph: Graph) -> dict[Node, str]:
 
 
 def _get_field_prefix(node: Node) -> str:
-    """Return the prefix for config fields of a node: the kind of an attention, else its local name without number."""
+    """Return the prefix of config fields of `node`: its kind for an attention, else its local name without number."""
     local = re.sub(r"_\d+$", "", node.output.name.rpartition(".")[2])
     return get_attention_kind(node) if node.op is ops.attention else local
 
 
-def _name_heads(names: SizeNames, node: Node) -> None:
-    for attr, count in zip(("heads", "kv_heads"), name_head_counts(node, names.fields), strict=True):
-        names.name_attr(node, attr, count)
-    if node.attrs["value_dim"]:
-        names.name_attr(node, "value_dim", names.fields.choose_size("kv_lora_rank", node.attrs["value_dim"]))
-
-
-def _name_rope_heads(names: SizeNames, node: Node) -> None:
-    """Name the heads of a RoPE node like the heads of the attention that reads its result."""
-    if (match := find_attention(node.output)) is not None:
-        attention, role = match
-        heads, kv_heads = name_head_counts(attention, names.fields)
-        if node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]:
-            names.name_attr(node, "heads", heads if role == "q" else kv_heads)
-
-
 def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
-    """Return (attention, operand name) for the attention that reads `value`; None without one. Up to `depth` layout,
-    norm or scale ops may be between."""
+    """Return (attention, operand name) for the first attention that reads `value`, directly or through up to `depth`
+    layout, norm or scale ops; None without one."""
     for reader, index in value.uses:
         if reader.op is ops.attention:
             return reader, reader.op.operands[index].name
@@ -278,22 +256,18 @@ def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
     return None
 
 
-def _name_recurrent_heads(names: SizeNames, node: Node) -> None:
-    for attr, count in zip(("heads", "groups"), _name_recurrent_counts(node, names.fields), strict=True):
-        if attr in node.attrs:
-            names.name_attr(node, attr, count)
-
-
-def _name_active_experts(names: SizeNames, node: Node) -> None:
-    if (active := node.attrs["active"]) is not None:
-        names.name_attr(node, "active", names.fields.choose_size("num_experts_per_tok", active))
-
-
-ATTRIBUTES: dict[Op, Callable[[SizeNames, Node], None]] = {
-    ops.attention: _name_heads,
-    ops.rope: _name_rope_heads,
-    ops.moe: _name_active_experts,
-    **dict.fromkeys(
-        (ops.ssd, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule), _name_recurrent_heads
-    ),
-}
+def _name_counts(node: Node, fields: Fields) -> dict[str, Any]:
+    """Return attribute → symbolic size of the head counts of `node`, and add their fields to `fields`. RoPE has the
+    heads of the attention that reads its result."""
+    match node.op:
+        case ops.attention:
+            return dict(zip(("heads", "kv_heads"), name_head_counts(node, fields), strict=True))
+        case ops.rope if (match := find_attention(node.output)) is not None:
+            attention, role = match
+            heads, kv_heads = name_head_counts(attention, fields)
+            same = node.attrs["heads"] == attention.attrs["heads" if role == "q" else "kv_heads"]
+            return {"heads": heads if role == "q" else kv_heads} if same else {}
+        case ops.ssd | ops.linear_attention | ops.gated_linear_attention | ops.gated_delta_rule:
+            counts = zip(("heads", "groups"), _name_recurrent_counts(node, fields), strict=True)
+            return {attr: count for attr, count in counts if attr in node.attrs}
+    return {}

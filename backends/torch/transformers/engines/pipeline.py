@@ -41,9 +41,8 @@ def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
     entering = loop.calls[0].inputs[loop.chained[0]]
     if before or copies.get(entering, entering) is not e.embeds:
         return f"{', '.join(sorted(before)) or 'more than the embedding'} computes the input of its layers"
-    if any(
-        v in _find_dependent_values(e.embeds, items[:place], lowered) for c in loop.calls for v in _list_others(c, loop)
-    ):
+    others = [v for c in loop.calls for i, v in enumerate(c.inputs) if i != loop.chained[0]]
+    if not _find_dependent_values(e.embeds, items[:place], lowered).isdisjoint(others):
         return "its layers also read the embeddings"
     after = _follow_chain(loop.results[0], items[place + 1 :])
     if after is None or (lowered.head is not None and after[1] is not lowered.hidden):
@@ -53,11 +52,6 @@ def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
         stack.path: (["hidden_states", "attention_mask"], ["hidden_states"]),
         **dict.fromkeys(after[0], HIDDEN),
     }
-
-
-def _list_others(call: ModuleCall, loop: Loop) -> list[Operand]:
-    """Return the operands of the call of a layer in `loop`, except the hidden states."""
-    return [v for i, v in enumerate(call.inputs) if i != loop.chained[0]]
 
 
 def _find_dependent_values(embeds: Var, items: Sequence[Item], lowered: LoweredModel) -> set[Operand]:

@@ -81,7 +81,9 @@ def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict
         reasons[name] = "layers that are divided otherwise have parts of the same names"
     if not agreed and not reasons:
         reasons[""] = "it has no attention and no feed-forward of linear maps"
-    if styles and (table := lowered.emitter.embedding) and _is_read_directly(lowered, f"{table}.weight"):
+    table = lowered.emitter.embedding
+    read = {o.path for s in lowered.base.statements for o in s.operands if isinstance(o, ParamRef)}
+    if styles and table and f"{table}.weight" in read:  # read directly, not through its module
         styles = {table: REPLICATED, **styles}
     return _order_matches(styles, lowered), agreed, reasons
 
@@ -107,13 +109,14 @@ def _agree_styles(
 def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, str]:
     """Return `plan` (path pattern → style) in an order in which the first match of each linear map is its own entry. An
     undivided linear map gets the entry "replicate" if it would match the entry of another."""
-    linears = dict.fromkeys(LAYER.sub(".0", path) for path in _list_linears(lowered))
+    operands = [o for s in lowered.base.statements for o in s.operands if isinstance(o, Submodule)]
+    linears = dict.fromkeys(LAYER.sub(".0", o.path) for o in operands if o.init.startswith("nn.Linear"))
+    styles = {path: plan.get(LAYER.sub(".*", path), REPLICATED) for path in linears}
     ordered = dict(plan)
     for _ in range(len(linears) + 1):
-        wrong = [path for path in linears if _find_style(ordered, path) != plan.get(LAYER.sub(".*", path), REPLICATED)]
-        if not wrong:
+        fixes = {LAYER.sub(".*", path): style for path, style in styles.items() if _find_style(ordered, path) != style}
+        if not fixes:
             return ordered
-        fixes = {LAYER.sub(".*", path): plan.get(LAYER.sub(".*", path), REPLICATED) for path in wrong}
         ordered = fixes | {name: style for name, style in ordered.items() if name not in fixes}
     raise AssertionError(f"no order of this plan is right for engines: {plan}")
 
@@ -121,17 +124,6 @@ def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, 
 def _find_style(plan: Mapping[str, str], path: str) -> str:
     """Return the style of the first entry of `plan` that matches `path`, which engines use; "replicate" without one."""
     return next((style for name, style in plan.items() if re.match(name, path)), REPLICATED)
-
-
-def _list_linears(lowered: LoweredModel) -> list[str]:
-    """Return the paths of the nn.Linear modules of a base model, each once."""
-    operands = (o for s in lowered.base.statements for o in s.operands)
-    return [*dict.fromkeys(o.path for o in operands if isinstance(o, Submodule) and o.init.startswith("nn.Linear"))]
-
-
-def _is_read_directly(lowered: LoweredModel, weight: str) -> bool:
-    """Return whether a statement of the base model reads `weight` itself, not through its module."""
-    return any(isinstance(o, ParamRef) and o.path == weight for s in lowered.base.statements for o in s.operands)
 
 
 def _plan_experts(lowered: LoweredModel) -> dict[str, str]:

@@ -5,7 +5,8 @@ The requirements come from the documentation of each engine's transformers backe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from weft.ir import ops
 
@@ -23,60 +24,71 @@ def find_refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
     if len(bases) > 1:
         return {engine: ["it is an encoder-decoder"] for engine in (BATCHES, VLLM, SGLANG)}
     (base,) = bases
-    lowered, common = base.lowered, [*_list_common_reasons(base)]
+    lowered, common = base.lowered, _list_common_reasons(base)
     engines = [*common, *_list_engine_reasons(lowered), *_list_expert_reasons(lowered)]
     if not lowered.emitter.is_decoder:
         return {BATCHES: ["it is an encoder"], VLLM: engines, SGLANG: engines}
+    features, head = _find_features(lowered), lowered.head
+    paging = {"scores have a soft cap or sinks, which its attention does not compute": features & {"softcap", "s_aux"}}
+    scaled = {"logit_scale", "final_logit_softcapping"} <= lowered.fields.values.keys()
+    vllm = {"logits are scaled before the soft cap, which it applies first": scaled}
+    biased = head is not None and any(key.endswith(".bias") for key in head.weights)
+    sglang = {
+        "scores have a soft cap, which its attention does not compute": "softcap" in features,
+        "the head has a bias, which it does not load": biased,
+    }
     return {
-        BATCHES: [*common, *_list_paging_reasons(lowered)],
-        VLLM: [*engines, *_list_vllm_reasons(lowered)],
-        SGLANG: [*engines, *_list_sglang_reasons(lowered)],
+        BATCHES: [*common, *_select_true(paging)],
+        VLLM: [*engines, *_select_true(vllm)],
+        SGLANG: [*engines, *_select_true(sglang)],
     }
 
 
-def _list_common_reasons(base: BaseModel) -> Iterator[str]:
-    """Yield the reasons that apply to all engines with paged caches."""
-    e, graph = base.lowered.emitter, base.lowered.graph
-    attentions = [n for n in graph.nodes if n.op is ops.attention]
-    special = {n.op for n in graph.nodes} & {
-        *(ops.relative_attention, ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule)
-    }
-    if e.recurrent or special - {ops.relative_attention}:
-        yield "recurrent layers keep states, not keys"
-    if ops.relative_attention in special:
-        yield "relative keys and values are in no attention function"
-    if any(n.op is ops.block_sparse_attention for n in graph.nodes):
-        yield "blocks of keys are in no attention function"
-    if e.shares_weights:
-        yield "layers share weights, so a module has several caches"
-    if base.count_field != "num_hidden_layers":
-        yield "some layers have more than one cache"
-    if any(n.operand("bias") is not None for n in attentions):
-        yield "scores have a bias by distance (ALiBi, T5)"
-    custom = sorted(kind for kind in {mask.kind for mask in e.masks.values()} if kind not in STANDARD_MASKS)
-    if custom:
-        yield f"masks that engines do not make: {', '.join(custom)}"
-    if any(mask.kind == CHUNKED for mask in e.masks.values()):
-        yield "attention in chunks, for which engines make no masks"
-    if any(n.op in (ops.expert_choice, ops.limit_capacity) for n in graph.nodes):
-        yield "experts choose among all tokens of a forward pass, also of other sequences"
+def _select_true(reasons: Mapping[str, Any]) -> list[str]:
+    """Return the keys of `reasons` (reason → condition) whose condition holds."""
+    return [reason for reason, holds in reasons.items() if holds]
+
+
+def _find_features(lowered: LoweredModel) -> set[str]:
+    """Return the optional features that the attentions use (see `AttentionRecord.features`)."""
+    return set().union(*(attending.features for attending in lowered.emitter.attentions.values()))
+
+
+def _list_common_reasons(base: BaseModel) -> list[str]:
+    """Return the reasons that apply to all engines with paged caches."""
+    e, nodes = base.lowered.emitter, base.lowered.graph.nodes
+    kinds, masks = {n.op for n in nodes}, {mask.kind for mask in e.masks.values()}
+    recurrent = kinds & {ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule}
+    attentions = [n for n in nodes if n.op is ops.attention]
     shapes = {
         (n.attrs["heads"], n.attrs["kv_heads"], n.required_operand("k").width // n.attrs["kv_heads"])
         for n in attentions
     }
-    if len(shapes) > 1:
-        yield "layers have different numbers or widths of heads"
-    narrow = [n for n in attentions if (v := n.operand("v")) is not None and v.width != n.required_operand("k").width]
-    if narrow:
-        yield "values and keys differ in width"
+    narrow = any((v := n.operand("v")) is not None and v.width != n.required_operand("k").width for n in attentions)
+    custom = sorted(masks - STANDARD_MASKS.keys())
+    return _select_true(
+        {
+            "recurrent layers keep states, not keys": e.recurrent or recurrent,
+            "relative keys and values are in no attention function": ops.relative_attention in kinds,
+            "blocks of keys are in no attention function": ops.block_sparse_attention in kinds,
+            "layers share weights, so a module has several caches": e.shares_weights,
+            "some layers have more than one cache": base.count_field != "num_hidden_layers",
+            "scores have a bias by distance (ALiBi, T5)": any(n.operand("bias") is not None for n in attentions),
+            f"masks that engines do not make: {', '.join(custom)}": custom,
+            "attention in chunks, for which engines make no masks": CHUNKED in masks,
+            "experts choose among all tokens of a forward pass, also of other sequences": kinds
+            & {ops.expert_choice, ops.limit_capacity},
+            "layers have different numbers or widths of heads": len(shapes) > 1,
+            "values and keys differ in width": narrow,
+        }
+    )
 
 
 def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
-    e = lowered.emitter
-    features = set().union(*(attending.features for attending in e.attentions.values()))
-    if "s_aux" in features:
+    """Yield the reasons that apply to vLLM and SGLang, except those about experts."""
+    if "s_aux" in _find_features(lowered):
         yield "attention has sinks"
-    if not e.embedding:
+    if not lowered.emitter.embedding:
         yield "more than one embedding reads the token ids"
     if lowered.head is not None:
         count = sum(n.op is not ops.linear for n in lowered.head.nodes)
@@ -96,11 +108,9 @@ def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
         and node.operand("up_bias") is None
         and node.operand("down_bias") is None
     ]
-    for node in replaced:
-        a, gated = node.attrs, node.operand("gate") is not None
-        if not gated or a["activation"] != "silu" or a["limit"] is not None or a["shift"] != 0:
-            yield "experts are not SwiGLU"
-            break
+    plain = {"activation": "silu", "limit": None, "shift": 0}
+    if any(n.operand("gate") is None or any(n.attrs[k] != value for k, value in plain.items()) for n in replaced):
+        yield "experts are not SwiGLU"
     names = {
         "num_experts": {int(n.required_operand("up").shape[0]) for n in replaced},
         "num_experts_per_tok": {n.attrs["active"] for n in replaced},
@@ -112,27 +122,9 @@ def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
         yield f"experts are not described by the config's {', '.join(odd)}"
 
 
-def _list_vllm_reasons(lowered: LoweredModel) -> Iterator[str]:
-    if {"logit_scale", "final_logit_softcapping"} <= lowered.fields.values.keys():
-        yield "logits are scaled before the soft cap, which it applies first"
-
-
-def _list_sglang_reasons(lowered: LoweredModel) -> Iterator[str]:
-    if any("softcap" in attending.features for attending in lowered.emitter.attentions.values()):
-        yield "scores have a soft cap, which its attention does not compute"
-    if lowered.head is not None and any(key.endswith(".bias") for key in lowered.head.weights):
-        yield "the head has a bias, which it does not load"
-
-
-def _list_paging_reasons(lowered: LoweredModel) -> Iterator[str]:
-    features = set().union(*(attending.features for attending in lowered.emitter.attentions.values()))
-    if features & {"softcap", "s_aux"}:
-        yield "scores have a soft cap or sinks, which its attention does not compute"
-
-
 def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
-    """Return "kind of parallelism: reason" for tensor and pipeline parallelism that vLLM and SGLang cannot use. Tensor
-    parallelism requires that the heads of all attentions can be divided, pipeline parallelism several stages."""
+    """Return "kind of parallelism: reason" for tensor and pipeline parallelism, where vLLM and SGLang cannot use it.
+    Tensor parallelism requires that all attentions are divided, pipeline parallelism that there are several stages."""
     attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
     scope = next((scope for scope in attentions if scope not in plans.units), None)
     limits = [] if scope is None else [f"tensor parallelism: {LAYER.sub('.*', scope)} is not divided"]

@@ -24,42 +24,32 @@ def _lower_attention(e: HFEmitter, node: Node) -> Operand | None:
         return None  # attention within groups of tokens, whose masks differ: SDPA, as in target torch
     a, width = node.attrs, e.size_of(node.required_operand("q"))
     heads, kv_heads = e.attr(node, "heads"), e.attr(node, "kv_heads")
-    q, k = (
-        e.split_heads(node.required_operand("q"), heads, "q"),
-        e.split_heads(node.required_operand("k"), kv_heads, "k"),
-    )
+    q = e.split_heads(node.required_operand("q"), heads, "q")
+    k = e.split_heads(node.required_operand("k"), kv_heads, "k")
     # Keys that are also values are passed as both: caches of engines have one width.
     v = k if a["value_dim"] else e.split_heads(node.required_operand("v"), kv_heads, "v")
     mask = get_mask(e, node)
-    scale = (
-        format_number(e.attr(node, "scale")) if a["scale"] is not None else f"{parenthesize(width // heads)} ** -0.5"
-    )
+    default = f"{parenthesize(width // heads)} ** -0.5"
+    scale = default if a["scale"] is None else format_number(e.attr(node, "scale"))
     attending = AttentionRecord(node, scale, "1" if a["heads"] == a["kv_heads"] else f"{heads // kv_heads}".strip("()"))
     operands: list[Value | Operand] = [q, k, v, mask]
     keywords = _write_score_keywords(e, node, attending, operands)
-    if _is_only_attention(node) and not e.separate:
+    if len(_list_distinct(node)) == 1 and not e.separate:
         return _emit_inline(e, node, attending, operands, keywords)
     if node in e.cross_attentions:
         operands[1:3] = _emit_cross_cache(e, k, v)
-    place = next(
-        n
-        for n in node.graph.nodes
-        if n.scope == node.scope and n.op is ops.attention and _find_key(n) == _find_key(node)
-    )
-    path = place.output.name
+    path = next(n.output.name for n in _list_alike(node) if _find_key(n) == _find_key(node))
     cached = node in e.cached
-    order = [*_list_distinct(node, e.cached)].index(_find_key(node)) if cached else 0
+    order = _list_distinct(node, e.cached).index(_find_key(node)) if cached else 0
     index = (f"layer_idx + {order}" if order else "layer_idx") if cached and not e.shares_weights else "None"
     causal = "" if attending.causal else ", is_causal=False"
     leaf = Submodule(path, f"SoftmaxAttention(config, {index}, {attending.groups}, {attending.scaling}{causal})")
-    arguments = "".join(f", {text}" for text in keywords)
-    last = len(operands)
+    slots = [CACHE, INDEX][: 1 + e.shares_weights] if cached else []
+    last, arguments = len(operands), "".join(f", {text}" for text in keywords)
     past = f", past_key_values={e.write_self_cache(f'{{{last + 1}}}')}" if cached else ""
-    past += f", layer_idx={{{last + 2}}}" if cached and e.shares_weights else ""
+    past += f", layer_idx={{{last + 2}}}" if INDEX in slots else ""
     text = f"{{{last}}}({{0}}, {{1}}, {{2}}, {{3}}{arguments}{past}, **kwargs)"
-    x = e.emit(
-        text, *operands, leaf, *([CACHE, INDEX] if cached and e.shares_weights else [CACHE] if cached else []), name="x"
-    )
+    x = e.emit(text, *operands, leaf, *slots, name="x")
     _record_attention(e, attending)
     return x
 
@@ -76,16 +66,15 @@ def is_batched(node: Node) -> bool:
     return node.required_operand("q").shape[0] in {value.shape[0] for value in node.graph.inputs.values()}
 
 
-def _is_only_attention(node: Node) -> bool:
-    """Return whether all attentions in the scope of `node` have the same projections (see `_find_key`)."""
-    return len(_list_distinct(node)) == 1
+def _list_alike(node: Node) -> list[Node]:
+    """Return the attentions in the scope of `node`, in order."""
+    return [n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention]
 
 
-def _list_distinct(node: Node, among: Collection[Node] | None = None) -> dict[tuple[Value, ...], None]:
-    """Return the distinct keys (see `_find_key`) of the attentions in the scope of `node`, in order, as a dict to None;
-    with `among`, only of those in it."""
-    alike = (n for n in node.graph.nodes if n.scope == node.scope and n.op is ops.attention)
-    return dict.fromkeys(_find_key(n) for n in alike if among is None or n in among)
+def _list_distinct(node: Node, among: Collection[Node] | None = None) -> list[tuple[Value, ...]]:
+    """Return the distinct keys (see `_find_key`) of the attentions in the scope of `node` (if given, of those also
+    `among`), in order."""
+    return [*dict.fromkeys(_find_key(n) for n in _list_alike(node) if among is None or n in among)]
 
 
 def _find_key(node: Node) -> tuple[Value, ...]:
@@ -130,8 +119,7 @@ def _emit_inline(
     # An attention that reads the cache of another also needs a cache number, by which engines find their caches.
     numbered = (CACHE, INDEX) if node in e.cached and find_cache_owner(node) is not node else ()
     arguments = "".join(f", {text}" for text in keywords)
-    text = "{KEY}(self, {0}, {1}, {2}, {3}, scaling=self.scaling{GIVEN}, **kwargs)"
-    text = text.replace("{KEY}", f"{{{len(operands)}}}").replace("{GIVEN}", arguments)
+    text = f"{{{len(operands)}}}(self, {{0}}, {{1}}, {{2}}, {{3}}, scaling=self.scaling{arguments}, **kwargs)"
     x, _ = e.emit_tuple(text, q, k, v, *rest, attend, *numbered, names=("x", "weights"))
     _record_attention(e, attending)
     hidden, latent = _find_hidden_states(node), e.attr(node, "value_dim")

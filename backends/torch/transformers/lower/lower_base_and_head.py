@@ -14,7 +14,7 @@ from weft.passes.library.target.sides import DECODER, ENCODER
 from ....target import MODEL
 from ...codegen.structure import group_statements
 from ...lower.lower import emit_nodes, find_read_weights, select_live_statements
-from ...program.statements import Operand, Program, Statement, Var
+from ...program.statements import Program, Statement, Var
 from ..config_fields.fields import Fields
 from ..config_fields.size_names import SizeNames
 from . import attention_functions as attention
@@ -60,7 +60,7 @@ class LoweredModel:
 
     @property
     def tied_keys(self) -> dict[str, str]:
-        """Map the key of each head weight that is also a base model weight to its key in the base model."""
+        """Map the key of each head weight that is also a weight of the base model to its key there."""
         weights = {} if self.head is None else self.head.weights
         return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
 
@@ -90,55 +90,40 @@ def _lower_side(
     if not isinstance(states, Var):
         raise WeftError(f"target transformers needs hidden states, and the output of {graph.name} is a weight")
     new = {name: text for name, text in e.program.functions.items() if name not in functions}
-    if "task" in graph.meta:
-        return _split_task_head(model, graph, side, e, outputs, states, fields, masks, new)
     base = Program(graph.name, e.program.inputs, outputs, e.program.statements, functions=new)
     above = None
-    if head is not None:
+    if "task" in graph.meta:
+        above = _split_task_head(base, states, e)
+    elif head is not None:
         states.name = "hidden_states"
-        above = Program(
-            graph.name, [states], {"logits": outputs["logits"]}, _select_downstream(base.statements, states)
-        )
+        logits = {"logits": outputs["logits"]}
+        above = Program(graph.name, [states], logits, _select_downstream(base.statements, states))
         base.statements = [s for s in base.statements if s not in above.statements]
         base.outputs = {"last_hidden_state": states, **{k: v for k, v in outputs.items() if k == "aux_loss"}}
-        above.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(above)}
     base.statements = select_live_statements(base)
-    base.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(base)}
     for program in filter(None, (base, above)):
+        program.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(program)}
         program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
     return LoweredModel(model, graph, side, base, above, states, fields, e, masks)
 
 
-def _split_task_head(
-    whole: Graph,
-    graph: Graph,
-    side: str,
-    e: HFEmitter,
-    outputs: Mapping[str, Operand],
-    hidden: Var,
-    fields: Fields,
-    masks: str,
-    functions: dict[str, str],
-) -> LoweredModel:
-    """Split the program of a graph with a task head: statements after hidden states and pooler become the head."""
+def _split_task_head(base: Program, hidden: Var, e: HFEmitter) -> Program:
+    """Return the head of a graph with a task: the statements of `base` after the hidden states `hidden` and the pooler.
+    Remove the outputs of the head from `base`, in place."""
     cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.arguments["input_ids"]: "input_ids"}
+    outputs = base.outputs
     pooled = outputs.get("pooler_output")
     if isinstance(pooled, Var):
         cut[pooled] = "pooler_output"
     for var, name in cut.items():
         var.name = name
     scores = {name: o for name, o in outputs.items() if name not in ("last_hidden_state", "pooler_output")}
-    above = Program(graph.name, [], scores, e.program.statements)
+    above = Program(base.name, [], scores, base.statements)
     above.statements = select_live_statements(above, cut)
     read = {o for s in above.statements for o in s.operands}
     above.inputs = [var for var in cut if var in read]
-    remaining = {name: o for name, o in outputs.items() if name not in scores}
-    base = Program(graph.name, e.program.inputs, remaining, e.program.statements, functions=functions)
-    base.statements = select_live_statements(base)
-    for program in (base, above):
-        program.weights = {k: p for k, p in e.program.weights.items() if k in find_read_weights(program)}
-        program.nodes = [n for n in graph.nodes if any(s.node is n for s in program.statements)]
-    return LoweredModel(whole, graph, side, base, above, hidden, fields, e, masks)
+    base.outputs = {name: o for name, o in outputs.items() if name not in scores}
+    return above
 
 
 def _has_unlike_attentions(lowered: LoweredModel) -> bool:
@@ -146,19 +131,16 @@ def _has_unlike_attentions(lowered: LoweredModel) -> bool:
     the module: then each attention must be a module."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in group_statements(lowered.base).walk():
-        for item in method.items:
-            facts = lowered.emitter.attentions.get(item) if isinstance(item, Statement) else None
-            if (
-                facts is not None
-                and attributes.setdefault(method.key, facts.module_attributes) != facts.module_attributes
-            ):
+        for item in (i for i in method.items if isinstance(i, Statement) and i in lowered.emitter.attentions):
+            own = lowered.emitter.attentions[item].module_attributes
+            if attributes.setdefault(method.key, own) != own:
                 return True
     return False
 
 
 def _find_head(graph: Graph) -> tuple[Value, Node | None]:
-    """Return (hidden states of the base model, the linear map to logits or None); a task head yields None, except that
-    of fill-mask. WeftError if logits are not an elementwise function of a linear map's result."""
+    """Return (hidden states of the base model, the linear map to logits). The map is None without logits and for a
+    task, except that of fill-mask. WeftError if logits are not an elementwise function of a linear map's result."""
     value, task = graph.outputs.get("logits"), graph.meta.get("task")
     if value is None or task is not None:
         node = value.producer if value is not None and task == "fill-mask" else None  # it may be tied

@@ -43,10 +43,9 @@ def _lower_embedding(e: HFEmitter, node: Node) -> Operand | None:
 def _find_scaling(e: HFEmitter, node: Node) -> Node | None:
     """Return the node that scales the embeddings `node` of a decoder and is their only reader; None without one.
     Engines and pipeline stages expect the embedding module to scale."""
-    readers = [reader for reader, _ in node.output.uses]
-    if len(readers) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
+    if len(node.output.uses) != 1 or node.output.is_output or e.graph.meta.get("kind") != "decoder":
         return None
-    (reader,) = readers
+    ((reader, _),) = node.output.uses
     scales = reader.op is ops.affine and reader.attrs["plus"] == 0 and "." not in reader.scope
     return reader if scales else None
 
@@ -95,8 +94,8 @@ def _lower_activation(e: HFEmitter, node: Node) -> Operand | None:
 def _make_activation(e: HFEmitter, node: Node, init: str) -> Submodule:
     """Return the activation module with source `init`: act in the scope of `node`, act_fn if weights are called act."""
     path = f"{node.scope}.act" if node.scope else "act"
-    clashes = {p.partition(f"{path}.")[2] != "" or p == path for p in e.graph.params if p.startswith(path)}
-    return Submodule(f"{path}_fn" if True in clashes else path, init)
+    clashes = any(p == path or p.startswith(f"{path}.") for p in e.graph.params)
+    return Submodule(f"{path}_fn" if clashes else path, init)
 
 
 @hf_lowering(ops.alibi)
@@ -111,9 +110,7 @@ def _lower_alibi(e: HFEmitter, node: Node) -> Operand:
 
 @hf_lowering(ops.relative_position_bias)
 def _lower_relative_position_bias(e: HFEmitter, node: Node) -> Operand | None:
-    if node.required_operand("queries").shape[1] not in {
-        v.shape[1] for v in node.graph.inputs.values() if len(v.shape) > 1
-    }:
+    if node.required_operand("queries").shape[1] not in {v.shape[1] for v in node.graph.inputs.values() if v.shape[1:]}:
         return None  # distances between other things than tokens
     part = "relative_bias" if node.attrs["bidirectional"] else "causal_relative_bias"
     text = f"{part}({{0}}, {{1}}, {e.attr(node, 'max_distance')})"

@@ -92,13 +92,11 @@ class HFEmitter(Emitter):
         super().__init__(graph, find_cached_nodes(graph), set(), find_cross_attentions(graph))
         self.names, self.fields, self.head, self.side, self.separate = names, fields, head, side, separate
         self.softcap_divisions = {node for node, role in map_logit_nodes(graph).items() if role == SOFTCAP_DIVISION}
-        self.shares_weights = has_shared_weights(
-            graph, self.cached | self.cross_attentions
-        )  # then calls pass the number of their cache
+        # Where layers share weights, calls pass the number of their cache.
+        self.shares_weights = has_shared_weights(graph, self.cached | self.cross_attentions)
         self.is_decoder = graph.meta.get("kind", "decoder") == "decoder"
-        without = {"token_type_ids", HIDDEN, MASK} - graph.inputs.keys() | (
-            set() if self.is_decoder else {"past_key_values", "use_cache"}
-        )
+        without = {"token_type_ids", HIDDEN, MASK} - graph.inputs.keys()
+        without |= set() if self.is_decoder else {"past_key_values", "use_cache"}
         arguments = {name: kind for name, kind in ARGUMENTS.items() if name not in without}
         self.arguments = {name: Var(name, type=kind, default="None") for name, kind in arguments.items()}
         self.embeds, self.positions = Var("inputs_embeds"), Var("position_ids")
@@ -151,10 +149,8 @@ class HFEmitter(Emitter):
         past = Var("past", type="int")
         counted = "0 if {0} is None or {1} is not None else {0}.get_seq_length()"  # paged caches do not count tokens
         self._emit_early(counted, (self.past, arguments["position_ids"]), past)
-        arange = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None]"
-        self._emit_early(
-            f"{arange} if {{0}} is None else {{0}}", (arguments["position_ids"], self.embeds, past), self.positions, 0
-        )
+        text = "(torch.arange({1}.shape[1], device={1}.device) + {2})[None] if {0} is None else {0}"
+        self._emit_early(text, (arguments["position_ids"], self.embeds, past), self.positions, 0)
         if self.cached and not self.has_counting_cache:
             # After the positions, which need the previous count.
             text = "if {0} is not None: count_tokens({0}, {1})"
@@ -189,21 +185,27 @@ class HFEmitter(Emitter):
     def _emit_early(self, text: str, operands: tuple[Operand, ...], made: Var, replaces: int | None = None) -> None:
         self.program.statements.append(Statement(text, operands, (made,), TOP, replaces, early=True))
 
-    def zero_padding(self, value: Value | Operand) -> Operand:
+    def zero_padding(self, value: Value | Operand) -> Var:
         """Emit `value` [batch, seq, width] with zeros at padding, for recurrences, and return the result."""
-        mask = self.padding_mask()
-        return self.emit("mask_hidden({0}, {1})", value, mask, replaces=0)
+        return self.emit("mask_hidden({0}, {1})", value, self.padding_mask(), replaces=0)
 
     def padding_mask(self) -> Var:
         """Return the padding mask [batch, seq] that all recurrences share; emit it at the first call."""
-        key = RECURRENT, ""
+        operands = (self.embeds, self.attention_mask, *([self.self_past] if self.is_decoder else []))
+        return self.share_mask(RECURRENT, "", operands, "padding", "Tensor | None").statement.results[0]
+
+    def share_mask(
+        self, kind: str, condition: str, operands: Sequence[Operand], name: str, annotation: str, causal: bool = True
+    ) -> SharedMask:
+        """Return the mask of this `kind` and `condition`; emit its statement at the first call. The statement reads
+        `operands`, and its result has the given name and type; `finish_masks` writes its text."""
+        key = kind, condition
         if key not in self.masks:
-            operands = (self.embeds, self.attention_mask, *([self.self_past] if self.is_decoder else []))
-            mask = self.hoist(("mask", key), "...", *operands, name="padding")
-            mask.type = "Tensor | None"
+            mask = self.hoist(("mask", key), "...", *operands, name=name)
+            mask.type = annotation
             statement = next(s for s in self.program.statements if mask in s.results)
-            self.masks[key] = SharedMask(RECURRENT, "", statement)
-        return self.masks[key].statement.results[0]
+            self.masks[key] = SharedMask(kind, condition, statement, causal)
+        return self.masks[key]
 
     def emit_with_state(
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
@@ -219,11 +221,8 @@ class HFEmitter(Emitter):
         update = f"keep_states({cache}, {index}, {text(past)}{f', {first}' if first else ''})"
         result = self.emit(update, *operands, CACHE, INDEX)
         self.recurrent[self.program.statements[-1]] = first
-        if node.op is ops.linear_attention:  # before the first visible key it divides by 0
-            shown = self.zero_padding(result)
-            assert isinstance(shown, Var)
-            return shown
-        return result
+        # Linear attention divides by 0 before the first visible key.
+        return self.zero_padding(result) if node.op is ops.linear_attention else result
 
     def write_self_cache(self, cache: str) -> str:
         """Return the source of the self-attention part of the cache `cache`: itself without cross-attention."""
@@ -290,13 +289,12 @@ def get_first_operand(node: Node) -> Value:
 def find_param(value: Value) -> Value:
     """Return the first trained parameter on the path of first operands from `value` back to the start of its scope;
     `value` itself without one."""
-    current = value
-    while current.producer is not None and current.producer.scope == (value.producer.scope if value.producer else ""):
-        params = [v for v in current.producer.inputs if isinstance(v, Param) and not v.recipe.is_constant]
-        if params:
-            return params[0]
-        first = current.producer.inputs[0]
-        if first is None:
+    current, scope = value, value.producer.scope if value.producer else ""
+    while current.producer is not None and current.producer.scope == scope:
+        for operand in current.producer.inputs:
+            if isinstance(operand, Param) and not operand.recipe.is_constant:
+                return operand
+        if (first := current.producer.inputs[0]) is None:
             break
         current = first
     return value

@@ -21,16 +21,10 @@ def _lower_relative_attention(e: HFEmitter, node: Node) -> Operand:
     heads = e.attr(node, "heads")
     q, k, v = (e.split_heads(node.required_operand(n), heads, n) for n in ("q", "k", "v"))
     mask, distance = get_mask(e, node), emit_distances(e)
-    seen = e.hoist(
-        ("visible", mask),
-        f"visible({{0}}, {{1}}{', causal=False' * (not node.attrs['causal'])})",
-        mask,
-        distance,
-        name="seen",
-    )
+    text = f"visible({{0}}, {{1}}{', causal=False' * (not node.attrs['causal'])})"
+    seen = e.hoist(("visible", mask), text, mask, distance, name="seen")
     if node in e.cached:
         k, v = emit_cache_update(e, k, v)
-    call = FunctionCall("relative_attention").add(
-        q, k, v, node.required_operand("key_table"), node.operand("value_table"), distance, seen
-    )
+    tables = node.required_operand("key_table"), node.operand("value_table")
+    call = FunctionCall("relative_attention").add(q, k, v, *tables, distance, seen)
     return e.emit(f"{call}.transpose(1, 2).flatten(2)", *call.operands, name="x")

@@ -20,18 +20,12 @@ def get_mask(e: HFEmitter, node: Node) -> Var:
     if node in e.cross_attentions:
         return _emit_source_mask(e, node)
     kind, condition = get_mask_kind(e, node)
-    key = kind, condition
-    if key not in e.masks:
-        name = "mask" if kind in (FULL, BIDIRECTIONAL) else kind.split("_")[0] + "_mask"
-        operands: tuple[Operand, ...] = (e.embeds, e.attention_mask)
-        if e.is_decoder:
-            operands = (*operands, e.self_past, e.positions)
-        mask = e.hoist(("mask", key), "...", *operands, name=name)
-        mask.type = "Any"  # a tensor, a BlockMask of flex_attention, or None
-        statement = next(s for s in e.program.statements if mask in s.results)
-        e.masks[key] = SharedMask(kind, condition, statement, bool(node.attrs["causal"]))
-    e.masks[key].nodes.append(node)
-    return e.masks[key].statement.results[0]
+    name = "mask" if kind in (FULL, BIDIRECTIONAL) else kind.split("_")[0] + "_mask"
+    operands: tuple[Operand, ...] = (e.embeds, e.attention_mask, *((e.self_past, e.positions) if e.is_decoder else ()))
+    # Any: a tensor, a BlockMask of flex_attention, or None
+    shared = e.share_mask(kind, condition, operands, name, "Any", bool(node.attrs["causal"]))
+    shared.nodes.append(node)
+    return shared.statement.results[0]
 
 
 def _emit_source_mask(e: HFEmitter, node: Node) -> Var:
@@ -50,13 +44,10 @@ def get_mask_kind(e: HFEmitter, node: Node) -> tuple[str, str]:
     if a.get("pattern", "dense") == "dense" and a.get("window") is None:
         return FULL if a["causal"] else BIDIRECTIONAL, ""
     if a["causal"] and not a["keep_first"] and node.operand("bias") is None:
-        if a["pattern"] == "dense" and a["window"] == e.fields.values.get("sliding_window"):
+        window, chunk = (e.fields.values.get(name) for name in ("sliding_window", "attention_chunk_size"))
+        if a["pattern"] == "dense" and a["window"] == window:
             return SLIDING, ""
-        if (
-            a["pattern"] == "chunked"
-            and a["window"] is None
-            and a["stride"] == e.fields.values.get("attention_chunk_size")
-        ):
+        if a["pattern"] == "chunked" and a["window"] is None and a["stride"] == chunk:
             return CHUNKED, ""
     word = "window" if a["pattern"] == "dense" else a["pattern"]
     condition = write_visibility(node, e).format("q", "k")
@@ -66,8 +57,8 @@ def get_mask_kind(e: HFEmitter, node: Node) -> tuple[str, str]:
 
 
 def finish_masks(e: HFEmitter) -> str:
-    """Write the source of all mask statements, when all masks are known. Return the source of the function that
-    computes the masks; "" if there is at most one, and transformers computes it."""
+    """Write the source of all mask statements; call this when all masks are known. Return the source of the function
+    that computes the masks; "" if there is at most one, and a function of transformers computes it."""
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])

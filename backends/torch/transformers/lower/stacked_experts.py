@@ -18,15 +18,15 @@ def _lower_moe(e: HFEmitter, node: Node) -> Operand:
     x, combine, up = node.required_operand("x"), node.required_operand("combine"), node.required_operand("up")
     active = e.attr(node, "active") or e.size_of(up, 0)
     home = get_experts_path(node)
-    names = _add_stacked_weights(e, node, home)
+    stacks = _stack_weights(node)
+    for name, param in stacks.items():
+        e.program.weights[f"{home}.{name}"] = Param(param.graph, f"{home}.{name}", param.type, param.recipe)
     e.experts[home] = kind = e.add_function("Experts", _write_experts_class(e, node))
-    leaf = Submodule(home, f"{kind}(config)", tuple(names))
+    leaf = Submodule(home, f"{kind}(config)", tuple(stacks))
     flat: list[Operand] = [e[x], e[combine]]
     if len(x.shape) == 3:
         flat = [e.emit("{0}.flatten(0, 1)", o, name=n) for o, n in zip(flat, ("tokens", "combine"), strict=True)]
-    weights, index = e.emit_tuple(
-        "{0}.topk({1})".replace("{1}", str(active)), flat[1], names=("top_k_weights", "top_k_index")
-    )
+    weights, index = e.emit_tuple(f"{{0}}.topk({active})", flat[1], names=("top_k_weights", "top_k_index"))
     y: Var = e.emit("{3}({0}, {1}, {2})", flat[0], index, weights, leaf, name="x")
     return e.emit("{0}.view_as({1})", y, x, name="x") if len(x.shape) == 3 else y
 
@@ -40,22 +40,20 @@ def get_experts_path(node: Node) -> str:
     return home if not rest and inside else f"{node.scope}.experts" if node.scope else "experts"
 
 
-def _add_stacked_weights(e: HFEmitter, node: Node, home: str) -> list[str]:
-    """Add the stacked weights of `node` to the program at path `home`; return their names (as in transformers). Gate
-    and up become one weight, gate_up_proj."""
-    names = []
+def _stack_weights(node: Node) -> dict[str, Param]:
+    """Return name (as in transformers) → stacked weight of `node` (op moe). Gate and up become one, gate_up_proj."""
+    stacks: dict[str, Param] = {}
     for ending in ("", "_bias"):
         up, down, gate = (node.operand(f"{name}{ending}") for name in ("up", "down", "gate"))
         if isinstance(up, Param) and gate is None:
-            names.append(_add_weight(e, home, f"up_proj{ending}", up))
+            stacks[f"up_proj{ending}"] = up
         elif isinstance(up, Param) and isinstance(gate, Param):
             experts, hidden, *rest = up.shape
             kind = TensorType(up.type.dtype, (experts, 2 * hidden, *rest))
-            gate_up = Param(up.graph, "", kind, Concat((gate.recipe, up.recipe), 1))
-            names.append(_add_weight(e, home, f"gate_up_proj{ending}", gate_up))
+            stacks[f"gate_up_proj{ending}"] = Param(up.graph, "", kind, Concat((gate.recipe, up.recipe), 1))
         if isinstance(down, Param):
-            names.append(_add_weight(e, home, f"down_proj{ending}", down))
-    return names
+            stacks[f"down_proj{ending}"] = down
+    return stacks
 
 
 def make_stack_recipes(node: Node, home: str) -> dict[str, Recipe]:
@@ -72,11 +70,6 @@ def make_stack_recipes(node: Node, home: str) -> dict[str, Recipe]:
         if node.operand(f"down{ending}") is not None:
             recipes[f"down{ending}"] = Source(f"{home}.down_proj{ending}")
     return recipes
-
-
-def _add_weight(e: HFEmitter, home: str, name: str, param: Param) -> str:
-    e.program.weights[f"{home}.{name}"] = Param(param.graph, f"{home}.{name}", param.type, param.recipe)
-    return name
 
 
 def _write_experts_class(e: HFEmitter, node: Node) -> str:

@@ -130,11 +130,8 @@ def get_output_class(lowered: LoweredModel) -> str:
 def finish_classes(base: BaseModel) -> None:
     """Rewrite the methods of all classes of `base`, in place, to read sizes from attributes or self.config."""
     for c in base.classes:
-        members = {
-            line.split(" ")[0].removeprefix("self.").split(".")[0] for line in c.init if line.startswith("self.")
-        }
-        read_config(c.lines, c.init, members)
-    read_config(base.main_class.lines, base.main_class.init, None)
+        read_config(c.lines, c.init)
+    read_config(base.main_class.lines, base.main_class.init, top=True)
 
 
 def write_init_weights(base: BaseModel, usual: float) -> list[str]:

@@ -49,16 +49,15 @@ def write_configuration(
         layers, tables, properties = layers | side_layers, tables + side_tables, properties + side_properties
     order = ("vocab_size", "hidden_size")
     values = {k: fields.pop(k) for k in order if k in fields} | layers | fields | dict(more)
-    defaults = {
-        k: (_write_annotation(v), repr(v).replace("'", '"')) for k, v in values.items() if not isinstance(v, list)
-    }
+    kinds = {type(None): "int | None", bool: "bool", int: "int", float: "float"}
+    defaults = {k: (kinds.get(type(v), "Any"), _write_literal(v)) for k, v in values.items() if not isinstance(v, list)}
     defaults |= {k: ("list[str] | None", "None") for k, v in values.items() if isinstance(v, list)}
     text = load_template("configuration.py.j2").render(
         title=lowered.full_graph.name,
         config=f"{name}Config",
         doc=f"The sizes of {name}Model; other values make a model of another size.",
         model_type=stem,
-        plans={k: {key: _write_style(value) for key, value in plan.items()} for k, plan in plans.items()},
+        plans={k: {key: _write_literal(value) for key, value in plan.items()} for k, plan in plans.items()},
         fields=defaults,
         tables=tables,
         properties=properties,
@@ -66,18 +65,8 @@ def write_configuration(
     return Configuration(format_source(text), values, {k: dict(v) for k, v in plans.items()})
 
 
-def _write_style(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value).replace("'", '"')
-
-
-def _write_annotation(value: Any) -> str:
-    if value is None:
-        return "int | None"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        return "int"
-    return "float" if isinstance(value, float) else "Any"
+def _write_literal(value: Any) -> str:
+    return repr(value).replace("'", '"')
 
 
 def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[Property]]:

@@ -48,8 +48,8 @@ def write_init_lines(methods: Mapping[str, Method], weights: Mapping[str, Param]
 def write_expert_lines(experts: Mapping[str, str], weights: Mapping[str, Param], usual: float) -> list[str]:
     """Return the lines of ``_init_weights`` for stacked weights of experts; `experts` is {module path: class name}.
 
-    `weights` has the parameters by their keys in the state_dict. `usual` is the most common standard deviation
-    of initial weights, which the lines read from the config.
+    `weights` are the parameters by their keys in the state_dict. `usual` is the standard deviation of matrices that are
+    read from a checkpoint.
     """
     lines = []
     for kind in dict.fromkeys(experts.values()):
@@ -78,10 +78,12 @@ def _write_initializer(param: Param, usual: float) -> str | None:
     read from a checkpoint. Matrices read from one, whose initialization is unknown, are normal with deviation `usual`.
     """
     recipe = param.recipe
+    parts = recipe.parts if isinstance(recipe, Concat) else (recipe,)
+    normal = {(p.std, p.mean) if isinstance(p, Normal) else None for p in parts}
+    if len(normal) == 1 and (shared := normal.pop()) is not None:  # a normal distribution, also of all parts
+        std, mean = shared
+        return f"normal_({{}}{f', mean={mean!r}' if mean else ''}, std={std!r})"
     match recipe:
-        case Normal():
-            mean = f", mean={recipe.mean!r}" if recipe.mean else ""
-            return f"normal_({{}}{mean}, std={recipe.std!r})"
         case Uniform():
             return f"uniform_({{}}, {recipe.low!r}, {recipe.high!r})"
         case Full(value=0.0):
@@ -90,22 +92,10 @@ def _write_initializer(param: Param, usual: float) -> str | None:
             return "ones_({})"
         case Full():
             return f"constant_({{}}, {recipe.value!r})"
-    if isinstance(recipe, Concat) and (call := _write_concat_initializer(recipe)) is not None:
-        return call
-    values = _write_values(recipe)
-    if values is not None:
+    if (values := _write_values(recipe)) is not None:
         return f"copy_({{0}}, {values})"
     # Read from a checkpoint: its values before training are unknown.
     return f"normal_({{}}, std={usual!r})" if len(param.shape) > 1 else None
-
-
-def _write_concat_initializer(recipe: Concat) -> str | None:
-    """Return the initializer of a concatenation whose parts are normal with one mean and deviation; None for others."""
-    alike = {(p.std, p.mean) for p in recipe.parts if isinstance(p, Normal)}
-    if len(alike) != 1 or not all(isinstance(p, Normal) for p in recipe.parts):
-        return None
-    ((std, mean),) = alike
-    return f"normal_({{}}{f', mean={mean!r}' if mean else ''}, std={std!r})"
 
 
 FUNCTIONS = {"exp": "{}.exp()", "log": "{}.log()", "neg": "-{}", "inverse_softplus": "{}.expm1().log()"}

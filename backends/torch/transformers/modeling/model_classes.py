@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.passes.library.target.sides import ENCODER, LOSS
@@ -64,13 +64,9 @@ class HFMethodWriter(MethodWriter):
         past = self.token(self.writer.emitter.past) if self.top else PAST
         keeps = item.slots or (self.writer.emitter.cached and self.writer.is_layer(item.path))
         arguments = [f"{PAST}={past}"] if keeps else []
-        if (
-            self.top
-            and self.writer.emitter.attentions
-            and self.writer.emitter.is_decoder
-            and self.writer.emitter.positions not in item.inputs
-        ):
-            arguments.append(f"position_ids={self.token(self.writer.emitter.positions)}")
+        e = self.writer.emitter
+        if self.top and e.attentions and e.is_decoder and e.positions not in item.inputs:
+            arguments.append(f"position_ids={self.token(e.positions)}")
         if self.writer.takes_number(item.callee):
             arguments.append(f"layer_idx={self._write_cache_number(self.writer.get_offsets(self.method)[item])}")
         return [*arguments, "**kwargs"]
@@ -93,11 +89,7 @@ class HFMethodWriter(MethodWriter):
     def list_varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
         kinds = [self.writer.names[c.callee.key] for c in loop.calls]
         table = dict(zip(kinds, rests, strict=True))
-        if (
-            not self.top
-            or not self.writer.is_stack(loop)
-            or any(table[k] != r for k, r in zip(kinds, rests, strict=True))
-        ):
+        if not self.top or not self.writer.is_stack(loop) or [table[kind] for kind in kinds] != rests:
             return super().list_varying_arguments(loop, rests, sources)
         entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
         self.lines.append(SourceLine([], ast.parse(f"args = {{{entries}}}").body[0]))
@@ -173,6 +165,10 @@ class HFClassWriter(ClassWriter):
         weights."""
         return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
+    def is_indexed(self, method: Method) -> bool:
+        """Return whether the constructor has the parameter layer_idx, as those of layers and of modules with caches."""
+        return not self.emitter.shares_weights and (self.takes_index(method) or self.is_layer(method.path))
+
     def is_layer(self, path: str) -> bool:
         """Return whether the module at `path` is an entry of the list of layers."""
         return self.stack is not None and path.rpartition(".")[0] == self.stack.path
@@ -202,19 +198,14 @@ class HFClassWriter(ClassWriter):
         if name in self.own_classes or name in self.reused:
             return name
         self.methods[name] = method
-        new = WrittenClass(
-            self.classes[name], self.takes_index(method), self.takes_cache(method), self._initial_lines(name, method)
-        )
+        initial = write_init_lines({name: method}, self.weights, self.usual_std)
+        new = WrittenClass(self.classes[name], self.takes_index(method), self.takes_cache(method), initial)
         if self.other_classes.get(name) == new:
             self.reused.add(name)
         elif name in self.other_classes:
             name = self._rename(name, method)
         self.own_classes[name] = replace(new, source=self.classes[name])
         return name
-
-    def _initial_lines(self, name: str, method: Method) -> list[str]:
-        """Return the lines of ``_init_weights`` for the class `name`."""
-        return write_init_lines({name: method}, self.weights, self.usual_std)
 
     def _rename(self, name: str, method: Method) -> str:
         """Rename the class `name`, because another base model has a different class of this name; return the new name.
@@ -235,14 +226,13 @@ class HFClassWriter(ClassWriter):
         attentions = list_attentions(method, self.emitter)
         inline = [facts for statement, facts in attentions if "self.scaling" in statement.text]
         if inline and method.path != TOP:
-            facts = inline[0]  # several share its weights
-            causal, number = facts.causal, "layer_idx" if self.takes_index(method) else "None"
-            first = [
-                f"self.config, self.layer_idx, self.is_causal = config, {number}, {causal}",
+            facts, number = inline[0], "layer_idx" if self.takes_index(method) else "None"  # several share its weights
+            return [
+                f"self.config, self.layer_idx, self.is_causal = config, {number}, {facts.causal}",
                 f"self.num_key_value_groups = {facts.groups}",
                 f"self.scaling = {facts.scaling}",
+                *lines,
             ]
-            return [*first, *lines]
         if self.takes_index(method) and any(isinstance(i, Statement) for i in self.get_offsets(method)):
             lines.insert(0, "self.config, self.layer_idx = config, layer_idx")
         return lines
@@ -273,9 +263,7 @@ class _HFConstructor(Constructor):
         method = self.writer.methods.get(name)
         if method is None:  # a module without a forward
             return f"{name}()"
-        if self.writer.emitter.shares_weights or (
-            not self.writer.takes_index(method) and not self.writer.is_layer(method.path)
-        ):
+        if not self.writer.is_indexed(method):
             return f"{name}(config)"
         start = "" if self.method.path == TOP else "layer_idx"
         offset = self.offsets.get(place, 0)
@@ -284,7 +272,8 @@ class _HFConstructor(Constructor):
 
     def construct_list(self, place: str, names: Sequence[str]) -> str:
         stack = self.writer.stack
-        if self.method.path != TOP or stack is None or place != stack.path or stack.caches is None:
+        is_stack = self.method.path == TOP and stack is not None and place == stack.path
+        if not is_stack or stack is None or stack.caches is None:
             modules = [self.construct(f"{place}.{i}", name) for i, name in enumerate(names)]
             if len({*modules}) == 1:
                 return f"nn.ModuleList({modules[0]} for _ in range({len(modules)}))"
@@ -293,11 +282,6 @@ class _HFConstructor(Constructor):
         index = "layer_idx" if stack.caches == 1 else f"{stack.caches} * layer_idx"
         index = f"{start} + {index}" if start else index
         count = f"range(config.{self.writer.count_field})"
-        if self.writer.emitter.shares_weights:
-            modules = [f"{name}(config)" for name in names]
-            if len({*modules}) == 1:
-                return f"nn.ModuleList({modules[0]} for _ in range({len(modules)}))"
-            return f"nn.ModuleList([{', '.join(modules)}])"
         if len({*names}) == 1:
             return f"nn.ModuleList({names[0]}(config, {index}) for layer_idx in {count})"
         each = f"for layer_idx, kind in enumerate(config.{self.writer.kinds})"
@@ -307,14 +291,15 @@ class _HFConstructor(Constructor):
 FIELD = re.compile(r"(?<![\w.\"])config\.(\w+)")
 
 
-def read_config(lines: list[str], init: list[str], taken: Collection[str] | None) -> None:
+def read_config(lines: list[str], init: list[str], top: bool = False) -> None:
     """Replace ``config.x`` in the `lines` of a method by ``self.x``, and assign self.x in the constructor lines `init`.
 
-    If x is in `taken` (attributes that exist), or `taken` is None, ``self.config.x`` replaces it. `lines` and `init`
-    change in place.
+    If `init` assigns another self.x, or the class is the main class (`top`), which has self.config, ``self.config.x``
+    replaces it. `lines` and `init` change in place.
     """
     used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
-    attributes = [] if taken is None else [name for name in used if name not in taken]
+    taken = {line.split(" ")[0].removeprefix("self.").split(".")[0] for line in init if line.startswith("self.")}
+    attributes = [] if top else [name for name in used if name not in taken]
     from_config = [name for name in used if name not in attributes]
     lines[:] = [
         FIELD.sub(lambda m: f"self.{m[1]}" if m[1] in attributes else f"self.config.{m[1]}", line) for line in lines
@@ -322,6 +307,6 @@ def read_config(lines: list[str], init: list[str], taken: Collection[str] | None
     if init == ["pass"] and used:
         init.clear()
     place = next((i + 1 for i, line in enumerate(init) if line.startswith("self.config")), 0)
-    if from_config and taken is not None and not place:
+    if from_config and not top and not place:
         init.insert(0, "self.config = config")
     init[place:place] = [f"self.{name} = config.{name}" for name in attributes]

@@ -89,21 +89,12 @@ def estimate_costs(
         nodes = [node for node, place in places.items() if place == stage]
         per_token, all_tokens = _count_cached_elements(nodes, plans, split.tp, tokens)
         flops = sum(sizes.evaluate(node.op.node_cost(node).flops, binding) for node in nodes)
-        layers = stages.get_layers(stage)
-        costs.append(
-            StageCost(
-                (layers.start, layers.stop),
-                weights[stage],
-                item * per_token,
-                item * all_tokens,
-                count_state_bytes(nodes, item),
-                flops,
-            )
-        )
+        layers, state = stages.get_layers(stage), count_state_bytes(nodes, item)
+        bounds, caches = (layers.start, layers.stop), (item * per_token, item * all_tokens)
+        costs.append(StageCost(bounds, weights[stage], *caches, state, flops))
     sent = list_collectives(lowered, plans, split, stages, item)
-    return ParallelCosts(
-        split, dtype, tokens, tuple(costs), tuple(sent), compute_bubble([c.flops for c in costs], split.microbatches)
-    )
+    bubble = compute_bubble([c.flops for c in costs], split.microbatches)
+    return ParallelCosts(split, dtype, tokens, tuple(costs), tuple(sent), bubble)
 
 
 def _count_cached_elements(nodes: Sequence[Node], plans: Plans, tp: int, tokens: int) -> tuple[int, int]:

@@ -105,9 +105,7 @@ def _list_tensor_parts(lowered: LoweredModel, plans: Plans, experts: bool) -> It
             yield int(node.attrs["heads"]), "query heads", node.scope
     attended = {node.scope for node in lowered.graph.nodes if node.op is ops.attention}
     for name, unit in plans.units.items():
-        if name in attended:
-            continue
-        if name not in lowered.emitter.experts:
+        if name not in attended and name not in lowered.emitter.experts:
             rows = next(path for path, style in unit.items() if style == "rowwise")
             yield weights[f"{rows}.weight"].type.concrete({})[-1], "hidden units", rows.rpartition(".")[0]
     if experts:

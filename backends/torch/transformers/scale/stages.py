@@ -41,21 +41,20 @@ class Stages:
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
-        stages = {self.find_stage(path)}
-        return sorted(stages | ({self.count - 1} if path in self.lowered.tied_keys.values() else set()))
+        return sorted(
+            {self.find_stage(path)} | ({self.count - 1} if path in self.lowered.tied_keys.values() else set())
+        )
 
     def map_nodes(self) -> dict[Node, int]:
         """Map each node of the graph to its stage: that of its layer, the last for the head, and for other nodes that
         of the layer before them (the first stage before all layers)."""
-        stages, current = {}, 0
+        stages, current, head = {}, 0, self.lowered.head
         for node in self.lowered.graph.nodes:
             layer = self._find_layer(node.scope)
             current = current if layer is None else self.find_stage(node.scope)
-            stages[node] = self.count - 1 if layer is None and self._is_head(node) else current
+            in_head = layer is None and head is not None and node in head.nodes
+            stages[node] = self.count - 1 if in_head else current
         return stages
-
-    def _is_head(self, node: Node) -> bool:
-        return self.lowered.head is not None and node in self.lowered.head.nodes
 
     def _find_layer(self, path: str) -> int | None:
         stack = self.base.stack

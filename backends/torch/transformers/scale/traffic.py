@@ -47,7 +47,9 @@ def list_collectives(lowered: LoweredModel, plans: Plans, split: Split, stages: 
     messages = [*_list_tensor(lowered, plans, split, stages, item), *_list_expert(lowered, split, stages, item)]
     messages += _list_vocabulary(lowered, plans, split, stages, item)
     if split.pp > 1:
-        width = item * _get_hidden_width(lowered)
+        head, outputs = lowered.emitter.head, [*lowered.graph.outputs.values()]
+        hidden = outputs[0] if head is None else head.required_operand("x")
+        width = item * sizes.evaluate(hidden.shape[-1], {})
         messages += [Collective(SEND, "pp", split.pp, s, "hidden states", width) for s in range(split.pp - 1)]
         if lowered.head is not None:
             vocab = item * _get_vocab_size(lowered)
@@ -61,11 +63,10 @@ def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stag
         return
     for unit in plans.units.values():
         for path, style in unit.items():
-            if style == DIVIDED_EXPERTS and split.ep == 1:
-                width = lowered.base.weights[f"{path}.down_proj"].type.concrete({})[1]
-                yield Collective(ALL_REDUCE, "tp", split.tp, stages.find_stage(path), path, item * width)
-            elif style == "rowwise" and DIVIDED_EXPERTS not in unit.values():
-                width = lowered.base.weights[f"{path}.weight"].type.concrete({})[0]
+            experts = style == DIVIDED_EXPERTS and split.ep == 1
+            if experts or (style == "rowwise" and DIVIDED_EXPERTS not in unit.values()):
+                weight, axis = ("down_proj", 1) if experts else ("weight", 0)
+                width = lowered.base.weights[f"{path}.{weight}"].type.concrete({})[axis]
                 yield Collective(ALL_REDUCE, "tp", split.tp, stages.find_stage(path), path, item * width)
 
 
@@ -103,12 +104,6 @@ def _list_vocabulary(
         yield Collective(ALL_REDUCE, "tp", split.tp, 0, table, item * width)
     if lowered.head is not None:
         yield Collective(ALL_GATHER, "tp", split.tp, stages.count - 1, "logits", item * _get_vocab_size(lowered))
-
-
-def _get_hidden_width(lowered: LoweredModel) -> int:
-    head = lowered.emitter.head
-    hidden = next(v for _, v in lowered.graph.outputs.items()) if head is None else head.required_operand("x")
-    return sizes.evaluate(hidden.shape[-1], {})
 
 
 def _get_vocab_size(lowered: LoweredModel) -> int:

@@ -12,20 +12,20 @@ def test_sizes_are_read_once_in_the_constructor() -> None:
         ["y = x.view(config.width) * config.scale", "return f'{self.config.a}'"],
         ["self.map = f(config.width)"],
     )
-    read_config(lines, init, {"map"})
+    read_config(lines, init)
     assert lines == ["y = x.view(self.width) * self.scale", "return f'{self.config.a}'"]
     assert init == ["self.width = config.width", "self.scale = config.scale", "self.map = f(config.width)"]
 
 
 def test_sizes_with_the_name_of_an_attribute_are_read_from_the_config() -> None:
     lines, init = ["return x * config.scale"], ["self.scale = f()"]
-    read_config(lines, init, {"scale"})
+    read_config(lines, init)
     assert lines == ["return x * self.config.scale"] and init == ["self.config = config", "self.scale = f()"]
 
 
 def test_model_itself_has_its_config() -> None:
     lines, init = ["return x * config.scale"], ["pass"]
-    read_config(lines, init, None)
+    read_config(lines, init, top=True)
     assert lines == ["return x * self.config.scale"] and init == []
 
 
