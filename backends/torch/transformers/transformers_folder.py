@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.ir import ops
 from weft.ir.errors import WeftError
-from weft.ir.graph import Graph, Node, Param
+from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.streams import stream_rows
 from weft.ir.types import dtypes
@@ -29,10 +29,9 @@ from .engines.refusals import explain_engines, find_refusals
 from .lower.lower_base_and_head import lower_sides
 from .lower.stacked_experts import get_experts_path, make_stack_recipes
 from .modeling.base import BaseModel
-from .modeling.configuration_file import TORCH_DTYPES, Configuration, count_layer_states, write_configuration
+from .modeling.configuration_file import TORCH_DTYPES, count_layer_states, write_configuration
 from .modeling.initial import find_usual_std
 from .modeling.modeling_file import (
-    ModelingFile,
     collect_weights,
     get_task_class,
     map_keys,
@@ -90,12 +89,9 @@ class TransformersFolder:
         self._stem = derive_stem(self._name)
         self._sides = lower_sides(forms)
         self._head = self._sides[0].head
-        self.modeling: ModelingFile = write_modeling(self._sides, self._name, self._stem)
-        self.plans = make_plans(self.modeling.bases)
-        divided = self.plans.by_name
-        self._config: Configuration = write_configuration(
-            self.modeling, self._name, self._stem, divided, self._list_fields(length)
-        )
+        self.modeling = write_modeling(self._sides, self._name, self._stem)
+        self.plans, more = make_plans(self.modeling.bases), self._list_fields()
+        self._config = write_configuration(self.modeling, self._name, self._stem, self.plans.by_name, more)
         self.refusals = find_refusals(self.modeling.bases)
         self._explained = explain_engines(self.refusals, self.base.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):
@@ -112,22 +108,26 @@ class TransformersFolder:
         return self._explained
 
     @property
+    def _prefix(self) -> str:
+        """Return the prefix of the base model's keys in the folder."""
+        return "" if self._head is None else "model."
+
+    @property
     def base(self) -> BaseModel:
         """Return the classes of the base model; for an encoder-decoder, the classes of its decoder."""
         return self.modeling.bases[0]
 
-    def _list_fields(self, length: int) -> dict[str, Any]:
-        """Return the config fields other than sizes of the architecture; `length` is the longest sequence in tokens."""
+    def _list_fields(self) -> dict[str, Any]:
+        """Return the config fields other than sizes of the architecture."""
         meta = self._graph.meta
-        eos = meta.get("eos_token_ids") or [None]
-        tokens = {"bos_token_id": meta.get("bos_token_id"), "pad_token_id": meta.get("pad_token_id")}
         facts: dict[str, Any] = {
-            "max_position_embeddings": length,
+            "max_position_embeddings": self._length,
             "initializer_range": find_usual_std(collect_weights(self._sides).values()),
             "use_cache": bool(self._sides[0].emitter.cached),
             "tie_word_embeddings": bool(map_tied_keys(self._sides)),
-            **tokens,
-            "eos_token_id": eos[0],
+            "bos_token_id": meta.get("bos_token_id"),
+            "pad_token_id": meta.get("pad_token_id"),
+            "eos_token_id": (meta.get("eos_token_ids") or [None])[0],
         }
         if (vector := self._graph.outputs.get("sentence_embedding")) is not None:
             facts["projection_dim"] = vector.width  # as sentence-transformers asks for it
@@ -137,16 +137,12 @@ class TransformersFolder:
             facts |= {"is_encoder_decoder": True, "decoder_start_token_id": meta.get("decoder_start_token_id")}
         return facts
 
-    def _collect_params(self) -> dict[str, Param]:
-        """Return the parameters of all stored weights by key in the folder; tied weights occur once."""
-        prefix, tied = "" if self._head is None else "model.", map_tied_keys(self._sides)
-        params = {f"{prefix}{key}": param for key, param in collect_weights(self._sides).items()}
+    def _make_tensors(self) -> dict[str, Tensor]:
+        """Return the stored weights by key in the folder, widest dtype first; tied weights occur once."""
+        tied, reader, kind = map_tied_keys(self._sides), self._graph.reader, dtypes.parse(self._dtype)
+        params = {f"{self._prefix}{key}": param for key, param in collect_weights(self._sides).items()}
         if self._head is not None:
             params |= {key: param for key, param in self._head.weights.items() if key not in tied}
-        return params
-
-    def _make_tensors(self) -> dict[str, Tensor]:
-        params, reader, kind = self._collect_params(), self._graph.reader, dtypes.parse(self._dtype)
         tensors = {
             key: Tensor(tuple(p.type.concrete({})), get_stored_dtype(p, kind), partial(stream_rows, p.recipe, reader))
             for key, p in params.items()
@@ -167,12 +163,11 @@ class TransformersFolder:
     def _write_graph(self) -> str:
         """Return the graph as text, whose weights are tensors of this folder: weft can load it again after training."""
         recipes: dict[str, Recipe] = {name: Source(key) for name, key in map_keys(self._sides).items()}
-        prefix = "" if self._head is None else "model."
-        mixtures = {_get_up_name(node): node for node in self._legal.nodes if node.op is ops.moe}
+        mixtures = {node.required_operand("up").name: node for node in self._legal.nodes if node.op is ops.moe}
         for side in self._sides:
-            path = f"{prefix}{side.side}." if side.side else prefix
+            path = f"{self._prefix}{side.side}." if side.side else self._prefix
             for node in (n for n in side.graph.nodes if n.op is ops.moe):
-                original = mixtures[side.names[_get_up_name(node)]]
+                original = mixtures[side.names[node.required_operand("up").name]]
                 for name, recipe in make_stack_recipes(node, f"{path}{get_experts_path(node)}").items():
                     stack = original.operand(name)
                     assert isinstance(stack, Param)
@@ -182,6 +177,7 @@ class TransformersFolder:
         return str(graph)
 
     def _make_config(self) -> dict[str, Any]:
+        """Return the contents of config.json."""
         name, stem, head = self._name, self._stem, self._head
         code = f"modeling_{stem}.{name}"
         classes = {"AutoConfig": f"configuration_{stem}.{name}Config", "AutoModel": f"{code}Model"}
@@ -192,10 +188,7 @@ class TransformersFolder:
             writes = f"For{task[0]}"
             classes |= {f"AutoModel{writes}": f"{code}{writes}"}
         elif head is not None:
-            classes |= {
-                "AutoModelForCausalLM": f"{code}ForCausalLM",
-                "AutoModelForSequenceClassification": f"{code}ForSequenceClassification",
-            }
+            classes |= {f"AutoModelFor{kind}": f"{code}For{kind}" for kind in ("CausalLM", "SequenceClassification")}
         return {
             "architectures": [f"{name}{writes if head is not None else 'Model'}"],
             "auto_map": classes,
@@ -217,20 +210,11 @@ class TransformersFolder:
         return facts
 
     def _make_generation_config(self) -> dict[str, Any]:
-        meta = self._graph.meta
-        eos = meta.get("eos_token_ids") or [None]
-        fields = {
-            "bos_token_id": meta.get("bos_token_id"),
-            "eos_token_id": eos if len(eos) > 1 else eos[0],
-            "pad_token_id": meta.get("pad_token_id"),
-            "decoder_start_token_id": meta.get("decoder_start_token_id"),
-        }
-        return {key: value for key, value in fields.items() if value is not None}
-
-
-def _get_up_name(node: Node) -> str:
-    """Return the parameter name of the up projections of a mixture of experts (op moe)."""
-    return node.required_operand("up").name
+        """Return the contents of generation_config.json: the special tokens."""
+        eos = self._graph.meta.get("eos_token_ids") or [None]
+        tokens = self._graph.meta | {"eos_token_id": eos if len(eos) > 1 else eos[0]}
+        keys = (f"{token}_token_id" for token in ("bos", "eos", "pad", "decoder_start"))
+        return {key: tokens[key] for key in keys if tokens.get(key) is not None}
 
 
 def derive_class_name(name: str) -> str:

@@ -136,8 +136,6 @@ def _match_broadcast(axes: AxisClasses, node: Node) -> None:
 
 
 def _match_equal(axes: AxisClasses, node: Node) -> None:
-    """Merge the pairs of axes in `EQUAL_AXES` of the op whose operands exist."""
-
     def find_axis(name: str, axis: int) -> Axis | None:
         value = node.operand(name) if name else node.output
         return None if value is None else (value, axis % len(value.shape))
@@ -153,7 +151,7 @@ def _match_moves(axes: AxisClasses, node: Node) -> None:
 
 
 def _pair_axes(node: Node, x: Value, y: Value) -> Iterable[tuple[int, int]]:
-    """Return the pairs (axis of x, axis of y) of the op of `node` from x to y; none for an axis that it changes."""
+    """Return pairs (axis of x, axis of y) of equal size of the op of `node`, which moves the elements of x to y."""
     match node.op:
         case ops.transpose:
             return ((a, i) for i, a in enumerate(node.attrs["axes"]))

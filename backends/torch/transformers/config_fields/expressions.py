@@ -13,8 +13,8 @@ CONFIG = "config"  # the variable of the config in generated code
 
 @dataclass(frozen=True)
 class ConfigValue:
-    """A number that generated code reads from the config. value: the number. size: the expression over config fields,
-    whose source is str() and repr() of this object, so that f-strings write it."""
+    """A number that generated code reads from the config. value: the number. size: the expression over config fields.
+    The str() and repr() of this object are the source of `size`, so that f-strings write it."""
 
     value: Any
     size: Size
@@ -44,7 +44,7 @@ def _divide(a: ConfigValue | int, b: ConfigValue | int) -> ConfigValue | int:
 
 
 def write_expression(size: Size) -> str:
-    """Return `size` as Python source that reads its fields from ``config``; sums are in parentheses."""
+    """Return `size` as Python source that reads its fields from ``config``; sums and quotients are in parentheses."""
     if isinstance(size, int):
         return str(int(size))
     text = ""

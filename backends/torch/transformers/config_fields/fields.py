@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +19,18 @@ class Fields:
     side: str = ""
 
     def choose_name(self, role: str, value: Any, kind: str = "") -> str:
-        """Return the name of the field for `role` with this `value`, which is added to `values` if it is new.
+        """Return the name of the field for `role` with this `value`; add it to `values` if it is new.
 
-        It is `role` itself; if that field has another value, `role` with the prefix encoder_ (on that side) or that of
-        `kind`, then with a number from 2 on at the end.
+        The name is the first of `role`, encoder_`role` (for `side` "encoder"), `kind`_`role` (for a `kind`), `role`_2,
+        `role`_3, … that is new or has this value.
         """
         words = [self.side] * (self.side == "encoder") + [kind]  # transformers reads decoder_x as x
-        candidates = [role, *(f"{word}_{role}" for word in words if word)]
-        number = 1
-        while True:
-            name = candidates.pop(0) if candidates else f"{role}_{(number := number + 1)}"
-            if name not in self.values or self.values[name] == value:
-                self.values.setdefault(name, value)
-                return name
+        names = itertools.chain(
+            [role], (f"{w}_{role}" for w in words if w), (f"{role}_{i}" for i in itertools.count(2))
+        )
+        name = next(name for name in names if self.values.get(name, value) == value)
+        self.values.setdefault(name, value)
+        return name
 
     def choose_size(self, role: str, value: int, kind: str = "") -> Poly:
         """Return the field that `choose_name` returns as a symbolic size."""

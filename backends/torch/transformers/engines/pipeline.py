@@ -17,10 +17,11 @@ PROPERTIES = r"\.(device|dtype|shape)"  # attributes of embeddings that later st
 
 def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
     """Return module path → (input names, output names) for the modules of pipeline stages, in order of execution.
+    Return the reason (str) if only one stage is possible.
 
-    Return the reason (str) if only one stage is possible. Engines replace the modules of other stages by modules that
-    return their first argument, and pass hidden states instead of embeddings to later stages. So all computation
-    between the embedding and the last module must be in modules.
+    Engines replace the modules of other stages by modules that return their first argument, and pass hidden states
+    instead of embeddings to later stages. So all computation between the embedding and the last module must be in
+    modules.
     """
     stack, lowered = base.stack, base.lowered
     e = lowered.emitter

@@ -122,7 +122,7 @@ def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, 
 
 
 def _find_style(plan: Mapping[str, str], path: str) -> str:
-    """Return the style of the first entry of `plan` that matches `path`, which engines use; "replicate" without one."""
+    """Return the style of the first entry of `plan` that engines match with `path`; "replicate" without one."""
     return next((style for name, style in plan.items() if re.match(name, path)), REPLICATED)
 
 

@@ -45,7 +45,6 @@ def find_refusals(bases: Sequence[BaseModel]) -> dict[str, list[str]]:
 
 
 def _select_true(reasons: Mapping[str, Any]) -> list[str]:
-    """Return the keys of `reasons` (reason → condition) whose condition holds."""
     return [reason for reason, holds in reasons.items() if holds]
 
 

@@ -23,7 +23,8 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 
 @dataclass
 class Units:
-    """Units: the modules of an attention or feed-forward, which tensor parallelism divides together or not at all.
+    """The units of a model. A unit is the modules of an attention or feed-forward: tensor parallelism divides all or
+    none.
 
     styles: the path of each divided unit → {module path: style}. undivided: the path of each other unit → the reason.
     """
@@ -59,7 +60,8 @@ class _ModuleIndex:
         self._of = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
 
     def path(self, param: Value | None, kind: str = "nn.Linear") -> str | None:
-        """Return the path of the module whose weight is `param`; None without one whose class begins with `kind`."""
+        """Return the path of the module whose weight is `param`; None without one, or if its source does not begin with
+        `kind`."""
         leaf = self._of.get(param.name) if isinstance(param, Param) else None
         return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
 
@@ -101,13 +103,7 @@ def _find_gate(node: Node) -> tuple[Node | None, Node]:
     A gated attention's output is multiplied, elementwise, by the activated result of the gate's linear map."""
     mul = _get_reader(node)
     out = mul and _get_reader(mul)
-    if (
-        mul is None
-        or out is None
-        or mul.op is not ops.mul
-        or out.op is not ops.linear
-        or out.inputs[0] is not mul.output
-    ):
+    if mul is None or out is None or (mul.op, out.op, out.inputs[0]) != (ops.mul, ops.linear, mul.output):
         return None, node
     gate = next((v for v in mul.inputs if v is not node.output), None)
     acting = None if gate is None else gate.producer

@@ -139,7 +139,8 @@ def emit_cache_update(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> t
 
 
 def _emit_cross_cache(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Value | Operand, ...]:
-    """Return (keys, values) of a cross-attention; emit that a cache, if any, stores them in the first forward."""
+    """Return (keys, values) of a cross-attention. In a model with caches, emit that the first forward computes and
+    stores them, and that later ones read them."""
     if not e.cached:
         return k, v
     assert isinstance(k, Var) and isinstance(v, Var)
@@ -152,7 +153,8 @@ def _emit_cross_cache(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> t
 
 
 def _record_attention(e: HFEmitter, attending: AttentionRecord) -> None:
-    """Record that the last statement computes `attending`; the enclosing module also returns its attention weights."""
+    """Record that the last statement computes `attending`. If the statement returns attention weights, the enclosing
+    module also returns them."""
     statement, node = e.program.statements[-1], attending.node
     e.attentions[statement] = attending
     outer = node.scope.rpartition(".")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.passes.library.target.sides import DECODER, LOSS
@@ -78,6 +78,7 @@ class BaseModel:
 
     @property
     def classes(self) -> list[ClassSource]:
+        """Return the classes of `inner_methods`."""
         return [c for k, c in self.writer.classes.items() if k in self.inner_methods]
 
     @property
@@ -119,7 +120,7 @@ def write_base_model(
 
 
 def get_output_class(lowered: LoweredModel) -> str:
-    """Return the name of transformers' class that fits the outputs of a base model best."""
+    """Return the name of transformers' output class for cross-attentions, else for a pooler, a cache, or neither."""
     if lowered.emitter.cross_attentions:
         return "BaseModelOutputWithPastAndCrossAttentions"
     if "pooler_output" in lowered.base.outputs:
@@ -145,8 +146,8 @@ def write_init_weights(base: BaseModel, usual: float) -> list[str]:
 
 def write_recorders(base: BaseModel) -> list[str]:
     """Return the line of the class attribute that lists the outputs that transformers can record; [] without any."""
-    blocks = sorted(set(base.blocks))
-    recorded = [f'"hidden_states": {_write_recorder(dict.fromkeys(blocks, 0))}'] if blocks else []
+    blocks = dict.fromkeys(sorted(base.blocks), 0)
+    recorded = [f'"hidden_states": {_write_recorder(blocks)}'] if blocks else []
     attending: dict[str, dict[str, int]] = {}
     for name, method in base.writer.methods.items():
         for statement, facts in list_attentions(method, base.lowered.emitter) if method is not base.method else ():
@@ -166,29 +167,27 @@ def _write_recorder(places: dict[str, int], always: bool = False) -> str:
     return entries[0] if len(entries) == 1 else f"[{', '.join(entries)}]"
 
 
-def write_capabilities(bases: Iterable[BaseModel]) -> list[str]:
+def write_capabilities(bases: Sequence[BaseModel]) -> list[str]:
     """Return the lines of class attributes that declare the capabilities of a model to transformers."""
-    bases = [*bases]
     emitters = [base.lowered.emitter for base in bases]
     features = set().union(*(facts.features for e in emitters for facts in e.attentions.values()))
     blocks = sorted({name for base in bases for name in base.blocks})
-    plain = not features & {"softcap", "s_aux"}
-    lines = ["supports_gradient_checkpointing = True"] if blocks else []
+    cached, lines = any(e.cached for e in emitters), list[str]()
     if blocks:
-        lines.append(f"_no_split_modules = {blocks!r}".replace("'", '"'))
-    if any(e.cached for e in emitters):
+        lines += ["supports_gradient_checkpointing = True", f"_no_split_modules = {blocks!r}".replace("'", '"')]
+    if cached:
         lines.append('_skip_keys_device_placement = ["past_key_values", "cache"]')
     if any(e.attentions for e in emitters):
         able = {
             "_supports_flash_attn": not features & {"s_aux", "position_bias"},
-            "_supports_sdpa": plain,
+            "_supports_sdpa": not features & {"softcap", "s_aux"},
             "_supports_flex_attn": "position_bias" not in features,
             "_supports_attention_backend": True,
         }
         for value in (True, False):
             names = [name for name, has in able.items() if has is value]
             lines += [f"{' = '.join(names)} = {value}"] if names else []
-    if any(e.cached for e in emitters):
+    if cached:
         lines.append("_can_compile_fullgraph = True")
     if any(e.recurrent for e in emitters if e.is_decoder):
         lines.append("_is_stateful = True")

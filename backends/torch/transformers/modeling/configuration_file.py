@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...codegen.model_source import format_source
@@ -29,11 +29,10 @@ class Property(NamedTuple):
 
 @dataclass
 class Configuration:
-    """A config: source of its class, `fields` of config.json, and `plans` of parallelism by config field."""
+    """A config: source of its class, and `fields` of config.json."""
 
     text: str
     fields: dict[str, Any]
-    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def write_configuration(
@@ -62,7 +61,7 @@ def write_configuration(
         tables=tables,
         properties=properties,
     )
-    return Configuration(format_source(text), values, {k: dict(v) for k, v in plans.items()})
+    return Configuration(format_source(text), values)
 
 
 def _write_literal(value: Any) -> str:
@@ -74,8 +73,9 @@ def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[P
     properties that depend on the number of layers)."""
     stack, count = base.stack, base.count_field
     if stack is None:
-        single = _write_fixed_kinds(base)
-        return {count: max(1, len(base.kinds))}, [], [] if single is None else [single]
+        kinds = [HYBRID if i == _find_counting_cache(base) else kind for i, kind in enumerate(base.kinds)]
+        fixed = Property("layer_types", "list[str]", CACHES_DOC, [f"return {_write_list(kinds)}"])
+        return {count: max(1, len(base.kinds))}, [], [fixed] * base.needs_kinds
     fields: dict[str, Any] = {count: len(stack)}
     tables, properties = [], []
     if len({*base.blocks}) > 1:
@@ -91,9 +91,8 @@ def _describe_layers(base: BaseModel) -> tuple[dict[str, Any], list[str], list[P
         tables += table_lines
         properties.append(Property("layer_types", "list[str]", CACHES_DOC, _write_layer_types(base, stack, each)))
     if count == "num_blocks":
-        properties.append(
-            Property("num_hidden_layers", "int", "The number of caches.", ["return len(self.layer_types)"])
-        )
+        counting = ["return len(self.layer_types)"]
+        properties.append(Property("num_hidden_layers", "int", "The number of caches.", counting))
     return fields, tables, properties
 
 
@@ -101,14 +100,6 @@ def _find_counting_cache(base: BaseModel) -> int | None:
     """Return the index of the recurrent cache that must count tokens; None without caches, or if a KV cache counts."""
     e = base.lowered.emitter
     return base.kinds.index(RECURRENT) if e.cached and not e.has_counting_cache else None
-
-
-def _write_fixed_kinds(base: BaseModel) -> Property | None:
-    """Return the property layer_types of a model without a list of layers; None if its config needs none."""
-    kinds = [HYBRID if i == _find_counting_cache(base) else kind for i, kind in enumerate(base.kinds)]
-    if not base.needs_kinds:
-        return None
-    return Property("layer_types", "list[str]", CACHES_DOC, [f"return {_write_list(kinds)}"])
 
 
 def _write_layer_kinds(base: BaseModel, stack: Stack) -> tuple[str, list[str]]:

@@ -22,7 +22,7 @@ def find_usual_std(weights: Iterable[Param]) -> float:
 
 
 def write_init_lines(methods: Mapping[str, Method], weights: Mapping[str, Param], usual: float) -> list[str]:
-    """Return the lines of ``_init_weights`` for weights that transformers would initialize otherwise by default.
+    """Return the lines of ``_init_weights`` for weights whose initial values are not the default of transformers.
     methods: class name → its forward. weights: path → parameter. usual: the most common standard deviation."""
     lines = []
     for name, method in methods.items():

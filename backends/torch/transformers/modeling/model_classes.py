@@ -46,11 +46,10 @@ class HFMethodWriter(MethodWriter):
         """Do nothing: states have no names, because all layers share one cache object."""
 
     def slot(self, item: Statement, slot: CacheSlot) -> str:
-        return self._write_index(item) if slot == INDEX else PAST
-
-    def _write_index(self, item: Statement) -> str:
-        offset = self.writer.get_offsets(self.method)[item]
-        return self._write_cache_number(offset, "layer_idx" if self.writer.emitter.shares_weights else "self.layer_idx")
+        if slot != INDEX:
+            return PAST
+        first = "layer_idx" if self.writer.emitter.shares_weights else "self.layer_idx"
+        return self._write_cache_number(self.writer.get_offsets(self.method)[item], first)
 
     def _write_cache_number(self, offset: int, first: str = "layer_idx") -> str:
         """Return the source of the cache number `first` + `offset`; in the model's own forward just the offset."""
@@ -89,7 +88,9 @@ class HFMethodWriter(MethodWriter):
     def list_varying_arguments(self, loop: Loop, rests: list[str], sources: list[tuple[str, str]]) -> list[str]:
         kinds = [self.writer.names[c.callee.key] for c in loop.calls]
         table = dict(zip(kinds, rests, strict=True))
-        if not self.top or not self.writer.is_stack(loop) or [table[kind] for kind in kinds] != rests:
+        stack = self.writer.stack
+        is_stack = self.top and stack is not None and loop.calls is stack.calls
+        if not is_stack or [table[kind] for kind in kinds] != rests:
             return super().list_varying_arguments(loop, rests, sources)
         entries = ", ".join(f'"{kind}": {rest}' for kind, rest in table.items())
         self.lines.append(SourceLine([], ast.parse(f"args = {{{entries}}}").body[0]))
@@ -136,8 +137,7 @@ class HFClassWriter(ClassWriter):
         self.reused: set[str] = set()  # names of other classes that this base model uses
         self.methods: dict[str, Method] = {}  # class name: its forward
         self._numbers: dict[Method, CacheNumbers] = {}
-        body = type("Body", (HFMethodWriter,), {"writer": self})
-        self.body = body
+        self.body = type("Body", (HFMethodWriter,), {"writer": self})
 
     @property
     def kinds(self) -> str:
@@ -161,8 +161,7 @@ class HFClassWriter(ClassWriter):
         return self.emitter.shares_weights and self.get_numbers(method).count > 0
 
     def takes_index(self, method: Method) -> bool:
-        """Return whether the constructor takes the number of its first cache: it has caches, and layers share no
-        weights."""
+        """Return whether the constructor takes the number of its first cache: not if layers share weights."""
         return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
     def is_indexed(self, method: Method) -> bool:
@@ -172,9 +171,6 @@ class HFClassWriter(ClassWriter):
     def is_layer(self, path: str) -> bool:
         """Return whether the module at `path` is an entry of the list of layers."""
         return self.stack is not None and path.rpartition(".")[0] == self.stack.path
-
-    def is_stack(self, loop: Loop) -> bool:
-        return self.stack is not None and loop.calls is self.stack.calls
 
     def takes_cache(self, method: Method) -> bool:
         """Return whether `method` takes a cache and keyword arguments; all layers do if one layer does."""

@@ -22,7 +22,7 @@ from ...program.snippets import find_names, read_library, select_snippets, write
 from ...program.statements import Program
 from .. import lib as own_snippets
 from ..lower.lower_base_and_head import LoweredModel
-from ..lower.model_emitter import FULL
+from ..lower.model_emitter import FULL, STANDARD_MASKS
 from .base import (
     BaseModel,
     finish_classes,
@@ -35,47 +35,26 @@ from .base import (
 from .initial import find_usual_std
 from .model_classes import HFClassWriter, read_config
 
+MODULES = {  # module: names that a generated source may import from it
+    "transformers": "AutoModel Cache DynamicCache EncoderDecoderCache GenerationMixin PreTrainedModel",
+    "transformers.generation.continuous_batching": "PagedAttentionCache",
+    "transformers.integrations": "use_experts_implementation",
+    "transformers.masking_utils": " ".join(STANDARD_MASKS.values()),
+    "transformers.modeling_layers": "GradientCheckpointingLayer GenericForSequenceClassification",
+    "transformers.modeling_outputs": "BaseModelOutput BaseModelOutputWithPast BaseModelOutputWithPooling "
+    "BaseModelOutputWithPastAndCrossAttentions CausalLMOutputWithPast MoeCausalLMOutputWithPast Seq2SeqLMOutput "
+    "Seq2SeqModelOutput SequenceClassifierOutput TokenClassifierOutput QuestionAnsweringModelOutput MaskedLMOutput "
+    "MultipleChoiceModelOutput NextSentencePredictorOutput",
+    "transformers.modeling_utils": "ALL_ATTENTION_FUNCTIONS",
+    "transformers.utils": "can_return_tuple",
+    "transformers.utils.generic": "merge_with_config_defaults",
+}
+CAPTURING = ("OutputRecorder", "capture_outputs")  # imported together
 IMPORTS = snippets.IMPORTS | {
-    **{
-        name: f"from transformers import {name}"
-        for name in ("AutoModel", "Cache", "DynamicCache", "EncoderDecoderCache", "GenerationMixin", "PreTrainedModel")
-    },
+    **{name: f"from {module} import {name}" for module, names in MODULES.items() for name in names.split()},
+    **dict.fromkeys(CAPTURING, f"from transformers.utils.output_capturing import {', '.join(CAPTURING)}"),
     "dataclass": "from dataclasses import dataclass",
     "init": "from transformers import initialization as init",
-    **{
-        name: f"from transformers.masking_utils import {name}"
-        for name in (
-            "create_causal_mask",
-            "create_sliding_window_causal_mask",
-            "create_chunked_causal_mask",
-            "create_recurrent_attention_mask",
-            "create_bidirectional_mask",
-        )
-    },
-    "GradientCheckpointingLayer": "from transformers.modeling_layers import GradientCheckpointingLayer",
-    "GenericForSequenceClassification": "from transformers.modeling_layers import GenericForSequenceClassification",
-    **{
-        name: f"from transformers.modeling_outputs import {name}"
-        for name in (
-            "BaseModelOutput",
-            "BaseModelOutputWithPast",
-            "CausalLMOutputWithPast",
-            "BaseModelOutputWithPastAndCrossAttentions",
-            "BaseModelOutputWithPooling",
-            "Seq2SeqLMOutput",
-            "Seq2SeqModelOutput",
-            "MoeCausalLMOutputWithPast",
-            *("SequenceClassifierOutput", "TokenClassifierOutput", "QuestionAnsweringModelOutput", "MaskedLMOutput"),
-            *("MultipleChoiceModelOutput", "NextSentencePredictorOutput"),
-        )
-    },
-    "ALL_ATTENTION_FUNCTIONS": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS",
-    "PagedAttentionCache": "from transformers.generation.continuous_batching import PagedAttentionCache",
-    "use_experts_implementation": "from transformers.integrations import use_experts_implementation",
-    "can_return_tuple": "from transformers.utils import can_return_tuple",
-    "merge_with_config_defaults": "from transformers.utils.generic import merge_with_config_defaults",
-    "capture_outputs": "from transformers.utils.output_capturing import OutputRecorder, capture_outputs",
-    "OutputRecorder": "from transformers.utils.output_capturing import OutputRecorder, capture_outputs",
 }
 
 
@@ -138,7 +117,7 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
 
 
 def collect_weights(sides: Sequence[LoweredModel]) -> dict[str, Param]:
-    """Return key → parameter of the base model, both sides together; of tied weights one, but all constant tables."""
+    """Return key → parameter of the base models of all `sides`; of tied weights only one, but all constant tables."""
     tied = map_tied_keys(sides, head=False)
     return {key: param for key, param, _ in _list_weights(sides) if key not in tied}
 
@@ -154,7 +133,8 @@ def map_keys(sides: Sequence[LoweredModel]) -> dict[str, str]:
 
 
 def map_tied_keys(sides: Sequence[LoweredModel], head: bool = True) -> dict[str, str]:
-    """Map the key of each tied weight to the key that stores its tensor, in the model with its `head` or without."""
+    """Map the key of each tied weight to the key that stores its tensor, in the model with its head, or without `head`
+    in the base model."""
     above = sides[0].head
     keys, prefix = map_keys(sides), "" if above is None else "model."
     trained = [(f"{prefix}{key}", name) for key, param, name in _list_weights(sides) if not is_table(param)]

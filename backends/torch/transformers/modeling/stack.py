@@ -28,9 +28,8 @@ class Stack:
 
 def find_stack(top: Method, e: HFEmitter) -> Stack | None:
     """Return the longest loop of the forward `top` over all modules of a list; None without such a loop."""
-    loops = [item for item in top.items if isinstance(item, Loop)]
     fitting = []
-    for loop in loops:
+    for loop in (item for item in top.items if isinstance(item, Loop)):
         paths = [c.path for c in loop.calls]
         stem = paths[0].rpartition(".")[0]
         listed = [p for p in top.modules if p.rpartition(".")[0] == stem]
@@ -85,8 +84,8 @@ class CacheNumbers:
 
 
 def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> CacheNumbers:
-    """Return the cache numbers of `method`: one per attention, and one for all recurrences up to one that repeats. Each
-    layer of the `stack` has at least one number, also without a cache."""
+    """Return the cache numbers of `method`. Each attention has its own. Recurrences share one until a state index
+    repeats. Each layer of the `stack` has at least one number, also without a cache."""
     numbers = CacheNumbers()
     states: set[int] = set()
     shared = 0
