@@ -71,12 +71,10 @@ def format_source(text: str) -> str:
 
 
 @functools.cache
-def load_template(name: str) -> jinja2.Template:
-    """Return a template of the folder `templates` by file name."""
-    folder = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+def load_template(name: str, folder: Path = Path(__file__).parent) -> jinja2.Template:
+    """Return the Jinja template with the file name `name` in `folder`/templates; it is read once."""
+    loader, strict = jinja2.FileSystemLoader(folder / "templates"), jinja2.StrictUndefined
+    environment = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=strict)
     return environment.get_template(name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Param, Value
@@ -201,11 +201,6 @@ RULES: dict[Op, Callable[[AxisClasses, Node], None]] = {  # for other ops `_matc
 }
 
 
-def list_read_params(graph: Graph) -> Iterator[Param]:
-    """Yield the parameters that nodes read, each once, in order of their first reader."""
-    seen: set[Param] = set()
-    for node in graph.nodes:
-        for value in node.inputs:
-            if isinstance(value, Param) and value not in seen:
-                seen.add(value)
-                yield value
+def list_read_params(graph: Graph) -> list[Param]:
+    """Return the parameters that nodes read, each once, in order of their first reader."""
+    return [*dict.fromkeys(v for node in graph.nodes for v in node.inputs if isinstance(v, Param))]

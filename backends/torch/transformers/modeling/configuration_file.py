@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...codegen.model_source import format_source
+from ...codegen.model_source import format_source, load_template
 from ..lower.lower_base_and_head import LoweredModel
 from ..lower.model_emitter import RECURRENT
 from .base import BaseModel
-from .modeling_file import ModelingFile, load_template
+from .modeling_file import ModelingFile
 from .stack import Stack, list_block_kinds, list_outer_kinds
 
 CACHES_DOC = "The kind of the cache of each layer, as transformers calls it."
@@ -51,7 +52,7 @@ def write_configuration(
     kinds = {type(None): "int | None", bool: "bool", int: "int", float: "float"}
     defaults = {k: (kinds.get(type(v), "Any"), _write_literal(v)) for k, v in values.items() if not isinstance(v, list)}
     defaults |= {k: ("list[str] | None", "None") for k, v in values.items() if isinstance(v, list)}
-    text = load_template("configuration.py.j2").render(
+    text = load_template("configuration.py.j2", Path(__file__).parent).render(
         title=lowered.full_graph.name,
         config=f"{name}Config",
         doc=f"The sizes of {name}Model; other values make a model of another size.",

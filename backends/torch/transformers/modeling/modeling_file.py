@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from weft.ir.errors import WeftError
 from weft.ir.graph import Param
 
 from ...codegen.docstrings import write_model_doc
-from ...codegen.model_source import format_source
+from ...codegen.model_source import format_source, load_template
 from ...codegen.structure import group_statements
 from ...program import snippets
 from ...program.snippets import find_names, read_library, select_snippets, write_imports
@@ -102,7 +99,7 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
         finish_classes(base)
     functions = [text for base in in_order for text in base.lowered.base.functions.values()]
     functions_and_masks = [*functions, *(base.lowered.masks for base in in_order if base.lowered.masks)]
-    page = load_template("modeling.py.j2")
+    page = load_template("modeling.py.j2", Path(__file__).parent)
     snippets_by_name = {name: part for name, part in read_library().items() if name not in IMPORTS}
     snippets_by_name |= read_library(own_snippets.__name__)  # replace those of target torch with equal names
     used = find_names(ast.parse(page.render(about=[], imports=[], parts=functions_and_masks, **fields)))
@@ -206,13 +203,3 @@ def get_task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
             f"target transformers has no class for the task {task}: use target torch, or {', '.join(TASKS)}"
         )
     return None if task is None else TASKS[task]
-
-
-@functools.cache
-def load_template(name: str) -> jinja2.Template:
-    """Return the Jinja template with the file name `name` in the folder `templates`; it is read once."""
-    folder = Path(__file__).parent / "templates"
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template(name)

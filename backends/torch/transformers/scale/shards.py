@@ -18,8 +18,6 @@ def count_shard_elements(key: str, shape: Sequence[int], split: Split, plans: Ma
     """Return the number of elements of the weight `key` of `shape` on the device with its largest shard. `plans` maps
     config fields such as base_model_tp_plan to plans."""
     degree, axis = find_divided_axis(key, len(shape), split, plans)
-    if axis is None:
-        return math.prod(shape)
     return math.prod(-(-n // degree) if i == axis else n for i, n in enumerate(shape))
 
 
