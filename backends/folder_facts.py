@@ -51,9 +51,9 @@ class Embedding:
     prompts: Mapping[str, str] = field(default_factory=dict)  # prefixes of texts, by name
     default: str | None = None  # the name of the default prompt
     truncate_dim: int | None = None  # the number of features kept of a vector
-    include_prompt: bool = True  # whether tokens of prompts are pooled
-    modules: bool = False  # whether modules after the pooling compute the vector
-    unit: bool = False  # whether their result has unit length
+    include_prompt: bool = True  # tokens of prompts are pooled
+    modules: bool = False  # modules after the pooling compute the vector
+    unit: bool = False  # the result of these modules has unit length
     pad: int | None = None  # the token for padding texts to the longest, which counts as a token of the text
 
 
@@ -87,7 +87,7 @@ class FolderFacts:
     max_length: int
     eos: frozenset[int] = frozenset()
     head_dim: int | None = None  # features per head of the caches, if the graph does not fix them
-    states: tuple[StateRecord, ...] = ()  # states; empty if the folder does not record them
+    states: tuple[StateRecord, ...] = ()  # empty if the folder does not record them
     rolling: frozenset[int] = frozenset()  # indices of the rolling caches in the manifest's list of caches
     compares: bool = False  # tokens of a forward pass compete (for experts), so padding would change results
     compares_above: int = 0  # the number of tokens of a text above which they compete
@@ -97,7 +97,7 @@ class FolderFacts:
     start: int = 0  # the first token of an encoder-decoder's answers
     max_source: int = 0  # the length of the longest source, in tokens
     sound: Sound | None = None  # the audio input of its encoder, if any
-    forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `Forced` for answers
+    forced: Mapping[str, Any] = field(default_factory=dict)  # the fields of `TokenRules` for answers
     defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling settings of the source, and max_tokens
     outputs: tuple[str, ...] = ()  # the names of a PyTorch model's outputs, in order
     task: Task | None = None  # the task of an encoder with a head

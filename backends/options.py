@@ -76,11 +76,8 @@ class Option(Argument):
         return typing.get_origin(self.type) is Literal
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` in the canonical form of the option's type. `op` is not used.
-
-        Raises:
-            WeftError: if the option does not accept it.
-        """
+        """Return `value` in the canonical form of the option's type. `op` is not used. Raises WeftError if the option
+        does not accept it."""
         if self.is_choice and value not in typing.get_args(self.type):
             raise WeftError(f"{self.flag} {value!r} is not known; it takes {' or '.join(self.choices)}")
         return super().check(value, op)

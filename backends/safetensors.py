@@ -57,11 +57,8 @@ def count_written(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
 
 
 def parse_stored(dtype: str) -> DType:
-    """Return the dtype named `dtype`, which must be one that checkpoints are written in.
-
-    Raises:
-        WeftError: if it is not f32, f16 or bf16.
-    """
+    """Return the dtype named `dtype`, which must be one that checkpoints are written in. Raises WeftError if it is not
+    f32, f16 or bf16."""
     parsed = dtypes.parse(dtype, map(str, STORED))
     if parsed not in STORED:
         raise WeftError(f"a checkpoint cannot be written in {parsed}; choose {', '.join(map(str, STORED))}")
@@ -72,11 +69,8 @@ def write_shards(
     folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int = SHARD_BYTES, step: Step = lambda done: None
 ) -> None:
     """Write `tensors`, in order, into `folder`: as model.safetensors, or as several files and an index if they exceed
-    `shard_bytes`. Call `step` after each write with its number of bytes.
-
-    Raises:
-        WeftError: if a value is not finite, or exceeds the range of its dtype.
-    """
+    `shard_bytes`. Call `step` after each write with its number of bytes. Raises WeftError if a value is not finite, or
+    exceeds the range of its dtype."""
     shards: list[dict[str, Tensor]] = [{}]
     for key, tensor in tensors.items():
         if shards[-1] and tensor.nbytes + sum(t.nbytes for t in shards[-1].values()) > shard_bytes:
@@ -93,11 +87,8 @@ def write_shards(
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda done: None) -> None:
-    """Write `tensors` into the single file `path`; call `step` after each write with its number of bytes.
-
-    Raises:
-        WeftError: if a value is not finite, or exceeds the range of its dtype.
-    """
+    """Write `tensors` into the single file `path`; call `step` after each write with its number of bytes. Raises
+    WeftError if a value is not finite, or exceeds the range of its dtype."""
     # Older versions of transformers refuse files that do not state a format.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -115,10 +106,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], step: Step = lambda do
 
 
 def encode_blocks(key: str, tensor: Tensor) -> Iterator[Array]:
-    """Yield the bytes of `tensor`, named `key`, in its dtype, block by block.
-
-    Raises:
-        WeftError: if a value is not finite, or exceeds the range of the dtype.
-    """
+    """Yield the bytes of `tensor`, named `key`, in its dtype, block by block. Raises WeftError if a value is not
+    finite, or exceeds the range of the dtype."""
     for values in tensor.blocks():
         yield cast_finite(values, tensor.dtype, key).reshape(-1).view(np.uint8)

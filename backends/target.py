@@ -95,11 +95,8 @@ class Backend(ABC):
     # -- compiling
 
     def dtype(self, name: str | None) -> str:
-        """Return the canonical name of the dtype `name`; the target's first dtype if `name` is None.
-
-        Raises:
-            WeftError: if the dtype is unknown, or the target does not support it.
-        """
+        """Return the canonical name of the dtype `name`; the target's first dtype if `name` is None. Raises WeftError
+        if the dtype is unknown, or the target does not support it."""
         canonical = self.dtypes[0] if name is None else dtypes.parse(name, self.dtypes).name
         if canonical not in self.dtypes:
             raise WeftError(f"target {self.name} does not support {canonical}; it supports {', '.join(self.dtypes)}")
@@ -107,11 +104,8 @@ class Backend(ABC):
 
     def choose(self, given: Mapping[str, Any]) -> Options:
         """Return this target's options with the values in `given` (by name) and defaults for the rest. Options of other
-        targets are accepted with their default value.
-
-        Raises:
-            WeftError: if an option is unknown, belongs to other targets, or has a wrong value.
-        """
+        targets are accepted with their default value. Raises WeftError if an option is unknown, belongs to other
+        targets, or has a wrong value."""
         own_options, all_known = self.options.list_all(), collect_options()
         for name, value in given.items():
             if name in MOVED:
@@ -131,11 +125,7 @@ class Backend(ABC):
     ) -> Pipeline:
         """Return the pipeline that the text `passes` describes for `graph` in `dtype` and sequences of at most
         `max_length` tokens (None: the model's context), followed by a phase of the target's own passes. `trains` means
-        the same as in `default_pipeline`.
-
-        Raises:
-            WeftError: if the text is invalid.
-        """
+        the same as in `default_pipeline`. Raises WeftError if the text is invalid."""
         phases = default_pipeline(graph, max_length, trains=trains or self.trains).phases
         applying = (ph for ph in phases if not self.phases or ph.name in self.phases)
         kept_phases = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
@@ -160,22 +150,15 @@ class Backend(ABC):
         """Return None if a lowering accepts `node`, else each lowering's reason for refusing it."""
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        """Return a function like `refusals` for the nodes of the `form` of `graph` ("": the graph itself).
-
-        Raises:
-            WeftError: if the target has no separate lowerings for this form.
-        """
+        """Return a function like `refusals` for the nodes of the `form` of `graph` ("": the graph itself). Raises
+        WeftError if the target has no separate lowerings for this form."""
         if form:
             raise WeftError(f"target {self.name} has no lowerings for a form {form!r}: leave it out")
         return self.refusals
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         """Return the forms of `graph` (the result of the target's `pipeline`) that `build` needs, by name, each with
-        the pipeline that derives it.
-
-        Raises:
-            WeftError: if the target cannot run the graph.
-        """
+        the pipeline that derives it. Raises WeftError if the target cannot run the graph."""
         return {MODEL: Form(Pipeline((Phase(MODEL, (Legalize(self.name),)),)))}
 
     @abstractmethod
@@ -184,20 +167,13 @@ class Backend(ABC):
     ) -> CompiledModel:
         """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` maps the names
         of `forms()`, and "" for the model itself, to graphs, which are not changed. Notes for the user are appended to
-        `notes`.
-
-        Raises:
-            WeftError: if the target cannot run the graph, or a library is missing.
-        """
+        `notes`. Raises WeftError if the target cannot run the graph, or a library is missing."""
 
     # -- running
 
     def place(self, device: str) -> Place:
-        """Return the target, device and dtype with which a model runs on `device` (auto, cpu or cuda).
-
-        Raises:
-            WeftError: if the target's runtime is missing, or weft does not run its folders.
-        """
+        """Return the target, device and dtype with which a model runs on `device` (auto, cpu or cuda). Raises WeftError
+        if the target's runtime is missing, or weft does not run its folders."""
         raise WeftError(f"weft does not run folders compiled for {self.name}")
 
     def files(self, kind: str) -> tuple[str, ...]:
@@ -207,21 +183,14 @@ class Backend(ABC):
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         """Open the compiled folder that `facts` describe on `device`, with `threads` CPU threads (None: the runtime's
-        default). Return its `runtime.core.decoder.Decoder`, or for an encoder its
-        `runtime.ort.ort_encoder.EncoderModel`.
-
-        Raises:
-            WeftError: if the folder or the device cannot be used.
-        """
+        default). Return its `runtime.core.decoder.CachedDecoder`, or for an encoder its
+        `runtime.ort.ort_encoder.EncoderModel`. Raises WeftError if the folder or the device cannot be used."""
         raise WeftError(f"{facts.folder} is compiled for {self.name}, which weft does not run")
 
     def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         """Open a compiled folder like `open`, with only `experts` experts of each mixture on the device at a time;
-        return its `Decoder`.
-
-        Raises:
-            WeftError: if the folder or the device cannot be used, or the runtime keeps all experts on the device.
-        """
+        return its `CachedDecoder`. Raises WeftError if the folder or the device cannot be used, or the runtime keeps
+        all experts on the device."""
         raise WeftError(
             f"{facts.folder} is compiled for {self.name}, which keeps all experts on the device: "
             "to keep only some there, compile it with --target torch"

@@ -81,16 +81,9 @@ def list_stored_tensors(models: Iterable[BuiltModel]) -> dict[str, StoredTensor]
 
 def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
     """Write `models` (dict by file name, all of one checkpoint) into `folder`, and stream their weights block by block;
-    call `progress` with the number of bytes of each write.
-
-    Weights below 1 KiB are stored in the model files, all others in model.onnx.data. Equal weights are stored once.
-
-    Raises:
-        OSError: as the file system reports it; a full disk is reported before the first byte is written.
-        WeftError: if a weight cannot be read.
-
-
-    """
+    call `progress` with the number of bytes of each write. Weights below 1 KiB are stored in the model files, all
+    others in model.onnx.data. Equal weights are stored once. Raises WeftError if a weight cannot be read, and OSError
+    as the file system reports it: a full disk is reported before the first byte is written."""
     reader = next(iter(models.values())).reader
     offset = 0
     external: list[_Region] = []
@@ -152,7 +145,6 @@ def write_adapters(built: BuiltModel, folder: Path) -> None:
 
 
 def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[StreamedInitializer]]:
-    """Return the weights of `models` in groups with equal bytes (the same recipe and dtype)."""
     groups: dict[tuple[Recipe, DType], list[StreamedInitializer]] = {}
     for built in models:
         for w in built.weights:
@@ -162,8 +154,8 @@ def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Streamed
 
 
 def _reserve_space(file: int, folder: Path, size: int) -> None:
-    """Allocate `size` bytes for the open file descriptor `file`, a file in `folder`. So a full disk raises OSError
-    before the first write, and writing becomes several times faster."""
+    """Allocate `size` bytes for `file`, an open file descriptor in `folder`: writing becomes several times faster.
+    Raises OSError if the disk lacks the space, before anything is written."""
     if shutil.disk_usage(folder).free < size:
         raise OSError(errno.ENOSPC, f"{size / 2**30:.2f} GiB needed")
     if size and hasattr(os, "posix_fallocate"):
@@ -218,7 +210,8 @@ def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
 
 
 def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield, block by block, a tuple with the next elements of each of `regions` (one group of `_group_regions`)."""
+    """Yield the elements of `regions` (one group of `_group_regions`) block by block: a tuple with an array per
+    region."""
     recipes = [region.weight.recipe for region in regions]
     parts = [part for part in map(find_stored_part, recipes) if part is not None]
     if parts:

@@ -49,7 +49,7 @@ class OnnxEmitter:
         self.output_values: dict[Value, onnx.Value] = {}  # output of a value, if it is another one
         self._memo: dict[Any, Any] = {}
         self.repeated_outputs: dict[str, tuple[onnx.Value, Value]] = {}  # second writes of one cache
-        self._names: set[str] = set(graph.outputs)  # reserved: `model` gives these names to the outputs
+        self._names: set[str] = set(graph.outputs)  # reserved: `build_model` gives these names to the outputs
         self._scope = ""
         self.inputs = [
             self._declare(onnx.Value(name=name), get_storage_type(v.type)) for name, v in graph.inputs.items()
@@ -70,7 +70,6 @@ class OnnxEmitter:
 
     @staticmethod
     def _declare(value: onnx.Value, type: TensorType) -> onnx.Value:
-        """Set the shape and dtype of `value` to `type`, and return it."""
         value.shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
         value.type = onnx.TensorType(ONNX_DTYPES[type.dtype.name])
         return value
@@ -279,8 +278,8 @@ class OnnxEmitter:
         return [] if tensors is None else [w for w in self.weights.values() if tensors.reads_slots(w.recipe.sources())]
 
     def build_model(self) -> onnx.Model:
-        """Return the ONNX model; its weights are initializers without data, which `export.write` adds. Raises WeftError
-        if the target's opset lacks an operator."""
+        """Return the ONNX model. Its weights are initializers without data; `export.write_models` or `serialize_model`
+        adds the data. Raises WeftError if the target's opset lacks an operator."""
         outputs = []
         for name, value in self.graph.outputs.items():
             output = self.output_values.get(value, self[value])
@@ -321,7 +320,6 @@ def get_storage_type(type: TensorType) -> TensorType:
 
 
 def _trim_missing(values: Sequence[onnx.Value | None]) -> list[onnx.Value | None]:
-    """Return `values` without the None values at the end."""
     kept_values = list(values)
     while kept_values and kept_values[-1] is None:
         kept_values.pop()

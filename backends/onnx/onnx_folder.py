@@ -88,7 +88,8 @@ def can_run_genai(graph: Graph) -> bool:
 
 
 def _list_genai_notes(graph: Graph) -> list[str]:
-    """Return a list with a note why onnxruntime-genai cannot run `graph`; [] if it can, or `graph` is an encoder."""
+    """Return a list with a note if the decoder in `graph` has no KV cache, or onnxruntime-genai cannot run it; else
+    []."""
     kind = graph.meta.get("kind")
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         return ["the model has no KV cache, which weft run and onnxruntime-genai need: add kv-cache to --passes"]

@@ -25,16 +25,9 @@ COPY = 4 << 20  # bytes copied at a time
 
 def prepack(folder: Path, name: str = MODEL) -> int:
     """Append packed copies of the weights of model `name` in `folder` to its data file, and reference them in the model
-    file; return the number of bytes added (0: ONNX Runtime packs none).
-
-    It needs memory and temporary disk space for the packed model.
-
-    Raises:
-        WeftError: if ONNX Runtime is not installed, or cannot write the packed model.
-        OSError: as the file system reports it.
-
-
-    """
+    file; return the number of bytes added (0: ONNX Runtime packs none). It needs memory and temporary disk space for
+    the packed model. Raises WeftError if ONNX Runtime is not installed or cannot write the packed model, and OSError as
+    the file system reports it."""
     import onnx
 
     model = onnx.load(folder / name, load_external_data=False)

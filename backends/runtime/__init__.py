@@ -36,9 +36,7 @@ def load(
     "cuda"; `threads` is the number of CPU threads of one operator (None: the runtime's default). A folder of target
     torch is Python code that runs when it is opened, so it requires `trust`. With `experts_on_device` = n, only the n
     most recently used experts of each mixture are on the device, and the host stores all; None puts all on the device.
-
-    Raises:
-        WeftError: if the folder, a file in it, the device or an argument cannot be used, or `trust` is missing.
+    Raises WeftError if the folder, a file in it, the device or an argument cannot be used, or `trust` is missing.
     """
     facts = read_facts(folder)
     target = TARGETS[facts.target]

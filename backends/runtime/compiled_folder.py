@@ -106,7 +106,6 @@ def _read_embedding(data: Record, sentence: Record) -> Embedding:
 
 
 def _read_task(data: Record) -> Task | None:
-    """Return the task that the model's head was trained for; None without a head."""
     if "task" not in data:
         return None
     labels = tuple(data.get("labels", list[str], []))

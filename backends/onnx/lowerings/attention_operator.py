@@ -134,7 +134,6 @@ def _split_heads(e: OnnxEmitter, value: Value, heads: int) -> Out:
 
 
 def _squeeze_column(e: OnnxEmitter, column: Out) -> Out:
-    """Return `column` [batch, 1] as [batch]."""
     return e.op("Squeeze", column, e.constant([1]))
 
 
@@ -155,7 +154,6 @@ def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
 
 
 def _count_keys(node: Node) -> Size:
-    """Return the number of keys that the operator reads for `node`, including masked keys."""
     new, past = node.required_operand("k").shape[1], node.operand("past_k")
     keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
     return keys
@@ -176,10 +174,9 @@ def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Valu
 
 def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) -> Out:
     """Return the rolling cache `past` with the new keys (or values) written. `joined` [batch, kv_heads, capacity + seq,
-    width] has the slots of `past`, then the new keys. The keys to write are gathered from `joined`, so that `past` is
-    read before the result is written, which may share its memory. Each batch row writes min(seq, capacity) keys, of
-    which the last belongs to its last valid token: a row that ends in padding rewrites some of its old keys
-    unchanged."""
+    width] has the slots of `past`, then the new keys. The keys to write are gathered from `joined`: so `past` is read
+    before the result, which may share its memory, is written. Each batch row writes min(seq, capacity) keys, the last
+    of which belongs to its last valid token. A row that ends in padding rewrites some of its old keys unchanged."""
     positions, mask = node.required_operand("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte

@@ -115,7 +115,6 @@ def _dequantize_nibbles(
 
 
 def _drop_padding(e: OnnxEmitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
-    """Return dequantized `rows` of `weight` without the padding of their last group."""
     if weight.width % layout.group == 0:
         return rows
     return e.op("Slice", rows, e.constant([0]), e.constant([weight.width]), e.constant([-1]))

@@ -73,7 +73,6 @@ def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
 
 
 def _emit_initial_state(e: OnnxEmitter, node: Node, state: str) -> onnx.Value:
-    """Return the initial value of the state called `state` of the scan `node`: a tensor filled with its constant."""
     step: Step = node.attrs["step"]
     type = step.input_type(state, node.output.shape[0])
     fill_value = onnx.tensor([step.initial[state]], dtype=onnx.DataType.from_numpy(type.dtype.numpy))

@@ -130,9 +130,9 @@ def add_tokens(
 def verify_drafts(
     context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
 ) -> None:
-    """Draft tokens for the active rows and verify the drafts by one model call. Each answer gets the tokens drawn up to
-    and including the first one that differs from the draft, or one more than the draft. `tokens` [rows] has the last
-    token of each row. Update it, `active`, the timings, and the cached lengths of `context`."""
+    """Draft tokens for the active rows and verify the drafts by one model call. Each answer gets the drafted tokens
+    that the model draws too, up to the first difference, and one more token: the one drawn there. `tokens` [rows] has
+    the last token of each row. Update `tokens`, `active`, the timings, and the cached lengths of `context`."""
     timings, starts = answers[0].result.timings, context.lengths.copy()
     inputs: list[list[int]] = [[] for _ in answers]
     for at in np.flatnonzero(active).tolist():

@@ -190,7 +190,6 @@ class BatchContext(ABC):
             raise WeftError(f"the cache is full: it holds {self.capacity} tokens a row")
 
     def _record_tokens(self, rows: Ints, tokens: Ints) -> None:
-        """Record that row `rows[i]` has cached the token `tokens[i]`, for each i."""
         self._ids[rows, self.lengths[rows]] = tokens
         self.lengths[rows] += 1
 
@@ -216,7 +215,6 @@ class BatchContext(ABC):
         """Set the recurrent states of all rows to their values at the start of a sequence."""
 
     def _truncate_rows(self, lengths: Ints | int) -> None:
-        """Cut every row to its first `lengths` tokens."""
         self.lengths[:] = lengths
 
     def _begin_rows(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:

@@ -247,14 +247,12 @@ class Generator:
         return results
 
     def _new_speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
-        """Return the settings of speculative decoding. Raises WeftError if this model cannot verify drafts."""
         speculation = Speculation(lookup, None if assistant is None else assistant.decoder, most)
         if speculation:
             speculation.check(self.decoder)
         return speculation
 
     def _resolve_chunk(self, asked: int | None) -> int:
-        """Return the number of prompt tokens per call: `asked`, or the default of the device."""
         if asked is None:
             return self.decoder.chunk
         check_count("chunk", asked)
@@ -403,7 +401,7 @@ class Conversation(Generator):
                 context.reset()
             else:
                 context.copy_from(self._context)
-            # Released only now: `take` reads the old caches.
+            # Released only now: `copy_from` reads the old caches.
             self._lease.close()
             self._lease, self._context = lease, context
         yield self._context, self._context.count_cached(prompts[0])

@@ -12,7 +12,9 @@ Finish = Literal["stop", "stop_string", "length"]
 class ExpertCounts:
     """Counts of expert offloading, summed over mixtures and runs.
 
-    - asked, found, guessed: experts used; those of them that were on the device already; due to a prefetch
+    - asked: experts used
+    - found: those of `asked` that were on the device already
+    - guessed: those of `found` that a prefetch had loaded
     - bytes: bytes copied to the device
     """
 

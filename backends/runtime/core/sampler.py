@@ -142,8 +142,9 @@ def read_sampling_defaults(metadata: Record, names: Mapping[str, str] | None = N
 class TokenRules:
     """Rules that restrict the tokens of an answer, regardless of the logits.
 
-    - begin, last: the allowed tokens at each of the first positions; the token forced at the length limit
-    - never, never_first: tokens not allowed at any position after those of `begin`; only at the first such position
+    - begin: the allowed tokens at each of the first positions
+    - last: the only token allowed at the length limit; None: any
+    - never, never_first: tokens not allowed after the positions of `begin`: at any position, at the first one
     """
 
     begin: tuple[tuple[int, ...], ...] = ()

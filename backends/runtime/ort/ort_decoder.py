@@ -94,7 +94,6 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         self.context_class: type[OrtContext] = OrtContext
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
-        """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
         return self.context_class(self, batch, capacity)
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
@@ -152,7 +151,6 @@ class OrtContext(BatchContext):
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes allocated for caches and states."""
         return self._memory.nbytes
 
     def close(self) -> None:

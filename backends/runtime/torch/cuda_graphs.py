@@ -134,7 +134,7 @@ class CapturedSteps:
         if not (self._cuda and self._captures):
             self._cache.length = keys - 1
             return body()
-        # Powers of two: few captures, and above SMALLEST none reads more than twice the existing keys.
+        # Powers of two: few captures, and above MIN_KEYS none reads more than twice the existing keys.
         bound = self._cache.capacity
         if not self._any_length:
             bound = min(max(MIN_KEYS, 1 << (keys - 1).bit_length()), bound)
@@ -168,16 +168,9 @@ class CapturedSteps:
 def capture_graph(
     body: Callable[[], Any], changed: Sequence[Tensor], pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Capture `body` as a CUDA graph in the memory pool `pool`; return (the graph, the output of `body`).
-
-    The output is valid until another graph of the pool runs. `body` runs twice to warm up; then the tensors `changed`
-    are restored.
-
-    Raises:
-        Waits: if `body` synchronizes with the device.
-
-
-    """
+    """Capture `body` as a CUDA graph in the memory pool `pool`; return (the graph, the output of `body`). The output is
+    valid until another graph of the pool runs. `body` runs twice to warm up; then the tensors `changed` are restored.
+    Raises SynchronizationError if `body` synchronizes with the device."""
     before = [t.clone() for t in changed]
 
     def run() -> None:

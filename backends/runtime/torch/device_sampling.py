@@ -30,7 +30,8 @@ class DeviceSampler:
         self._tickets = Tickets(TICKETS)
 
     def refill(self, samplers: Sequence[Sampler]) -> None:
-        """Replace the random numbers of each row by the next ones of its host sampler in `samplers` (one per row)."""
+        """Replace the random numbers of each row by the next ones of its host sampler in `samplers` (one per row; none
+        at temperature 0), and count them as unused."""
         if self.sampling.temperature > 0:
             most = self._uniforms.shape[1]
             self._uniforms.copy_(torch.from_numpy(np.stack([s.draw_uniforms(most) for s in samplers])))

@@ -137,5 +137,4 @@ def import_from(folder: Path) -> Iterator[None]:
 
 
 def _pop_modules() -> dict[str, Any]:
-    """Remove the modules `NAMES` and their submodules from sys.modules and return them by name."""
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in NAMES}

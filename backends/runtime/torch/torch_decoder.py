@@ -80,7 +80,6 @@ class TorchDecoder(CachedDecoder["TorchContext"]):
         return ExpertCounts() if self.offloaded is None else self.offloaded.counts
 
     def new_context(self, batch: int, capacity: int) -> TorchContext:
-        """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
         return TorchContext(self, batch, capacity)
 
     def run_model(self, **inputs: Any) -> Tensor:
@@ -124,7 +123,6 @@ class TorchContext(SamplingContext):
 
     @property
     def cache_bytes(self) -> int:
-        """Return the bytes allocated for caches and states."""
         return caches.count_bytes(self._cache)
 
     def new_sampling_step(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
@@ -240,7 +238,6 @@ class TorchContext(SamplingContext):
         self.record_step(rows, np.array(last), self.lengths - 1)
 
     def load_step(self, rows: Ints, tokens: Ints) -> None:
-        """Copy the inputs of the next step to the device: `tokens` for `rows`; other rows repeat their last token."""
         ids, positions = self._last.copy()
         ids[rows], positions[rows] = tokens, self.lengths[rows]
         self.steps.ids.copy_(self.model.to_device(ids[:, None]))
