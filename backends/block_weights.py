@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from weft.ir.graph import Graph, Param, Value
+from weft.ir.graph import Graph, Node, Param, Value
 from weft.ir.recipes.blocks import BlockRecipe, Kept, find_block_layout
 from weft.ir.types.block_layouts import BlockLayout
 
@@ -26,7 +27,7 @@ def find_quantized_layout(weight: Value | None) -> BlockLayout | None:
     """Return the block layout of `weight` if a pass quantized it and all its blocks share one layout; else None."""
     if not isinstance(weight, Param) or not is_quantized(weight):
         return None
-    layout = find_block_layout(weight.recipe, weight.graph.reader)
+    layout = find_stored_layout(weight)
     return layout if isinstance(layout, BlockLayout) else None
 
 
@@ -39,21 +40,23 @@ def count_packed_bytes(weight: Param, layout: BlockLayout) -> int:
 def find_stored_layout(weight: Value | None) -> BlockLayout | str:
     """Return the block layout in which `weight` is stored, else a reason (str): NOT_ASKED ("") if neither a pass
     quantized it nor --keep-blocks requested it, otherwise why its recipe has no layout."""
-    if not isinstance(weight, Param):
-        return NOT_ASKED
-    if not is_quantized(weight) and not weight.recipe.has(Kept):
+    if not isinstance(weight, Param) or not (is_quantized(weight) or weight.recipe.has(Kept)):
         return NOT_ASKED
     return find_block_layout(weight.recipe, weight.graph.reader)
 
 
+def get_quantized(node: Node, operand: str = "weight") -> tuple[Param, BlockLayout]:
+    """Return (the parameter `operand` of `node`, its block layout). The parameter must be stored in blocks."""
+    weight, layout = node.operand(operand), find_stored_layout(node.operand(operand))
+    assert isinstance(weight, Param) and isinstance(layout, BlockLayout)
+    return weight, layout
+
+
 def list_read_params(graph: Graph) -> Iterator[Param]:
-    """Yield the parameters of `graph` that at least one node reads."""
-    yield from (param for param in graph.params.values() if param.uses)
+    """Return an iterator over the parameters of `graph` that at least one node reads."""
+    return (param for param in graph.params.values() if param.uses)
 
 
 def tally_layouts(layouts: Iterable[BlockLayout]) -> dict[str, int]:
     """Map the text of each layout to the number of times that it is in `layouts`."""
-    counts: dict[str, int] = {}
-    for layout in layouts:
-        counts[str(layout)] = counts.get(str(layout), 0) + 1
-    return counts
+    return dict(Counter(map(str, layouts)))

@@ -8,6 +8,8 @@ from weft.ir import Graph, WeftError
 from weft.passes import Pass, Trace
 from weft.passes.core.equivalence import EXACT, EquivalenceCheck
 
+from .target import import_torch
+
 
 @dataclass(frozen=True)
 class PythonNames(Pass):
@@ -40,8 +42,6 @@ class PythonNames(Pass):
     usual: tuple[str, ...] = ()
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        from .runtime.torch.open_torch import import_torch
-
         import_torch()
         from .torch.lower.identifiers import rename_for_python  # needs torch for the attributes of nn.Module
 

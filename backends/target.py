@@ -7,6 +7,7 @@ weft's own targets.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -213,6 +214,14 @@ def register(*backends: Backend) -> None:
     for backend in backends:
         TARGETS.add(backend.name, backend)
         ACCEPTS.add(backend.name, backend.takes)
+
+
+def import_torch() -> Any:
+    """Import torch and return the module. Raises WeftError that names the package to install if it is missing."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise WeftError(f"PyTorch cannot be imported ({error}): install weft[torch]") from error
 
 
 def collect_options() -> dict[str, tuple[Option, list[str]]]:

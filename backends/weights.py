@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,20 +39,19 @@ def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict
     - "kinds": by kind of weight, {"numbers": its parameters, "bytes": its bytes with scales and zero points}
     - "layers": by layer, the average bits per parameter of its matrices
     """
-    by_param = find_matrices(graph)
+    by_param, used = find_matrices(graph), [param for param in graph.params.values() if param.uses]
     counts: dict[str, int] = {}
     layers: dict[str, list[int]] = {}
-    for param in graph.params.values():
-        if not param.uses:
-            continue
+    for param in used:
         kind, elements = _name_kind(by_param.get(param)), math.prod(param.type.concrete({}))
         counts[kind] = counts.get(kind, 0) + elements
         if kind in LAYERED and (layer := find_layer(param.name)):
             layers.setdefault(layer, [0, 0])[0] += elements
     stored_bytes = dict.fromkeys(counts, 0)
-    owners = _Owners(graph)
+    # Of parameters with one stem, the first; a full name beats a stem.
+    owners = {p.name.removesuffix(".weight"): p for p in reversed(used)} | {p.name: p for p in used}
     for name, tensor in tensors.items():
-        owner = owners.find(name)
+        owner = _find_owner(owners, name)
         kind = OTHER if owner is None else _name_kind(by_param.get(owner))
         stored_bytes[kind] = stored_bytes.get(kind, 0) + tensor.nbytes
         if owner is not None and kind in LAYERED and (layer := find_layer(owner.name)):
@@ -81,25 +80,12 @@ def find_layer(name: str) -> str | None:
     return match[0] if match else None
 
 
-class _Owners:
-    """A lookup of the parameter that a stored tensor belongs to: the tensor's name begins with the parameter's name."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._params: dict[str, Param] = {}
-        for param in graph.params.values():
-            if param.uses:
-                self._params.setdefault(param.name.removesuffix(".weight"), param)
-        self._params |= {param.name: param for param in graph.params.values() if param.uses}
-
-    def find(self, name: str) -> Param | None:
-        """Return the parameter whose name is the longest prefix of `name`; None if there is none."""
-        return next((self._params[stem] for stem in _expand_path(name) if stem in self._params), None)
-
-
-def _expand_path(name: str) -> Iterator[str]:
-    while name:
-        yield name
+def _find_owner(params: Mapping[str, Param], name: str) -> Param | None:
+    """Return the parameter that the stored tensor `name` belongs to: of `params` (by name), the one whose name is the
+    longest prefix of `name`, cut at dots. Return None if there is none."""
+    while name and name not in params:
         name = name.rpartition(".")[0]
+    return params.get(name)
 
 
 def _name_kind(matrix: Matrix | str | None) -> str:

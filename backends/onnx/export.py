@@ -63,20 +63,19 @@ def build_model(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
 def serialize_model(built: BuiltModel) -> bytes:
     """Return `built` with its weights as one serialized protobuf, which is limited to 2 GiB: for small models only."""
     for w in built.weights:
-        w.value.const_value = _make_tensor(w, np.concatenate(list(_iter_cast_blocks(w, built.reader))))
+        w.value.const_value = _make_tensor(w, _read_weight(w, built.reader))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
     return data
 
 
 def count_weight_bytes(models: Iterable[BuiltModel]) -> int:
     """Return the number of bytes of all weights; weights with equal bytes count once."""
-    return sum(_count_bytes(equal_weights[0]) for equal_weights in _group_equal_weights(models))
+    return sum(weight.nbytes for weight in list_stored_tensors(models).values())
 
 
-def list_stored_tensors(models: Iterable[BuiltModel]) -> dict[str, StoredTensor]:
+def list_stored_tensors(models: Iterable[BuiltModel]) -> Mapping[str, StoredTensor]:
     """Return a dict from the name of an initializer to its weight; of weights with equal bytes only the first."""
-    firsts = (equal_weights[0] for equal_weights in _group_equal_weights(models))
-    return {str(w.value.name): StoredTensor(w.recipe, w.dtype, w.shape) for w in firsts}
+    return {str(weight.value.name): weight for weight, *_ in _group_equal_weights(models)}
 
 
 def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
@@ -88,9 +87,9 @@ def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progr
     offset = 0
     external: list[_Region] = []
     for equal_weights in _group_equal_weights(models.values()):
-        size = _count_bytes(equal_weights[0])
+        size = equal_weights[0].nbytes
         if size < INLINE_BYTES:
-            array = np.concatenate(list(_iter_cast_blocks(equal_weights[0], reader)))
+            array = _read_weight(equal_weights[0], reader)
             for w in equal_weights:
                 w.value.const_value = _make_tensor(w, array)
             progress(size)
@@ -136,7 +135,7 @@ def write_adapters(built: BuiltModel, folder: Path) -> None:
         raise WeftError(f"{low_precision.value.name} is an adapter weight of less than 16 bits: {remedy}")
     for name in tensors.choices:
         with tensors.select(name):
-            arrays = {str(w.value.name): np.concatenate(list(_iter_cast_blocks(w, built.reader))) for w in slots}
+            arrays = {str(w.value.name): _read_weight(w, built.reader) for w in slots}
         file = ort.AdapterFormat()
         file.set_adapter_version(1)
         file.set_model_version(1)
@@ -160,10 +159,6 @@ def _reserve_space(file: int, folder: Path, size: int) -> None:
         raise OSError(errno.ENOSPC, f"{size / 2**30:.2f} GiB needed")
     if size and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
-
-
-def _count_bytes(w: StreamedInitializer) -> int:
-    return w.dtype.bytes_for(int(np.prod(w.shape, dtype=np.int64)))
 
 
 def _make_tensor(w: StreamedInitializer, array: Array) -> onnx.Tensor[Any]:
@@ -213,18 +208,14 @@ def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator
     """Yield the elements of `regions` (one group of `_group_regions`) block by block: a tuple with an array per
     region."""
     recipes = [region.weight.recipe for region in regions]
-    parts = [part for part in map(find_stored_part, recipes) if part is not None]
-    if parts:
+    if parts := list(filter(None, map(find_stored_part, recipes))):
         return stream_parts(parts, reader)
-    return (
-        (block,) * len(recipes) for block in stream_rows(recipes[0], reader)
-    )  # one recipe, stored in several dtypes
+    # One recipe, stored in several dtypes.
+    return ((block,) * len(recipes) for block in stream_rows(recipes[0], reader))
 
 
-def _iter_cast_blocks(w: StreamedInitializer, reader: TensorReader) -> Any:
-    """Yield the rows of the weight `w` in contiguous blocks, in the dtype in which it is stored."""
-    for block in stream_rows(w.recipe, reader):
-        yield _cast_block(w, block)
+def _read_weight(w: StreamedInitializer, reader: TensorReader) -> Array:
+    return np.concatenate([_cast_block(w, block) for block in stream_rows(w.recipe, reader)])
 
 
 def _cast_block(w: StreamedInitializer, block: Array) -> Array:

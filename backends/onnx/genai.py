@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from weft.ir.graph import Graph
@@ -71,11 +69,3 @@ def build_config(
     model = {k: v for k, v in model.items() if v is not None and v != []}
     search = {"max_length": max_length, "past_present_share_buffer": True, "do_sample": False}
     return {"model": model, "search": search}
-
-
-def write_config(
-    graph: Graph, target: Backend, max_length: int, folder: Path, capture: bool = True, filename: str = "model.onnx"
-) -> None:
-    """Write genai_config.json into `folder`; the other arguments are those of `build_config`."""
-    config_json = json.dumps(build_config(graph, target, max_length, capture, filename), indent=2)
-    (folder / "genai_config.json").write_text(config_json + "\n", encoding="utf-8")

@@ -18,9 +18,8 @@ from weft.ir.op import Op
 from weft.ir.registry import Alternatives
 
 from ..target import Backend
-from .onnx_emitter import Emitted, OnnxEmitter
+from .onnx_emitter import Emit
 
-Emit = Callable[[OnnxEmitter, Node], Emitted]
 When = Callable[[Node, Backend], str | None]
 Reads = Callable[[Node, Backend], Iterable[Value]]
 Serves = Callable[[Backend], bool]

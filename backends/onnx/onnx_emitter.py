@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 import numpy as np
 import onnx_ir as onnx
@@ -19,29 +20,27 @@ from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
 
 from ..target import Backend
+from ..weights import StoredTensor
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Emitted = onnx.Value | Iterable[onnx.Value | None]  # the result of a lowering: the outputs of its node
+Emit = Callable[["OnnxEmitter", Node], Emitted]
 ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
 
 
 @dataclass(frozen=True)
-class StreamedInitializer:
-    """An initializer whose bytes are streamed to disk: the result of `recipe`, cast to `dtype`."""
+class StreamedInitializer(StoredTensor):
+    """An initializer, `value`, whose bytes are streamed to disk."""
 
     value: onnx.Value
-    recipe: Recipe
-    dtype: DType
-    shape: tuple[int, ...]
 
 
 class OnnxEmitter:
     """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows."""
 
     def __init__(self, graph: Graph, target: Backend, max_length: int) -> None:
-        self.graph = graph
-        self.target = target
-        self.max_length = max_length
+        self.graph, self.target, self.max_length = graph, target, max_length
         self.nodes: list[onnx.Node] = []
         self.weights: dict[tuple[Recipe, DType, str], StreamedInitializer] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
@@ -97,7 +96,7 @@ class OnnxEmitter:
         if key not in self.weights:
             shape = recipe.shape(self.graph.reader)
             value = self._declare(onnx.Value(name=self.unique_name(name)), TensorType(dtype, shape))
-            self.weights[key] = StreamedInitializer(value, recipe, dtype, shape)
+            self.weights[key] = StreamedInitializer(recipe, dtype, shape, value)
         return self.weights[key].value
 
     def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
@@ -108,11 +107,13 @@ class OnnxEmitter:
         if key not in self.constants:
             name = self.unique_name(hint)
             tensor = onnx.tensor(data, name=name)
-            value = onnx.Value(
-                name=name, shape=onnx.Shape(data.shape), type=onnx.TensorType(tensor.dtype), const_value=tensor
-            )
-            self.constants[key] = value
+            shape, type = onnx.Shape(data.shape), onnx.TensorType(tensor.dtype)
+            self.constants[key] = onnx.Value(name=name, shape=shape, type=type, const_value=tensor)
         return self.constants[key]
+
+    def cast(self, value: onnx.Value | None, dtype: DType) -> onnx.Value:
+        """Append a cast of `value` to `dtype`, and return the result."""
+        return self.op("Cast", value, to=int(ONNX_DTYPES[dtype.name]))
 
     def scalar(self, number: float, like: DType) -> onnx.Value:
         """Return a constant of rank 0 in dtype `like`."""
@@ -195,7 +196,7 @@ class OnnxEmitter:
             value: onnx.Value | None = None if factor == 1 and mono else self.constant([factor])
             for atom, power in mono:
                 for _ in range(power):
-                    atom_size = self._input_size(atom) if isinstance(atom, str) else self._emit_size_call(atom)
+                    atom_size = self._input_size(atom) if isinstance(atom, str) else self._size_call(atom)
                     value = atom_size if value is None else self.op("Mul", value, atom_size)
             total = value if total is None else self.op("Add", total, value)
         assert total is not None
@@ -208,7 +209,7 @@ class OnnxEmitter:
                     return self.op("Shape", self[value], start=axis, end=axis + 1)
         raise WeftError(f"size {name} is not the size of an axis of a graph input, so ONNX cannot compute it")
 
-    def _emit_size_call(self, atom: sizes.SizeCall) -> onnx.Value:
+    def _size_call(self, atom: sizes.SizeCall) -> onnx.Value:
         # Div of integers truncates, which is a floor here: sizes are not negative.
         op = {"min": "Min", "max": "Max", "floordiv": "Div"}[atom.fn]
         return self.op(op, *(self.size(a) for a in atom.args))
@@ -232,18 +233,16 @@ class OnnxEmitter:
 
     # -- running lowerings
 
-    def lower(self, chosen: Mapping[Node, Callable[[OnnxEmitter, Node], Emitted]]) -> None:
-        """Emit the graph's nodes in `chosen` by their lowerings, in order; name the results after the IR values."""
+    def lower(self, chosen: Mapping[Node, Emit], scope: str | None = None) -> None:
+        """Emit the graph's nodes in `chosen` by their lowerings, in order; name the results after the IR values. The
+        names of ONNX nodes begin with `scope` (None: the scope of the IR node)."""
         for node in self.graph.nodes:
             if node in chosen:
-                self._scope = node.scope
+                self._scope = node.scope if scope is None else scope
                 self._name_results(node, chosen[node](self, node))
 
     def emit_subgraph(
-        self,
-        graph: Graph,
-        inputs: Mapping[str, onnx.Value],
-        chosen: Mapping[Node, Callable[[OnnxEmitter, Node], Emitted]],
+        self, graph: Graph, inputs: Mapping[str, onnx.Value], chosen: Mapping[Node, Emit]
     ) -> list[onnx.Value]:
         """Emit the nodes of `graph`, such as the step of a scan, by the lowerings in `chosen`; `inputs` are the ONNX
         values of its inputs by name. Return the ONNX values of its outputs."""
@@ -251,10 +250,7 @@ class OnnxEmitter:
         self.graph, self._memo = graph, {}  # size names are local to it
         self.values.update((value, inputs[name]) for name, value in graph.inputs.items())
         try:
-            for node in graph.nodes:
-                if node in chosen:
-                    self._scope = outer[1]
-                    self._name_results(node, chosen[node](self, node))
+            self.lower(chosen, self._scope)
             return [self[value] for value in graph.outputs.values()]
         finally:
             self.graph, self._scope, self._memo = outer
@@ -310,6 +306,17 @@ class OnnxEmitter:
             name=self.graph.name,
         )
         return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
+
+
+def emit_once(emit: Callable[Concatenate[OnnxEmitter, P], T]) -> Callable[Concatenate[OnnxEmitter, P], T]:
+    """Decorate a function (emitter, *hashable arguments): its first call emits nodes, and further calls with equal
+    arguments return the same result. Memoized values of a step exist in its subgraph only."""
+
+    @functools.wraps(emit)
+    def look_up(e: OnnxEmitter, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return e.memo((emit, *args), lambda: emit(e, *args, **kwargs))
+
+    return look_up
 
 
 def get_storage_type(type: TensorType) -> TensorType:

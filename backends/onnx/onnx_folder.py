@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ class OnnxFolder:
         export.write_adapters(self._models[export.MODEL], folder)
         if self._for_genai is not None:
             file = genai.MODEL if genai.MODEL in self._models else export.MODEL
-            genai.write_config(self._for_genai, self._target, self._length, folder, not self._uncapturable, file)
+            config = genai.build_config(self._for_genai, self._target, self._length, not self._uncapturable, file)
+            (folder / "genai_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def can_run_genai(graph: Graph) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from weft.ir.errors import WeftError
 
-from ..target import TARGETS, Backend, Place
+from ..target import TARGETS, Backend, Place, import_torch
 from .ort.session import DEVICES, find_cuda_problem, find_gpu_problem, import_onnxruntime
-from .torch.open_torch import import_torch
 
 
 def choose_place(device: str, target: str | None = None) -> Place:

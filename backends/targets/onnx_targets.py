@@ -54,11 +54,11 @@ class OnnxBackend(Backend):
         base_passes = super().finish(graph, pipeline, dtype, max_length, trains=trains)
         kind, types = graph.meta.get("kind"), {dtype, *(v.type.dtype.name for v in graph.outputs.values())}
         codes = has_float4_weights(graph) or any(isinstance(p, QuantizeWeights) for p in pipeline.passes)
+        losses = tuple(list_losses(graph))
         conditional = {
             WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
             WidenOutputs(): kind == "encoder" and "bf16" in types,
-            DropOutputs(tuple(list_losses(graph))): kind == "encoder-decoder"
-            and bool(list_losses(graph)),  # encoder and decoder would each add to them
+            DropOutputs(losses): kind == "encoder-decoder" and losses,  # encoder and decoder would each add to them
         }
         return *base_passes, *(p for p, needed in conditional.items() if needed)
 
@@ -132,9 +132,7 @@ class CpuBackend(OnnxBackend):
     def build(
         self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
     ) -> OnnxFolder:
-        from ..onnx.onnx_folder import OnnxFolder
-
-        built = OnnxFolder(forms, self, length, options, notes)
+        built = super().build(forms, dtype, length, options, notes)
         if built.facts["kept_blocks"] and (slow := cpu.warn_slow_blocks()):
             notes.append(slow)
         return built

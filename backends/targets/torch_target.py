@@ -19,7 +19,7 @@ from weft.passes.library.target.outputs import DropOutputs, list_losses
 from ..folder_facts import FolderFacts
 from ..options import KEEP_BLOCKS, BlockOptions, Options, list_cache_passes, option
 from ..python_names import PythonNames
-from ..target import MODEL, Backend, CompiledModel, Place, register
+from ..target import MODEL, Backend, CompiledModel, Place, import_torch, register
 
 STEP = "step"  # the form of a decode step
 
@@ -63,24 +63,18 @@ class TorchBackend(Backend):
         return base_passes if trains or not losses else (*base_passes, DropOutputs(losses))
 
     def lowerings(self, op: str) -> list[str]:
-        from ..runtime.torch.open_torch import import_torch
-
         import_torch()
         from ..torch.program.registry import LOWERINGS
 
         return [low.name.strip("_") for low in LOWERINGS.get(op, ()) if self.kernels or not low.kernels]
 
     def refusals(self, node: Node) -> list[str] | None:
-        from ..runtime.torch.open_torch import import_torch
-
         import_torch()
         from ..torch.lower.lower import list_refusals
 
         return list_refusals(node, self.kernels)
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        from ..runtime.torch.open_torch import import_torch
-
         import_torch()
         from ..torch.decode.lower_step import make_refusal_check as step_takes
         from ..torch.lower.lower import make_refusal_check
@@ -91,8 +85,6 @@ class TorchBackend(Backend):
         return make_refusal_check(graph, self.kernels)
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        from ..runtime.torch.open_torch import import_torch
-
         import_torch()
         from ..torch.decode.lower_step import find_refusal
 

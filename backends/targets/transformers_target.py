@@ -17,7 +17,7 @@ from weft.passes.library.target.sides import DecoderSide, EncoderSide
 from ..folder_facts import FolderFacts
 from ..options import Options, option
 from ..python_names import PythonNames
-from ..target import MODEL, Backend, CompiledModel, Place, register
+from ..target import MODEL, Backend, CompiledModel, Place, import_torch, register
 from .torch_target import TorchBackend
 
 
@@ -44,8 +44,6 @@ class TransformersBackend(TorchBackend):
     kernels = False
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        from ..runtime.torch.open_torch import import_torch
-
         import_torch()
         from ..torch.transformers.lower.lower_base_and_head import RESERVED_ATTRIBUTES, USUAL
 

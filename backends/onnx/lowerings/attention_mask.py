@@ -13,8 +13,9 @@ import onnx_ir as onnx
 from weft.ir.graph import Node, Value
 from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
+from weft.ir.types import dtypes
 
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
+from ..onnx_emitter import OnnxEmitter, emit_once
 from .standard import DIRECT
 
 Out = onnx.Value
@@ -63,7 +64,7 @@ def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool
     """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys], or [batch, 1, seq, keys] if `plain` (it is
     not combined with other conditions); with a cache, extended to the capacity."""
     past = node.operand("past_k")
-    visible: Out = e.op("Cast", e[key_mask], to=int(ONNX_DTYPES["bool"]))
+    visible: Out = e.cast(e[key_mask], dtypes.bool_)
     if past is not None:  # slots after the mask's end are hidden
         visible = pad_end(e, visible, 1, past.shape[2])
     visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
@@ -94,50 +95,44 @@ def _emit_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
 
 
+@emit_once
 def expand_bias(e: OnnxEmitter, bias: Value, queries: Any, keys: Any) -> Out:
     """Return `bias` [batch or 1, heads or 1, queries or 1, keys or 1] expanded along its last two axes to `queries` and
     `keys`: ONNX Runtime broadcasts only batch and heads."""
-
-    def make() -> Out:
-        ones = e.constant([1])
-        return e.op("Expand", e[bias], e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0))
-
-    return e[bias] if bias.shape[2:] == (queries, keys) else e.memo(("full bias", bias, queries, keys), make)
+    if bias.shape[2:] == (queries, keys):
+        return e[bias]
+    ones = e.constant([1])
+    return e.op("Expand", e[bias], e.op("Concat", ones, ones, e.size(queries), e.size(keys), axis=0))
 
 
+@emit_once
 def emit_range(e: OnnxEmitter, size: Any) -> Out:
     """Return the int64 values 0 to `size` − 1 for the IR size `size`: a constant, or computed in the graph."""
-    if isinstance(size, int):
-        return e.constant(range(size))
-    return e.memo(("count", size), lambda: e.range(e.size(size)))
+    return e.constant(range(size)) if isinstance(size, int) else e.range(e.size(size))
 
 
+@emit_once
 def emit_first_position(e: OnnxEmitter, positions: Value) -> Out:
     """Return the position of the first new token of each batch row: positions[:, 0:1], [batch, 1]."""
-    return e.memo(("first", positions), lambda: e.op("Gather", e[positions], e.constant([0]), axis=1))
+    return e.op("Gather", e[positions], e.constant([0]), axis=1)
 
 
+@emit_once
 def emit_consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
     """Return the positions [batch, seq] of the new keys, counted up from the first position of each batch row, also for
     padding at the end. The positions of padding in `positions` are arbitrary: onnxruntime-genai passes 0, which would
     make its keys visible."""
-    new = positions.shape[1]
-    return e.memo(
-        ("consecutive", positions), lambda: e.op("Add", emit_first_position(e, positions), emit_range(e, new))
-    )
+    return e.op("Add", emit_first_position(e, positions), emit_range(e, positions.shape[1]))
 
 
+@emit_once
 def emit_slot_positions(e: OnnxEmitter, positions: Value, capacity: Any) -> Out:
     """Return the positions [batch, capacity] of the keys that the slots of a rolling cache contain before the new keys
     are written; negative for empty slots."""
-
-    def make() -> Out:
-        newest = e.op("Sub", emit_first_position(e, positions), e.constant(1))
-        # Mod is never negative here (ONNX, fmod=0), so an empty slot gets a position below 0.
-        age = e.op("Mod", e.op("Sub", newest, emit_range(e, capacity)), e.size(capacity))
-        return e.op("Sub", newest, age)
-
-    return e.memo(("slot positions", positions, capacity), make)
+    newest = e.op("Sub", emit_first_position(e, positions), e.constant(1))
+    # Mod is never negative here (ONNX, fmod=0), so an empty slot gets a position below 0.
+    age = e.op("Mod", e.op("Sub", newest, emit_range(e, capacity)), e.size(capacity))
+    return e.op("Sub", newest, age)
 
 
 class _Position(Operators["_Position"]):

@@ -14,7 +14,7 @@ from weft.ir.types.sizes import Size
 
 from ...target import Backend
 from ..lowering import lowering
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
+from ..onnx_emitter import OnnxEmitter, emit_once
 from . import dequantized_caches as cache_codes
 from .attention_mask import (
     emit_consecutive_positions,
@@ -74,12 +74,8 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
                 lambda: [e.op("TensorScatter", e[old], new, start, axis=2) for old, new in fresh],
             )
     if bits is not None:
-        codes_and_scales, dtype = zip(kv, scales, strict=False), node.output.type.dtype.name
-        kv = [
-            cache_codes.dequantize_cache(e, x, s, a["kv_heads"], bits, dtype)
-            for x, s in codes_and_scales
-            if s is not None
-        ]
+        codes, dtype = ((x, s) for x, s in zip(kv, scales, strict=False) if s is not None), node.output.type.dtype
+        kv = [cache_codes.dequantize_cache(e, x, s, a["kv_heads"], bits, dtype) for x, s in codes]
     if sinks is not None:  # append a key of zeros; its score is the sink
         kv = [e.op("Pad", x, e.constant([0, 1]), None, e.constant([2])) for x in kv]
     y = e.op("Attention", _split_heads(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
@@ -101,14 +97,11 @@ def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     rows = e.op("Reshape", e[q], e.constant([0, 1, -1, k.width]))
     transposed, by_token = e.op("Transpose", keys, perm=[0, 1, 3, 2]), e.op("Unsqueeze", e[weights], e.constant([2]))
     if dtype.bits < 32:  # in 16 bits too many scores are equal
-        rows, transposed, by_token = (e.op("Cast", x, to=int(ONNX_DTYPES["f32"])) for x in (rows, transposed, by_token))
+        rows, transposed, by_token = (e.cast(x, dtypes.f32) for x in (rows, transposed, by_token))
     by_head = e.op("Reshape", e.op("Relu", e.op("MatMul", rows, transposed)), e.constant([0, -1, heads, 0]))
     scores = e.op("Transpose", e.op("MatMul", by_token, by_head), perm=[0, 2, 1, 3])
-    mask = (
-        emit_mask(e, node, include_causal=True)
-        if node.attrs["causal"] or node.operand("key_mask") is not None
-        else None
-    )
+    is_masked = node.attrs["causal"] or node.operand("key_mask") is not None
+    mask = emit_mask(e, node, include_causal=True) if is_masked else None
     if mask is not None:
         hidden = e.scalar(float("-inf"), dtypes.f32 if dtype.bits < 32 else dtype)
         scores = e.op("Where", mask, scores, hidden)
@@ -122,19 +115,16 @@ def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     return [bias if mask is None else e.op("Where", mask, bias, hidden), *present]
 
 
+@emit_once
 def _emit_first_slot(e: OnnxEmitter, positions: Value) -> Out:
     """Return the first cache slot that each batch row writes, [batch]."""
-    return e.memo(("start", positions), lambda: _squeeze_column(e, emit_first_position(e, positions)))
+    return e.op("Squeeze", emit_first_position(e, positions), e.constant([1]))
 
 
 def _split_heads(e: OnnxEmitter, value: Value, heads: int) -> Out:
     """Return `value` [batch, seq, heads·d] as [batch, heads, seq, d]."""
     by_head = e.op("Reshape", e[value], e.constant([0, 0, heads, value.width // heads]))
     return e.op("Transpose", by_head, perm=[0, 2, 1, 3])
-
-
-def _squeeze_column(e: OnnxEmitter, column: Out) -> Out:
-    return e.op("Squeeze", column, e.constant([1]))
 
 
 def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
@@ -180,9 +170,7 @@ def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) 
     positions, mask = node.required_operand("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte
-    source, start = e.memo(
-        ("rolled", positions, mask, capacity), lambda: _emit_rolling_indices(e, positions, mask, capacity)
-    )
+    source, start = _emit_rolling_indices(e, positions, mask, capacity)
     places = e.memo(
         ("rolled places", positions, mask, capacity, kv_heads, width),
         lambda: e.op("Expand", e.op("Unsqueeze", source, e.constant([1, 3])), e.constant([1, kv_heads, 1, width])),
@@ -191,6 +179,7 @@ def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) 
     return e.op("TensorScatter", e[past], rows, start, axis=2, mode="circular")
 
 
+@emit_once
 def _emit_rolling_indices(e: OnnxEmitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
     """Return (the indices [batch, count] of the keys to write, in the concatenation of slots and new keys; the first
     slot [batch] that each row writes)."""
@@ -206,4 +195,4 @@ def _emit_rolling_indices(e: OnnxEmitter, positions: Value, mask: Value | None, 
     new = e.op("Add", e.op("Sub", at, first), e.constant(capacity))
     # In `joined` the slots come first: a position before the call is read from its slot, others after the slots.
     source = e.op("Where", e.op("Less", at, first), slot, new)
-    return source, _squeeze_column(e, e.op("Gather", slot, e.constant([0]), axis=1))
+    return source, e.op("Squeeze", e.op("Gather", slot, e.constant([0]), axis=1), e.constant([1]))

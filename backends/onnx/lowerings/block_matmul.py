@@ -25,14 +25,15 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import LARGEST, BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...block_weights import NOT_ASKED, find_stored_layout, is_exact, is_quantized
+from ...block_weights import NOT_ASKED, find_stored_layout, get_quantized, is_exact, is_quantized
 from ...target import Backend
 from ..lowering import contrib, lowering
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
+from ..onnx_emitter import OnnxEmitter
 from .layers import MS, add_bias, apply_norm, find_norm_refusal, make_norm_key
 
 GROUPS = (16, 32, 64, 128, 256)  # group sizes that MatMulNBits supports
 NATIVE = (2, 4, 8)  # widths of its codes, in bits
+Parts = tuple[onnx.Value, onnx.Value, onnx.Value | None]  # codes, scales, zero points
 
 
 def find_layout(weight: Value | None, target: Backend) -> BlockLayout | str:
@@ -90,16 +91,13 @@ def NormMatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
 
 @lowering(ops.embedding, targets=contrib, when=_find_lookup_refusal, first=True)
 def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
-    ids, table = node.inputs
-    assert isinstance(table, Param)
-    layout, rows = find_layout(table, e.target), int(table.shape[0])
-    assert isinstance(layout, BlockLayout)
+    table, layout = get_quantized(node, "table")
     codes, scales, points = emit_native_parts(e, table, layout)
     # A tied output head shares the initializer of the codes: only the shape differs.
-    flat = e.op("Reshape", codes, e.constant([rows, -1]))
+    flat = e.op("Reshape", codes, e.constant([int(table.shape[0]), -1]))
     return e.op(
         "GatherBlockQuantized",
-        *(flat, e[ids], scales, points),
+        *(flat, e[node.required_operand("ids")], scales, points),
         domain=MS,
         bits=layout.bits,
         block_size=layout.group,
@@ -110,31 +108,22 @@ def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
 
 def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
     """Emit x Wᵀ for the quantized weight W of `node`. Products of the same x, identified by `key`, share nodes."""
-    weight = node.required_operand("weight")
-    assert isinstance(weight, Param)
-    layout = find_layout(weight, e.target)
-    assert isinstance(layout, BlockLayout)
-    exact = is_exact(weight)
-    level, has_full_groups = 0 if exact else 4, weight.width % layout.group == 0
+    weight, layout = get_quantized(node)
     if layout.sums:
         x = append_sums(e, key, x, node.required_operand("x").type.rank, weight.width, layout.group)
-        codes, scales, points = emit_native_parts(e, weight, layout)
-        return _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
-    slow = exact and layout.bits == 8 and e.target.device == "cpu" and has_full_groups
+        return _emit_matmul(e, x, emit_native_parts(e, weight, layout), weight, layout, layout.bits)
+    slow = is_exact(weight) and layout.bits == 8 and e.target.device == "cpu" and weight.width % layout.group == 0
     if layout.bits in NATIVE and not slow:
-        codes, scales, points = emit_native_parts(e, weight, layout)
-        y = _emit_matmul(e, x, codes, scales, points, weight, layout.bits, layout.group, level)
+        y = _emit_matmul(e, x, emit_native_parts(e, weight, layout), weight, layout, layout.bits)
     else:
-        y = _multiply_nibbles(e, key, x, weight, layout, level)
+        y = _multiply_nibbles(e, key, x, weight, layout)
     if layout.has_minimum or (layout.has_zeros and slow):
         sums = e.memo(("block sums", key, layout.group), lambda: _emit_block_sums(e, x, layout.group, weight.width))
         y = e.op("Add", y, e.op("FusedMatMul", sums, _emit_part(e, weight, "offsets"), domain=MS, transB=1))
     return y
 
 
-def emit_native_parts(
-    e: OnnxEmitter, weight: Param, layout: BlockLayout
-) -> tuple[onnx.Value, onnx.Value, onnx.Value | None]:
+def emit_native_parts(e: OnnxEmitter, weight: Param, layout: BlockLayout) -> Parts:
     """Return (codes [out, groups, bytes of a group], scales, zero points or None) of `weight` as MatMulNBits takes
     them; codes have the bits of the block layout."""
     last = layout.group * layout.bits // 8
@@ -144,44 +133,32 @@ def emit_native_parts(
     return _emit_part(e, weight, "packed", groups, last), scales, points
 
 
-def _multiply_nibbles(
-    e: OnnxEmitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout, level: int
-) -> onnx.Value:
+def _multiply_nibbles(e: OnnxEmitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout) -> onnx.Value:
     """Emit x Wᵀ with 4-bit codes: 3-bit codes are widened; 8-bit codes are split into a high and a low half, by which
-    two copies of x (identified by `key`) are multiplied. `level` is the accuracy level of MatMulNBits."""
+    two copies of x (identified by `key`) are multiplied."""
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
     if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
     codes = _emit_part(e, weight, "codes", planes * groups, layout.group // 2)
     points = _emit_part(e, weight, "zeros") if planes == 2 or layout.has_zeros else None
-    return _emit_matmul(e, x, codes, _emit_part(e, weight, "scales"), points, weight, 4, layout.group, level, planes)
+    return _emit_matmul(e, x, (codes, _emit_part(e, weight, "scales"), points), weight, layout, 4, planes)
 
 
 def _emit_matmul(
-    e: OnnxEmitter,
-    x: onnx.Value,
-    codes: onnx.Value,
-    scales: onnx.Value,
-    points: onnx.Value | None,
-    weight: Param,
-    bits: int,
-    group: int,
-    level: int,
-    planes: int = 1,
+    e: OnnxEmitter, x: onnx.Value, parts: Parts, weight: Param, layout: BlockLayout, bits: int, planes: int = 1
 ) -> onnx.Value:
-    layout = find_stored_layout(weight)
-    assert isinstance(layout, BlockLayout)
+    group = layout.group
     sums = -(-weight.width // group) + _count_sums_padding(e, weight.width, group) if layout.sums else 0
     # Without zero points the kernel subtracts 2^{bits−1}.
     return e.op(
         "MatMulNBits",
-        *(x, codes, scales, points),
+        *(x, *parts),
         domain=MS,
         K=planes * weight.width + sums,
         N=int(weight.shape[0]),
         bits=bits,
         block_size=group,
-        accuracy_level=level or None,
+        accuracy_level=None if is_exact(weight) else 4,
     )
 
 
@@ -189,11 +166,9 @@ def _emit_part(e: OnnxEmitter, weight: Param, name: str, *shape: int) -> onnx.Va
     recipe = Stored(weight.recipe, name)
     reshaped = Reshape(recipe, (*map(int, weight.shape[:-1]), *shape)) if shape else recipe
     label = f"{weight.name}.{name}"
-    if name not in ("steps", "scales", "offsets"):
-        return e.weight(label, reshaped, dtypes.u8)
     if name == "steps":
         return cast_scales(e, label, reshaped, weight)
-    return e.weight(label, reshaped, weight.type.dtype)
+    return e.weight(label, reshaped, weight.type.dtype if name in ("scales", "offsets") else dtypes.u8)
 
 
 def cast_scales(e: OnnxEmitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
@@ -206,7 +181,7 @@ def cast_scales(e: OnnxEmitter, label: str, recipe: Recipe, weight: Param) -> on
     initializer = e.weight(label, recipe, stored_dtype)
     if stored_dtype == dtype:
         return initializer
-    return e.memo(("scales", initializer), lambda: e.op("Cast", initializer, to=int(ONNX_DTYPES[dtype.name])))
+    return e.memo(("scales", initializer), lambda: e.cast(initializer, dtype))
 
 
 def decode_scales(e: OnnxEmitter, weight: Param, transposed: bool = False) -> onnx.Value:
@@ -215,15 +190,13 @@ def decode_scales(e: OnnxEmitter, weight: Param, transposed: bool = False) -> on
 
     def part(name: str, dtype: DType) -> onnx.Value:
         recipe: Recipe = Stored(weight.recipe, name)
-        initializer = e.weight(
-            f"{weight.name}.{name}{'.T' * transposed}", Permute(recipe, (1, 0)) if transposed else recipe, dtype
-        )
-        return e.op("Cast", initializer, to=int(ONNX_DTYPES["f32"]))
+        recipe = Permute(recipe, (1, 0)) if transposed else recipe
+        return e.cast(e.weight(f"{weight.name}.{name}{'.T' * transposed}", recipe, dtype), dtypes.f32)
 
     small, large = part("levels", dtypes.u8), part("largest", LARGEST)
     scales = e.op("Mul", small, e.op("Div", large, e.constant(255, dtypes.f32.numpy)))
     dtype = weight.type.dtype
-    return scales if dtype == dtypes.f32 else e.op("Cast", scales, to=int(ONNX_DTYPES[dtype.name]))
+    return scales if dtype == dtypes.f32 else e.cast(scales, dtype)
 
 
 def _count_sums_padding(e: OnnxEmitter, width: int, group: int) -> int:

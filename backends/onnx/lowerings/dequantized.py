@@ -29,10 +29,10 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
-from ...block_weights import find_stored_layout
+from ...block_weights import find_stored_layout, get_quantized
 from ...target import Backend
 from ..lowering import lowering, standard
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
+from ..onnx_emitter import OnnxEmitter, emit_once
 from .block_matmul import append_sums, decode_scales
 from .layers import add_bias, apply_norm, find_norm_refusal, make_norm_key
 from .moe import gather_experts
@@ -83,17 +83,13 @@ def NormDequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
 
 @lowering(ops.embedding, targets=standard, when=_find_lookup_refusal, first=True, opset=SINCE)
 def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
-    ids, table = node.inputs
-    assert isinstance(table, Param)
-    layout = find_layout(table)
-    assert isinstance(layout, BlockLayout)
+    ids, (table, layout) = node.required_operand("ids"), get_quantized(node, "table")
     if layout.bits == 8:
         axis = int(any(user.op in (ops.linear, ops.norm_linear) for user in table.users))
         names = ("signed", "steps", "signed_zeros")
         codes, scales, zeros = (_gather_part(e, ids, table, layout, name, axis) for name in names)
         rows = _dequantize(e, codes, scales, zeros, layout, -1 if axis == 0 else 0)
-        rank = 0 if ids is None else ids.type.rank
-        return e.op("Transpose", rows, perm=[*range(1, rank + 1), 0]) if axis else rows
+        return e.op("Transpose", rows, perm=[*range(1, ids.type.rank + 1), 0]) if axis else rows
     pairs, scales = (_gather_part(e, ids, table, layout, name) for name in ("halves", "steps"))
     zeros = _gather_part(e, ids, table, layout, "middles") if layout.has_zeros else None
     return _dequantize_nibbles(e, pairs, scales, zeros, table, layout)
@@ -104,11 +100,8 @@ def _dequantize_nibbles(
 ) -> Out:
     """Return rows of `weight` [..., in], dequantized from their packed codes of up to 4 bits, `pairs` [..., in / 2]."""
     four = e.constant(4, dtypes.u8.numpy)
-    low, high = (
-        e.op("BitwiseAnd", pairs, e.constant(15, dtypes.u8.numpy)),
-        e.op("BitShift", pairs, four, direction="RIGHT"),
-    )
-    codes = e.op("Concat", low, high, axis=-1)
+    low = e.op("BitwiseAnd", pairs, e.constant(15, dtypes.u8.numpy))
+    codes = e.op("Concat", low, e.op("BitShift", pairs, four, direction="RIGHT"), axis=-1)
     if zeros is None:
         zeros = e.op("Expand", e.constant(layout.middle, dtypes.u8.numpy), e.op("Shape", scales))
     return _drop_padding(e, _dequantize(e, codes, scales, zeros, layout, -1), weight, layout)
@@ -139,23 +132,20 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
 
 def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
     """Emit x Wᵀ for the weight W of `node`, stored as codes [in, out]. Equal `key` means equal x: it shares nodes."""
-    weight = node.required_operand("weight")
-    assert isinstance(weight, Param)
-    layout = find_layout(weight)
-    assert isinstance(layout, BlockLayout)
-
-    def dequantize_weight() -> Out:
-        codes, zeros = (_emit_scaled_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
-        scales = (
-            decode_scales(e, weight, transposed=True)
-            if layout.sums
-            else _emit_scaled_part(e, weight, layout, "steps", 1)
-        )
-        return _dequantize(e, codes, scales, zeros, layout, 0)
-
+    weight, layout = get_quantized(node)
     if layout.sums:
         x = append_sums(e, key, x, node.required_operand("x").type.rank, weight.width, layout.group)
-    return e.op("MatMul", x, e.memo(("dequantized", weight), dequantize_weight))
+    return e.op("MatMul", x, _dequantize_matrix(e, weight, layout))
+
+
+@emit_once
+def _dequantize_matrix(e: OnnxEmitter, weight: Param, layout: BlockLayout) -> Out:
+    codes, zeros = (_emit_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
+    if layout.sums:
+        scales: Out | None = decode_scales(e, weight, transposed=True)
+    else:
+        scales = _cast_scales(e, weight, layout, _emit_part(e, weight, layout, "steps", 1), "steps")
+    return _dequantize(e, codes, scales, zeros, layout, 0)
 
 
 def _dequantize(
@@ -164,18 +154,11 @@ def _dequantize(
     return e.op("DequantizeLinear", codes, scales, zeros, axis=axis, block_size=layout.group)
 
 
-def _gather_part(
-    e: OnnxEmitter, ids: Value | None, table: Param, layout: BlockLayout, name: str, axis: int = 0
-) -> Out | None:
+def _gather_part(e: OnnxEmitter, ids: Value, table: Param, layout: BlockLayout, name: str, axis: int = 0) -> Out | None:
     """Return the part `name` (codes, scales or zero points) of the rows `ids` [...] of `table`: [..., elements of a
     row], or with `axis` 1 [elements of a row, ...]. Return None for zero points if the table has none."""
     part = _emit_part(e, table, layout, name, axis, "table")
     return None if part is None else _cast_scales(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
-
-
-def _emit_scaled_part(e: OnnxEmitter, weight: Param, layout: BlockLayout, name: str, transposed: int) -> Out | None:
-    part = _emit_part(e, weight, layout, name, transposed)
-    return None if part is None else _cast_scales(e, weight, layout, part, name)
 
 
 def _emit_part(
@@ -201,12 +184,12 @@ def _emit_part(
     return e.weight(f"{weight.name}.{name}{'.T' * transposed}{'.rows' * bool(role)}", recipe, dtype, role)
 
 
-def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out, name: str) -> Out:
+def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out | None, name: str) -> Out | None:
     """Return `part`; if it is the scales (`name` is "steps") and they are stored in another dtype than `weight` has,
     cast them: f16 scales take half the bytes of f32 in the file."""
     if name != "steps" or _choose_scale_dtype(layout) == weight.type.dtype:
         return part
-    return e.op("Cast", part, to=int(ONNX_DTYPES[weight.type.dtype.name]))
+    return e.cast(part, weight.type.dtype)
 
 
 def _choose_scale_dtype(layout: BlockLayout) -> DType:

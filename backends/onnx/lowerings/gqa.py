@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import onnx_ir as onnx
 
@@ -14,22 +13,11 @@ from weft.passes.analysis.states import find_caches
 
 from ...target import Backend
 from ..lowering import contrib, lowering
-from ..onnx_emitter import OnnxEmitter
+from ..onnx_emitter import OnnxEmitter, emit_once
 from .attention_mask import expand_bias, is_length_mask
 from .layers import MS, emit_rope_tables
 
 Out = onnx.Value
-
-
-@dataclass(frozen=True)
-class _KernelOperands:
-    """The operands of a GroupQueryAttention node, and the RoPE node of the query that it absorbs (or None). If key and
-    value are None, `query` is the packed projection of query, key and value."""
-
-    query: Value
-    key: Value | None
-    value: Value | None
-    rope: Node | None
 
 
 def _find_absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
@@ -40,20 +28,21 @@ def _find_absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
     q, frequencies = ropes[0], ropes[0].operand("frequencies")
     # The kernel needs tables with a multiple of 8 columns. With partial rotation and a head size that is not a multiple
     # of 16, it fails only at run time.
-    fits = (
-        isinstance(frequencies, Param) and frequencies.width % 8 == 0 and q.output.width // q.attrs["heads"] % 16 == 0
-    )
-    return ropes if fits else None
+    if not isinstance(frequencies, Param) or frequencies.width % 8 or q.output.width // q.attrs["heads"] % 16:
+        return None
+    return ropes
 
 
-def _absorb_producers(node: Node) -> _KernelOperands:
+def _absorb_producers(node: Node) -> tuple[Value, Value | None, Value | None, Node | None]:
+    """Return (query, key, value, the RoPE node of the query that the kernel absorbs, or None). If key and value are
+    None, the query is the packed projection of all three."""
     q, k, v, rope = node.required_operand("q"), node.required_operand("k"), node.operand("v"), None
     if (ropes := _find_absorbable_ropes(node)) is not None:
         rope, (q, k) = ropes[0], (r.required_operand("x") for r in ropes)
     packed = q.producer
     if packed is not None and packed.op is ops.split and packed.outputs == (q, k, v):
-        return _KernelOperands(packed.required_operand("x"), None, None, rope)
-    return _KernelOperands(q, k, v, rope)
+        return packed.required_operand("x"), None, None, rope
+    return q, k, v, rope
 
 
 def _find_refusal(node: Node, target: Backend) -> str | None:
@@ -105,24 +94,20 @@ def _find_bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) ->
 
 
 def _list_reads(node: Node, target: Backend) -> Iterable[Value]:
-    operands = _absorb_producers(node)
     extra = (node.operand(n) for n in ("key_mask", "bias", "sinks", "past_k", "past_v"))
-    return [v for v in (operands.query, operands.key, operands.value, *extra) if v is not None]
+    return [v for v in (*_absorb_producers(node)[:3], *extra) if v is not None]
 
 
+@emit_once
 def _emit_lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
     """Return two int32 operands of the kernel: seqlens_k [batch], the number of ones in each row of `mask` [batch,
     total] minus one; and total_sequence_length, the scalar `total` in host memory."""
     int32 = int(onnx.DataType.INT32)
-
-    def make() -> tuple[Out, Out]:
-        valid = e.op("ReduceSum", e[mask], e.constant([1]), keepdims=0, hint="valid")
-        last = e.op("Cast", e.op("Sub", valid, e.constant([1])), to=int32, hint="seqlens_k")
-        # From the shape, not from the values: the kernel reads it on the host, which must not wait for the GPU.
-        size = e.op("Squeeze", e.op("Shape", e[mask], start=1, end=2), e.constant([0]))
-        return last, e.op("Cast", size, to=int32, hint="total_length")
-
-    return e.memo(("lengths", mask), make)
+    valid = e.op("ReduceSum", e[mask], e.constant([1]), keepdims=0, hint="valid")
+    last = e.op("Cast", e.op("Sub", valid, e.constant([1])), to=int32, hint="seqlens_k")
+    # From the shape, not from the values: the kernel reads it on the host, which must not wait for the GPU.
+    size = e.op("Squeeze", e.op("Shape", e[mask], start=1, end=2), e.constant([0]))
+    return last, e.op("Cast", size, to=int32, hint="total_length")
 
 
 # Tried before the standard Attention operator, which accepts the same nodes.
@@ -130,28 +115,19 @@ def _emit_lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
 def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
     # The kernel has its own rolling cache: it shifts old keys out instead of writing at position mod capacity. Then all
     # rows of a call must be equally long.
-    a, operands = node.attrs, _absorb_producers(node)
+    a, (query, key, value, rope) = node.attrs, _absorb_producers(node)
     mask, bias = node.required_operand("key_mask"), node.operand("bias")
-    cos, sin = (None, None) if operands.rope is None else emit_rope_tables(e, operands.rope, operands.query)
+    cos, sin = (None, None) if rope is None else emit_rope_tables(e, rope, query)
     last, total = _emit_lengths(e, mask)
     bits, scale = a["cache_bits"], node.operand("k_scale")
     kind = None if scale is None else "PER_TENSOR" if scale.shape == (1,) else "PER_CHANNEL"
+    past_k, past_v, sinks, v_scale = (node.operand(n) for n in ("past_k", "past_v", "sinks", "v_scale"))
     results = e.many(
         "GroupQueryAttention",
-        e[operands.query],
-        e[operands.key],
-        e[operands.value],
-        e[node.operand("past_k")],
-        e[node.operand("past_v")],
-        last,
-        total,
-        cos,
-        sin,
-        None,
+        *(e[v] for v in (query, key, value, past_k, past_v)),
+        *(last, total, cos, sin, None),
         None if bias is None else expand_bias(e, bias, node.output.shape[1], mask.shape[1]),
-        e[node.operand("sinks")],
-        e[scale],
-        e[node.operand("v_scale")],
+        *(e[v] for v in (sinks, scale, v_scale)),
         domain=MS,
         outputs=3,
         num_heads=a["heads"],
@@ -163,8 +139,8 @@ def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
         kv_cache_bit_width=bits,
         k_quant_type=kind,
         v_quant_type=kind,
-        do_rotary=int(operands.rope is not None),
-        rotary_interleaved=int(operands.rope is not None and operands.rope.attrs["interleaved"]),
+        do_rotary=int(rope is not None),
+        rotary_interleaved=int(rope is not None and rope.attrs["interleaved"]),
     )
     _add_repeated_outputs(e, node, results[1:])
     return results

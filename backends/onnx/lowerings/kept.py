@@ -13,29 +13,22 @@ from ...target import Backend
 from . import block_matmul as quantized
 from . import dequantized, quantized_experts
 
-PRODUCTS = (ops.linear, ops.norm_linear)
-
-
-def _reads_codes(weight: Param, node: Node, target: Backend) -> bool:
-    """Return whether `node` reads the codes of `weight`, so that `weight` is not dequantized at compile time."""
-    return _find_dequantize_reason(weight, node, target) is None
-
 
 def _find_dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None:
     """Return None if `node` reads the codes of `weight`, else the reason (str) why it needs `weight` dequantized."""
-    if node.op in (*PRODUCTS, ops.embedding):
+    if node.op in (ops.linear, ops.norm_linear, ops.embedding):
         layout = quantized.find_layout(weight, target) if target.contrib else dequantized.find_layout(weight)
         return None if isinstance(layout, BlockLayout) else layout
-    if node.op is ops.moe and target.contrib and weight in quantized_experts.list_expert_weights(node):
-        return quantized_experts.find_refusal(node, target)
     if node.op is ops.moe and weight in quantized_experts.list_expert_weights(node):
-        return quantized_experts.find_stack_refusal(node, target)
+        find = quantized_experts.find_refusal if target.contrib else quantized_experts.find_stack_refusal
+        return find(node, target)
     return f"{target.name} has no {node.op.name} by codes"
 
 
 def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
     """Return the weights of `graph` that stay in blocks on `target`."""
-    return [p for p in list_read_params(graph) if any(_reads_codes(p, node, target) for node in p.users)]
+    params = list_read_params(graph)
+    return [p for p in params if any(_find_dequantize_reason(p, node, target) is None for node in p.users)]
 
 
 def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
@@ -49,10 +42,8 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
     kept_weights, weights_by_reason = set(list_kept_weights(graph, target)), dict[str, list[str]]()
     for weight in list_read_params(graph):
         if is_quantized(weight) and weight not in kept_weights:
-            reason = next(
-                filter(None, (_find_dequantize_reason(weight, node, target) for node in weight.users)),
-                "it is an output",
-            )
+            reasons = (_find_dequantize_reason(weight, node, target) for node in weight.users)
+            reason = next(filter(None, reasons), "it is an output")
             weights_by_reason.setdefault(reason, []).append(weight.name)
     return [
         f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: stored dequantized, not as codes: {reason}"

@@ -58,13 +58,8 @@ def _choose_rms_operator(e: OnnxEmitter) -> str:
 
 @lowering(ops.rms_norm, opset=23)
 def RMSNorm(e: OnnxEmitter, node: Node) -> Out:
-    return e.op(
-        _choose_rms_operator(e),
-        e[node.inputs[0]],
-        _emit_vector(e, node, "weight", 1.0),
-        axis=-1,
-        epsilon=node.attrs["eps"],
-    )
+    scale = _emit_vector(e, node, "weight", 1.0)
+    return e.op(_choose_rms_operator(e), e[node.inputs[0]], scale, axis=-1, epsilon=node.attrs["eps"])
 
 
 @lowering(ops.layer_norm)
@@ -111,11 +106,10 @@ def SkipNormalization(e: OnnxEmitter, node: Node) -> list[Out | None]:
     x, y = e[node.inputs[0]], e[node.inputs[1]]
     scale, total = _emit_vector(e, node, "weight", 1.0), node.outputs[1]
     wants_sum = bool(total.uses) or total.is_output
-    # Always set: the default of these operators is 1e-12.
-    eps = node.attrs["eps"]
     name, operands = "SkipSimplifiedLayerNormalization", [x, y, scale]
     if node.attrs["kind"] == "layer":
         name, operands = "SkipLayerNormalization", [*operands, _emit_vector(e, node, "bias", 0.0)]
+    eps = node.attrs["eps"]  # always set: the default of these operators is 1e-12
     results = e.many(name, *operands, domain=MS, epsilon=eps, outputs=[True, False, False, wants_sum])
     return [results[0], results[3]]
 

@@ -22,11 +22,10 @@ from weft.ir.types.dtypes import DType
 
 from ...target import Backend
 from ..lowering import contrib, lowering, on_cpu
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
+from ..onnx_emitter import OnnxEmitter
 from .layers import MS, emit_activation, find_swish_slope
 
 Out = onnx.Value
-F32, I64 = int(ONNX_DTYPES["f32"]), int(ONNX_DTYPES["i64"])
 ROUNDING = 1e-4  # rounding error of a capacity: a capacity this little above an integer is that integer
 NEVER = -1e4  # the logarithm of a zero weight: its exponential is zero in every dtype
 SPARSE = 4  # from this many experts per active one on, gathering the weights of those in use beats running all
@@ -80,8 +79,8 @@ def TopKTokens(e: OnnxEmitter, node: Node) -> Out:
     if a["batched"]:
         x, tokens = e.op("Reshape", x, e.constant([-1, logits.width])), e.size(sizes.multiply_sizes(logits.shape[:-1]))
     if a["capacity"] is None:
-        share = e.op("Mul", e.op("Cast", tokens, to=F32), e.constant(a["factor"] / logits.width, np.float32))
-        capacity = e.op("Cast", e.op("Ceil", e.op("Sub", share, e.constant(ROUNDING, np.float32))), to=I64)
+        share = e.op("Mul", e.cast(tokens, dtypes.f32), e.constant(a["factor"] / logits.width, np.float32))
+        capacity = e.cast(e.op("Ceil", e.op("Sub", share, e.constant(ROUNDING, np.float32))), dtypes.i64)
     else:
         capacity = e.constant([a["capacity"]])
     scores = e.op("Softmax", x, axis=-1)
@@ -93,7 +92,6 @@ def TopKTokens(e: OnnxEmitter, node: Node) -> Out:
 # -- experts in ONNX Runtime's own operator
 
 _KERNEL = {"relu": "relu", "gelu_tanh": "gelu", "silu": "silu", "identity": "identity"}
-
 
 # Fixed by onnxruntime's pull request 32659 of September 2026, which is not known to be in a release.
 BF16_ROUTER_BUG = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits of a router as f32"
@@ -266,7 +264,7 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
     # weights [experts, tokens]; used: 1 where a weight is not zero.
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, experts]))
     weights = e.op("Transpose", flat, perm=[1, 0])
-    used = e.op("Cast", e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), to=I64)
+    used = e.cast(e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), dtypes.i64)
     chosen = None
     if active is not None and experts >= SPARSE * active:
         busy = e.op("Min", e.op("ReduceSum", used, constant_1, keepdims=0), constant_1)

@@ -6,7 +6,7 @@ Libraries pad prompts on the left (transformers) or on the right (onnxruntime-ge
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as onnx
@@ -17,10 +17,8 @@ from weft.ir.types import sizes
 from weft.passes.analysis.states import find_state_inputs, has_cache
 from weft.passes.analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
 
-from ..onnx_emitter import ONNX_DTYPES, Emitted, OnnxEmitter
+from ..onnx_emitter import Emit, Emitted, OnnxEmitter
 from .attention_mask import emit_first_position
-
-Emit = Callable[[OnnxEmitter, Node], Emitted]
 
 
 def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
@@ -43,22 +41,21 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
             x = e[value]
             ids = value.type.rank == 2
             e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _gather_rows(e, x, order)
-    outputs = [value for value in graph.outputs.values() if has_token_axes(value, tokens)]
-    inverse_order = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if outputs else order
-    heads = dict(head for value in outputs if (head := _find_output_head(value, tokens, chosen)))
-    e.lower({**chosen, **{node: _restore_order(chosen[node], x, inverse_order) for node, x in heads.items()}})
-    for value in outputs:
-        if _find_output_head(value, tokens, chosen) is None:
+    heads = {v: _find_output_head(v, tokens, chosen) for v in graph.outputs.values() if has_token_axes(v, tokens)}
+    inverse_order = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if heads else order
+    restored = {node: _restore_order(chosen[node], x, inverse_order) for node, x in filter(None, heads.values())}
+    e.lower({**chosen, **restored})
+    for value, head in heads.items():
+        if head is None:
             e.output_values[value] = _gather_rows(e, e[value], inverse_order)
     if (logits := graph.outputs.get("logits")) is not None and (limit := _emit_padding_limit(e)) is not None:
         first = emit_first_position(e, graph.inputs["position_ids"])
         valid = e.op("Sub", e.op("ReduceSum", mask, e.constant([1])), first)
         last = e.op("Gather", indices, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
         is_lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
-        nan = e.op("Cast", e.constant(np.nan, np.float32), to=int(ONNX_DTYPES[logits.type.dtype.name]))
-        e.output_values[logits] = e.op(
-            "Where", e.op("Unsqueeze", is_lost, e.constant([2])), nan, e.output_values.get(logits, e[logits])
-        )
+        nan = e.cast(e.constant(np.nan, np.float32), logits.type.dtype)
+        is_lost = e.op("Unsqueeze", is_lost, e.constant([2]))
+        e.output_values[logits] = e.op("Where", is_lost, nan, e.output_values.get(logits, e[logits]))
 
 
 def _gather_rows(e: OnnxEmitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:

@@ -76,7 +76,7 @@ def QMoE(e: OnnxEmitter, node: Node) -> Out:
     x, combine = node.required_operand("x"), node.required_operand("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     assert isinstance(up, Param) and isinstance(down, Param)
-    first, second = (_choose_code_form(e, weight) for weight in (up, down))
+    first, second = (_CodeForm(e, weight) for weight in (up, down))
     opened = gate if isinstance(gate, Param) else None
     bias = e[up_bias] if opened is None else interleave_rows(e, gate_bias, up_bias, opened, "interleaved.bias")
     fc1, fc2 = (_emit_parts(e, up, opened, first), _emit_parts(e, down, None, second))
@@ -98,20 +98,17 @@ def QMoE(e: OnnxEmitter, node: Node) -> Out:
 
 
 class _CodeForm:
-    """The form in which QMoE reads a quantized weight: `bits` per code (those of `layout`, or 4 if widened), and
-    `names`, the stored parts with codes, scales and zero points. With `exact`, 2-bit codes are widened too."""
+    """The form in which QMoE reads a quantized weight: `bits` per code (those of its layout, or 4 if widened), and
+    `names`, the stored parts with codes, scales and zero points. On CUDA and for exact weights, 2-bit codes are widened
+    too."""
 
-    def __init__(self, layout: BlockLayout, exact: bool) -> None:
+    def __init__(self, e: OnnxEmitter, weight: Param) -> None:
+        layout, exact = find_stored_layout(weight), e.target.device == "cuda" or is_exact(weight)
+        assert isinstance(layout, BlockLayout)
         wide = layout.bits == 3 or (layout.bits == 2 and exact)
         self.bits, self.group = (4 if wide else layout.bits), layout.group
         self.names = ("codes", "steps", "zeros") if wide else ("packed", "steps", "points")
         self.has_zeros = layout.has_zeros
-
-
-def _choose_code_form(e: OnnxEmitter, weight: Param) -> _CodeForm:
-    layout = find_stored_layout(weight)
-    assert isinstance(layout, BlockLayout)
-    return _CodeForm(layout, e.target.device == "cuda" or is_exact(weight))
 
 
 def _emit_parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeForm) -> list[Out | None]:

@@ -17,12 +17,11 @@ from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
 from weft.ir.recipes import Permute, Reshape, Slice
 from weft.ir.types import dtypes
-from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Size
 
 from ...target import Backend
 from ..lowering import contrib, contrib_on, lowering, on_cpu, standard
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter
+from ..onnx_emitter import OnnxEmitter
 from .layers import BODIES, MS, emit_activation
 
 CHUNK = 32  # tokens in a chunk of the parallel form
@@ -34,17 +33,14 @@ def to_f32(e: OnnxEmitter, value: Value | None) -> Any:
     """Return the ONNX value of `value`; on CPUs cast to f32, because states sum many terms and kernels lack f16."""
     out = e[value]
     is_narrow = value is not None and value.type.dtype != dtypes.f32 and e.target.device == "cpu"
-    return e.op("Cast", out, to=int(onnx.DataType.FLOAT)) if is_narrow else out
+    return e.cast(out, dtypes.f32) if is_narrow else out
 
 
 def cast_results(e: OnnxEmitter, node: Node, results: list[Out]) -> list[Out]:
     """Return `results` of `node`, on CPUs cast from f32 to the dtypes of its outputs."""
-
-    def cast(v: Out, dtype: DType) -> Out:
-        fits = dtype == dtypes.f32 or e.target.device != "cpu"
-        return v if fits else e.op("Cast", v, to=int(ONNX_DTYPES[dtype.name]))
-
-    return [cast(v, value.type.dtype) for v, value in zip(results, node.outputs, strict=False)]
+    wanted = [value.type.dtype for value in node.outputs]
+    on_cpu = e.target.device == "cpu"
+    return [e.cast(v, d) if on_cpu and d != dtypes.f32 else v for v, d in zip(results, wanted, strict=False)]
 
 
 def emit_zeros(e: OnnxEmitter, batch: Size, *tail: int) -> Any:
@@ -148,7 +144,7 @@ class _Chunks:
         at = e.range(tokens)
         t, s = e.op("Unsqueeze", at, e.constant([1])), e.op("Unsqueeze", at, e.constant([0]))
         kinds = "LessOrEqual", "Less", "Greater"
-        masks = (e.op("Cast", e.op(kind, s, t), to=int(onnx.DataType.FLOAT)) for kind in kinds)
+        masks = (e.cast(e.op(kind, s, t), dtypes.f32) for kind in kinds)
         return (tokens, e.op("Concat", e.constant([0]), missing, axis=0), *masks)
 
     def cut(self, x: Any, *tail: int) -> Any:

@@ -67,8 +67,7 @@ def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
         # Each output of a subgraph must be the result of a separate node in it.
         return [e.op("Identity", outputs[name]) for name in (*(NEXT + s for s in step.states), *step.outputs)]
 
-    results = e.scan(run, states, [e[v] for v in values[:first]])
-    count = len(step.states)
+    results, count = e.scan(run, states, [e[v] for v in values[:first]]), len(step.states)
     return [*results[count:], *(results[:count] if past else [])]
 
 

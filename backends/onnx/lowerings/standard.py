@@ -12,17 +12,15 @@ from weft.ir.op import Op
 from weft.ir.types import dtypes
 
 from ..lowering import lowering
-from ..onnx_emitter import ONNX_DTYPES, OnnxEmitter, get_storage_type
+from ..onnx_emitter import OnnxEmitter, get_storage_type
 from . import dequantized_caches as cache_codes
 
 Out = onnx.Value
 
 DIRECT = {  # operators of the same operands
     **{name: name.capitalize() for name in ("add", "sub", "mul", "div", "mod", "pow", "less", "equal", "where")},
-    **{
-        name: name.capitalize() for name in ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "floor", "ceil", "round")
-    },
-    **{name: name.capitalize() for name in ("sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu")},
+    **{name: name.capitalize() for name in ("neg", "abs", "exp", "log", "sqrt", "reciprocal", "floor", "ceil")},
+    **{name: name.capitalize() for name in ("round", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "relu")},
     **{"minimum": "Min", "maximum": "Max", "less_equal": "LessOrEqual", "matmul": "MatMul"},
     **{"logical_and": "And", "logical_or": "Or", "logical_not": "Not"},
 }
@@ -102,10 +100,10 @@ def Cast(e: OnnxEmitter, node: Node) -> Out:
     x, to = node.required_operand("x"), node.attrs["to"]
     if x.type.dtype == dtypes.i4 != to:
         values = cache_codes.unpack_codes(e, e[x], x.type.rank)
-        return values if to == dtypes.f32 else e.op("Cast", values, to=int(ONNX_DTYPES[to.name]))
+        return values if to == dtypes.f32 else e.cast(values, to)
     if to == dtypes.i4 != x.type.dtype:
-        return cache_codes.pack_codes(e, e.op("Cast", e[x], to=int(ONNX_DTYPES["f32"])))
-    return e.op("Cast", e[x], to=int(ONNX_DTYPES[to.name]))
+        return cache_codes.pack_codes(e, e.cast(e[x], dtypes.f32))
+    return e.cast(e[x], to)
 
 
 @lowering(ops.reshape)

@@ -119,19 +119,23 @@ class BatchContext(ABC):
         the same, but recurrent states advance, so that such rows cannot continue later. Raises WeftError if a row's
         cache is full."""
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
-        row_tokens = np.asarray(tokens, np.int64)[rows]
+        return self._run_step(rows, np.asarray(tokens, np.int64)[rows], None)
+
+    def _run_step(self, rows: Ints, tokens: Ints, first: int | None) -> Floats:
         self._check_room(rows)
+        self.discard_step()
         # An interrupt before the end leaves caches half written: `count_cached` then returns 0.
         self._intact = False
-        self._step(rows, row_tokens)
-        self._record_tokens(rows, row_tokens)
+        self._step(rows, tokens, first)
+        self._record_tokens(rows, tokens)
         self._intact = True
-        return self._scores
+        return self._scores[:first]
 
     # -- single rows that join and leave, while the others are unchanged
 
     def clear_row(self, row: int) -> None:
         """Remove all tokens of one row and reset its recurrent states."""
+        self.discard_step()
         self._clear_row(row)
         self.lengths[row] = 0
 
@@ -142,7 +146,9 @@ class BatchContext(ABC):
         self._prepare_rows(first, len(parts))
         logits = self._append_tokens(first, parts)
         ends = [min(len(part), logits.shape[1]) - 1 for part in parts]
-        scores = np.stack([convert_to_float32(logits[row, end], self._new_scores()) for row, end in enumerate(ends)])
+        scores = np.empty((len(parts), self._scores.shape[1]), np.float32)
+        for row, end in enumerate(ends):
+            convert_to_float32(logits[row, end], scores[row])
         self._record_rows(first, [part[-1] for part in parts])
         return scores
 
@@ -150,21 +156,13 @@ class BatchContext(ABC):
         """Append token `tokens[r]` to each row r < len(tokens), and compute only these rows. Return the logits after
         the new tokens, [len(tokens), vocab], valid until the next call of any method. Raises WeftError when the cache
         of a row is full."""
-        rows = np.arange(tokens.size)
-        self._check_room(rows)
-        self._intact = False
-        self._step_first(tokens)
-        self._record_tokens(rows, tokens)
-        self._intact = True
-        return self._scores[: tokens.size]
+        return self._run_step(np.arange(tokens.size), tokens, tokens.size)
 
     def copy_row(self, row: int, to: int) -> None:
         """Copy the tokens, caches and states of row `row` to row `to`."""
-        self._copy_row(row, to, int(self.lengths[row]))
-        self.lengths[to], self._ids[to] = self.lengths[row], self._ids[row]
-
-    def _new_scores(self) -> Floats:
-        return np.empty(self._scores.shape[1], np.float32)
+        rows = np.arange(self.lengths.size)
+        rows[to] = row
+        self.gather_rows(rows)
 
     def new_sampling_step(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
         """Return a function (tokens [batch], active [batch]) → next tokens [batch]. The function runs a step as `step`
@@ -174,12 +172,16 @@ class BatchContext(ABC):
 
     def gather_rows(self, rows: Ints) -> None:
         """Copy the tokens, caches, states and encoder source of row `rows[r]` to row r, for every r."""
-        self._gather_rows(rows, int(self.lengths.max()))
+        self.discard_step()
+        moved = rows != np.arange(rows.size)
+        self._gather_rows(rows, int(self.lengths[rows[moved]].max(initial=0)))
         self.lengths[:], self._ids[:] = self.lengths[rows], self._ids[rows]
 
     def copy_from(self, other: Self) -> None:
         """Copy the tokens, caches and states of `other` into this context. `other` has the same batch size, and at most
         the same capacity."""
+        self.discard_step()
+        other.discard_step()
         used = int(other.lengths.max())
         self._copy_from(other, used)
         self.lengths[:], self._intact = other.lengths, other._intact
@@ -200,6 +202,7 @@ class BatchContext(ABC):
         total = past + np.array([len(part) for part in parts])
         if int(total.max()) > self.capacity:
             raise WeftError(f"{int(total.max())} tokens do not fit the cache of {self.capacity} tokens a row")
+        self.discard_step()
         self._intact = False
         logits = self._run_tokens(first, parts, past, total, every)
         for row, (part, at) in enumerate(zip(parts, past.tolist(), strict=True), first):
@@ -210,11 +213,15 @@ class BatchContext(ABC):
 
     # -- implemented by executors
 
+    def discard_step(self) -> None:  # noqa: B027 - most begin no steps ahead
+        """Discard a step that was begun ahead for the current rows. Every method that changes rows calls this first."""
+
     @abstractmethod
     def _clear_states(self) -> None:
         """Set the recurrent states of all rows to their values at the start of a sequence."""
 
     def _truncate_rows(self, lengths: Ints | int) -> None:
+        self.discard_step()
         self.lengths[:] = lengths
 
     def _begin_rows(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
@@ -222,8 +229,7 @@ class BatchContext(ABC):
         returns its start token for each row."""
         return prompts
 
-    @abstractmethod
-    def _prepare_prefill(self, calls: int) -> None:
+    def _prepare_prefill(self, calls: int) -> None:  # noqa: B027 - some have nothing to prepare
         """Prepare for `calls` model calls that together run one prompt, or a group of prompts, in empty rows."""
 
     @abstractmethod
@@ -240,20 +246,13 @@ class BatchContext(ABC):
         can return all."""
 
     @abstractmethod
-    def _step(self, rows: Ints, tokens: Ints) -> None:
-        """Run token `tokens[i]` in row `rows[i]` for each i; other rows repeat their last token. Fill `_scores`."""
-
-    @abstractmethod
-    def _step_first(self, tokens: Ints) -> None:
-        """Run token `tokens[r]` in each row r < len(tokens); write the logits of these rows to `_scores`."""
+    def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
+        """Run token `tokens[i]` in row `rows[i]` for each i, and write the logits to `_scores`. Other rows repeat their
+        last token; but if `first` is set, only the first `first` rows, which are `rows`, are computed."""
 
     @abstractmethod
     def _clear_row(self, row: int) -> None:
         """Set the recurrent states of row `row` to their initial values."""
-
-    @abstractmethod
-    def _copy_row(self, row: int, to: int, used: int) -> None:
-        """Copy the caches (the slots of the first `used` tokens) and the states of row `row` to row `to`."""
 
     def _prepare_rows(self, first: int, rows: int) -> None:  # noqa: B027 - most have nothing to prepare
         """Prepare for a model call that runs only the `rows` rows from row `first` on."""

@@ -55,8 +55,8 @@ class Generator:
         forced: TokenRules = TokenRules(),  # noqa: B008 - frozen
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.defaults = defaults
         self.decoder, self.stop_ids, self.folder, self.forced = decoder, stop_ids, folder, forced
+        self.defaults = defaults
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -134,10 +134,9 @@ class Generator:
         if how != Beams():
             raise WeftError("length_penalty, early_stopping and returned need a beam search: set beams above 1")
         drafts = self._new_speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
-        rows, run = self._start_answers(
-            batch, max_tokens, stop, self._resolve_chunk(chunk), Sampling.from_options(**sampling), drafts
-        )
-        for _ in run:
+        chunk = self._resolve_chunk(chunk)
+        rows = self._new_answers(batch, max_tokens, stop, Sampling.from_options(**sampling))
+        for _ in self._run_answers(rows, chunk, drafts):
             pass
         return [row.result for row in rows]
 
@@ -162,9 +161,9 @@ class Generator:
             raise WeftError("stream takes one prompt, a text or a list of token ids; use generate for a batch")
         _ = self.tokenizer  # without one there is no text to stream: raise now
         drafts = self._new_speculation(prompt_lookup_num_tokens, assistant, num_assistant_tokens)
-        (row,), run = self._start_answers(
-            [prompt], max_tokens, stop, self._resolve_chunk(chunk), Sampling.from_options(**sampling), drafts
-        )
+        chunk = self._resolve_chunk(chunk)
+        row = self.answer(prompt, max_tokens=max_tokens, stop=stop, sampling=Sampling.from_options(**sampling))
+        run = self._run_answers([row], chunk, drafts)
         return Stream(row.result, (piece for _ in run if (piece := row.pop_text())))
 
     def logits(self, ids: Sequence[int], chunk: int | None = None) -> Floats:
@@ -195,19 +194,8 @@ class Generator:
     ) -> Answer:
         """Return a new answer for `Batch.join`. Arguments and errors are those of `generate` and `Answer`; `row` is
         added to the seed, so that answers with the same seed differ."""
-        return self._new_answers([prompt], max_tokens, stop, sampling, row, constraint, logprobs)[0]
-
-    def _start_answers(
-        self,
-        batch: Sequence[Any],
-        max_tokens: int | None,
-        stop: str | Sequence[str],
-        chunk: int,
-        sampling: Sampling,
-        speculation: Speculation,
-    ) -> tuple[list[Answer], Iterator[None]]:
-        rows = self._new_answers(batch, max_tokens, stop, sampling)
-        return rows, self._run_answers(rows, chunk, speculation)
+        extras = {"constraint": constraint, "logprobs": logprobs}
+        return self._new_answers([prompt], max_tokens, stop, sampling, row, **extras)[0]
 
     def _new_answers(
         self,
@@ -216,15 +204,13 @@ class Generator:
         stop: str | Sequence[str],
         sampling: Sampling,
         first: int = 0,
-        constraint: Constraint | None = None,
-        logprobs: int | None = None,
+        **extras: Any,
     ) -> list[Answer]:
         stops = [stop] if isinstance(stop, str) else list(stop)
         if not all(isinstance(s, str) and s for s in stops):
             raise WeftError(f"stop is {stop!r}, but it must be a nonempty string or a list of nonempty strings")
         tokenizer = self.tokenizer if self._has_text or stops else None
         rows = []
-        extras: dict[str, Any] = {"constraint": constraint, "logprobs": logprobs}
         for at, (prompt, limit) in enumerate(self._encode_prompts(batch, max_tokens), first):
             begin = self.decoder.start or prompt
             sampler = Sampler(sampling, begin, at)
@@ -233,17 +219,16 @@ class Generator:
 
     def _search_beams(self, batch: Sequence[Any], max_tokens: int | None, chunk: int, how: Beams) -> list[Result]:
         limits = self._encode_prompts(batch, max_tokens)
+        prompts, most = [prompt for prompt, _ in limits], self._count_cached_tokens(limits)
         searches = [BeamSearch(how, limit, self.stop_ids, self.forced) for _, limit in limits]
-        timings = Timings(prompt_tokens=sum(measure_prompt(prompt) for prompt, _ in limits))
-        run_beam_search(
-            self.decoder, [prompt for prompt, _ in limits], self._count_cached_tokens(limits), searches, chunk, timings
-        )
+        timings = Timings(prompt_tokens=sum(map(measure_prompt, prompts)))
+        run_beam_search(self.decoder, prompts, most, searches, chunk, timings)
         results = []
         for (prompt, _), finished in zip(limits, searches, strict=True):
-            for tokens, score in ((list(text.tokens), text.score) for text in finished.best[: how.returned]):
-                ended = tokens[-1] in self.stop_ids
+            for best in finished.best[: how.returned]:
+                tokens, ended = list(best.tokens), best.tokens[-1] in self.stop_ids
                 text = self.tokenizer.decode(tokens[:-1] if ended else tokens) if self._has_text else ""
-                results.append(Result(prompt, tokens, text, "stop" if ended else "length", score, timings))
+                results.append(Result(prompt, tokens, text, "stop" if ended else "length", best.score, timings))
         return results
 
     def _new_speculation(self, lookup: int, assistant: Generator | None, most: int) -> Speculation:
@@ -286,8 +271,7 @@ class Generator:
             ids = [int(i) for i in prompt]
         else:
             raise WeftError(f"a prompt is {quote_prompt(prompt)}, but it must be a text or a list of token ids")
-        bounds = self.decoder.vocab, self.decoder.max_prompt
-        check_ids("a prompt", ids, *bounds, "compile with a larger --max-length")
+        check_ids("a prompt", ids, self.decoder.vocab, self.decoder.max_prompt, "compile with a larger --max-length")
         return ids
 
     @contextmanager
@@ -299,12 +283,11 @@ class Generator:
 
     def _run_answers(self, rows: list[Answer], chunk: int, speculation: Speculation) -> Iterator[None]:
         """Generate the answers `rows` to their end, in place; yield None after the prefill and after each step."""
-        timings = Timings(prompt_tokens=sum(measure_prompt(row.result.prompt) for row in rows))
+        prompts = [row.result.prompt for row in rows]
+        timings = Timings(prompt_tokens=sum(map(measure_prompt, prompts)))
         for row in rows:
             row.result.timings = timings
-        tokens = np.zeros(len(rows), np.int64)
-        active = np.ones(len(rows), np.bool_)
-        prompts = [row.result.prompt for row in rows]
+        tokens, active = np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
         most = self._count_cached_tokens([(row.result.prompt, row.limit) for row in rows])
         with self._open_context(prompts, most) as (context, keep):
             timings.cache_bytes = context.cache_bytes
@@ -327,9 +310,8 @@ class Generator:
                         scores = context.step(tokens, active)
                         timings.decoded_tokens += add_tokens(rows, Answer.draw_token, scores, tokens, active)
                     else:
-                        timings.decoded_tokens += add_tokens(
-                            rows, Answer.add_token, draw(tokens, active), tokens, active
-                        )
+                        drawn = draw(tokens, active)
+                        timings.decoded_tokens += add_tokens(rows, Answer.add_token, drawn, tokens, active)
                     timings.decode_seconds += perf_counter() - start
                     timings.experts = self.decoder.experts - before
                     yield

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from weft.ir.errors import WeftError
@@ -50,14 +51,8 @@ class PromptLookup(Drafter):
         self._indexed = len(tokens)
         for n in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):
             if (at := self._follows.get(tuple(tokens[-n:]))) is not None:
-                return _repeat_from(tokens, at, most)
+                return list(islice(cycle(tokens[at:]), most))
         return []
-
-
-def _repeat_from(tokens: Sequence[int], at: int, count: int) -> list[int]:
-    """Return `count` tokens: `tokens[at:]`, repeated as often as necessary and cut to length."""
-    period = len(tokens) - at
-    return [tokens[at + i % period] for i in range(count)]
 
 
 class Assistant(Drafter):

@@ -131,7 +131,7 @@ class StateBuffers:
         `first` on to that copy."""
         self.copy_index = self.copy_index if copy is None else copy
         for row in np.flatnonzero(self._row_copies[first : first + rows] != self.copy_index) + first:
-            for copies in self._iter_recurrent():
+            for copies in (c for state, c in zip(self._states, self._buffers, strict=True) if state.recurrent):
                 values = copies[self.copy_index].download()
                 values[row] = copies[1 - self.copy_index].download()[row]
                 copies[self.copy_index].write(values)
@@ -146,19 +146,6 @@ class StateBuffers:
                 copies[self.copy_index].write(values)
         self._row_copies[row] = self.copy_index
 
-    def copy_row(self, row: int, to: int, used: int) -> None:
-        """Copy the recurrent states and the first `used` cache slots of batch row `row` to batch row `to`."""
-        self.sync_rows(row, 1)
-        for state, copies in zip(self._states, self._buffers, strict=True):
-            values = copies[self.copy_index].download()
-            used_slots = values if state.recurrent else values[:, :, :used]
-            used_slots[to] = used_slots[row]
-            copies[self.copy_index].write(values)
-        self._row_copies[to] = self.copy_index
-
-    def _iter_recurrent(self) -> Iterator[tuple[Buffer, Buffer]]:
-        return (copies for state, copies in zip(self._states, self._buffers, strict=True) if state.recurrent)
-
     def clear_states(self) -> None:
         """Set all recurrent states to their initial values. Caches need no reset: no row reads beyond its length."""
         self.copy_index = 0
@@ -172,6 +159,7 @@ class StateBuffers:
         moved = np.flatnonzero(rows != np.arange(rows.size))
         if not moved.size:
             return
+        self.sync_rows(0, rows.size)
         for state, copies in zip(self._states, self._buffers, strict=True):
             # Only this copy: the other copy is overwritten before it is read again.
             buffer = copies[self.copy_index]

@@ -144,8 +144,8 @@ class OrtContext(BatchContext):
         self._encoded_sources: EncodedSources | None = None
         self._default_options = session.new_run_options()
         self._graph_ids: list[int] = []  # of the captured steps
-        self._steps: list[tuple[Any, Any]] = []  # a binding and its run options for each copy of the states
-        self._steps_of: dict[int, list[tuple[Any, Any]]] = {}  # number of first rows -> their `_steps`
+        # Number of first rows (None: all) -> a binding and its run options for each copy of the states.
+        self._steps_of: dict[int | None, list[tuple[Any, Any]]] = {}
         if model.sources is None:
             self._bind_steps()
 
@@ -221,7 +221,7 @@ class OrtContext(BatchContext):
             self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
         return logits
 
-    def _step(self, rows: Ints, tokens: Ints) -> None:
+    def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
         inputs, at = self._inputs, self.lengths[rows]
         inputs["input_ids"].host[rows, 0] = tokens
         if "attention_mask" in inputs:
@@ -230,37 +230,19 @@ class OrtContext(BatchContext):
             inputs["position_ids"].host[rows, 0] = at
         for buffer in inputs.values():
             buffer.upload()
-        self.model.run(*self._steps[self._memory.copy_index])
-        self._memory.swap_copies()
+        if first is not None:
+            self._memory.sync_rows(0, first)
+            if first not in self._steps_of:
+                self._steps_of[first] = self._bind_step(first)
+        self.model.run(*self._steps_of[first][self._memory.copy_index])
+        self._memory.swap_copies(0, first)
         if not self._shares_logits:
-            convert_to_float32(self._logits.download()[:, 0], self._scores)
-
-    def _step_first(self, tokens: Ints) -> None:
-        count, inputs, at = tokens.size, self._inputs, self.lengths[: tokens.size]
-        inputs["input_ids"].host[:count, 0] = tokens
-        if "attention_mask" in inputs:
-            inputs["attention_mask"].host[np.arange(count), at] = 1
-        if "position_ids" in inputs:
-            inputs["position_ids"].host[:count, 0] = at
-        for buffer in inputs.values():
-            buffer.upload()
-        if count not in self._steps_of:
-            self._steps_of[count] = self._bind_step(count)
-        self._memory.sync_rows(0, count)
-        self.model.run(*self._steps_of[count][self._memory.copy_index])
-        self._memory.swap_copies(0, count)
-        if not self._shares_logits:
-            convert_to_float32(self._logits.download()[:count, 0], self._scores[:count])
+            convert_to_float32(self._logits.download()[:first, 0], self._scores[:first])
 
     def _clear_row(self, row: int) -> None:
         self._memory.clear_row(row)
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[row] = 0
-
-    def _copy_row(self, row: int, to: int, used: int) -> None:
-        self._memory.copy_row(row, to, used)
-        for buffer in self._inputs.values():
-            buffer.host[to] = buffer.host[row]
 
     def _prepare_rows(self, first: int, rows: int) -> None:
         self._memory.sync_rows(first, rows)
@@ -276,10 +258,7 @@ class OrtContext(BatchContext):
         self._memory.gather_rows(rows, used)
         for buffer in self._inputs.values():
             buffer.host[:] = buffer.host[rows]
-        if (
-            self._encoded_sources is not None
-            and (moved := self._encoded_sources.gather_rows(rows)) is not self._encoded_sources
-        ):
+        if (sources := self._encoded_sources) is not None and (moved := sources.gather_rows(rows)) is not sources:
             self._encoded_sources = moved
             self._bind_steps()
 
@@ -299,7 +278,7 @@ class OrtContext(BatchContext):
     def _bind_steps(self) -> None:
         """Bind a step of all rows, once per copy of the recurrent states; release CUDA graphs captured before."""
         self.close()
-        self._steps, self._steps_of = self._bind_step(None), {}
+        self._steps_of = {None: self._bind_step(None)}
 
     def _bind_step(self, rows: int | None) -> list[tuple[Any, Any]]:
         """Bind a step of the first `rows` rows (None: all); return (IO binding, run options) for each copy of the

@@ -47,9 +47,8 @@ def import_onnxruntime() -> Any:
 
 def list_ort_errors() -> tuple[type[Exception], ...]:
     """Return the types of all exceptions that ONNX Runtime raises (they share no base class), and MemoryError."""
-    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-    members = [getattr(state, name) for name in dir(state)]
-    return (RuntimeError, MemoryError, *(e for e in members if isinstance(e, type) and issubclass(e, Exception)))
+    state = vars(importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state"))
+    return RuntimeError, MemoryError, *(e for e in state.values() if isinstance(e, type) and issubclass(e, Exception))
 
 
 @contextlib.contextmanager
@@ -58,13 +57,9 @@ def convert_ort_errors(name: str, what: str = "ONNX Runtime failed") -> Iterator
     try:
         yield
     except list_ort_errors() as error:
-        raise WeftError(f"{name}: {what}: {join_lines(error)}{_find_remedy(join_lines(error))}") from error
-
-
-def _find_remedy(words: str) -> str:
-    """Return a remedy to append to `words`, an error message of ONNX Runtime; "" if none is known."""
-    damaged = re.search(r"pre-?packed weights .* do not match", words, re.IGNORECASE)
-    return "; the weights that --prepack stored are damaged: compile again" if damaged else ""
+        damaged = re.search(r"pre-?packed weights .* do not match", join_lines(error), re.IGNORECASE)
+        remedy = "; the weights that --prepack stored are damaged: compile again" if damaged else ""
+        raise WeftError(f"{name}: {what}: {join_lines(error)}{remedy}") from error
 
 
 def join_lines(error: Exception) -> str:
@@ -175,10 +170,8 @@ def find_gpu_problem() -> str | None:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:
         return f"the NVIDIA driver cannot be loaded ({error})"
-    status, count = driver.cuInit(0), ctypes.c_int(0)
-    if status == 0:
-        status = driver.cuDeviceGetCount(ctypes.byref(count))
-    if status:
+    count = ctypes.c_int(0)
+    if status := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         text = ctypes.c_char_p()
         driver.cuGetErrorString(status, ctypes.byref(text))
         return f"the NVIDIA driver reports error {status} ({(text.value or b'unknown').decode()})"
@@ -194,10 +187,9 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream:
     options = {"device_id": "0", "use_tf32": "0"}
     if stream is not None:
         options["user_compute_stream"] = str(stream.cuda_stream)
+    options["enable_cuda_graph"] = str(int(graphs))
     try:
-        session = _create_session(
-            ort, model, [(CUDA, {**options, "enable_cuda_graph": str(int(graphs))}), CPU], threads
-        )
+        session = _create_session(ort, model, [(CUDA, options), CPU], threads)
     except WeftError as error:
         # ONNX Runtime's message for a model that it cannot capture: a node or a copy is off the GPU.
         if not graphs or "graph capture" not in str(error):
@@ -206,8 +198,7 @@ def _open_cuda(ort: Any, model: Path, threads: int | None, graphs: bool, stream:
         return _open_cuda(ort, model, threads, graphs=False, stream=stream)
     if CUDA not in session.get_providers():
         raise WeftError(f"{model}: ONNX Runtime opened it on {', '.join(session.get_providers())}, not on {CUDA}")
-    strays = list_host_ops(session)
-    if strays:
+    if strays := list_host_ops(session):
         raise WeftError(
             f"{model}: ONNX Runtime would compute {', '.join(strays)} on the CPU although device cuda was chosen; "
             "compile it with --target ort-cuda (dtype f16 or bf16), or run it with device cpu"

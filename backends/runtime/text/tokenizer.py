@@ -90,12 +90,8 @@ def parse_tokenizer(text: str, path: Path) -> Fast:
     does not describe a tokenizer."""
     from tokenizers import Tokenizer as Fast
 
-    try:
+    with _convert_library_errors(f"{path}: not a readable tokenizer"):
         return Fast.from_str(text)
-    except BaseException as error:  # tokenizers raises nothing more specific; Rust panics are not an Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise WeftError(f"{path}: not a readable tokenizer: {error}") from error
 
 
 class Encoding(NamedTuple):
@@ -157,7 +153,7 @@ class Tokenizer:
     @contextlib.contextmanager
     def _truncate_encodings(self, limit: int | None) -> Iterator[None]:
         """Truncate encodings inside the block to `limit` tokens (None: all); convert errors to WeftError."""
-        with _convert_library_errors("encode"):
+        with _convert_library_errors("tokenizer.json cannot encode this"):
             if limit is not None:
                 self._fast.enable_truncation(limit)
             try:
@@ -173,20 +169,19 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, without special tokens."""
-        with _convert_library_errors("decode"):
+        with _convert_library_errors("tokenizer.json cannot decode this"):
             return str(self._fast.decode(list(ids), skip_special_tokens=True))
 
 
 @contextlib.contextmanager
 def _convert_library_errors(what: str) -> Iterator[None]:
-    """Convert errors and panics of the library tokenizers inside the block to a WeftError "tokenizer.json cannot {what}
-    this: …"."""
+    """Convert errors and panics of the library tokenizers inside the block to a WeftError "{what}: …"."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # tokenizers raises nothing more specific; Rust panics are not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise WeftError(f"tokenizer.json cannot {what} this: {error}") from error
+        raise WeftError(f"{what}: {error}") from error
 
 
 class StreamingDetokenizer:

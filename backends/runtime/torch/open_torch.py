@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from weft.ir.errors import WeftError
 
 from ...folder_facts import FolderFacts
+from ...target import import_torch
 from ..arrays import Floats
 from ..core.sampler import check_count
 from ..huge_pages import use_huge_pages
@@ -44,7 +44,6 @@ def open_decoder(facts: FolderFacts, device: str, threads: int | None, experts: 
         from .expert_offloading import offload_experts
 
         offloaded = offload_experts(model, experts, _resolve_device(device), str(facts.folder))
-
     return TorchDecoder(
         model,
         vocab=facts.vocab,
@@ -113,14 +112,6 @@ def _open_model(facts: FolderFacts, device: str, threads: int | None, all_on_dev
 
 def _resolve_device(device: str) -> str:
     return ("cuda" if import_torch().cuda.is_available() else "cpu") if device == "auto" else device
-
-
-def import_torch() -> Any:
-    """Import torch and return the module. Raises WeftError that names the package to install if it is missing."""
-    try:
-        return importlib.import_module("torch")
-    except ImportError as error:
-        raise WeftError(f"PyTorch cannot be imported ({error}): install weft[torch]") from error
 
 
 @contextmanager

@@ -6,13 +6,12 @@ next step into the graph's buffers (the mask from positions), and only tokens ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...folder_facts import FolderFacts
@@ -90,7 +89,6 @@ class SamplingOrtContext(SamplingContext, OrtContext):
         super().discard_step()
 
     def load_step(self, rows: Ints, tokens: Ints) -> None:
-        self.discard_step()
         ids, positions = self._inputs["input_ids"].host.astype(np.int64), np.maximum(self.lengths - 1, 0)[:, None]
         ids[rows, 0], positions[rows, 0] = tokens, self.lengths[rows]
         self.steps.ids.copy_(torch.from_numpy(ids))
@@ -108,50 +106,8 @@ class SamplingOrtContext(SamplingContext, OrtContext):
 
     def _bind_steps(self) -> None:
         super()._bind_steps()
-        session, numbers = self.model.session, self._graph_ids or [-1] * len(self._steps)
-        options = [session.new_run_options(number, waits=False) for number in numbers]
+        session, steps = self.model.session, self._steps_of[None]
         self._async_steps = [
-            (binding, run_options) for (binding, _), run_options in zip(self._steps, options, strict=True)
+            (binding, session.new_run_options(number, waits=False))
+            for (binding, _), number in zip(steps, self._graph_ids or [-1] * len(steps), strict=True)
         ]
-
-    # -- methods that change rows without device sampling call `discard_step` first
-
-    def _truncate_rows(self, lengths: Ints | int) -> None:
-        self.discard_step()
-        super()._truncate_rows(lengths)
-
-    def _begin_rows(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        self.discard_step()
-        return super()._begin_rows(prompts)
-
-    def _run_tokens(
-        self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
-    ) -> NDArray[Any]:
-        self.discard_step()
-        return super()._run_tokens(first, parts, past, total, every)
-
-    def _step(self, rows: Ints, tokens: Ints) -> None:
-        self.discard_step()
-        super()._step(rows, tokens)
-
-    def _step_first(self, tokens: Ints) -> None:
-        self.discard_step()
-        super()._step_first(tokens)
-
-    def _clear_row(self, row: int) -> None:
-        self.discard_step()
-        super()._clear_row(row)
-
-    def _copy_row(self, row: int, to: int, used: int) -> None:
-        self.discard_step()
-        super()._copy_row(row, to, used)
-
-    def _gather_rows(self, rows: Ints, used: int) -> None:
-        self.discard_step()
-        super()._gather_rows(rows, used)
-
-    def _copy_from(self, other: OrtContext, used: int) -> None:
-        self.discard_step()
-        if isinstance(other, SamplingOrtContext):
-            other.discard_step()
-        super()._copy_from(other, used)

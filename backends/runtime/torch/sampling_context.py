@@ -19,8 +19,7 @@ from .device_sampling import DeviceSampler, can_draw
 
 class SamplingContext(BatchContext):
     """A batch context whose `steps` can sample on the device: while the host reads the tokens of a step, the device
-    runs the next step already. Methods that change rows call `discard_step` first, because that step has the old
-    rows."""
+    runs the next step already. `discard_step` discards that step, because it has the old rows."""
 
     steps: CapturedSteps
 
@@ -45,7 +44,6 @@ class SamplingContext(BatchContext):
         return self._sample_step
 
     def discard_step(self) -> None:
-        """Discard the next step that is prepared or running on the device."""
         self._loaded, self._ahead = None, False
 
     @abstractmethod
@@ -84,6 +82,7 @@ class SamplingContext(BatchContext):
         """Queue a step with `tokens` [batch] in the `active` [batch] rows, whose indices are `rows`."""
         assert self._device_sampler is not None
         if self._loaded is None or not np.array_equal(self._loaded, active):
+            self.discard_step()
             self.load_step(rows, tokens[rows])
             self.steps.active.copy_(torch.from_numpy(active[:, None]))
         self.steps.launch_step(self._device_sampler, self.count_keys())

@@ -116,7 +116,7 @@ class TorchContext(SamplingContext):
             once = getattr(model.step, "captured_once", None)
             any_length, captured = once is not None and once(batch), model.offloaded is None
             self.steps = CapturedSteps(model.step, self._cache, batch, model.device, any_length, captured)
-        self._steps_of: dict[int, CapturedSteps] = {}  # number of first rows -> their steps
+        self._steps_of: dict[int | None, CapturedSteps] = {None: self.steps}  # number of first rows (None: all)
         self._scores = np.zeros((batch, model.vocab), np.float32)
         self._last = np.zeros((2, batch), np.int64)  # token and position of each row's last step
         self._source_rows: Ints = np.arange(batch)  # the source that each row attends to
@@ -137,7 +137,6 @@ class TorchContext(SamplingContext):
 
     def _begin_rows(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         model = self.model
-        self.discard_step()
         if model.start is None:
             return prompts
         groups = [[p] for p in prompts] if model.compares else [prompts]
@@ -157,9 +156,6 @@ class TorchContext(SamplingContext):
         )
         return cache
 
-    def _prepare_prefill(self, calls: int) -> None:
-        pass  # states are updated in place
-
     def _record_ends(self, prompts: Sequence[Sequence[int]]) -> None:
         self.record_step(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
 
@@ -167,7 +163,6 @@ class TorchContext(SamplingContext):
         self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
     ) -> NDArray[Any]:
         model, (ids, _) = self.model, pad_rows(parts)
-        self.discard_step()
         together = bool((past == past[0]).all())  # kernels require rows of equal length
         reads = getattr(model.step, "reads", None)
         if together and reads is not None and reads(len(parts)):
@@ -203,46 +198,28 @@ class TorchContext(SamplingContext):
             positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(rows, -1)
             return model.step(ids, positions, cache, of)
 
-    def _step(self, rows: Ints, tokens: Ints) -> None:
-        self.load_step(rows, tokens)
-        with convert_torch_errors(self.model.name), torch.inference_mode():
-            logits = self.steps.run_step(self.count_keys())
-            self._scores[:] = logits.cpu().numpy()
+    def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
+        model = self.model
+        if first is not None and first not in self._steps_of:
+            cache = caches.narrow_rows(self._cache, 0, first)
+            self._steps_of[first] = CapturedSteps(model.step, cache, first, model.device, captured=False)
+        self.load_step(rows, tokens, first)
+        with convert_torch_errors(model.name), torch.inference_mode():
+            self._scores[:first] = self._steps_of[first].run_step(self.count_keys()).cpu().numpy()
         self.record_step(rows, tokens)
 
-    def _step_first(self, tokens: Ints) -> None:
-        model, count = self.model, tokens.size
-        self.discard_step()
-        if count not in self._steps_of:
-            cache = caches.narrow_rows(self._cache, 0, count)
-            self._steps_of[count] = CapturedSteps(model.step, cache, count, model.device, captured=False)
-        steps = self._steps_of[count]
-        steps.ids.copy_(model.to_device(tokens[:, None]))
-        steps.positions.copy_(model.to_device(self.lengths[:count, None]))
-        with convert_torch_errors(model.name), torch.inference_mode():
-            self._scores[:count] = steps.run_step(self.count_keys()).cpu().numpy()
-        self.record_step(np.arange(count), tokens)
-
     def _clear_row(self, row: int) -> None:
-        self.discard_step()
         with torch.inference_mode():
             caches.clear_states(caches.narrow_rows(self._cache, row, 1))
 
-    def _copy_row(self, row: int, to: int, used: int) -> None:
-        rows = np.arange(self.lengths.size)
-        rows[to] = row
-        self._gather_rows(rows, used)
-
     def _record_rows(self, first: int, last: Sequence[int]) -> None:
-        rows = np.arange(first, first + len(last))
-        self.record_step(rows, np.array(last), self.lengths - 1)
+        self.record_step(np.arange(first, first + len(last)), np.array(last), self.lengths - 1)
 
-    def load_step(self, rows: Ints, tokens: Ints) -> None:
-        ids, positions = self._last.copy()
+    def load_step(self, rows: Ints, tokens: Ints, first: int | None = None) -> None:
+        steps, (ids, positions) = self._steps_of[first], self._last.copy()
         ids[rows], positions[rows] = tokens, self.lengths[rows]
-        self.steps.ids.copy_(self.model.to_device(ids[:, None]))
-        self.steps.positions.copy_(self.model.to_device(positions[:, None]))
-        self.discard_step()
+        steps.ids.copy_(self.model.to_device(ids[:first, None]))
+        steps.positions.copy_(self.model.to_device(positions[:first, None]))
 
     def record_step(self, rows: Ints, tokens: Ints, positions: Ints | None = None) -> None:
         """Record token `tokens[i]` and position `positions[rows[i]]` (default: from `lengths`) as the last step of row
@@ -251,7 +228,6 @@ class TorchContext(SamplingContext):
 
     def _gather_rows(self, rows: Ints, used: int) -> None:
         model = self.model
-        self.discard_step()
         moved = np.flatnonzero(rows != np.arange(rows.size))
         with torch.inference_mode():
             if moved.size:
@@ -265,7 +241,6 @@ class TorchContext(SamplingContext):
         with torch.inference_mode():
             caches.copy_cache(self._cache, other._cache)
         self._last, self._source_rows = other._last.copy(), other._source_rows.copy()
-        self.discard_step()
 
 
 @contextlib.contextmanager

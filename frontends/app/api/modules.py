@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.backends.options import make_no_effect_error
-from weft.backends.runtime.torch.open_torch import import_torch
-from weft.backends.target import MODEL, TARGETS
+from weft.backends.target import MODEL, TARGETS, import_torch
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.graph.verifier import verify

@@ -94,7 +94,7 @@ def test_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(export, "_iter_cast_blocks", fail)
+    monkeypatch.setattr(export, "_read_weight", fail)
     with pytest.raises(WeftError, match="disk is full"):
         weft.compile(decoder(heads=2), tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]

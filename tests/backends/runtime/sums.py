@@ -46,8 +46,6 @@ class SumContext(BatchContext):
 
     def _clear_states(self) -> None: ...
 
-    def _prepare_prefill(self, calls: int) -> None: ...
-
     def _record_ends(self, prompts: Sequence[Sequence[int]]) -> None: ...
 
     def _run_tokens(
@@ -59,17 +57,12 @@ class SumContext(BatchContext):
             logits[i, : len(part)] = self._score(first + i, part)
         return logits
 
-    def _step(self, rows: Ints, tokens: Ints) -> None:
+    def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
         self.steps.append(rows.tolist())
         for row, token in zip(rows, tokens, strict=True):
             self._scores[row] = self._score(row, [token])[0]
 
-    def _step_first(self, tokens: Ints) -> None:
-        self._step(np.arange(tokens.size), tokens)
-
     def _clear_row(self, row: int) -> None: ...
-
-    def _copy_row(self, row: int, to: int, used: int) -> None: ...
 
     def _record_rows(self, first: int, last: Sequence[int]) -> None: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from weft.backends.target import TARGETS
+from weft.backends.target import TARGETS, import_torch
 from weft.ir.errors import WeftError
 from weft.ir.readable import format_bytes, format_count
 from weft.ir.types import dtypes
@@ -33,8 +33,6 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
         WeftError: if `split` cannot be parsed, if a part cannot be divided (naming it), or if PyTorch is missing: the
             plans refer to modules.
     """
-    from weft.backends.runtime.torch.open_torch import import_torch
-
     import_torch()
     from weft.backends.torch.transformers.scale.estimate import estimate_costs
     from weft.backends.torch.transformers.scale.split import Split

@@ -80,7 +80,7 @@ def test_run_writes_states_to_the_other_copy() -> None:
 def test_rows_are_reset_copied_and_gathered() -> None:
     buffers = memory()
     write_states(buffers, [1, 2, 3])
-    buffers.copy_row(0, 2, used=2)
+    buffers.gather_rows(np.array([0, 1, 0]), used=2)
     assert cache_of(buffers).tolist() == [[0, 1, 2, 3], [10, 11, 12, 13], [0, 1, 22, 23]]
     buffers.clear_row(1)
     assert read_states(buffers) == [1, 5, 1]

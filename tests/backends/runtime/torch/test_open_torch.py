@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from weft.backends.folder_facts import FolderFacts
-from weft.backends.runtime.torch.open_torch import TorchEncoder, import_from, import_torch, open_decoder, open_encoder
+from weft.backends.runtime.torch.open_torch import TorchEncoder, import_from, open_decoder, open_encoder
+from weft.backends.target import import_torch
 from weft.ir import WeftError
 
 
