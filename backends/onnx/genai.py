@@ -24,10 +24,8 @@ def find_refusal(graph: Graph) -> str | None:
         return "it has no caches for the keys of a lightning index"
     if any(layer["latent"] for layer in make_cache_records(states)):
         return "it has no latent caches"
-    parts: dict[str, list[object]] = {part: [] for part in ("key", "value")}
-    for spec, _, _ in states:
-        parts[spec.part].append(spec.type.shape[3])
-    return None if parts["key"] == parts["value"] else "it requires keys and values of equal width"
+    keys, values = ([spec.type.shape[3] for spec, _, _ in states if spec.part == part] for part in ("key", "value"))
+    return None if keys == values else "it requires keys and values of equal width"
 
 
 def build_config(

@@ -67,9 +67,8 @@ def _read_weft_folder(folder: Path) -> FolderFacts:
         optional["max_source"] = data.integer("max_source_length", least=1)
         if "sound" in data:
             sound = data.record("sound")
-            optional["sound"] = Sound(
-                sound.text("input"), *(sound.integer(name, None, least=1) for name in ("bins", "length"))
-            )
+            bins, length = (sound.integer(name, None, least=1) for name in ("bins", "length"))
+            optional["sound"] = Sound(sound.text("input"), bins, length)
     if kind != "encoder":
         optional["forced"] = _read_forced(data, begins=kind == "encoder-decoder")
     if "sampling" in data:
@@ -132,16 +131,9 @@ def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
         culprit = "begin_tokens" if "begin_tokens" in data else "forced_bos_token_id"
         raise data.build_type_error(culprit, f"the model has {vocab} tokens")
     # Transformers ignores ids outside the vocabulary.
-    never, never_first = (
-        tuple(token for token in data.tokens(name) if token < vocab)
-        for name in ("suppress_tokens", "begin_suppress_tokens")
-    )
-    return {
-        "begin": tuple(map(tuple, begin)),
-        "last": min(last, default=None),
-        "never": never,
-        "never_first": never_first,
-    }
+    names = {"never": "suppress_tokens", "never_first": "begin_suppress_tokens"}
+    never = {field: tuple(token for token in data.tokens(name) if token < vocab) for field, name in names.items()}
+    return {"begin": tuple(map(tuple, begin)), "last": min(last, default=None), **never}
 
 
 def _read_genai_folder(folder: Path) -> FolderFacts:

@@ -80,14 +80,17 @@ class Tasks(ABC):
         probabilities (sigmoid for a multi-label problem, else softmax), or raw outputs for a regression. A text is a
         string, token ids, or a pair (text, text); `batch` is the maximum batch size. With `truncate`, texts are cut to
         the model's maximum length. Raises WeftError if the head is for another task, or a text is empty or too long."""
-        task = self.require_task("text-classification", "next-sentence-prediction")
+        labels = self.require_task("text-classification", "next-sentence-prediction").labels
         scores = self.compute_probabilities(self._scores(_list_texts(texts), batch, truncate))
-        return [_sort_labels(task.labels, row) for row in scores]
+        return [{labels[i]: float(row[i]) for i in np.argsort(-row, kind="stable")} for row in scores]
 
     def compute_probabilities(self, logits: Floats) -> Floats:
         """Return the scores [texts, labels] that `classify` reports for logits [texts, labels]. Raises WeftError if the
         head is for another task."""
-        return _apply_activation(logits, self.require_task("text-classification", "next-sentence-prediction").problem)
+        problem = self.require_task("text-classification", "next-sentence-prediction").problem
+        if problem == "regression":
+            return logits
+        return _sigmoid(logits) if problem == "multi_label_classification" else _softmax(logits)
 
     def rank(
         self, query: str, texts: Sequence[str], *, batch: int = BATCH, truncate: bool = False, top: int | None = None
@@ -161,18 +164,16 @@ class Tasks(ABC):
 
         self.require_task("fill-mask")
         encoded, mask = self.encode_input(text, False), read_special_token(self.folder, "mask_token")
-        positions = [
-            i for i, token in enumerate(encoded.ids) if mask is not None and token == self.tokenizer.find_id(mask)
-        ]
+        mask_id = None if mask is None else self.tokenizer.find_id(mask)
+        positions = [i for i, token in enumerate(encoded.ids) if token == mask_id]
         if not positions:
             raise WeftError(f"the text has no mask token: write {mask or 'one'} where the model should fill in a token")
         name = "logits" if "logits" in self.outputs else "prediction_logits"  # of a model that has two heads
         (logits,) = self.run([encoded.ids], [encoded.types], [name])
         probabilities = _softmax(logits[0, positions])
-        order = [np.argsort(-row, kind="stable")[:top] for row in probabilities]
         return [
-            {self.tokenizer.get_token(int(i)): float(row[i]) for i in best}
-            for row, best in zip(probabilities, order, strict=True)
+            {self.tokenizer.get_token(int(i)): float(row[i]) for i in np.argsort(-row, kind="stable")[:top]}
+            for row in probabilities
         ]
 
     def choose(self, text: str, choices: Sequence[str], *, batch: int = BATCH) -> list[float]:
@@ -250,12 +251,6 @@ def _list_texts(texts: Any) -> list[Any]:
     return [texts] if single or pair else list(texts)
 
 
-def _apply_activation(scores: Floats, problem: str) -> Floats:
-    if problem == "regression":
-        return scores
-    return _sigmoid(scores) if problem == "multi_label_classification" else _softmax(scores)
-
-
 def _sigmoid(x: Floats) -> Floats:
     y: Floats = np.exp(-np.logaddexp(0, -x.astype(np.float64)))
     return y
@@ -265,7 +260,3 @@ def _softmax(x: Floats) -> Floats:
     e = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
     p: Floats = e / e.sum(axis=-1, keepdims=True)
     return p
-
-
-def _sort_labels(labels: Sequence[str], row: Floats) -> dict[str, float]:
-    return {labels[i]: float(row[i]) for i in np.argsort(-row, kind="stable")}

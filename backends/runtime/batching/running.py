@@ -37,10 +37,6 @@ class _Row:
         return self.read == len(self.sequence)
 
     @property
-    def token(self) -> int:
-        return self.answer.result.tokens[-1]
-
-    @property
     def new_tokens(self) -> int:
         """Return the number of tokens generated since the answer got this row."""
         return len(self.answer.result.tokens) - self.resumed_at
@@ -173,17 +169,16 @@ class RunningBatch(Batch):
                 failed += self._fail_answer(self._get_row(rows[int(np.argmax(lengths))]).answer, error)
         else:
             return failed
-        tokens = np.zeros(self.most, np.int64)
-        tokens[rows] = [self._get_row(at).token for at in rows]
+        answers, tokens = [self._get_row(at).answer for at in rows], np.zeros(self.most, np.int64)
+        tokens[rows] = [answer.result.tokens[-1] for answer in answers]
         if self._compact:
             scores = context.step_first(tokens[: len(rows)])
         else:
             active = np.zeros(self.most, np.bool_)
             active[rows] = True
             scores = context.step(tokens, active)
-        answers = [self._get_row(at).answer for at in rows]
-        continues = [draw_token(answer, scores[at]) for at, answer in zip(rows, answers, strict=True)]
-        self._remove_answers([answer for answer, goes_on in zip(answers, continues, strict=True) if not goes_on])
+        drawn = zip(rows, answers, strict=True)
+        self._remove_answers([answer for at, answer in drawn if not draw_token(answer, scores[at])])
         return failed + answers
 
     # -- rows
@@ -235,14 +230,13 @@ class RunningBatch(Batch):
         decoder, old = self.decoder, self._context
         if old is not None and old.capacity >= tokens:
             return old
-        context: BatchContext
+        if old is not None:
+            tokens = min(max(tokens, 2 * old.capacity), decoder.max_length)
+        context: BatchContext = decoder.new_context(self.most, decoder.compute_capacity(tokens))
         if old is None:
-            context = decoder.new_context(self.most, decoder.compute_capacity(tokens))
             # An idle row repeats its last step, so every row needs one.
             context.reset() if self._compact else context.prefill([[0]] * self.most)
         else:
-            most = min(max(tokens, 2 * old.capacity), decoder.max_length)
-            context = decoder.new_context(self.most, decoder.compute_capacity(most))
             context.copy_from(old)
             old.close()
         self._context = context

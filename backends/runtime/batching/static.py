@@ -71,4 +71,3 @@ class StaticBatch(Batch):
     def _release_context(self) -> None:
         self._rows, self._continues, self._context = [], np.zeros(0, np.bool_), None
         self._lease.close()
-        self._lease = ExitStack()

@@ -63,6 +63,7 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        bounded = f"between -{_MAX_BIAS:g} and {_MAX_BIAS:g}"
         for field in fields(self):
             if field.name != "logit_bias":
                 self._check_number(field.name, getattr(self, field.name))
@@ -71,20 +72,15 @@ class Sampling:
                 raise WeftError(f"logit_bias names {token!r}, but its keys must be token ids")
             self._check_number("logit_bias", bias)
             if abs(bias) > _MAX_BIAS:
-                raise WeftError(
-                    f"logit_bias is {bias} for token {token}, but it must be between -{_MAX_BIAS:g} and {_MAX_BIAS:g}"
-                )
+                raise WeftError(f"logit_bias is {bias} for token {token}, but it must be {bounded}")
         in_range = {
             "temperature": (self.temperature >= 0, "at least 0 (0 is greedy)"),
             "top_k": (self.top_k >= 0, "at least 0 (0 is off)"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "between 0 and 1"),
             "repetition_penalty": (self.repetition_penalty > 0, "above 0 (1 is off)"),
-            "frequency_penalty": (
-                abs(self.frequency_penalty) <= _MAX_BIAS,
-                f"between -{_MAX_BIAS:g} and {_MAX_BIAS:g}",
-            ),
-            "presence_penalty": (abs(self.presence_penalty) <= _MAX_BIAS, f"between -{_MAX_BIAS:g} and {_MAX_BIAS:g}"),
+            "frequency_penalty": (abs(self.frequency_penalty) <= _MAX_BIAS, bounded),
+            "presence_penalty": (abs(self.presence_penalty) <= _MAX_BIAS, bounded),
             "seed": (self.seed is None or self.seed >= 0, "at least 0"),
         }
         for name, (good, expected) in in_range.items():

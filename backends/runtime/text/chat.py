@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from weft.ir.errors import WeftError
 from weft.ir.storage.documents import Record, read_json, read_text
@@ -42,10 +43,8 @@ class ChatTemplate:
             raise WeftError(
                 f"{self._path}: its chat templates are {', '.join(self._templates)}, but one must be called default"
             )
-        tokens = {
-            key: get_token_text(value) for key, value in read_special_tokens(folder).items() if key.endswith("_token")
-        }
-        self._tokens = {key: text for key, text in tokens.items() if text is not None}
+        tokens = {key: get_token_text(value) for key, value in read_special_tokens(folder).items()}
+        self._tokens = {key: text for key, text in tokens.items() if key.endswith("_token") and text is not None}
 
     @property
     def source(self) -> str:
@@ -66,15 +65,13 @@ class ChatTemplate:
         if named not in self._templates:
             raise WeftError(f"{self._path}: its only chat template is for tools: pass tools, or add a default template")
         try:
-            limits = {"seconds": SECONDS, "memory": MEMORY}
-            request = json.dumps(
-                {**limits, "template": self._templates[named], "variables": context}, default=_convert_for_json
-            )
+            request = {"seconds": SECONDS, "memory": MEMORY, "template": self._templates[named], "variables": context}
+            request_json = json.dumps(request, default=_convert_for_json)
         except (TypeError, ValueError, RecursionError) as error:
             raise WeftError(f"the messages and variables of a chat must be JSON data: {error}") from error
         try:
             ask = _ask_once if self.renderer is None else self.renderer.send_request
-            status, text, words = ask(request.encode())
+            status, text, words = ask(request_json.encode())
         except (OSError, subprocess.TimeoutExpired) as error:
             raise WeftError(
                 f"{self._path}: the chat template cannot be rendered in a process of its own: {error}"
@@ -94,7 +91,7 @@ def read_special_token(folder: Path, name: str) -> str | None:
     return None
 
 
-class Renderer:
+class Renderer(AbstractContextManager["Renderer"]):
     """A worker process that renders each template in a fork with its own limits, so that Python starts only once. It is
     a context manager, and not thread-safe except for `kill`. `command` is the worker's script with its arguments; a
     script for other requests must use the protocol of `chat_worker.serve_requests`."""
@@ -102,9 +99,6 @@ class Renderer:
     def __init__(self, command: Sequence[str | Path] = (WORKER, "--serve")) -> None:
         self._command, self._killed = command, False
         self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -215,8 +209,7 @@ def _parse_templates(config: Record) -> dict[str, str]:
     if isinstance(template, list):
         return {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
     if isinstance(template, dict):
-        named: dict[str, str] = config.get("chat_template", dict[str, str])
-        return named
+        return dict(config.get("chat_template", dict[str, str]))
     return {} if template is None else {"default": config.text("chat_template")}
 
 
@@ -249,7 +242,6 @@ def _normalize_message(message: Message) -> dict[str, Any]:
 
 
 def _convert_for_json(value: Any) -> Any:
-    """Return a mapping as a dict, or a sequence as a list, for JSON. Raises TypeError for any other value."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence):

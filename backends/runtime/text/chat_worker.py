@@ -59,26 +59,19 @@ def new_environment() -> ImmutableSandboxedEnvironment:
 
 def render_template(template: str, variables: dict[str, Any]) -> dict[str, str]:
     """Render `template`; return {"text": prompt}, or {"error": a clause that continues "the chat template …"}."""
+    failure = "cannot be parsed"
     try:
         compiled = new_environment().from_string(template)
-    except MemoryError:
-        return {"error": "takes too much memory"}
-    except Exception as error:  # not only TemplateError: constants are computed here
-        return {"error": f"cannot be parsed: {_summarize(error)}"}
-    try:
+        failure = "refuses the messages"
         text = compiled.render(variables)
     except MemoryError:
         return {"error": "takes too much memory"}
-    except Exception as error:  # a template may divide by zero, index out of range or raise anything
-        return {"error": f"refuses the messages: {_summarize(error)}"}
+    except Exception as error:  # also while parsing: constants are computed then, and may divide by zero
+        kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+        return {"error": f"{failure}: {f'{kind}{error}'[:500]}"}
     if len(text) > LONGEST:
         return {"error": f"makes a prompt of {len(text)} characters, more than {LONGEST}"}
     return {"text": text}
-
-
-def _summarize(error: Exception) -> str:
-    kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"[:500]
 
 
 def limit_process(seconds: float, memory: int) -> None:

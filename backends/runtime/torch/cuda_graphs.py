@@ -105,12 +105,8 @@ class CapturedSteps:
     def launch_step(self, draws: DeviceSampler, keys: int) -> None:
         """Queue a step that attends to at most `keys` keys and then draws with `draws` the input tokens of the next
         step for active rows. At most two steps may be queued."""
-
-        def body() -> Tensor:
-            return draws(self._logits(), (self.ids, self.positions, self.active))
-
-        changed = [self.ids, self.positions, *draws.changed_tensors]
-        tokens = self._run(("drawn", draws), keys, body, changed)
+        inputs, changed = (self.ids, self.positions, self.active), [self.ids, self.positions, *draws.changed_tensors]
+        tokens = self._run(("drawn", draws), keys, lambda: draws(self._logits(), inputs), changed)
         landing = next(free for free in self._token_buffers if free not in self._pending)
         landing.start_copy(tokens)
         self._pending.append(landing)

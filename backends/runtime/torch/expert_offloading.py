@@ -92,8 +92,8 @@ class PagedExperts(ExpertStore):
         return expert
 
     def _advise(self, expert: int, advice: int) -> None:
-        """Call madvise with `advice` on the memory pages that contain only weights of the expert."""
         for weight in (stack[expert] for stack in self.stacks):
+            # Only pages without weights of other experts.
             first = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
             if end > first:
@@ -178,8 +178,7 @@ class ExpertOffload:
     def __init__(self, mixtures: dict[int, Mixture], full_moe: Callable[..., Tensor]) -> None:
         self.mixtures, self.full_moe = mixtures, full_moe
         self.counts = ExpertCounts()
-        listed = [*dict.fromkeys(mixtures.values())]
-        for mixture, following in pairwise(listed):
+        for mixture, following in pairwise(dict.fromkeys(mixtures.values())):
             mixture.next = following
 
     def moe(self, x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,19 +40,18 @@ def open_decoder(facts: FolderFacts, device: str, threads: int | None) -> OrtDec
     return model
 
 
-class _ArrayInterface:
-    """The GPU memory of a buffer as an object that PyTorch can view as a tensor (CUDA array interface, version 3)."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        kind = buffer.host.dtype.str
-        at = (buffer.address, False)
-        self.__cuda_array_interface__ = {"shape": buffer.shape, "typestr": kind, "data": at, "version": 3}
-
-
 def view_buffer(buffer: Buffer) -> Tensor:
     """Return a tensor that shares the memory of `buffer`; uint16, which numpy uses for bf16, becomes bfloat16."""
-    on_cpu = buffer.device == "cpu"
-    tensor = torch.from_numpy(buffer.host) if on_cpu else torch.as_tensor(_ArrayInterface(buffer), device=buffer.device)
+    if buffer.device == "cpu":
+        tensor = torch.from_numpy(buffer.host)
+    else:  # the CUDA array interface, version 3
+        memory = {
+            "shape": buffer.shape,
+            "typestr": buffer.host.dtype.str,
+            "data": (buffer.address, False),
+            "version": 3,
+        }
+        tensor = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=memory), device=buffer.device)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
