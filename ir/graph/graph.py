@@ -320,8 +320,8 @@ class Graph(Displayable):
         return node
 
     def copy_node(self, node: Node, mapped: dict[Value, Value], names: Sequence[str], scope: str = "") -> None:
-        """Insert a copy of `node` of another graph and map its outputs to those of the copy in `mapped`, which must
-        have the values of this graph for the operands."""
+        """Insert a copy of `node`, which belongs to another graph. `mapped` must map its operands to values of this
+        graph; its outputs are added."""
         operands = [None if v is None else mapped[v] for v in node.inputs]
         copy = self.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, scope)
         mapped.update(zip(node.outputs, copy.outputs, strict=True))

@@ -138,7 +138,7 @@ def _(n: OpCall) -> TensorType:
     cases=[case(normal(2, 3), low=-0.5, high=0.7), case(normal(4), high=0.0), case(ints(5, high=9), low=2, high=6)],
 )
 def clip(x: Array, *, low: float | None = None, high: float | None = None) -> Array:
-    """x clipped to low … high; None is no bound, and for an integer x bounds are integers."""
+    """x clipped to low … high; a bound that is None does not clip, and for an integer x bounds are integers."""
     return np.asarray(np.clip(x, low, high) if low is not None or high is not None else x, x.dtype)
 
 

@@ -258,7 +258,7 @@ def emit_noisy_logits(logits: Value, spread: Value, noise: Value) -> Value:
 
 def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups: int, k: int) -> Value:
     """Emit combine [..., experts] of two-level routing (Shazeer 2017, appendix B): the weights of the best `top_groups`
-    groups by group_logits [..., groups], times those of the best k experts in each group by logits [..., experts].
+    groups by group_logits [..., groups], times weights of the best k experts in each group by logits [..., experts].
     Adjacent experts form a group."""
     groups, shape = group_logits.width, logits.shape
     outer = route(group_logits, k=top_groups)

@@ -61,7 +61,7 @@ class Literal(Recipe):
 
 @dataclass(frozen=True)
 class Full(Recipe):
-    """A tensor filled with `value`."""
+    """A tensor of shape `dims` filled with `value`."""
 
     value: float
     dims: tuple[int, ...]
@@ -97,7 +97,7 @@ class Normal(Recipe):
 
 @dataclass(frozen=True)
 class Uniform(Recipe):
-    """Random initialization: values uniform between `low` and `high`; `seed` and `stream` are those of `Normal`."""
+    """Random initialization: values uniform between `low` and `high`, with `seed` and `stream` as in `Normal`."""
 
     dims: tuple[int, ...]
     low: float

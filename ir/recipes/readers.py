@@ -123,7 +123,7 @@ class SpilledTensors(_ExtendedReader):
 
     @classmethod
     def wrap(cls, reader: TensorReader) -> SpilledTensors:
-        """Return `reader` itself if it is a `SpilledTensors`, else a new `SpilledTensors` whose base it is."""
+        """Return `reader` itself if it is a `SpilledTensors`, else a new `SpilledTensors` with the base `reader`."""
         return reader if isinstance(reader, cls) else cls(reader)
 
     @property

@@ -51,8 +51,8 @@ def stream_rows(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
 
 
 def cast_finite(values: Array, dtype: DType, name: str) -> Array:
-    """Return `values` of the tensor `name` cast to `dtype`, contiguous; raise WeftError if a value is NaN, infinite, or
-    out of the range of `dtype`."""
+    """Return `values` of the tensor `name` cast to `dtype`, contiguous. If that is a float dtype, raise WeftError if a
+    value is NaN, infinite, or out of its range."""
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         stored = np.ascontiguousarray(values.astype(dtype.numpy, copy=False))
     if dtype.is_float:

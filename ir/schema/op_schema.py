@@ -135,14 +135,13 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register and return the function that emits the op for operands of which some are Python numbers; without
-        it numbers are errors."""
+        """Register and return the function that emits the op if an operand is a Python number; the default is an error."""
         self._numbers = fn
         return fn
 
     def names(self, fn: AnyNamesFn) -> AnyNamesFn:
-        """Register and return the function from attributes to (operand names, output names); without it the names are
-        those of the signature."""
+        """Register and return the function from attributes to (operand names, output names), for ops whose names are
+        not in their signature."""
         self._names = fn
         return fn
 

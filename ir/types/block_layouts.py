@@ -150,8 +150,8 @@ SIGNED = Packing(lambda codes: codes ^ 128, lambda raw: raw ^ 128)  # stored in 
 class BlockLayout:
     """The layout of the blocks of `dtype`: a scale, a minimum if `has_minimum`, then the codes, packed by `packing`.
 
-    A `SuperBlock` as `packing` describes the entire block instead. Unpacked codes have `code_bits` bits, or those of
-    the dtype if that is 0.
+    A `SuperBlock` as `packing` describes the entire block instead. Unpacked codes have `code_bits` bits, or, if that
+    is 0, `dtype.bits`.
 
     - scale: the dtype of scale and minimum m. With a minimum a weight is scale · code + m; the offset in the formula of
       the module is then m + scale · 2^{bits−1}.

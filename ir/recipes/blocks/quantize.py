@@ -144,7 +144,7 @@ def concat_blocks(parts: list[Blocks]) -> Blocks:
 
 
 def quantize_chunks(rows: Array, quantize: Callable[[slice], Blocks]) -> Blocks:
-    """Return the blocks of `rows`; `quantize` returns those of a slice of rows, of about `CHUNK` elements."""
+    """Return the blocks of `rows`: `quantize` is called for slices of rows of at most `CHUNK` elements, or one row."""
     step = max(1, CHUNK // max(1, int(np.prod(rows.shape[1:]))))
     return concat_blocks([quantize(slice(i, i + step)) for i in range(0, max(len(rows), 1), step)])
 

@@ -68,7 +68,8 @@ def invert_scales(scales: Array) -> Array:
 
 
 def round_to_centred_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return the codes nearest to `groups` [..., group] minus zero points, f32; `scales` and `zeros` [...]."""
+    """Return code − zero point, f32, for the codes nearest to `groups` [..., group]; `scales` and `zeros` [...]. The zero
+    point is the middle code if `zeros` is None."""
     centre = _get_centre(zeros, layout)
     codes = _round_to_float_codes(groups, scales, centre, layout)
     codes -= centre
@@ -76,7 +77,7 @@ def round_to_centred_codes(groups: Array, scales: Array, zeros: Array | None, la
 
 
 def round_to_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return the codes nearest to `groups` [..., group], u8; `scales` and `zeros` [...]."""
+    """Return the codes nearest to `groups` [..., group], u8; `scales` and `zeros` as in `round_to_centred_codes`."""
     return _round_to_float_codes(groups, scales, _get_centre(zeros, layout), layout).astype(np.uint8)
 
 
@@ -93,8 +94,8 @@ def _round_to_float_codes(groups: Array, scales: Array, centre: Array | np.float
 
 
 def quantize_with_offsets(values: Array, scales: Array, offsets: Array, layout: BlockLayout) -> Blocks:
-    """Quantize `values` [..., groups, group] to `layout` (with `sums`: offsets are codes), with scales and offsets
-    close to the given `scales` and `offsets` [..., groups]."""
+    """Return `values` [..., groups, group] quantized to `layout`, which has `sums`, with scales and offsets close to
+    `scales` and `offsets` [..., groups]. Groups without a scale, or whose codes cannot represent 0, get new ones."""
     with np.errstate(divide="ignore", invalid="ignore"):
         points = np.rint(layout.middle - offsets / scales)
     inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)

@@ -34,8 +34,9 @@ class Stored(Recipe):
     ``packed``: u8 [out, in · bits / 8]; ``points``: u8 [out, groups · bits / 8]. ``codes``: u8 [out, planes · in / 2],
     two 4-bit codes per byte, the first in the low half; ``scales``: f32 [out, planes · groups]; ``zeros``: u8 [out,
     planes · groups / 2], packed like codes. ``signed``: i8 [out, in]; ``signed_zeros``: i8 [out, groups]; ``halves``:
-    u8 [out, in / 2]; ``middles``: u8 [out, groups]. ``levels``: u8 [out, groups]; ``largest``: f16 [out, 1]. `planes`
-    is 2 for 8-bit layouts, else 1. Rows are padded to full groups.
+    u8 [out, in / 2]; ``middles``: u8 [out, groups]. ``levels``: u8 [out, groups]; ``largest``: f16 [out, 1];
+    ``every_step``: f32 [out, groups]; ``tensor_scale``: f32 [out, 1]. `planes` is 2 for 8-bit layouts, else 1. Rows are
+    padded to full groups.
     """
 
     item: Recipe
@@ -115,7 +116,8 @@ def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) 
 
 
 def unwrap_stored_blocks(recipe: Recipe) -> Recipe:
-    """Return `recipe` as files store it: each `AsStored` replaced by its tensor, and in `OnGrid` minima "numbers"."""
+    """Return `recipe` in the layouts of files: with each `AsStored` replaced by its tensor, and `OnGrid` with plain
+    minima."""
     if isinstance(recipe, AsStored):
         return recipe.item
     if isinstance(recipe, OnGrid) and recipe.minima:
