@@ -35,17 +35,16 @@ def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
 
 def hash_structure(nodes: Iterable[Node]) -> str:
     """Return a hash (16 hex digits) of the ops, attributes, types and connections of `nodes`; names do not count."""
-    order: dict[Value, str] = {}
+    labels: dict[Value, str] = {}  # values are numbered by first appearance, so that names do not count
+
+    def label(v: Value | None) -> str:
+        return "_" if v is None else labels.setdefault(v, f"{len(labels)}:{v.type}")
+
     text = []
     for node in nodes:
-        args = []
-        for v in node.inputs:
-            if v is not None and v not in order:
-                # Values are numbered by first appearance, so that names do not count.
-                order[v] = f"{len(order)}:{v.type}"
-            args.append("_" if v is None else order[v])
+        args = list(map(label, node.inputs))
         for v in node.outputs:
-            order[v] = f"{len(order)}:{v.type}"
+            label(v)
         attrs = ",".join(f"{k}={spell(a)}" for k, a in node.attrs.items())
         text.append(f"{node.op.name}({','.join(args)};{attrs})")
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]

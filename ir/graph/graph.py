@@ -59,9 +59,7 @@ class Value(Operators["Value"]):
         """Insert a node of `op` at the insertion point and return its outputs; `name` suggests one name or several."""
         full = op.check_attrs(attrs)
         types = op.types([None if v is None else v.type for v in operands], full)
-        hints = (
-            [name] * len(types) if isinstance(name, str) else list(name or op.default_output_names(len(types), full))
-        )
+        hints = [name] * len(types) if isinstance(name, str) else name or op.default_output_names(len(types), full)
         prefix = self.graph.insertion_scope
         names = [f"{prefix}.{hint}" if prefix else hint for hint in hints]
         assert isinstance(op, Op)

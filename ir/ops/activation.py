@@ -121,8 +121,7 @@ def apply_activation(x: Array, name: str) -> Array:
     if name == "identity":
         return x
     fn, attrs = _find_activation(name)
-    result: Array = fn.reference(x, **attrs)
-    return result
+    return np.asarray(fn.reference(x, **attrs))
 
 
 @op(

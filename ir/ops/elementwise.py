@@ -111,8 +111,7 @@ erf = _declare_unary("erf", "Error function 2/√π ∫₀ˣ e^(−t²) dt", _er
 
 def _sigmoid(x: Array) -> Array:
     small = np.exp(-np.abs(x))  # does not overflow
-    result: Array = np.where(x < 0, small, np.ones_like(small)) / (1 + small)
-    return result
+    return np.asarray(np.where(x < 0, small, np.ones_like(small)) / (1 + small))
 
 
 sigmoid = _declare_unary("sigmoid", "1 / (1 + e^(−x))", _sigmoid)

@@ -76,8 +76,7 @@ def compute_expert_hidden(
     if gate is None:
         return apply_activation(hidden, activation)
     gate_input = x @ gate.T + (0 if gate_bias is None else gate_bias)
-    unit: Array = glu.reference(gate_input, hidden, activation=activation, limit=limit, shift=shift)
-    return unit
+    return np.asarray(glu.reference(gate_input, hidden, activation=activation, limit=limit, shift=shift))
 
 
 @moe.infer

@@ -135,7 +135,7 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register and return the function that emits the op if an operand is a Python number; the default is an error."""
+        """Register and return the function that emits the op if an operand is a number; the default is an error."""
         self._numbers = fn
         return fn
 

@@ -75,10 +75,8 @@ def pack_pairs(codes: Array) -> Array:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
     if codes.flags.c_contiguous:
         pairs = codes.view("<u2")  # the second code of a pair is in the high byte, 4 bits from its packed position
-        joined: Array = (pairs | (pairs >> 4)).astype(np.uint8)
-        return joined
-    packed: Array = codes[..., ::2] | (codes[..., 1::2] << 4)
-    return packed
+        return np.asarray((pairs | (pairs >> 4)).astype(np.uint8))
+    return np.asarray(codes[..., ::2] | (codes[..., 1::2] << 4))
 
 
 def pack_codes(codes: Array, bits: int) -> Array:
@@ -93,8 +91,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
     per = 8 // bits
     padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], -codes.shape[-1] % per), np.uint8)], -1)
     shifted = padded.reshape(*codes.shape[:-1], -1, per) << np.arange(0, 8, bits, dtype=np.uint8)
-    packed: Array = np.bitwise_or.reduce(shifted, axis=-1)
-    return packed
+    return np.asarray(np.bitwise_or.reduce(shifted, axis=-1))
 
 
 def unpack_codes(packed: Array, bits: int, count: int) -> Array:
@@ -132,8 +129,7 @@ def unpack_words(words: Array, bits: int) -> Array:
 
 def _pack_halves(codes: Array) -> Array:
     first, second = np.split(codes, 2, -1)
-    packed: Array = first | (second << 4)
-    return packed
+    return np.asarray(first | (second << 4))
 
 
 HALVES = Packing(_pack_halves, lambda raw: np.concatenate([raw & 15, raw >> 4], -1))  # low halves first, then high ones
@@ -311,8 +307,7 @@ class BlockLayout:
         values *= blocks.scales[..., None]
         if blocks.offsets is not None:
             values += blocks.offsets[..., None]
-        weights: Array = values.reshape(*values.shape[:-2], -1)
-        return weights
+        return np.asarray(values.reshape(*values.shape[:-2], -1))
 
 
 @functools.cache
@@ -337,8 +332,7 @@ def build_offset_layout(bits: int, group: int) -> BlockLayout:
 
 def find_largest_scales(scales: Array) -> Array:
     """Return the largest scale of each row of `scales` [rows, groups], f16 [rows, 1]."""
-    largest: Array = scales.max(-1, keepdims=True).astype(LARGEST.numpy)
-    return largest
+    return np.asarray(scales.max(-1, keepdims=True).astype(LARGEST.numpy))
 
 
 def encode_scale_levels(scales: Array, largest: Array) -> Array:
@@ -350,8 +344,7 @@ def encode_scale_levels(scales: Array, largest: Array) -> Array:
 
 def decode_scale_levels(levels: Array, largest: Array) -> Array:
     """Return the scales f32 [rows, groups] that `levels` u8 represent: the inverse of `encode_scale_levels`."""
-    scales: Array = levels * (largest.astype(np.float32) / np.float32(255))
-    return scales
+    return np.asarray(levels * (largest.astype(np.float32) / np.float32(255)))
 
 
 LAYOUTS: Registry[BlockLayout] = Registry("block layout", __name__, "see docs/extending.md")  # by the name of the dtype

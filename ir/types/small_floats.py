@@ -25,8 +25,7 @@ _E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - BIAS), np.float32(np.
 def round_to_e2m1(values: Array) -> Array:
     """Return the codes u8, 0 to 15, of the E2M1 values nearest to `values`, ties to even; ±6 beyond ±6."""
     clipped = values.clip(-LARGEST_E2M1, LARGEST_E2M1)
-    codes: Array = clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(15)
-    return codes
+    return np.asarray(clipped.astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & np.uint8(15))
 
 
 def fit_power_scales(largest: Array) -> Array:
@@ -35,8 +34,7 @@ def fit_power_scales(largest: Array) -> Array:
     The exponent of 6, the largest E2M1, is 2. Groups of zeros get the smallest E8M0.
     """
     _, exponents = np.frexp(largest)  # for mantissas in [0.5, 1)
-    scales: Array = _E8M0[np.where(largest > 0, exponents - 3 + BIAS, 0).clip(0, 254)]
-    return scales
+    return np.asarray(_E8M0[np.where(largest > 0, exponents - 3 + BIAS, 0).clip(0, 254)])
 
 
 def fit_e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
@@ -44,8 +42,7 @@ def fit_e4m3_scales(largest: Array, tensor_scale: Array | np.float32) -> Array:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         exact = np.where(largest > 0, largest / LARGEST_E2M1 / tensor_scale, np.float32(0))
     clipped = exact.clip(np.where(largest > 0, SMALLEST_E4M3, np.float32(0)), LARGEST_E4M3)
-    scales: Array = clipped.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    return scales
+    return np.asarray(clipped.astype(ml_dtypes.float8_e4m3fn).astype(np.float32))
 
 
 def encode_scales(scales: Array, powers: bool, tensor_scale: Array | None = None) -> Array:
@@ -56,8 +53,7 @@ def encode_scales(scales: Array, powers: bool, tensor_scale: Array | None = None
     if tensor_scale is not None:
         with np.errstate(divide="ignore", invalid="ignore"):
             scales = np.where(scales == 0, np.float32(0), scales / tensor_scale)
-    raw: Array = scales.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    return raw
+    return np.asarray(scales.astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
 
 
 def decode_scales(raw: Array, powers: bool, tensor_scale: Array | None = None) -> Array:

@@ -36,8 +36,7 @@ def pack_fives(codes: Array) -> Array:
 def unpack_fives(raw: Array) -> Array:
     """Unpack bytes [..., 20] to 5-bit codes [..., 32]: the inverse of `pack_fives`."""
     high = np.unpackbits(raw[..., :4], axis=-1, bitorder="little")
-    codes: Array = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], -1) | (high << 4)
-    return codes
+    return np.asarray(np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], -1) | (high << 4))
 
 
 def unpack_q2_k(raw: Array) -> Groups:

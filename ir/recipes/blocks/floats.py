@@ -66,8 +66,7 @@ def _find_tile_maxima(sizes: Array) -> Array:
     *lead, rows, groups = sizes.shape
     padded = np.pad(sizes, [*((0, 0) for _ in lead), (0, -rows % TALL), (0, 0)])
     tall = padded.reshape(*lead, -1, TALL, groups).max(-2)
-    each: Array = tall.repeat(TALL, -2)[..., :rows, :]
-    return each
+    return np.asarray(tall.repeat(TALL, -2)[..., :rows, :])
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,7 @@ def fit_grids(groups: Array, layout: BlockLayout, unit: float) -> tuple[Blocks, 
 
 
 def _is_close(off: Array, allowed: Array, steps: Array) -> Array:
-    close: Array = (off <= allowed) & ((8 * off <= np.abs(steps)) | (steps == 0))
-    return close
+    return np.asarray((off <= allowed) & ((8 * off <= np.abs(steps)) | (steps == 0)))
 
 
 def _fit_steps(groups: Array, start: Array, steps: Array, layout: BlockLayout) -> tuple[Array, Array, Array, Array]:

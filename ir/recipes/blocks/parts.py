@@ -205,8 +205,7 @@ def _encode_byte_part(layout: BlockLayout, blocks: Blocks, part: str) -> Array:
         values = codes.reshape(*codes.shape[:-2], -1)
     if part == "halves":
         first, second = np.split(values, 2, -1)
-        pairs: Array = first | (second << 4)
-        return pairs
+        return np.asarray(first | (second << 4))
     return values if part == "middles" else (values - np.uint8(layout.middle)).view(np.int8)
 
 
@@ -256,5 +255,4 @@ def decode_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) ->
 
 
 def _to_unsigned(layout: BlockLayout, values: Array) -> Array:
-    codes: Array = values.astype(np.int8).view(np.uint8) + np.uint8(layout.middle)
-    return codes
+    return np.asarray(values.astype(np.int8).view(np.uint8) + np.uint8(layout.middle))

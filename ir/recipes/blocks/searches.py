@@ -112,8 +112,7 @@ def _sum_squared_errors(
     codes = round_to_centred_codes(groups, scales, zeros, layout)
     codes *= scales[..., None]
     codes -= groups
-    error: Array = (weights * np.square(codes, out=codes)).sum(-1)
-    return error
+    return np.asarray((weights * np.square(codes, out=codes)).sum(-1))
 
 
 SEARCHES: dict[str, Callable[[Array, BlockLayout], Scaling]] = {"": fit_by_range, "kquant": fit_by_squares}

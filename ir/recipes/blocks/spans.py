@@ -68,8 +68,8 @@ def invert_scales(scales: Array) -> Array:
 
 
 def round_to_centred_codes(groups: Array, scales: Array, zeros: Array | None, layout: BlockLayout) -> Array:
-    """Return code − zero point, f32, for the codes nearest to `groups` [..., group]; `scales` and `zeros` [...]. The zero
-    point is the middle code if `zeros` is None."""
+    """Return code − zero point, f32, for the codes nearest to `groups` [..., group]; `scales` and `zeros` [...]. The
+    zero point is the middle code if `zeros` is None."""
     centre = _get_centre(zeros, layout)
     codes = _round_to_float_codes(groups, scales, centre, layout)
     codes -= centre
