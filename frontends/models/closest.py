@@ -24,7 +24,7 @@ class Resemblance:
     """The degree to which a family fits a folder; a higher `score` is better, 1 is perfect.
 
     parameters: number of parameters of its model. n_matched: number of them whose tensors exist with the right shapes.
-    unread: patterns of checkpoint tensors that the family does not read. ignored: such config keys.
+    unread: patterns of checkpoint tensors that the family does not read. ignored: config keys that it does not read.
     """
 
     family: str
@@ -80,7 +80,7 @@ def _measure(family: Family, config: Config, keys: frozenset[str], reader: Tenso
 
 
 def _shorten_config(config: Config) -> dict[str, Any]:
-    """Return `config` with at most `LAYERS` layers: depths and lists with one value per layer are cut."""
+    """Return `config` with at most `LAYERS` layers, also in lists with one value per layer."""
     depths = {
         k: v for k, v in config.items() if isinstance(v, int) and re.search(r"n_layers?$|num_(hidden_)?layers$", k)
     }
@@ -90,7 +90,7 @@ def _shorten_config(config: Config) -> dict[str, Any]:
 
 
 def _find_layer(key: str) -> int:
-    """Return the first number in the tensor name `key`, which is that of its layer; 0 without one."""
+    """Return the first number in the tensor name `key`, the number of its layer; 0 if there is none."""
     match = re.search(r"\.(\d+)\.", key)
     return int(match[1]) if match else 0
 

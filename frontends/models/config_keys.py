@@ -106,7 +106,7 @@ class RecordingConfig(dict[str, Any]):
         return [value for _, value in self.items()]
 
     def items(self) -> Any:
-        """Return the items; in a nested config this records all keys as read, at the top level none."""
+        """Return the items. In a nested config this records all keys as read, at the top level none."""
         return [(key, self[key]) for key in self] if self._prefix else super().items()
 
 
@@ -243,13 +243,12 @@ def _find_facts(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]
 def _has_effect(
     config: Mapping[str, Any], path: str, value: Any, read: Callable[[Mapping[str, Any]], object], settings: object
 ) -> bool:
-    """Return whether `read` fails or does not return `settings` if `value` at `path` changes or is absent."""
+    """Return whether the settings change, or `read` fails, if `value` at `path` of `config` changes or is absent."""
     alternatives = (_ABSENT, *_vary(value))
     return any(_try_read(read, _set_value(config, path, alternative)) != settings for alternative in alternatives)
 
 
 def _set_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """Return a copy of `config` with `value` at the dotted `path`, or without that key if `value` is `_ABSENT`."""
     key, _, rest = (path, "", "") if path in config else path.partition(".")
     if rest:
         value = _set_value(config[key], rest, value)

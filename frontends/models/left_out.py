@@ -56,12 +56,12 @@ _REASONS = {
 
 
 def explain_tensor(key: str) -> str:
-    """Return the reason why no graph reads the tensor `key`, one that the family's table lists as `unused`."""
+    """Return the reason why no graph reads the tensor `key`, which matches a pattern of its table's `unused`."""
     return next((reason for reason, names in _REASONS.items() if re.fullmatch(names, key)), "of another head")
 
 
 def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield a part per outermost module with tensors in `unread` and none in `read`; layers are numbered {i}."""
+    """Yield a part for each outermost module with tensors in `unread` and none in `read`; {i} is any layer number."""
     parents = {key[:end] for key in read for end in _find_dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:
@@ -84,7 +84,7 @@ def find_unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:
 
 
 def find_unread_entries(contents: Mapping[str, Any], known_keys: Collection[str], file: str) -> Iterator[LeftOut]:
-    """Yield a part for each key of `contents` (of the file named `file`) that is not null and not in `known_keys`."""
+    """Yield a part for each key of `contents`, of the file named `file`, that is not null and not in `known_keys`."""
     for key, value in contents.items():
         if value is not None and key not in known_keys:
             yield LeftOut("key", f"{file}:{key}", f"{value!r:.60}")
@@ -111,5 +111,4 @@ def check_accepted(source: str, parts: Sequence[LeftOut], without: Collection[st
 
 
 def _find_dots(key: str) -> list[int]:
-    """Return the positions of the dots in `key`, in ascending order; each ends the name of a module."""
     return [match.start() for match in re.finditer(r"\.", key)]

@@ -31,7 +31,7 @@ class LoadedModel:
     """A graph with its weights, and the module and settings that it was built from.
 
     unread: checkpoint keys that nothing reads, except `ignored`. ignored: unread keys that match the table's patterns
-        `unused` or `idle`. idle: those of them that match `idle`.
+        `unused` or `idle`. idle: the ignored keys that match `idle`.
     left_out: unread tensors by module, unread config keys, and other parts of the source that the graph lacks.
     """
 
@@ -90,7 +90,7 @@ def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: 
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
-    """Raise WeftError if `config` has more layers than `keys` has tensors, before a rule loops over the layers."""
+    """Raise WeftError if `config` has more layers than `keys` has tensors: rules would loop over all these layers."""
     limit = MOST_LAYERS if not keys or "shared_layers" in table.settings else len(keys)
     for name in _DEPTHS:
         value = config.get(name)

@@ -88,7 +88,7 @@ def _llama(
     tie: bool = False,
     **attention: Any,
 ) -> Decoder:
-    """Return Llama with changed settings: `attention` are arguments of `Attention`, `ffn` a width or experts."""
+    """Return Llama with other settings: `attention` are arguments of `Attention`, `ffn` is a width or experts."""
     attn = Attention(heads, kv_heads, rope=rope, **attention)
     block = Block(attn, GatedMLP(ffn) if isinstance(ffn, int) else ffn, RMSNorm(eps))
     return Decoder(vocab, dim, layers, block, tie_embeddings=tie, context=context)

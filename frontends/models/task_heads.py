@@ -103,14 +103,14 @@ def read_labels(config: Config) -> int | tuple[str, ...]:
 
 
 def find_class_suffix(config: Config) -> str:
-    """Return the suffix of the config's first class after the base model's name (ForTokenClassification), or ""."""
+    """Return the end of the config's first class after the base model's name (ForTokenClassification); "" if none."""
     classes = config.get("architectures")
     match = _CLASS.search(str(classes[0])) if isinstance(classes, list) and classes else None
     return match[0] if match else ""
 
 
 def find_base_classes(config: Config) -> list[str] | None:
-    """Return `architectures` of `config` with each class replaced by its base model: BertForMaskedLM by BertModel."""
+    """Return `architectures` of `config`, each class replaced by its base model (BertForMaskedLM: BertModel)."""
     classes = config.get("architectures")
     return classes and [f"{_CLASS.sub('', str(name)).removesuffix('Model')}Model" for name in classes]
 
@@ -178,7 +178,7 @@ def extract_encoder(table: Family) -> Family:
 
 
 def write_head_config(table: Family, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config entries (class, labels, problem_type) for the head in `meta` (graph.meta); {} without one."""
+    """Return the config entries for the head in `meta` (graph.meta): class, labels, problem_type; {} if none."""
     if (task := meta.get("task")) is None:
         return {}
     suffix = next((name for name, head in table.tasks.items() if head.task == task), "")
@@ -191,7 +191,7 @@ def write_head_config(table: Family, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class that `config` names as left out, if `table` does not list it, else None.
+    """Return the head of the class that `config` names as left out; None if `table.tasks` lists it.
 
     It is also None if none of the tensors `unread_keys` can belong to a head, or if the class is a language model and
     the model outputs `logits`.

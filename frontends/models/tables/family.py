@@ -36,9 +36,10 @@ _HINTS = get_type_hints(Settings)
 
 @dataclass(frozen=True)
 class Fetch:
-    """A lookup of checkpoint tensors by a table's name, which lacks `prefix` and has {i} for the layer number `layer`.
+    """A lookup of checkpoint tensors by their names in a table, which lack `prefix` and have {i} for a layer number.
 
     keys: names of all tensors in the checkpoint. aliases: substrings of table names, each with an alternative spelling.
+    layer: the number that replaces {i}.
     """
 
     keys: frozenset[str]
@@ -91,7 +92,8 @@ def rule(read: Callable[Concatenate[Config, P], T]) -> Callable[P, Callable[[Con
 
 @dataclass(frozen=True)
 class Lookup:
-    """A rule: the value, or 1 / value if `reciprocal`, of the first key in `keys` that is not null, else `default`."""
+    """A rule: the value of the first key in `keys` that is not null, else `default`; `REQUIRED` is an error instead.
+    With `reciprocal` it is 1 / value, and null is an error."""
 
     keys: tuple[str, ...]
     default: Any = REQUIRED
@@ -106,7 +108,8 @@ class Lookup:
 
 
 def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup:
-    """Return the rule that reads the first config key of `keys` that is not null; see `Lookup`."""
+    """Return the rule that reads the first config key of `keys` that is not null, else has the value `default`.
+    Without `default`, a config without these keys is an error. `reciprocal`: the value is 1 / that of the key."""
     return Lookup(keys, default, reciprocal)
 
 
@@ -116,7 +119,7 @@ def read_required(config: Config, *names: str) -> tuple[Any, ...]:
 
 
 def set_all(value: Any, *names: str) -> dict[str, Any]:
-    """Return `value` for each of the settings `names`."""
+    """Return a dict in which each of the settings `names` has the value `value`."""
     return dict.fromkeys(names, value)
 
 
@@ -132,7 +135,7 @@ def read_nested(config: Config, outer: str, name: str, default: Any = None) -> A
 
 @rule
 def mask_layers(config: Config, make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> tuple[Any, ...]:
-    """Return the rule for a setting per layer: `make(config)` where `chosen(config)` yields True, None elsewhere."""
+    """Return `make(config)` for each layer for which `chosen(config)` yields True, None for all others."""
     selected = list(chosen(config))
     value = make(config) if any(selected) else None
     return tuple(value if is_selected else None for is_selected in selected)
@@ -214,7 +217,7 @@ class Table:
         return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
     def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
-        """Return the recipe of `parameter` for a checkpoint with tensors named `keys`; None if the table lacks it."""
+        """Return the recipe of `parameter` for a checkpoint with tensors named `keys`; None without an entry for it."""
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{i}", parameter)
         index = re.search(r"(?<=\.)\d+(?=\.)", parameter)
         stem, _, part = pattern.rpartition(".")
@@ -226,7 +229,7 @@ class Table:
         return None
 
     def to_config(self, s: Settings) -> dict[str, Any]:
-        """Return the config entries that `Lookup` rules map to the settings `s`; a truthy value of a key wins."""
+        """Return the config that `Lookup` rules map to the settings `s`; the first truthy value of a key wins."""
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):
@@ -296,7 +299,6 @@ class Families(Registry[Family]):
 
 
 def _lookup(config: Config, path: str, source: str) -> Any:
-    """Return the value of the key `path` of `config`, else the value at the dotted path `path`, else _ABSENT."""
     *outer, last = [path] if path in config else path.split(".")  # keys of GGUF files contain dots
     for name in outer:
         inner = config.get(name) or {}
@@ -307,7 +309,7 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _evaluate(name: str, rule: Any, config: Config) -> Any:
-    """Return the value that `rule` (constant or function of `config`) gives the setting `name`; check its type."""
+    """Return `rule`, or `rule(config)` if it is a function; raise WeftError unless it has the type of setting `name`."""
     value = rule(config) if callable(rule) else rule
     if not matches_type(value, _HINTS[name]):
         raise WeftError(f"{name}={quote_value(value)} must be of type {Settings.__annotations__[name]}")
@@ -334,7 +336,6 @@ def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
 
 
 def _find_error(make: Rule, config: Config) -> str | None:
-    """Return the error message of `make(config)`; None if it succeeds."""
     try:
         make(config)
     except (WeftError, *RULE_ERRORS) as e:

@@ -43,7 +43,7 @@ _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 @template
 def deinterleave_heads(fetch: Fetch, part: str, s: Settings, name: str, role: str) -> Recipe:
-    """Return a template for the projection `name` of q or k (`role`): per head, move first rows of pairs to the front.
+    """Return the projection `name` of q or k (`role`), with the first rows of a head's pairs before the second rows.
 
     In llama.cpp's row order the two rows of each rotated pair are adjacent.
     """
@@ -56,7 +56,7 @@ def deinterleave_heads(fetch: Fetch, part: str, s: Settings, name: str, role: st
 
 
 def _context(config: Config) -> Any:
-    """Return the context length: the original one with LongRoPE, which needs other frequencies beyond it."""
+    """Return the context length, with LongRoPE the original one, since other frequencies are needed beyond it."""
     return config.get("rope.scaling.original_context_length" if LONG in config else "context_length")
 
 
@@ -65,9 +65,10 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
 
 
 def find_local_layers(config: Config, every: int) -> list[bool]:
-    """Return a bool per layer: True for layers with a sliding window, False for global ones.
+    """Return for each layer whether it is local, with a sliding window; the others are global.
 
     attention.sliding_window_pattern lists them, or is a period that overrides `every`: each `every`-th layer is global.
+    Period 0 means that all layers are local.
     """
     pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
     if isinstance(pattern, list):  # it may have more entries, for layers that predict more tokens
@@ -77,14 +78,14 @@ def find_local_layers(config: Config, every: int) -> list[bool]:
 
 @rule
 def build_windows(config: Config, every: int) -> tuple[int | None, ...] | None:
-    """Return the rule for `window`: the file's window in layers of `find_local_layers`, else None; None without one."""
+    """Return the window of each layer, None for global ones (see `find_local_layers`); None without a window."""
     window = config.get("attention.sliding_window")
     return tuple(window if is_local else None for is_local in find_local_layers(config, every)) if window else None
 
 
 @rule
 def build_local_ropes(config: Config, every: int, interleaved: bool = False) -> tuple[RoPE | None, ...]:
-    """Return the rule for `rope` of models that rotate in local layers only (see `find_local_layers`)."""
+    """Return the RoPE of each layer, None for global layers (see `find_local_layers`), which are not rotated."""
     rope = replace(read_gguf_rope(config), interleaved=interleaved)
     return tuple(rope if local else None for local in find_local_layers(config, every))
 
@@ -98,7 +99,7 @@ def build_interleaved_rope(config: Config) -> RoPE:
 def build_two_ropes(config: Config, windows: Rule, near_scaled: bool, near_theta: float | None = None) -> Any:
     """Return the RoPE of each layer, or one for all if no layer is local: `windows(config)` is None.
 
-    Local layers have the base rope.freq_base_swa, by default `near_theta`, or that of other layers if it is None. The
+    The base of local layers is rope.freq_base_swa, by default `near_theta`; if that is None, the base of global layers.
     RoPE scaling applies to local layers only if `near_scaled`.
     """
     wide, local = read_gguf_rope(config), windows(config)
@@ -109,7 +110,7 @@ def build_two_ropes(config: Config, windows: Rule, near_scaled: bool, near_theta
 
 
 def find_max_kv_heads(config: Config) -> int | None:
-    """Return attention.head_count_kv, or its maximum if it is a list (layers without attention have 0)."""
+    """Return attention.head_count_kv, or its maximum if it is a list, whose entry for other layers is 0."""
     counts = config.get("attention.head_count_kv")
     return max(counts) if isinstance(counts, list) else counts
 
@@ -117,7 +118,7 @@ def find_max_kv_heads(config: Config) -> int | None:
 class _EachLayer(Lookup):
     """A rule for a setting that files state once or per layer; a list of equal values becomes that value.
 
-    Another list becomes a tuple for the feed-forward width, and stays a list, which is refused, for all other settings.
+    Another list becomes a tuple for the feed-forward width. For other settings it stays a list, which is then refused.
     """
 
     def __call__(self, config: Config) -> Any:
@@ -186,7 +187,7 @@ ENCODER: dict[str, Any] = {"kind": "encoder", "refuse": {"attention.causal": (Fa
 
 @template
 def read_or(fetch: Fetch, part: str, settings: Settings, name: str, fallback: Template) -> Recipe:
-    """Return a template that reads the tensor `name`, or applies the template `fallback` if the file lacks it."""
+    """Return the tensor `name`, or the result of `fallback` if the file lacks it."""
     return fetch(f"{name}.{part}") if fetch.has(f"{name}.{part}") else fallback(fetch, part, settings)
 
 
@@ -198,12 +199,13 @@ SEPARATE_OR_PACKED = {
 
 
 def mask_unlisted(make: Rule, list_key: str) -> Rule:
-    """Return the rule for a setting per layer: `make(config)` in layers whose index config[list_key] has, else None."""
+    """Return the rule for a setting per layer: `make(config)` in layers listed under config[list_key], else None."""
     return mask_layers(make, lambda c: (i in c[list_key] for i in range(key("block_count")(c))))
 
 
 def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` with the number and width of experts in the file; `options` are arguments of `MoE`."""
+    """Return the rule for `moe` with the number and width of experts in the file; `options` are arguments of `MoE`.
+    Layers that the file does not list under `SPARSE` have None."""
 
     def make(config: Config) -> MoE:
         shared_width = config.get("expert_shared_feed_forward_length")
@@ -236,7 +238,8 @@ def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Rou
 
 
 def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` with the file's experts and the router of `read_routing`, changed by `options`."""
+    """Return the rule for `moe` with the file's experts and the router of `read_routing`, changed by `options`.
+    Layers that the file does not list under `SPARSE` have None."""
 
     def make(config: Config) -> MoE:
         count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")
@@ -250,7 +253,7 @@ def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Ru
 
 
 def read_expert_part(part: str, kind: str) -> Template:
-    """Return a template for weight or bias (`kind`) of gate or up (`part`) of experts; a fused tensor is sliced."""
+    """Return a template for weight or bias (`kind`) of experts' gate or up (`part`), from a fused tensor if stored."""
     separate, fused = f"blk.{{i}}.ffn_{part}_exps.{kind}", f"blk.{{i}}.ffn_gate_up_exps.{kind}"
     half = slice_expert_half(fused, 0 if part == "gate" else 1)
     return lambda fetch, name, settings: half(fetch, name, settings) if fetch.has(fused) else fetch(separate)

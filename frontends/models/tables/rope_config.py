@@ -94,10 +94,10 @@ def read_rope(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 
 @rule
 def rope_with(config: Mapping[str, Any], /, *, interleaved: bool = False, **defaults: Any) -> RoPE:
-    """Return the rule `read_rope` with `defaults` for config keys that are missing or null.
+    """Return `read_rope` of `config` with `defaults` for keys that are missing or null.
 
-    `interleaved`: rotated pairs are adjacent features. With a default for partial_rotary_factor, the rule applies that
-    key. A default for rope_parameters applies only if the config has neither rope_parameters nor rope_scaling.
+    `interleaved`: rotated pairs are adjacent features. With a default for partial_rotary_factor, that key is applied. A
+    default for rope_parameters applies only if the config has neither rope_parameters nor rope_scaling.
     """
     partial = "partial_rotary_factor" in defaults
     stated = {name: value for name, value in config.items() if value is not None}
@@ -116,12 +116,12 @@ def build_ropes(
     near_scaled: bool = False,
     **defaults: Any,
 ) -> tuple[RoPE, ...]:
-    """Return the rule for `rope` per layer, for models whose local and global layers have different RoPE.
+    """Return the RoPE of each layer, for models whose local and global layers have different RoPE.
 
-    A layer is local if the rule `local` returns a window for it, not None. If rope_parameters has an entry per layer
-    type, the rule uses these; else the config's RoPE scaling applies to global layers, and to local ones if
-    `near_scaled`. `bases`: rules for the base of global and of local layers; by default the base is rope_theta.
-    `partial` as in `read_rope`; `defaults` are values for missing config keys.
+    A layer is local if `local(config)` has a window for it, not None. If rope_parameters has an entry per layer type,
+    these are used; else the config's RoPE scaling applies to global layers, and to local ones if `near_scaled`.
+    `bases`: rules for the base of global and of local layers; by default the base is rope_theta. `partial` as in
+    `read_rope`; `defaults` are values for missing config keys.
     """
     parameters, local_config = config.get("rope_parameters") or {}, {**defaults, **config}
     global_config = dict(local_config)
@@ -142,7 +142,7 @@ def build_ropes(
 def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
     """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the width of a head.
 
-    `partial`: always write partial_rotary_factor, since the family's default is not 1.
+    `partial`: partial_rotary_factor is always in them, as the family's default is not 1.
     """
     fraction = (rope.dim or head) / head
     kind = next((kind for kind, scaling in _KINDS.items() if scaling == rope.scaling), rope.scaling)
@@ -182,7 +182,6 @@ def read_context(config: Mapping[str, Any]) -> int | None:
 
 
 def _cast_like(default: Any, value: Any) -> Any:
-    """Return `value` converted to the type of `default`, or to a tuple of floats if `default` is ()."""
     return tuple(map(float, value)) if default == () else type(default)(value)
 
 
@@ -233,7 +232,7 @@ def read_gguf_rope(config: Mapping[str, Any]) -> RoPE:
 
 
 def write_gguf_rope(rope: RoPE) -> dict[str, Any]:
-    """Return keys that `read_gguf_rope` reads as `rope`, without rope.dimension_count and scalings unknown to GGUF."""
+    """Return the keys that `read_gguf_rope` reads as `rope`, without rope.dimension_count and scalings GGUF lacks."""
     settings: dict[str, Any] = {"rope.freq_base": rope.theta}
     if rope.scaling in ("linear", "yarn"):
         settings["rope.scaling.type"] = rope.scaling

@@ -198,7 +198,7 @@ class Settings:
         return values
 
     def find_first(self, name: str) -> Any:
-        """Return the first value of the setting `name` that is not None, in the order of layers; there must be one."""
+        """Return the first value of the setting `name` that is not None, in layer order; there must be one."""
         return next(value for value in _to_tuple(getattr(self, name)) if value is not None)
 
     @property
@@ -244,7 +244,7 @@ def _build_image_encoder(s: Settings) -> ImageEncoder:
         "pooler": s.image_pooler,
         "projection": None if s.image_pooler == "none" else s.projection,
         "pool_norm": None if s.final_norm else norm,
-        "pooler_block": _build_block(_layer(s, 0), norm) if s.image_pooler == "attention" else None,
+        "pooler_block": _build_block(_select_layer(s, 0), norm) if s.image_pooler == "attention" else None,
     }
     return ImageEncoder(**_select_fields(ImageEncoder, s) | arguments)
 
@@ -267,12 +267,12 @@ def _build_decoder(s: Settings, cross: bool = False) -> Decoder:
 
 
 def _select_fields(module: type, s: _Layer) -> dict[str, Any]:
-    """Return the settings in `s` whose names are fields of the dataclass `module`, as arguments for it."""
+    """Return the settings in `s` that are also fields of the dataclass `module`, as arguments for it."""
     return {f.name: getattr(s, f.name) for f in fields(module) if f.name in vars(s)}
 
 
 def _build_arguments(module: type[Decoder | Encoder], s: Settings, cross: bool = False) -> dict[str, Any]:
-    """Return arguments for `Decoder` and `Encoder`, of which both have the fields; `cross`: add cross-attention."""
+    """Return the arguments that `Decoder` and `Encoder` have in common; `cross`: add cross-attention."""
     layers, block = _build_layers(s, cross)
     embed_norm = build_norm(s) if s.embed_norm else None
     arguments = {"layers": layers, "block": block, "positions": _build_positions(s), "embed_norm": embed_norm}
@@ -287,7 +287,9 @@ def _build_layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
     norm, n_blocks = build_norm(s), s.shared_layers or s.layers
     if s.layers % n_blocks:
         raise WeftError(f"shared_layers={n_blocks} must divide layers={s.layers}")
-    blocks: list[Any] = [_layer(s, i).block or _build_block(_layer(s, i), norm, cross) for i in range(n_blocks)]
+    blocks: list[Any] = [
+        _select_layer(s, i).block or _build_block(_select_layer(s, i), norm, cross) for i in range(n_blocks)
+    ]
     if s.shared_layers:
         blocks = [Repeat(block, s.layers // n_blocks) for block in blocks]
     return (n_blocks, blocks[0]) if all(b == blocks[0] for b in blocks) else (blocks, None)
@@ -300,7 +302,6 @@ def _build_positions(s: Settings) -> LearnedPositions | Sinusoidal | None:
 
 
 def _build_block(s: _Layer, norm: Norm, cross: bool = False) -> Block:
-    """Return the block of a layer with the settings `s`; `cross`: with cross-attention to an encoder."""
     # Positions of the source differ from those of the target sequence.
     cross_settings = replace(s, rope=None, bias=None, window=None, temperature=None, mask=None, value_conv=None)
     memory = _build_attention(cross_settings, norm, CrossAttention) if cross else None
@@ -336,11 +337,9 @@ def build_norm(s: Settings) -> Norm:
     return LayerNorm(s.eps, s.norm_weight, s.norm_weight and s.norm_bias)
 
 
-def _layer(s: Settings, i: int) -> _Layer:
-    """Return the settings of layer `i`."""
+def _select_layer(s: Settings, i: int) -> _Layer:
     return replace(s, **{name: s.expand(name)[i] for name, value in vars(s).items() if isinstance(value, tuple)})
 
 
 def _to_tuple(value: Any) -> tuple[Any, ...]:
-    """Return the values of a setting as a tuple: one element for all layers, or one per layer."""
     return value if isinstance(value, tuple) else (value,)

@@ -1,6 +1,7 @@
 """Templates: functions that return the recipe of a parameter whose checkpoint tensors have another layout.
 
 A template appends a part ("weight" or "bias") to `name`. It only moves elements of tensors, scales them or adds 1.
+Functions with the decorator `template` are called with the arguments after the first three, and return a template.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .settings import Settings
 
 @template
 def transpose_linear(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for the linear layer `name` whose weight is stored [in, out] (Conv1D)."""
+    """Return the linear layer `name`, whose weight is stored [in, out] (Conv1D)."""
     weight = fetch(f"{name}.{part}")
     return Permute(weight, (1, 0)) if part == "weight" else weight
 
@@ -27,7 +28,7 @@ def transpose_linear(fetch: Fetch, part: str, settings: Settings, name: str) -> 
 def slice_qkv(
     fetch: Fetch, part: str, s: Settings, name: str, which: str, *, grouped: bool = False, transposed: bool = False
 ) -> Recipe:
-    """Return a template for the rows of q, k or v (`which`) in the fused linear layer `name`.
+    """Return the rows of q, k or v (`which`) in the fused linear layer `name`.
 
     Its outputs are all queries, then all keys, then all values; or, if `grouped`, for each key/value head its queries,
     its key and its value. `transposed`: its weight is stored [in, out].
@@ -56,7 +57,7 @@ def name_gated_mlp(prefix: str, name: str) -> dict[str, str]:
 
 @template
 def slice_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int) -> Recipe:
-    """Return a template for the first (`index` 0) or second (1) half of the rows of the fused gate and up `name`."""
+    """Return the first (`index` 0) or second (1) half of the rows of the fused gate and up `name`."""
     rows = settings.ffn
     assert isinstance(rows, int)
     return Slice(fetch(f"{name}.{part}"), 0, index * rows, (index + 1) * rows)
@@ -64,14 +65,14 @@ def slice_half(fetch: Fetch, part: str, settings: Settings, name: str, index: in
 
 @template
 def add_one(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for the norm `name` whose weight is stored minus 1 (Gemma, Nemotron)."""
+    """Return the norm `name`, whose weight is stored minus 1 (Gemma, Nemotron)."""
     stored = fetch(f"{name}.{part}")
     return Add((stored,), 1.0) if part == "weight" else stored
 
 
 @template
 def swap_halves(fetch: Fetch, part: str, s: Settings, name: str, of_keys: bool = False) -> Recipe:
-    """Return a template for queries (`of_keys`: keys) `name` with halves of heads swapped (RoPE of opposite sign)."""
+    """Return queries (`of_keys`: keys) `name` with the halves of each head swapped (RoPE of opposite sign)."""
     heads, half = (s.groups if of_keys else s.head_count), s.head_size // 2
     rest = (-1,) if part == "weight" else ()
     halves = Reshape(fetch(f"{name}.{part}"), (heads, 2, half, *rest))
@@ -100,7 +101,7 @@ def reshape_tensor(name: str, *dims: int) -> Template:
 
 @template
 def concat_heads(fetch: Fetch, part: str, settings: Settings, name: str, of_keys: bool = False) -> Recipe:
-    """Return a template that concatenates the tensors `name` of all query heads {h}, or of KV heads if `of_keys`."""
+    """Return the concatenated tensors `name` of all query heads {h}, or of KV heads if `of_keys`."""
     heads = range(settings.groups if of_keys else settings.head_count)
     return Concat(tuple(fetch(f"{name.replace('{h}', str(h))}.{part}") for h in heads))
 
@@ -119,7 +120,7 @@ def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> R
 def scale_linear(
     fetch: Fetch, part: str, settings: Settings, name: str, *multipliers: str, bias: tuple[str, ...] | None = None
 ) -> Recipe:
-    """Return a template for the linear layer `name` times the settings' `multipliers`; `bias`: those of its bias."""
+    """Return the linear layer `name` times the settings' `multipliers`; `bias`: those of its bias, if others."""
     factors = multipliers if part == "weight" or bias is None else bias
     factor = math.prod(settings.multipliers[m] for m in factors)
     tensor = fetch(f"{name}.{part}")
@@ -128,7 +129,7 @@ def scale_linear(
 
 @template
 def slice_expert_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int) -> Recipe:
-    """Return a template for gate (`index` 0) or up (1): half of axis 1 of tensor `name` [experts, 2 · hidden, …]."""
+    """Return gate (`index` 0) or up (1): half of axis 1 of tensor `name` [experts, 2 · hidden, …]."""
     hidden = find_experts(settings).hidden
     return Slice(fetch(name), 1, index * hidden, (index + 1) * hidden)
 

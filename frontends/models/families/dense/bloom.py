@@ -60,7 +60,6 @@ def _read_arrangement(config: Config) -> str:
 
 
 def _read_kv_heads(config: Config) -> Any:
-    """Return Falcon's number of KV heads: num_kv_heads in the newer architecture or without multi_query, else 1."""
     stated = config.get("num_kv_heads")
     return stated if config.get("new_decoder_architecture") or not config.get("multi_query", True) else 1
 

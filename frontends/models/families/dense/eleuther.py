@@ -17,7 +17,6 @@ from .llama import LLAMA
 
 
 def _read_windows(config: Config) -> tuple[int | None, ...]:
-    """Return GPT-Neo's window per layer: window_size in local layers, None in global layers."""
     types = config.get("attention_layers")
     if types is None:
         attention_types = config.get("attention_types") or [[["global", "local"], 12]]

@@ -20,14 +20,14 @@ _GEMMA2_WINDOWS, _GEMMA3_WINDOWS = alternate_windows(2, period=_PERIOD), alterna
 
 @rule
 def _choose_gguf_scale(config: Config, layers_of_27b: int) -> float:
-    """Return the rule for the scale of scores: 1/√head_dim, or 1/√(dim / heads) if the layers are `layers_of_27b`."""
+    """Return the scale of scores: 1/√head_dim, or 1/√(dim / heads) in the 27B model, of `layers_of_27b` layers."""
     share = key("embedding_length")(config) // key("attention.head_count")(config)
     wide = config["block_count"] == layers_of_27b
     return float((share if wide else config.get("attention.key_length", share)) ** -0.5)
 
 
 def _read_activation(config: Config) -> Any:
-    """Return the activation of a config, where gelu (in the oldest configs) means gelu_tanh."""
+    """Return the activation; gelu, the name in the oldest configs, means gelu_tanh."""
     name = key("hidden_act", default="gelu_pytorch_tanh")(config)
     return "gelu_pytorch_tanh" if name == "gelu" else name
 

@@ -11,7 +11,7 @@ from ...task_heads import GPT_HEADS
 
 
 def _read_scales(config: Config) -> Any:
-    """Return the scale of scores: None for 1/√d, 1 without scale_attn_weights, or per layer, divided by its number."""
+    """Return the scale of scores: None for 1/√d, 1 without scale_attn_weights; or one per layer i, divided by i + 1."""
     plain = (config["n_embd"] // config["n_head"]) ** -0.5 if config.get("scale_attn_weights", True) else 1.0
     if not config.get("scale_attn_by_inverse_layer_idx"):
         return None if config.get("scale_attn_weights", True) else plain

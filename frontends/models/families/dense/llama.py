@@ -56,7 +56,7 @@ LLAMA = Family(
 
 
 def pick_windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
-    """Return per layer `window` if its type is sliding_attention, else None; types: layer_types, else `types`."""
+    """Return `window` for each layer of type sliding_attention, None for others; layer_types overrides `types`."""
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
 
 
@@ -64,9 +64,10 @@ def pick_windows(config: Config, window: int | None, types: list[str]) -> tuple[
 def alternate_windows(
     config: Config, every: int, first_global: bool = False, window: int | None = 4096, period: str = ""
 ) -> tuple[int | None, ...]:
-    """Return the rule for `window`: of each `every` layers, all except the last (`first_global`: first) are local.
+    """Return the window of each layer; of each `every` layers, all except the last (`first_global`: first) are local.
 
-    Local layers have sliding_window, by default `window`. layer_types has priority; the key `period` overrides `every`.
+    Global layers have None. Local layers have sliding_window, by default `window`. The config key `period`, if given,
+    overrides `every`; layer_types overrides both.
     """
     layers = range(key("num_hidden_layers")(config))
     length = (config.get(period) if period else None) or every
@@ -76,7 +77,8 @@ def alternate_windows(
 
 
 def read_qwen_windows(config: Config) -> Any:
-    """Return Qwen's window per layer, by layer_types or max_window_layers; None without use_sliding_window."""
+    """Return the window of each Qwen layer, None for global ones; None without use_sliding_window or a window.
+    Layers of type sliding_attention are local, by default those from max_window_layers on."""
     window, layers = config.get("sliding_window", 4096), config["num_hidden_layers"]
     if not config.get("use_sliding_window") or window is None:
         return None
@@ -167,7 +169,7 @@ GRANITE = LLAMA.derive(
 
 
 def _build_smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer, None where no_rope_layers is 0; by default in each no_rope_layer_interval-th."""
+    """Return the RoPE of each layer, None where no_rope_layers is 0, by default each no_rope_layer_interval-th."""
     every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
     rope = rope_with(rope_theta=2e6)(config)

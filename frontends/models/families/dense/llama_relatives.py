@@ -18,7 +18,7 @@ from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGU
 
 @rule
 def rotate_local(config: Config, rope: Rule, local: Rule) -> tuple[RoPE | None, ...]:
-    """Return the rule for RoPE per layer: that of `rope` if `local` returns a window for the layer, else None."""
+    """Return `rope(config)` for each layer for which `local(config)` has a window, None for all others."""
     rotation = rope(config)
     return tuple(None if window is None else rotation for window in local(config))
 
@@ -39,7 +39,6 @@ def _build_llama3_defaults(theta: float, factor: float) -> dict[str, Any]:
 
 
 def _repeat_per_layer(config: Config, name: str) -> list[float]:
-    """Return the values of the key `name`, one per layer; a single number in the config counts for all layers."""
     (values,) = read_required(config, name)
     return values if isinstance(values, list) else [values] * config["block_count"]
 
@@ -152,6 +151,7 @@ def _build_mistral3_rope(config: Config) -> RoPE:
 
 
 def build_gguf_temperature(config: Config) -> Temperature | None:
+    """Return the temperature of queries that a file states; None without attention.temperature_scale."""
     scale, length = config.get("attention.temperature_scale"), "rope.scaling.original_context_length"
     return Temperature(scale, key(length, "context_length")(config)) if scale else None
 
@@ -198,7 +198,7 @@ OLMO3 = OLMO2.derive(
 
 
 def _build_hunyuan_rope(config: Config) -> RoPE:
-    """Return the RoPE; for the type dynamic with `alpha`, the base is multiplied by alpha^(d/(d − 2)), and fixed."""
+    """Return the RoPE; type dynamic with `alpha` multiplies the base by alpha^(d/(d − 2)), at all sequence lengths."""
     settings = find_rope(config)
     if settings.get("rope_type") != "dynamic" or not settings.get("alpha"):
         return read_rope(config)
@@ -270,7 +270,7 @@ IQUESTCODER = LLAMA.derive(
 
 
 def build_layer_ropes(config: Config) -> RoPE | tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer, with its base from layer_rope_theta (0 or null: None); without it, one for all."""
+    """Return the RoPE of each layer with its base in layer_rope_theta (0, null: None); without it, one for all."""
     bases = config.get("layer_rope_theta")
     if bases is None:
         return read_rope(config)

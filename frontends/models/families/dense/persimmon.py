@@ -37,7 +37,7 @@ PERSIMMON = LLAMA.derive(
 
 @template
 def _merge_device_parts(fetch: Fetch, part: str, settings: Settings, which: int) -> Recipe:
-    """Return a template for CodeGen's q (`which` 0), v (1) or k (2), stored as q, v and k of each of four devices."""
+    """Return CodeGen's q (`which` 0), v (1) or k (2); the tensor has q, v and k of each of four devices."""
     by_device = Reshape(fetch(f"h.{{i}}.attn.qkv_proj.{part}"), (4, 3, settings.dim // 4, -1))
     return Reshape(Slice(by_device, 1, which, which + 1), (settings.dim, -1))
 

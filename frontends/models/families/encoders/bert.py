@@ -62,7 +62,7 @@ BERT = Family(
 
 
 def _count_positions(config: Config) -> int:
-    """Return the number of RoBERTa's positions: table rows minus pad_token_id + 1, the unused first rows."""
+    """Return the number of RoBERTa's positions: the rows of its table, except the unused first pad_token_id + 1."""
     return int(key("max_position_embeddings")(config)) - int(key("pad_token_id", default=1)(config)) - 1
 
 

@@ -53,7 +53,7 @@ DISTILBERT = BERT.derive(
 
 @rule
 def read_embedding_width(config: Config, name: str, default: int | None) -> Any:
-    """Return the rule for the width of embeddings, in the config key `name`; None if it equals hidden_size."""
+    """Return the width of embeddings, in the config key `name`; None if it equals hidden_size."""
     width = key(name, default=default)(config)
     return None if width == key("hidden_size")(config) else width
 
@@ -273,7 +273,8 @@ def _fetch_adapter_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
 
 @template
 def _choose_norm(fetch: Fetch, part: str, settings: Settings, which: str) -> Recipe:
-    """Return a template for the norm `which` (ffn or adapter): BERT's LayerNorm, or the norm before the adapter."""
+    """Return the norm `which` (ffn or adapter): either BERT's LayerNorm, or the norm before the adapter.
+    The latter is ``adapter_norm`` in pre-norm blocks, and ``ffn_norm`` in post-norm blocks."""
     before = (which == "adapter") == (settings.arrangement == "pre")
     return _fetch_adapter_norm(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
 

@@ -16,7 +16,7 @@ from .bert_relatives import ELECTRA, read_embedding_width
 
 @template
 def _expand_grouped_conv(fetch: Fetch, part: str, settings: Settings, name: str, groups: str) -> Recipe:
-    """Return a template for a grouped convolution, stored [out, in / groups, 1], as a block-diagonal matrix [out, in].
+    """Return a grouped convolution, stored [out, in / groups, 1], as a block-diagonal matrix [out, in].
     `groups` is the config key with the number of groups; biases are unchanged."""
     stored, count = fetch(f"{name}.{part}"), settings.multipliers[groups]
     if part == "bias":
@@ -66,14 +66,14 @@ def _build_span_attention(config: Config) -> SpanConvAttention:
 
 @template
 def _squeeze_conv(fetch: Fetch, part: str, settings: Settings, name: str, taps: bool = False) -> Recipe:
-    """Return a template for a stored convolution without axes of size 1: [channels, taps] if `taps`, else [out, in]."""
+    """Return a convolution without axes of size 1: [channels, taps] if `taps`, else [out, in], a bias as [out]."""
     shape = (settings.dim, -1) if taps else (-1,) if part == "bias" else (settings.dim // 2, settings.dim)
     return Reshape(fetch(name), shape)
 
 
 @template
 def _expand_grouped_linear(fetch: Fetch, part: str, settings: Settings, name: str, down: bool) -> Recipe:
-    """Return a template for a grouped linear layer, stored [groups, in, out]; `down`: the second of a feed-forward."""
+    """Return a linear layer stored [groups, in, out] as a matrix [out, in]; `down`: the second of a feed-forward."""
     stored, groups = fetch(f"{name}.{part}"), settings.multipliers["groups"]
     if part == "bias" or groups == 1:
         return stored

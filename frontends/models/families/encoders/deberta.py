@@ -18,7 +18,7 @@ SELF = f"{LAYER}.attention.self"
 
 
 def _read_score_terms(config: Config) -> list[str]:
-    """Return the kinds of scores in addition to content-to-content: c2p, p2c, both or none."""
+    """Return the terms of scores in addition to content-to-content, c2p or p2c; raise WeftError for others."""
     stated = config.get("pos_att_type") or []
     terms = [term.strip() for term in stated.lower().split("|")] if isinstance(stated, str) else list(stated)
     is_valid = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)
@@ -108,7 +108,7 @@ DEBERTA_V2 = BERT.derive(
 
 @template
 def _unpack_qkv(fetch: Fetch, part: str, settings: Settings, which: str) -> Recipe:
-    """Return a template for `which` (q, k or v) of in_proj, fused head by head; q and v have separate biases."""
+    """Return q, k or v (`which`) of in_proj, which is fused head by head; q and v have separate biases."""
     weight = slice_qkv(f"{SELF}.in_proj", which, grouped=True)
     return weight(fetch, part, settings) if part == "weight" else fetch(f"{SELF}.{which}_bias")
 

@@ -22,7 +22,7 @@ from .bert import BERT, LAYER, ROBERTA
 
 @rule
 def _halve_windows(config: Config, layers: str) -> tuple[int, ...]:
-    """Return the rule for `window`: half of attention_window (one number, or one per layer) on each side.
+    """Return the window of each layer: half of attention_window (a number, or one per layer), plus the token itself.
     `layers` is the config key with the number of layers."""
     windows = config.get("attention_window", 512)
     return tuple(w // 2 + 1 for w in (windows if isinstance(windows, list) else [windows] * key(layers)(config)))
@@ -69,7 +69,7 @@ GLOBAL = "transient-global"
 
 @template
 def _fetch_encoder_attention(fetch: Fetch, part: str, settings: Settings, name: str, layer: str = "{i}") -> Recipe:
-    """Return a template for tensor `name` of the attention in encoder layer `layer`, under its class's name."""
+    """Return tensor `name` of the attention in encoder layer `layer`, whose names contain the attention's class."""
     kind = "LocalSelfAttention" if settings.mixer is None else "TransientGlobalSelfAttention"
     return fetch(f"encoder.block.{layer}.layer.0.{kind}.{name}.{part}")
 

@@ -16,7 +16,7 @@ from .bert import BERT
 
 @template
 def _stack_tokens(fetch: Fetch, part: str, settings: Settings, *names: str) -> Recipe:
-    """Return a template for learned tokens [n, dim]; each of the n `names` is stored as [1, 1, dim]."""
+    """Return learned tokens [n, dim]; each of the n `names` is stored as [1, 1, dim]."""
     tokens = tuple(Reshape(fetch(name), (1, settings.dim)) for name in names)
     return Concat(tokens) if len(tokens) > 1 else tokens[0]
 
@@ -112,7 +112,7 @@ def _read_dinov2_ffn(config: Config) -> int:
 
 @template
 def _slice_dinov2_up(fetch: Fetch, part: str, s: Settings, index: int) -> Recipe:
-    """Return a template for gate (`index` 0) or up (1) of a fused SwiGLU; without a gate, for fc1."""
+    """Return gate (`index` 0) or up (1) of a fused SwiGLU; without a gate, fc1."""
     if not s.gated:
         return fetch(f"{_LAYER}.mlp.fc1.{part}")
     rows = s.ffn
@@ -213,7 +213,7 @@ CLIP_VISION = VIT.derive(
 
 @template
 def _slice_qkv(fetch: Fetch, part: str, settings: Settings, which: int) -> Recipe:
-    """Return a template for q (`which` 0), k (1) or v (2) of the fused projection in SigLIP's pooler."""
+    """Return q (`which` 0), k (1) or v (2) of the fused projection in SigLIP's pooler."""
     rows = settings.dim
     return Slice(fetch(f"head.attention.in_proj_{part}"), 0, which * rows, (which + 1) * rows)
 

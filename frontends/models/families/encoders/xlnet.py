@@ -22,7 +22,7 @@ _ATTENTION = f"{_LAYER}.rel_attn"
 
 @template
 def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = True) -> Recipe:
-    """Return a template for a linear layer stored [in, heads, d], or without `transpose` (``o``) [out, heads, d]."""
+    """Return a linear layer stored [in, heads, d], or without `transpose` [out, heads, d], as a matrix [out, in]."""
     matrix = Reshape(fetch(f"{_ATTENTION}.{name}"), (settings.dim, -1))
     return Permute(matrix, (1, 0)) if transpose else matrix
 

@@ -244,7 +244,7 @@ def _build_granite_moe(config: Config) -> Any:
 
 @template
 def _slice_shared_expert(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
-    """Return a template for gate (`index` 0) or up (1) of the shared expert, which are stored in one tensor."""
+    """Return gate (`index` 0) or up (1) of the shared expert, which are stored in one tensor."""
     shared = find_experts(settings).shared
     assert isinstance(shared, GatedMLP)
     rows = shared.hidden

@@ -30,7 +30,7 @@ def find_latent_attention(settings: Settings) -> MLA:
 
 @template
 def slice_head_rows(fetch: Fetch, part: str, settings: Settings, name: str, which: str) -> Recipe:
-    """Return a template for the rows of k or v (`which`) in tensor `name`, which has for each head k, then v."""
+    """Return the rows of k or v (`which`) in tensor `name`, which has k, then v for each head."""
     mla = find_latent_attention(settings)
     keys, keys_and_values = mla.head_dim, mla.head_dim + mla.v_head_dim
     start, stop = (0, keys) if which == "k" else (keys, keys_and_values)
@@ -65,6 +65,7 @@ def _compute_scale(config: Config) -> float | None:
 
 
 def build_mla(config: Config) -> MLA:
+    """Return the latent attention of a config with DeepSeek's keys."""
     names = ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     heads, rank, plain, rotary, value = read_required(config, *names)
     rope, scale = _build_rope(config), _compute_scale(config)
@@ -73,8 +74,8 @@ def build_mla(config: Config) -> MLA:
 
 @rule
 def find_sparse_layers(config: Config, first_dense: int | None) -> Iterator[bool]:
-    """Return the function that yields for each layer of a config whether it has experts: by mlp_layer_types, else all
-    layers after the dense ones, whose number is by default `first_dense`; if that is None, no layer is dense."""
+    """Return for each layer whether it has experts: by mlp_layer_types, else if it is after the dense layers.
+    Their number is first_k_dense_replace or num_dense_layers, by default `first_dense`; None means that no layer is dense."""
     layers = range(key("num_hidden_layers")(config))
     types = config.get("mlp_layer_types")
     if first_dense is None or types:
@@ -118,8 +119,8 @@ def make_v3_router(
     top_groups: int = 4,
     factor: str = "routed_scaling_factor",
 ) -> Router:
-    """Return the rule for DeepSeek-V3's sigmoid router with a selection bias; the arguments are defaults.
-    `factor` is the config key of the scale."""
+    """Return DeepSeek-V3's sigmoid router with a selection bias. The arguments are defaults of config keys, except
+    `factor`, which is the key of the scale."""
     return Router(
         scoring="sigmoid",
         correction=True,
@@ -132,7 +133,7 @@ def make_v3_router(
 
 @template
 def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = False) -> Recipe:
-    """Return a template for a linear layer stored per head as [rows, rank], or if `transpose` as [rank, rows]."""
+    """Return a linear layer stored per head as [rows, rank], or if `transpose` as [rank, rows]."""
     mla = find_latent_attention(settings)
     stored, rows = fetch(f"{name}.{part}"), mla.head_dim if transpose else mla.v_head_dim
     return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))

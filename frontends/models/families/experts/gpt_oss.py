@@ -20,7 +20,8 @@ _EXPERTS = "layers.{i}.mlp.experts"
 
 @template
 def _slice_interleaved(fetch: Fetch, part: str, settings: Settings, name: str, offset: int) -> Recipe:
-    """Return a template for gate (`offset` 0) or up (1), interleaved in [experts, dim, 2 · hidden] (biases: no dim)."""
+    """Return gate (`offset` 0) or up (1), interleaved in tensor `name` [experts, dim, 2 · hidden], as
+    [experts, hidden, dim]; for a bias [experts, 2 · hidden], as [experts, hidden]."""
     weight, last = fetch(name), 1 if part.endswith("bias") else 2
     mine = Slice(weight, last, offset, 2 * find_experts(settings).hidden, 2)
     return mine if last == 1 else Permute(mine, (0, 2, 1))

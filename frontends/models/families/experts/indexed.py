@@ -34,7 +34,7 @@ def read_index_types(config: Config) -> list[str]:
 
 
 def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
-    """Return `plain` for each layer, with `index` if its `has_index` is true, else with the selection before it."""
+    """Return `plain` for each layer: with `index` if its `has_index` is true, else with an earlier selection."""
     keeping = replace(plain, index=index, keep_index="index")
     return tuple(
         replace(plain, share_index="index") if not has else keeping if not following else replace(plain, index=index)
@@ -44,7 +44,7 @@ def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -
 
 @rule
 def make_index_rule(config: Config, heads: int, interleaved: bool) -> tuple[MLA, LightningIndex]:
-    """Return the rule for latent attention and its index; `heads`: default number, `interleaved`: of its RoPE."""
+    """Return latent attention and its index; defaults: the index's number of `heads`, and `interleaved` of its RoPE."""
     plain = build_mla({**config, "rope_interleave": True})
     if plain.q_rank is None or plain.rope is None:
         raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")

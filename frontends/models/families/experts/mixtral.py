@@ -20,7 +20,7 @@ from ..dense.llama import GRANITE, GRANITE_GGUF, LLAMA, LLAMA_GGUF, MISTRAL, QWE
 
 @template
 def stack_experts(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for a weight [experts, out, in], stored as the tensor `name` per expert, {e} in `name`."""
+    """Return a weight [experts, out, in], stored as one tensor per expert: `name`.weight, where {e} is its number."""
     moe = find_experts(settings)
     rows = (moe.latent or settings.dim) if part == "down" else moe.hidden
     weights = (fetch(f"{name.replace('{e}', str(e))}.weight") for e in range(moe.experts))
@@ -30,7 +30,7 @@ def stack_experts(fetch: Fetch, part: str, settings: Settings, name: str) -> Rec
 def map_expert_names(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
     """Return the names of the experts' weights under `at`, the path of the mixture in the model.
 
-    Below `prefix`, checkpoints have tensors `gate`, `up` and `down` per expert, or in transformers' layout two for all.
+    Below `prefix`, checkpoints have tensors `gate`, `up` and `down` per expert, or transformers' two tensors for all.
     """
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
@@ -59,7 +59,8 @@ def read_activation(config: Config) -> str:
 
 @rule
 def _make_moe_rule(config: Config, /, *hidden: str, renormalize: bool | None = None, **options: Any) -> MoE:
-    """Return the rule for `moe` whose width is the first present config key of `hidden`; `options` as in `MoE`."""
+    """Return experts whose width is the first present config key of `hidden`; `options` are arguments of `MoE`.
+    `renormalize` None means the key norm_topk_prob, by default False."""
     count, k = key("num_experts", "num_local_experts")(config), key("num_experts_per_tok")(config)
     norm = config.get("norm_topk_prob", False) if renormalize is None else renormalize
     return MoE(count, key(*hidden)(config), k, read_activation(config), **options, router=Router(renormalize=norm))

@@ -70,7 +70,7 @@ def _build_llama4_moe(config: Config) -> MoE:
 
 @template
 def _transpose_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int | None) -> Recipe:
-    """Return a template for half `index` of axis 2 (None: all) of tensor `name` [experts, in, out], transposed."""
+    """Return half `index` of axis 2 (None: all) of tensor `name` [experts, in, out], as [experts, out, in]."""
     hidden, stored = find_experts(settings).hidden, fetch(name)
     if index is not None:
         stored = Slice(stored, 2, index * hidden, (index + 1) * hidden)
@@ -145,7 +145,7 @@ def _build_dbrx_moe(config: Config) -> MoE:
 
 @template
 def _split_experts(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = False) -> Recipe:
-    """Return a template for all experts' rows as [experts, hidden, dim], or if `transpose` [experts, dim, hidden]."""
+    """Return all experts' rows as [experts, hidden, dim], or if `transpose` as [experts, dim, hidden]."""
     moe = find_experts(settings)
     rows = Reshape(fetch(name), (moe.experts, moe.hidden, -1))
     return Permute(rows, (0, 2, 1)) if transpose else rows
@@ -243,7 +243,7 @@ def _build_jet_moe(config: Config) -> MoE:
 
 @template
 def _order_by_head(fetch: Fetch, part: str, settings: Settings, name: str, rows: bool) -> Recipe:
-    """Return a template that orders the `rows` (or columns) of all experts by KV head: head 0 of every expert first."""
+    """Return the `rows` (or columns) of all experts, ordered by KV head: head 0 of every expert first."""
     mixer: MixtureOfAttention = settings.mixer
     experts, heads, d = mixer.experts, mixer.kv_heads, mixer.head_dim
     if rows:
@@ -255,7 +255,7 @@ def _order_by_head(fetch: Fetch, part: str, settings: Settings, name: str, rows:
 
 @template
 def _slice_kv(fetch: Fetch, part: str, settings: Settings, index: int) -> Recipe:
-    """Return a template for keys (`index` 0) or values (1) of JetMoE's fused linear layer."""
+    """Return keys (`index` 0) or values (1) of JetMoE's fused linear layer."""
     rows = settings.mixer.kv_heads * settings.mixer.head_dim
     return Slice(fetch("layers.{i}.self_attention.kv_proj.weight"), 0, index * rows, (index + 1) * rows)
 
@@ -289,7 +289,7 @@ JETMOE = LLAMA.derive(
 
 @template
 def _scale_latent(fetch: Fetch, part: str, settings: Settings, name: str, rank: str) -> Recipe:
-    """Return a template for weight `name` times √(dim / r), r the field `rank` of latent attention (LongCat)."""
+    """Return the layer `name` times √(dim / r), where r is the field `rank` of the latent attention (LongCat)."""
     return Scale(fetch(f"{name}.{part}"), math.sqrt(settings.dim / getattr(find_latent_attention(settings), rank)))
 
 

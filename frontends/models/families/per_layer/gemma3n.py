@@ -87,7 +87,7 @@ def _build_gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
 
 @template
 def _unstack_matrix(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for the matrix of stream {i}, which tensor `name` stores in a stack of all streams."""
+    """Return the matrix of stream {i}, which tensor `name` stores in a stack of all streams."""
     i = int(fetch.layer)
     return Reshape(Slice(fetch(f"{name}.{part}"), 0, i, i + 1), (settings.dim, settings.dim))
 

@@ -298,7 +298,7 @@ _EXPERTS = "layers.{i}.mixer.experts"
 
 @template
 def _fetch_nemotron_experts(fetch: Fetch, name: str, settings: Settings, part: str) -> Recipe:
-    """Return a template for the weights `part` (up or down) of all experts, stored in one tensor or per expert."""
+    """Return the weights `part` (up or down) of all experts, stored in one tensor or per expert."""
     separate = stack_experts(f"{_EXPERTS}.{{e}}.{part}_proj")
     stacked_name = f"{_EXPERTS}.{part}_proj"
     return fetch(stacked_name) if fetch.has(stacked_name) else separate(fetch, name, settings)

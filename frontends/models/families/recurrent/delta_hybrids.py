@@ -32,6 +32,7 @@ def _count_channels(settings: Settings) -> int:
 
 
 def build_delta_rule(config: Config, groups: int = 16, heads: int = 32, **options: Any) -> GatedDeltaNet:
+    """Return the delta rule of a config; `groups`, `heads` are defaults, `options` arguments of `GatedDeltaNet`."""
     return GatedDeltaNet(
         config.get("linear_num_value_heads") or heads,
         config.get("linear_key_head_dim") or 128,
@@ -64,13 +65,13 @@ GDN: Names = {
 
 @template
 def _concat_qkv(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template that concatenates the tensors of q, k and v, whose names are `name` with {x} replaced."""
+    """Return the concatenated tensors of q, k and v, whose names are `name` with {x} replaced by the letter."""
     return Concat(tuple(fetch(f"{name.replace('{x}', x)}.{part}") for x in "qkv"))
 
 
 @template
 def _concat_taps(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for convolutions [channels, width], stored [channels, 1, width] fused, or for q, k and v."""
+    """Return the kernels [channels, width] of q, k and v, stored [channels, 1, width] in one tensor or in three."""
     each = _concat_qkv(name)
     fused_name = name.replace("{x}_", "")
     stored = fetch(f"{fused_name}.{part}") if fetch.has(f"{fused_name}.{part}") else each(fetch, part, settings)

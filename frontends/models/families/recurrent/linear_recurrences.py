@@ -60,7 +60,7 @@ def _build_minimax_blocks(config: Config) -> tuple[NormedResidual, ...]:
 
 @template
 def _fetch_minimax_qkv(fetch: Fetch, part: str, s: Settings, which: str) -> Recipe:
-    """Return a template for q, k or v (`which`): a separate tensor, or in lightning attention rows of one, by head."""
+    """Return q, k or v (`which`): a separate tensor, or in lightning attention rows of one tensor, by head."""
     if not isinstance(s.block[int(fetch.layer)].attn, LightningAttention):
         return fetch(f"layers.{{i}}.self_attn.{which}_proj.{part}")
     heads, index = s.head_count, "qkv".index(which)
@@ -110,7 +110,7 @@ def _round_to_bfloat16(number: float) -> float:
 
 @template
 def _reshape_block_diagonal(fetch: Fetch, part: str, s: Settings, name: str) -> Recipe:
-    """Return a template for a block-diagonal matrix [width, width/heads] stored [heads, in, out], or its bias."""
+    """Return a block-diagonal matrix [width, width/heads], stored [heads, in, out], or its bias [width]."""
     unit = next(mixer for mixer in s.mixer if mixer is not None)
     stored = fetch(f"{name}_{part}")
     if part == "bias":

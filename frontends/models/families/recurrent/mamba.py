@@ -102,7 +102,7 @@ def _build_mamba2(config: Config) -> Mamba2:
 
 @template
 def convert_rates(fetch: Fetch, part: str, settings: Settings, *dims: int) -> Recipe:
-    """Return a template for a_log, reshaped to `dims` if given, from A = −e^a_log, which GGUF files store."""
+    """Return a_log, reshaped to `dims` if given, from A = −e^a_log, which GGUF files store."""
     stored = fetch("blk.{i}.ssm_a")
     return Map(Map(Reshape(stored, dims) if dims else stored, "neg"), "log")
 
@@ -135,6 +135,7 @@ def _make_gguf_mamba_rule(normed: bool = False) -> Rule:
 
 
 def build_gguf_mamba2(config: Config) -> Mamba2:
+    """Return the state space that a file states."""
     names = (f"ssm.{n}" for n in ("inner_size", "time_step_rank", "state_size", "group_count", "conv_kernel"))
     inner, heads, state, groups, conv = read_required(config, *names)
     norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config))
@@ -213,7 +214,7 @@ def _build_hybrid_mamba2(config: Config, eps: float) -> Mamba2:
 
 @rule
 def _select_periodic(config: Config, kind: str, period: int, offset: int) -> tuple[bool, ...]:
-    """Return the rule for which layers are of `kind`: those at `offset` in each `period`; the config overrides both."""
+    """Return for each layer whether it is of `kind`: the layer `offset` of each `period`; config keys override both."""
     step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)
     return tuple(i % step == first for i in range(key("num_hidden_layers")(config)))
 

@@ -26,16 +26,16 @@ def _build_qwen_mixers(config: Config) -> tuple[GatedDeltaNet | None, ...]:
 
 @template
 def _slice_per_head(fetch: Fetch, part: str, s: Settings, name: str, index: int) -> Recipe:
-    """Return a template for q (`index` 0) or the gate (1) of linear layer `name`, which has both per head, q first."""
+    """Return q (`index` 0) or the gate (1) of linear layer `name`, which has both per head, q first."""
     by_head = Reshape(fetch(f"{name}.{part}"), (s.head_count, 2, s.head_size, -1))
     return Reshape(Slice(by_head, 1, index, index + 1), (s.head_count * s.head_size, -1))
 
 
 @template
 def _slice_per_group(fetch: Fetch, part: str, settings: Settings, name: str, *which: int, of: int) -> Recipe:
-    """Return a template for the parts `which` of linear layer `name`, whose rows are all parts of group 0, then 1, ….
+    """Return the parts `which` of linear layer `name`, concatenated; its rows are all parts of group 0, then of 1, ….
 
-    The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2. Selected parts are concatenated.
+    The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2.
     """
     delta = find_delta_rule(settings)
     groups = delta.groups or delta.heads
@@ -98,7 +98,7 @@ def _reorder_by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
 
 @template
 def _reorder_rows(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for linear layer `name`, with its rows, which belong to value heads, reordered by group."""
+    """Return linear layer `name`, whose rows belong to value heads, with the heads ordered by group."""
     delta, stored = find_delta_rule(settings), fetch(f"{name}.{part}")
     rows = delta.widths[1] if name.endswith("gate") else delta.heads
     return _reorder_by_group(stored, settings, rows)
@@ -106,7 +106,7 @@ def _reorder_rows(fetch: Fetch, part: str, settings: Settings, name: str) -> Rec
 
 @template
 def _reorder_value_rows(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for layer `name`, whose rows are q and k (unchanged), then value heads (reordered by group)."""
+    """Return layer `name`, whose rows are q and k, then value heads, with the value heads ordered by group."""
     (keys, values), stored = find_delta_rule(settings).widths, fetch(f"{name}.{part}")
     mine = _reorder_by_group(Slice(stored, 0, 2 * keys, 2 * keys + values), settings, values)
     return Concat((Slice(stored, 0, 0, 2 * keys), mine))
@@ -114,7 +114,7 @@ def _reorder_value_rows(fetch: Fetch, part: str, settings: Settings, name: str) 
 
 @template
 def _reorder_columns(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for linear layer `name`, with its columns, which belong to value heads, reordered by group."""
+    """Return linear layer `name`, whose columns belong to value heads, with the heads ordered by group."""
     delta = find_delta_rule(settings)
     groups = delta.groups or delta.heads
     by_group = Reshape(fetch(f"{name}.{part}"), (settings.dim, delta.heads // groups, groups, -1))
@@ -122,7 +122,7 @@ def _reorder_columns(fetch: Fetch, part: str, settings: Settings, name: str) -> 
 
 
 def _reorder_vector(template: Template) -> Template:
-    """Return a template for the vector of `template`, one element per value head, reordered by group."""
+    """Return a template for the vector of `template`, an element per value head, with the heads ordered by group."""
     return lambda fetch, part, settings: Reshape(_reorder_by_group(template(fetch, part, settings), settings, 1), (-1,))
 
 
@@ -150,7 +150,7 @@ _GATE = "layers.{i}.attn.gate"
 def _pick_gate(
     fetch: Fetch, part: str, settings: Settings, of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj"
 ) -> Recipe:
-    """Return a template for a layer's gate: `of_delta` if it has the delta rule, else half of attention's `queries`."""
+    """Return a layer's gate: `of_delta` if it has the delta rule, else half of attention's `queries`."""
     of_heads = _slice_per_head(queries, 1)
     mine = of_heads if settings.mixer[int(fetch.layer)] is None else of_delta
     return mine(fetch, part, settings)

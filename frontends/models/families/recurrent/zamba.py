@@ -73,8 +73,8 @@ def _adapt(
     half: int | None = None,
     block: str = "shared_transformer",
 ) -> Recipe:
-    """Return a template for the weight `name` of the hybrid layer's `block`, which several layers share.
-    The layer's low-rank `adapter` is added if stored. With `half`, only half 0 (gate) or 1 (up) of the rows is used."""
+    """Return the weight `name` of the hybrid layer's `block`, which several layers share.
+    The layer's low-rank `adapter` is added if stored. `half` 0 (gate) or 1 (up) selects one half of the rows."""
     layers = _list_hybrid_layers(settings)
     turn = layers.index(int(fetch.layer))
     # Without tied embeddings transformers does not share blocks either: every layer has one.
@@ -94,7 +94,7 @@ def _adapt(
 def _choose_by_layer(
     fetch: Fetch, part: str, settings: Settings, plain: str | Template, hybrid: str | Template
 ) -> Recipe:
-    """Return a template (or name) that is `hybrid` in hybrid layers and `plain` in all other layers."""
+    """Return `hybrid` in hybrid layers and `plain` in all other layers; each is a name or a template."""
     entry = hybrid if settings.block[int(fetch.layer)].attn is not None else plain
     return fetch(f"{entry}.{part}") if isinstance(entry, str) else entry(fetch, part, settings)
 
@@ -207,7 +207,7 @@ def _split_alternating_rows(fetch: Fetch, part: str, settings: Settings) -> Reci
 
 @template
 def _slice_head(fetch: Fetch, part: str, settings: Settings, name: str, head: int) -> Recipe:
-    """Return a template for the part of `head` in tensor `name` [heads, ...], in the shape that `Mamba` needs."""
+    """Return the part of `head` in tensor `name` [heads, ...], in the shape that `Mamba` needs."""
     mamba = settings.block[0].mamba
     at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
     part_of_head, channels = Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1), mamba.inner // mamba.heads

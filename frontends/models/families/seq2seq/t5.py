@@ -38,7 +38,7 @@ def _map_names(part: str, ffn: int) -> Names:
 
 @template
 def _fetch_up(fetch: Fetch, part: str, settings: Settings, name: str) -> Recipe:
-    """Return a template for ``up`` of feed-forward `name`: wi_1 with a gate, else wi."""
+    """Return ``up`` of feed-forward `name`: wi_1 with a gate, else wi."""
     return fetch(f"{name}.{'wi_1' if settings.gated else 'wi'}.{part}")
 
 
