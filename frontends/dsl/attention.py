@@ -290,7 +290,6 @@ class Attention:
         return ops.conv1d(v, weight, padding=(taps // 2, taps // 2), groups=v.width, name="convolved")
 
     def _apply_gate(self, y: Value, x: Value, kind: Gate) -> Value:
-        """Return y [batch, seq, heads·d] times the gate of `kind`, computed from x [batch, seq, dim]."""
         gate = GATES[kind.activation](linear(x, self.heads if kind.by_head else y.width, "gate"))
         if not kind.by_head:
             return ops.mul(y, gate, name="gated")
@@ -301,8 +300,8 @@ class Attention:
         return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
 
     def _project_qkv(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
-        """Return q [batch, seq, heads·d] of x, and k and v [batch, keys, kv_heads·d] of `source`, or the stored k and v
-        with `share_kv`; q and k normalized and rotated, v normalized."""
+        """Return q [batch, seq, heads·d] of x, and k and v [batch, keys, kv_heads·d] of `source`, normalized; q and k
+        are also rotated. With `share_kv`, k and v are the stored ones."""
         kv, has_own_kv = self.groups, self.share_kv is None
         projected = {"q": self._project(x, self.heads * d, "q")}
         if has_own_kv:

@@ -42,8 +42,11 @@ STD = 0.02  # default of `normal`
 
 @dataclass
 class _Frame:
-    """A running call of `module` in the scope `name`: by id, the path of each module in its fields, such as "layers.3"
-    (`children`), and each module created during the call, with its name (`inline`)."""
+    """A running call of `module` in the scope `name`.
+
+    children: the path of each module in its fields, such as "layers.3", by the module's id.
+    inline: each module that was created during the call, and its name, by the module's id.
+    """
 
     module: Any
     name: str
@@ -82,7 +85,7 @@ def get_builder() -> _Builder:
 
 @contextlib.contextmanager
 def building(graph: Graph, seed: int = 0) -> Iterator[Graph]:
-    """Yield `graph`, into which module calls inside the block emit; `seed` is that of random initial parameters.
+    """Yield `graph`, into which module calls inside the block emit; `seed` seeds random initial parameters.
     At the end of the block, the sums of contributed values become further outputs (see `contribute`)."""
     builder = _Builder(graph, seed, [_Frame(None, "", {})], {})
     token = _CURRENT.set(builder)
@@ -101,7 +104,7 @@ def trace(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int
 
 
 def trace_as(model: Callable[..., Any], inputs: Mapping[str, TensorType], seed: int, name: str, output: str) -> Graph:
-    """Return the graph of `model` as `trace` does; `output` is the name of a single value that `model` returns."""
+    """Return the graph of `model` as `trace` does; a single value that `model` returns becomes the output `output`."""
     with building(Graph(name), seed) as graph:
         outputs = named(model, "")(*[graph.add_input(n, t) for n, t in inputs.items()])
         for called, value in (outputs if isinstance(outputs, dict) else {output: outputs}).items():
@@ -228,7 +231,7 @@ def _describe_location(builder: _Builder) -> str:
 
 
 def format_module(module: Any) -> str:
-    """Return the Python call that creates `module`, without fields at their defaults, and lists as [Block(…)] * 6."""
+    """Return the Python call that creates `module`, without fields at their defaults; a list may be [Block(…)] * 6."""
     fields = [(f.name, getattr(module, f.name)) for f in order_fields(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_format_field(value)}' for name, value in fields)})"
 
@@ -272,7 +275,8 @@ def _choose_name(module: Any, builder: _Builder) -> str:
 
 
 def named(module: Callable[P, R], name: str) -> Callable[P, R]:
-    """Return `module` as a function that runs as `name` ("": in the caller's scope): ``named(self.norm, "n")(x)``."""
+    """Return a function that calls `module` in the scope `name`, as in ``named(self.norm, "n")(x)``; "" is the
+    caller's."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
@@ -368,7 +372,8 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
 
 
 def constant_param(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
-    """Return an f32 parameter with the values of `recipe`: one with an equal recipe, else a new `name` in no scope."""
+    """Return an f32 parameter with the values of `recipe`: an existing one with an equal recipe, else a new `name`.
+    The new name has no scope."""
     graph = get_builder().graph
     for existing in graph.params.values():
         if existing.recipe == recipe:

@@ -81,7 +81,7 @@ class MLA:
         return linear(y, x.width, "o")
 
     def _compute_index_bias(self, x: Value, source: Value) -> Value | None:
-        """Return the bias [batch, 1, seq, seq] that masks unselected keys, own or shared; None without an index."""
+        """Return the bias [batch, 1, seq, seq] that masks keys: of this layer's index, or a stored one; else None."""
         if self.share_index is not None:
             return kept(self.share_index)[0]
         bias = None if self.index is None else self.index(x, source)
@@ -90,7 +90,7 @@ class MLA:
         return bias
 
     def _project_queries(self, x: Value) -> tuple[Value, Value]:
-        """Return the queries' parts [batch, seq, heads·head_dim] and, to be rotated, [batch, seq, heads·rope_dim]."""
+        """Return two parts of queries before rotation: [batch, seq, heads·head_dim], [batch, seq, heads·rope_dim]."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
@@ -359,11 +359,8 @@ class SpanConvAttention:
         return linear(y, width, "span", bias=True)
 
     def _gather_neighbours(self, x: Value, taps: Value) -> Value:
-        """Return the windows of `conv` tokens centred on each token of x, [batch, seq, conv, width], zero past the
-        ends.
-
-        `taps` is 0, …, conv − 1.
-        """
+        """Return the windows [batch, seq, conv, width] of `conv` tokens centred on each token of x, 0 past the ends.
+        `taps` is 0, …, conv − 1."""
         zeros = _emit_zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)
         return ops.gather(padded, ops.add(ops.unsqueeze(first, axes=(1,)), ops.unsqueeze(taps, axes=(0,))), axis=1)

@@ -26,7 +26,6 @@ IDS = TensorType(dtypes.i64, (sizes.sym("batch"), sizes.sym("seq")))
 
 
 def _check_settings(model: Decoder | Encoder) -> None:
-    """Raise WeftError if settings of `model` contradict each other."""
     need_int(model, "vocab", "dim", "context")
     check_layers(model)
     need_finite(model, "embed_scale")
@@ -79,7 +78,8 @@ def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | No
 
 @contextlib.contextmanager
 def provide_positions(x: Value) -> Iterator[None]:
-    """Provide the positions 0, 1, … of the tokens of x [batch, seq, ...] to modules called inside the block."""
+    """Provide the positions 0, 1, … of the tokens of x [batch, seq, ...] to modules called inside the block.
+    Afterwards, positions that no module reads are erased from the graph."""
     indices = ops.iota(x, axis=1, name="position_index")
     row = ops.unsqueeze(indices, axes=(0,), name="position_row")
     consecutive = ops.expand(row, shape=x.shape[:2], name="position_ids")

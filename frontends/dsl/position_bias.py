@@ -98,10 +98,8 @@ class RelativeTable:
         need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return the table and its row index per query and key, for x [batch, seq, dim].
-
-        ``relative_table`` is [2·span, dim], ``relative_rows`` [1, seq, seq].
-        """
+        """Return ``relative_table`` [2·span, dim], and its row for each query and key, ``relative_rows`` [1, seq,
+        seq]."""
         row = provided("position_row")
         if row is None:
             raise WeftError("a table of relative positions belongs in an Encoder")
@@ -140,11 +138,9 @@ class SinusoidalDistances:
         need_int(self, "clamp")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return the table and its row index per query and key, for x [batch, seq, dim].
-
-        ``relative_table`` is [2·seq, dim], with rows for the distances 0, 1, …, then 0, −1, …; ``relative_rows`` is
-        [1, seq, seq]. A distance is the query's position minus the key's.
-        """
+        """Return ``relative_table`` [2·seq, dim] with rows for the distances 0, 1, …, then 0, −1, …, and
+        ``relative_rows`` [1, seq, seq], the row for each query and key. A distance is the query's position minus the
+        key's."""
         row = provided("position_row")
         if row is None or x.width % 2:
             raise WeftError(f"sinusoidal distances belong in an Encoder of even width; this width is {x.width}")
@@ -231,10 +227,8 @@ class TransientGlobals:
         }
 
     def _index_blocks(self, row: Value, shown: Value) -> Value:
-        """Return the block index [batch, seq] of each position in `row` [1, seq], as defined in the class.
-
-        It is −1 for padding (`shown` [batch, seq] is false), and for all tokens of a sequence without a complete block.
-        """
+        """Return the block index [batch, seq] of each position in `row` [1, seq], as defined in the class. It is −1 for
+        padding, where `shown` [batch, seq] is false, and for all tokens of a sequence without a complete block."""
         width = fill_like(row, self.block)
         ends_block = ops.logical_and(ops.equal(ops.mod(row, width), fill_like(row, self.block - 1)), shown)
         complete_blocks = ops.sum(ops.cast(ends_block, to=dtypes.i64), axes=(1,), keepdims=True, name="whole_blocks")

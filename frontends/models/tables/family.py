@@ -309,7 +309,7 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _evaluate(name: str, rule: Any, config: Config) -> Any:
-    """Return `rule`, or `rule(config)` if it is a function; raise WeftError unless it has the type of setting `name`."""
+    """Return `rule`, or `rule(config)` if it is a function; raise WeftError if the setting `name` has another type."""
     value = rule(config) if callable(rule) else rule
     if not matches_type(value, _HINTS[name]):
         raise WeftError(f"{name}={quote_value(value)} must be of type {Settings.__annotations__[name]}")

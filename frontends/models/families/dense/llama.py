@@ -56,7 +56,7 @@ LLAMA = Family(
 
 
 def pick_windows(config: Config, window: int | None, types: list[str]) -> tuple[int | None, ...]:
-    """Return `window` for each layer of type sliding_attention, None for others; layer_types overrides `types`."""
+    """Return `window` for each layer of type sliding_attention, else None. The key layer_types overrides `types`."""
     return tuple(window if t == "sliding_attention" else None for t in config.get("layer_types") or types)
 
 
@@ -169,7 +169,7 @@ GRANITE = LLAMA.derive(
 
 
 def _build_smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer, None where no_rope_layers is 0, by default each no_rope_layer_interval-th."""
+    """Return the RoPE of each layer; None where no_rope_layers, by default by no_rope_layer_interval, is 0."""
     every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
     rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
     rope = rope_with(rope_theta=2e6)(config)

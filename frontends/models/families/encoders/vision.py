@@ -100,7 +100,7 @@ IJEPA = VIT.derive(
 
 
 def _apply_layer_scale(name: str, scale: str) -> Template:
-    """Return a template for layer `name`, the last of a sublayer, times the layer `scale` (Touvron 2021)."""
+    """Return a template for layer `name`, the last of a sublayer, times the stored layer `scale` (Touvron 2021)."""
     factor = f"{_LAYER}.{scale}.lambda1"
     return lambda fetch, part, settings: Scale(fetch(f"{name}.{part}"), fetch(factor))
 

@@ -74,8 +74,8 @@ def build_mla(config: Config) -> MLA:
 
 @rule
 def find_sparse_layers(config: Config, first_dense: int | None) -> Iterator[bool]:
-    """Return for each layer whether it has experts: by mlp_layer_types, else if it is after the dense layers.
-    Their number is first_k_dense_replace or num_dense_layers, by default `first_dense`; None means that no layer is dense."""
+    """Return for each layer whether it has experts: by mlp_layer_types, else if it is after the dense layers. Their
+    number is first_k_dense_replace or num_dense_layers, by default `first_dense`; None means that no layer is dense."""
     layers = range(key("num_hidden_layers")(config))
     types = config.get("mlp_layer_types")
     if first_dense is None or types:

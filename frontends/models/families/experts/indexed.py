@@ -44,7 +44,8 @@ def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -
 
 @rule
 def make_index_rule(config: Config, heads: int, interleaved: bool) -> tuple[MLA, LightningIndex]:
-    """Return latent attention and its index; defaults: the index's number of `heads`, and `interleaved` of its RoPE."""
+    """Return latent attention and its index, by default with `heads` heads. `interleaved` is the order of features in
+    the RoPE of the index."""
     plain = build_mla({**config, "rope_interleave": True})
     if plain.q_rank is None or plain.rope is None:
         raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")

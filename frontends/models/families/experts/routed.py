@@ -22,7 +22,8 @@ from .mixtral import MIXTRAL, map_expert_names, read_activation
 
 
 def _find_rotary_layers(config: Config) -> list[Any]:
-    """Return a list with a nonzero number for each layer with RoPE: no_rope_layers, despite the key's name."""
+    """Return a number per layer, 0 without RoPE: no_rope_layers, whose name says the opposite, or by default 0 for
+    each no_rope_layer_interval-th layer."""
     every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
     return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
 
