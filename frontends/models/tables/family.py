@@ -48,7 +48,8 @@ class Fetch:
     layer: str
 
     def __call__(self, name: str) -> Recipe:
-        """Return the recipe that reads the tensor `name`; if the checkpoint lacks it, under its expected name."""
+        """Return the recipe that reads the tensor `name`, in the spelling that the checkpoint has, else in the usual
+        one."""
         spellings = self._list_spellings(name)
         # Errors and exports use this name if the checkpoint has no spelling of it.
         default = spellings[0 if name.startswith(_OUTSIDE) else 1]
@@ -175,9 +176,9 @@ class Table:
     def derive(self, *model_types: str, defaults: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> Self:
         """Return a copy of this table for `model_types`, with `changes` of settings or fields, by name.
 
-        `defaults` are other default values of config keys that inherited `Lookup` rules read. A field that is a mapping
-        is extended (the value None removes an entry); any other field is replaced. The copy does not inherit the fields
-        `transformers`, `gguf` and `loader`.
+        `defaults` maps config keys to other defaults, for inherited settings that `key` reads. A field that is a
+        mapping is extended (the value None removes an entry); any other field is replaced. The copy does not inherit
+        the fields `transformers`, `gguf` and `loader`.
         """
         settings = {
             name: replace(rule, default=defaults.get(rule.keys[0], rule.default)) if isinstance(rule, Lookup) else rule

@@ -26,10 +26,6 @@ def _reshape_positions(fetch: Fetch, part: str, s: Settings) -> Recipe:
     return Reshape(fetch("embeddings.position_embeddings"), (rows, s.dim))
 
 
-def _reshape_registers(fetch: Fetch, part: str, s: Settings) -> Recipe:
-    return Reshape(fetch("embeddings.register_tokens"), (s.registers, s.dim))
-
-
 def _read_image_size(config: Config) -> int:
     """Return the side length of images in pixels; raise ValueError if they are not square."""
     size = key("image_size", default=224)(config)
@@ -148,7 +144,7 @@ DINOV2 = VIT.derive(
 )
 DINOV2_REGISTERS = DINOV2.derive(
     "dinov2_with_registers",
-    names={"registers": _reshape_registers},
+    names={"registers": lambda fetch, part, s: Reshape(fetch("embeddings.register_tokens"), (s.registers, s.dim))},
     prefix="dinov2_with_registers.",
     tasks={"ForImageClassification": replace(_PARTS, skip=lambda c: 1 + key("num_register_tokens", default=4)(c))},
     registers=key("num_register_tokens", default=4),

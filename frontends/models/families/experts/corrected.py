@@ -308,15 +308,11 @@ def _build_softmax_router(config: Config) -> Router:
     return replace(make_v3_router(scale=1.0, groups=1, top_groups=1)(config), scoring="softmax", correction=False)
 
 
-def _build_mistral4_mla(config: Config) -> MLA:
-    return replace(build_mla(config), temperature=build_llama4_temperature(config))
-
-
 MISTRAL4 = DEEPSEEK_V2.derive(
     "mistral4",
     ffn_bias=False,
     refuse={"norm_topk_prob": None, "topk_method": None, "scoring_func": None},
-    mixer=_build_mistral4_mla,
+    mixer=lambda c: replace(build_mla(c), temperature=build_llama4_temperature(c)),
     moe=make_moe_rule(_build_softmax_router, first_dense=0),
     gguf=DEEPSEEK_GGUF.derive(
         "mistral4",

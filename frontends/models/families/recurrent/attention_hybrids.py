@@ -29,10 +29,6 @@ def _find_lfm2_convs(config: Config) -> Iterator[bool]:
     return (kind == "conv" for kind in config.get("layer_types") or plain)
 
 
-def _build_short_conv(config: Config) -> ShortConv:
-    return ShortConv(config.get("conv_L_cache", 3), config.get("conv_bias", False))
-
-
 def _read_lfm2_width(config: Config) -> int:
     """Return the width of feed-forwards: with block_auto_adjust_ff_dim 2/3 of the stated one, scaled and rounded up."""
     width = int(key("block_ff_dim", "intermediate_size")(config))
@@ -104,7 +100,7 @@ LFM2 = LLAMA.derive(
     qk_norm="head",
     tie=key("tie_embedding", "tie_word_embeddings", default=True),
     rope=rope_with(rope_theta=1e6),
-    mixer=mask_layers(_build_short_conv, _find_lfm2_convs),
+    mixer=mask_layers(lambda c: ShortConv(c.get("conv_L_cache", 3), c.get("conv_bias", False)), _find_lfm2_convs),
     gguf=_LFM2_GGUF,
 )
 LFM2_MOE = LFM2.derive(

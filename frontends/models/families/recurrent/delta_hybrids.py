@@ -26,7 +26,6 @@ def find_delta_rule(settings: Settings) -> GatedDeltaNet:
 
 
 def _count_channels(settings: Settings) -> int:
-    """Return the number of channels of the convolution over q, k and v."""
     keys, values = find_delta_rule(settings).widths
     return 2 * keys + values
 

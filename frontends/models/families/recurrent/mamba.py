@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from weft.ir.recipes import Map, Recipe, Reshape
 
-from ....dsl import Mamba, Mamba2, MoE, RMSNorm, RoPE, Router
+from ....dsl import Mamba, Mamba2, MoE, RMSNorm, Router
 from ...tables import gguf
 from ...tables.family import (
     BIASES,
@@ -49,7 +49,6 @@ def reshape_conv(name: str, channels: Callable[[Settings], int] = _count_channel
 
 
 def _map_names(at: str) -> Names:
-    """Return the parameter names that Mamba and Mamba-2 layers share; `at` is the module's name in checkpoints."""
     return {
         **{f"layers.{{i}}.attn.{n}": f"{at}.{n}_proj" for n in ("in", "x", "dt", "out")},
         "layers.{i}.attn.conv.weight": reshape_conv(f"{at}.conv1d.weight"),
@@ -123,7 +122,7 @@ HEADED_STATES: Names = {
 
 
 def _make_gguf_mamba_rule(normed: bool = False) -> Rule:
-    """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed` or the file's ssm.dt_b_c_rms."""
+    """Return the rule for `mixer` of Mamba; step, B and C are normalized if `normed` or ssm.dt_b_c_rms is true."""
 
     def make(config: Config) -> Mamba:
         norm = RMSNorm(key("attention.layer_norm_rms_epsilon")(config), weight=normed)
@@ -273,10 +272,6 @@ def _find_granite_mamba_layers(config: Config) -> Iterator[bool]:
     return (kind in ("mamba", "linear_attention") for kind in types)
 
 
-def _build_granite_rope(config: Config) -> RoPE | None:
-    return read_rope(config) if config.get("position_embedding_type") == "rope" else None
-
-
 def _map_shared_expert(at: str) -> Names:
     gate_up = split_gate_up(at, "layers.{i}.shared_mlp.input_linear")
     return {**gate_up, f"{at}.down": "layers.{i}.shared_mlp.output_linear"}
@@ -292,7 +287,7 @@ GRANITE_HYBRID = GRANITE_MOE.derive(
     },
     refuse=_PLAIN,
     ffn=key("shared_intermediate_size"),
-    rope=_build_granite_rope,
+    rope=lambda c: read_rope(c) if c.get("position_embedding_type") == "rope" else None,
     mixer=mask_layers(lambda c: _build_hybrid_mamba2(c, eps=1e-6), _find_granite_mamba_layers),
     moe=build_granite_experts,
     gguf=GRANITE_GGUF.derive(

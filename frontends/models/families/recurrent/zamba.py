@@ -59,7 +59,6 @@ def _build_blocks(config: Config) -> tuple[MemoryBlock, ...]:
 
 
 def _list_hybrid_layers(settings: Settings) -> list[int]:
-    """Return the indices of the hybrid layers, which a transformer block feeds."""
     return [i for i, block in enumerate(settings.block) if block.attn is not None]
 
 

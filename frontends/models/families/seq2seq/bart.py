@@ -137,7 +137,6 @@ BLENDERBOT_SMALL = BART.derive(
 
 
 def _read_first_position(config: Config) -> int:
-    """Return the position of the first token, pad_token_id + 1."""
     return int(key("pad_token_id", default=1)(config)) + 1
 
 

@@ -25,10 +25,6 @@ def _build_sparse_layers(config: Config, layers: int, sparse: int) -> tuple[MoE 
     return tuple(moe if step == 1 or i % step == 1 else None for i in range(layers))
 
 
-def _build_encoder_experts(config: Config) -> tuple[MoE | None, ...]:
-    return _build_sparse_layers(config, key("num_layers")(config), config.get("num_sparse_encoder_layers", 3))
-
-
 def _read_decoder(config: Config) -> dict[str, object]:
     layers = key("num_decoder_layers", "num_layers")(config)
     return {"layers": layers, "moe": _build_sparse_layers(config, layers, config.get("num_sparse_decoder_layers", 3))}
@@ -53,6 +49,6 @@ SWITCH = T5.derive(
     refuse={"dense_act_fn": (*ACTIVATIONS, None), "feed_forward_proj": ("relu", None)},
     activation=key("dense_act_fn", default="relu"),
     gated=False,
-    moe=_build_encoder_experts,
+    moe=lambda c: _build_sparse_layers(c, key("num_layers")(c), c.get("num_sparse_encoder_layers", 3)),
     decoder=_read_decoder,
 )

@@ -18,7 +18,7 @@ from ..dense.gemma import GEMMA2
 
 
 def _map_names(part: str, ffn: int) -> Names:
-    """Return the checkpoint names of `part` (encoder or decoder); `ffn`: index of its feed-forward sublayer."""
+    """Return the checkpoint names of `part` (encoder or decoder); `ffn` is the index of its feed-forward sublayer."""
     block = f"{part}.block.{{i}}.layer"
     names: Names = {
         f"{part}.position_bias": f"{part}.block.0.layer.0.SelfAttention.relative_attention_bias",
