@@ -13,6 +13,7 @@ from weft.ir.recipes.readers import TensorReader
 
 from .config_keys import RecordingConfig, explain, normalize_config
 from .families import FAMILIES
+from .left_out import summarize
 from .loading import build_from_table
 from .tables.family import Config, Family
 
@@ -38,9 +39,9 @@ class Resemblance:
         is_complete = self.n_matched == self.parameters
         parts = ["all of its parameters" if is_complete else f"{self.n_matched} of its {self.parameters} parameters"]
         if self.unread:
-            parts.append(f"not read: {_list_some(self.unread)}")
+            parts.append(f"not read: {summarize(self.unread, 4)}")
         if self.ignored:
-            parts.append(f"keys it does not read: {_list_some(self.ignored)}")
+            parts.append(f"keys it does not read: {summarize(self.ignored, 4)}")
         return f"{self.family} ({'; '.join(parts)})"
 
 
@@ -97,7 +98,3 @@ def _find_layer(key: str) -> int:
 
 def _mask_index(key: str) -> str:
     return re.sub(r"\.\d+\.", ".{i}.", key)
-
-
-def _list_some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -213,7 +213,7 @@ def find_unread_keys(
         for path, value in iter_leaves(resolved, recorded.read):
             for alternative in (_ABSENT,) if not isinstance(value, bool) else (_ABSENT, not value):
                 variant = RecordingConfig(_set_value(resolved, path, alternative))
-                _try_read(read, variant)
+                try_read(read, variant)
                 unused = {path: value for path, value in unused.items() if path not in variant.read}
     yield from (Unread(path, value) for path, value in unused.items())
 
@@ -245,7 +245,7 @@ def _has_effect(
 ) -> bool:
     """Return whether the settings change, or `read` fails, if `value` at `path` of `config` changes or is absent."""
     alternatives = (_ABSENT, *_vary(value))
-    return any(_try_read(read, _set_value(config, path, alternative)) != settings for alternative in alternatives)
+    return any(try_read(read, _set_value(config, path, alternative)) != settings for alternative in alternatives)
 
 
 def _set_value(config: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -266,8 +266,12 @@ def _vary(value: Any) -> tuple[Any, ...]:
     return (f"{value}?",) if isinstance(value, str) else ()
 
 
-def _try_read(read: Callable[[Mapping[str, Any]], object], config: Mapping[str, Any]) -> object:
+RULE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # raised by invalid values in rules
+
+
+def try_read(read: Callable[[Mapping[str, Any]], object], config: Mapping[str, Any]) -> object:
+    """Return `read(config)`, or the error that it raises: a WeftError or one of `RULE_ERRORS`."""
     try:
         return read(config)
-    except (WeftError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as e:
+    except (WeftError, *RULE_ERRORS) as e:
         return e

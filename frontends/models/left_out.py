@@ -71,9 +71,9 @@ def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterato
         yield LeftOut("tensors", module, "" if keys == [module] else summarize(keys))
 
 
-def summarize(keys: Sequence[str]) -> str:
-    """Return the first two of `keys`, and the number of the remaining ones, as in "a, b and 3 more"."""
-    return ", ".join(keys[:2]) + (f" and {len(keys) - 2} more" if len(keys) > 2 else "")
+def summarize(keys: Sequence[str], most: int = 2) -> str:
+    """Return the first `most` of `keys`, and the number of the remaining ones, as in "a, b and 3 more"."""
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
 
 
 def find_unread_settings(unread: Iterable[Unread]) -> Iterator[LeftOut]:

@@ -14,9 +14,9 @@ from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import stream_rows
 from weft.ir.storage.documents import quote_value
 
-from .config_keys import find_unread_keys
+from .config_keys import RULE_ERRORS, find_unread_keys
 from .left_out import LeftOut, find_unread_modules, find_unread_settings
-from .tables.family import RULE_ERRORS, Config, Model, Table, blame_keys
+from .tables.family import Config, Model, Table, blame_keys
 from .tables.settings import Settings, build
 
 _DEPTHS = (  # config keys that count layers

@@ -16,7 +16,7 @@ from weft.ir.registry import Registry
 from weft.ir.storage.documents import matches_type, quote_value
 
 from ...dsl import AudioEncoder, Decoder, Encoder, EncoderDecoder, ImageEncoder
-from ..config_keys import normalize_config
+from ..config_keys import RULE_ERRORS, normalize_config, try_read
 from .settings import Settings
 
 Config = Mapping[str, Any]
@@ -30,7 +30,6 @@ _OUTSIDE = (  # name prefixes of tensors that are not in the base model, so they
     *("text_projection", "visual_projection"),
 )
 _ABSENT = object()
-RULE_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # raised by invalid values in rules
 _HINTS = get_type_hints(Settings)
 
 
@@ -330,15 +329,7 @@ def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
             variant = {**config, name: value + 1} if str(value) in numbers else config
         else:
             variant = {n: v for n, v in config.items() if n != name}
-        if variant is not config and _find_error(make, variant) != str(e):
+        if variant is not config and str(try_read(make, variant)) != str(e):
             culprits.append(name)
     values = (f"{k}={reprlib.repr(config[k])}" for k in culprits)
     return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))
-
-
-def _find_error(make: Rule, config: Config) -> str | None:
-    try:
-        make(config)
-    except (WeftError, *RULE_ERRORS) as e:
-        return str(e)
-    return None

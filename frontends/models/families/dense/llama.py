@@ -168,25 +168,31 @@ GRANITE = LLAMA.derive(
 )
 
 
-def _build_smollm3_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer; None where no_rope_layers, by default by no_rope_layer_interval, is 0."""
-    every, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
-    rotary = config.get("no_rope_layers") or [(i + 1) % every for i in range(layers)]
-    rope = rope_with(rope_theta=2e6)(config)
-    return tuple(rope if r else None for r in rotary)
+def find_rotary_layers(config: Config) -> list[Any]:
+    """Return a number per layer, 0 without RoPE: no_rope_layers, whose name says the opposite, or by default 0 for
+    each no_rope_layer_interval-th layer."""
+    every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
+    return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
+
+
+@rule
+def rotate_listed(config: Config, /, **options: Any) -> tuple[RoPE | None, ...]:
+    """Return the RoPE of each layer of `find_rotary_layers`, None for others; `options` are those of `rope_with`."""
+    rope = rope_with(**options)(config)
+    return tuple(rope if rotary else None for rotary in find_rotary_layers(config))
 
 
 def _read_smollm3_windows(config: Config) -> tuple[int | None, ...] | None:
     if not config.get("use_sliding_window"):
         return None
-    types = ["full_attention" if rope else "sliding_attention" for rope in _build_smollm3_ropes(config)]
+    types = ["full_attention" if rope else "sliding_attention" for rope in find_rotary_layers(config)]
     return pick_windows(config, config.get("sliding_window"), types)
 
 
 SMOLLM3 = LLAMA.derive(
     "smollm3",
     defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
-    rope=_build_smollm3_ropes,
+    rope=rotate_listed(rope_theta=2e6),
     window=_read_smollm3_windows,
     transformers="SmolLM3ForCausalLM",
     gguf=LLAMA_GGUF.derive(

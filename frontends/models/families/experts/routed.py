@@ -4,50 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from weft.ir.recipes import Permute, Recipe, Reshape, Scale, Slice
 
 from ....dsl import GatedMLP, Mask, MixtureOfAttention, MoE, RMSNorm, RoPE, Router, ShortcutBlock, Temperature
 from ...tables import gguf
 from ...tables.family import Config, Fetch, Template, key, mask_layers, read_nested, read_required, set_all, template
-from ...tables.rope_config import find_rope, read_rope, rope_with
+from ...tables.rope_config import find_rope, read_rope
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import find_experts, name_gated_mlp, slice_expert_half, split_qkv
-from ..dense.llama import LLAMA
+from ..dense.llama import LLAMA, find_rotary_layers, rotate_listed
 from .deepseek import DEEPSEEK_V3, build_mla, find_latent_attention, name_latent_attention
 from .mixtral import MIXTRAL, map_expert_names, read_activation
 
 # -- Llama 4
 
 
-def _find_rotary_layers(config: Config) -> list[Any]:
-    """Return a number per layer, 0 without RoPE: no_rope_layers, whose name says the opposite, or by default 0 for
-    each no_rope_layer_interval-th layer."""
-    every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
-    return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
-
-
 def _build_chunk_masks(config: Config) -> tuple[Mask | None, ...]:
-    types = config.get("layer_types") or ["chunked_attention" if r else "full" for r in _find_rotary_layers(config)]
+    types = config.get("layer_types") or ["chunked_attention" if r else "full" for r in find_rotary_layers(config)]
     chunked = Mask(pattern="chunked", stride=config.get("attention_chunk_size") or 8192)
     return tuple(chunked if kind == "chunked_attention" else None for kind in types)
 
 
-def _build_llama4_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    rope = rope_with(rope_theta=5e5, interleaved=True)(config)
-    return tuple(rope if r else None for r in _find_rotary_layers(config))
-
-
 def _read_llama4_qk_norms(config: Config) -> tuple[str, ...]:
     used = config.get("use_qk_norm", True)
-    return tuple("head" if r and used else "none" for r in _find_rotary_layers(config))
+    return tuple("head" if r and used else "none" for r in find_rotary_layers(config))
 
 
 def _build_llama4_temperatures(config: Config) -> tuple[Temperature | None, ...]:
     tuned = config.get("attn_temperature_tuning", True)
     grown = Temperature(config.get("attn_scale", 0.1), config.get("floor_scale", 8192), offset=1)
-    return tuple(None if r or not tuned else grown for r in _find_rotary_layers(config))
+    return tuple(None if r or not tuned else grown for r in find_rotary_layers(config))
 
 
 def _find_llama4_sparse_layers(config: Config) -> list[bool]:
@@ -109,7 +96,7 @@ LLAMA4 = LLAMA.derive(
     defaults={"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
     ffn=key("intermediate_size_mlp", default=16384),
     ffn_bias=False,
-    rope=_build_llama4_ropes,
+    rope=rotate_listed(rope_theta=5e5, interleaved=True),
     qk_norm=_read_llama4_qk_norms,
     qk_norm_last=True,
     qk_norm_weight=False,
