@@ -32,9 +32,7 @@ class Projection:
 
     @property
     def x(self) -> Value:
-        x = self.node.inputs[0]
-        assert x is not None
-        return x
+        return self.node.required_operand("x")
 
     def has_same_input(self, other: Projection) -> bool:
         """Return whether both projections have the same input, op and attributes (such as those of a fused norm)."""
@@ -133,8 +131,7 @@ class FeedForward:
     @property
     def params(self) -> tuple[Param, ...]:
         """All weights and biases, each once."""
-        params = (p for part in self.parts for p in part.params if p is not None)
-        return tuple(dict.fromkeys(params))
+        return tuple(dict.fromkeys(p for part in self.parts for p in part.params if p is not None))
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -153,9 +150,7 @@ def find_projection(value: Value) -> Projection | None:
         if x is None or not is_feature_split(node):
             return None
         start, node = sum(node.attrs["sizes"][: value.index]), x.producer
-    if node is None or node.op not in (ops.linear, ops.norm_linear):
-        return None
-    if not are_params(node.inputs[1:]):
+    if node is None or node.op not in (ops.linear, ops.norm_linear) or not are_params(node.inputs[1:]):
         return None
     return Projection(node, value, start, start + value.width)
 
@@ -187,7 +182,8 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
     if name is not None and x is not None:
         return name, x, (node,)
     inner = x.producer if x is not None else None
-    if inner is not None and inner.op is ops.relu and (node.op is ops.square or _is_square(node)):
+    is_square = node.op is ops.square or (node.op is ops.mul and x is node.inputs[1])
+    if inner is not None and inner.op is ops.relu and is_square:
         before = inner.inputs[0]
         return None if before is None or not is_only_reader(inner.output, node) else ("relu2", before, (node, inner))
     if node.op is not ops.mul:
@@ -205,10 +201,6 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
         if scaled.inputs[0] is a and scaled.attrs["plus"] == 0:
             return f"swish({scaled.attrs['by']})", a, (node, sigmoid, scaled)
     return None
-
-
-def _is_square(node: Node) -> bool:
-    return node.op is ops.mul and node.inputs[0] is node.inputs[1]
 
 
 def match_gate(node: Node) -> GatedUnit | str | None:
@@ -243,14 +235,14 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
     inside = [node, *nodes]
     shift, limit = 0.0, None
     if up.producer is not None and up.producer.op is ops.affine and up.producer.attrs["by"] == 1:
-        shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], _get_first_operand(up.producer)
+        shift, inside, up = up.producer.attrs["plus"], [*inside, up.producer], up.producer.required_operand("x")
     clips = [v.producer for v in (gate, up) if v.producer is not None and v.producer.op is ops.clip]
     if clips:
         high = clips[-1].attrs["high"]
         if high is None or [(c.attrs["low"], c.attrs["high"]) for c in clips] != [(None, high), (-high, high)]:
             return f"its clamps are not gate ≤ limit and |up| ≤ limit (%{clips[0].output.name})"
         limit, inside = high, [*inside, *clips]
-        gate, up = (_get_first_operand(c) for c in clips)
+        gate, up = (c.required_operand("x") for c in clips)
     projections = find_projection(gate), find_projection(up)
     if projections[0] is None:
         return None
@@ -260,12 +252,6 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
         if any(n not in inside for n in inner.output.users) or inner.output.is_output:
             return f"%{inner.output.name} is also read elsewhere"
     return GatedUnit(gate, up, name, limit, shift, tuple(inside))
-
-
-def _get_first_operand(node: Node) -> Value:
-    x = node.inputs[0]
-    assert x is not None
-    return x
 
 
 def match_feed_forward(down: Node) -> FeedForward | str | None:

@@ -40,11 +40,6 @@ def _make_labels(value: Value, labels: Array | None = None, first: int = 0) -> A
     return np.broadcast_to(labels.reshape(shape[2:]), shape)
 
 
-def _make_zero_labels(value: Value) -> Array:
-    """Return zeros, the label of untracked features, in the shape of `value`."""
-    return np.zeros(value.type.concrete(_bind_ones(value)), int)
-
-
 def _propagate_labels(node: Node, operand: int, labels: Array) -> list[Array] | None:
     """Return one label array per output of `node`, given the `labels` of the operand with index `operand`.
     Other operands get the label 0. Return None if `node` may mix features."""
@@ -52,9 +47,8 @@ def _propagate_labels(node: Node, operand: int, labels: Array) -> list[Array] | 
         return [labels]
     if not _is_move(node):
         return None
-    return _run_on_labels(
-        node, [labels if i == operand else _make_zero_labels(v) for i, v in enumerate(node.inputs) if v is not None]
-    )
+    zeros = (None if v is None else np.zeros(v.type.concrete(_bind_ones(v)), int) for v in node.inputs)
+    return _run_on_labels(node, [labels if i == operand else x for i, x in enumerate(zeros) if x is not None])
 
 
 def _is_move(node: Node) -> bool:

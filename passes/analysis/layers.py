@@ -44,8 +44,7 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
         WeftError: naming the pass `rule`, if the stack is missing or ambiguous, if the graph has caches, or if a layer
             does not return exactly one value (the first: does not read exactly one).
     """
-    if has_cache(graph):
-        raise WeftError(f"{rule}: graph {graph.name} has caches already; run {rule} before kv-cache")
+    refuse_caches(graph, rule)
     stacks: dict[str, dict[int, list[Node]]] = {}
     for node in graph.nodes:
         if match := _LAYER.match(node.scope):
@@ -201,9 +200,8 @@ def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
         WeftError: if `pattern` cannot be parsed.
     """
     if isinstance(pattern, str):
-        period = _expand_ratio(pattern, count)
-        if period is None:
-            period = [role for part in pattern.split("+") for role in _expand_role(part, pattern, count)]
+        terms = re.sub(r"\A\s*(\d{1,9})\s*:\s*(\d{1,9})\s*\Z", r"local*\1 + global*\2", pattern)
+        period = [role for term in terms.split("+") for role in _expand_role(term, pattern, count)]
     else:
         period = list(pattern)
     if not period or not set(period) <= set(ROLES):
@@ -211,19 +209,11 @@ def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
     return list(itertools.islice(itertools.cycle(period), count))
 
 
-def _expand_ratio(text: str, count: int) -> list[str] | None:
-    """Expand "5:1" to 5 local roles and 1 global role, each at most `count` times; return None for other strings."""
-    match = re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)
+def _expand_role(term: str, pattern: str, count: int) -> list[str]:
+    """Expand a `term` of `pattern`, such as "local*5", to a list of 5 roles, or of `count` roles if that is less."""
+    match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", term)
     if match is None:
-        return None
-    return ["local"] * min(int(match[1]), count) + ["global"] * min(int(match[2]), count)
-
-
-def _expand_role(part: str, pattern: str, count: int) -> list[str]:
-    """Expand one term of `pattern`, such as "local*5", to a list of 5 roles (at most `count`)."""
-    match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", part)
-    if match is None:
-        raise WeftError(f"cannot read {part.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
+        raise WeftError(f"cannot read {term.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
     return [match[1]] * min(int(match[2] or 1), count)
 
 

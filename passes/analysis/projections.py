@@ -11,7 +11,7 @@ from weft.ir import Node, Param, Recipe, TensorReader, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full, Slice, Take
 
-from ..edits.edit import are_params, derive_param, erase_unused, is_feature_split, replace_uses
+from ..edits.edit import are_params, derive_param, erase_unused, is_feature_split, replace_uses, require_param
 
 TOKENWISE_TRAITS = {Trait.ELEMENTWISE, Trait.ROWWISE, Trait.VIEW}  # ops that treat the first operand token by token
 
@@ -43,9 +43,7 @@ class Branch:
     @property
     def weight(self) -> Param:
         """The weight [out, in] of the linear, with all rows, also those outside `span`."""
-        weight = self.linear.operand("weight")
-        assert isinstance(weight, Param)
-        return weight
+        return require_param(self.linear, "weight")
 
     @property
     def bias(self) -> Param | None:
@@ -134,8 +132,7 @@ def find_branch(node: Node, role: str) -> Branch | str:
 
     Only nodes on the path may read its values, they must treat tokens independently, and weight and bias be parameters.
     """
-    value = node.operand(role)
-    assert value is not None
+    value = node.required_operand(role)
     if role in "kv" and node.attrs.get("cache_bits") is not None:
         return f"{role} (%{value.name}) is rounded to codes with scales of its own; quantize-cache has to come later"
     branch = _trace_branch(value, node)
@@ -179,31 +176,26 @@ def unpack_branch(node: Node, role: str) -> Branch:
     assert isinstance(branch, Branch)
     if branch.is_packed and branch.start.producer is not None:
         split_linear(branch.start.producer)
-        branch = find_branch(node, role)
-        assert isinstance(branch, Branch)
+        return unpack_branch(node, role)
     return branch
 
 
 def split_linear(split: Node) -> list[Value]:
     """Replace the node `split` and the linear before it by one linear per piece; return the outputs of the linears."""
-    (packed,), graph = split.inputs, split.graph
-    assert packed is not None and packed.producer is not None
-    linear = packed.producer
-    x, weight, bias = (*linear.inputs, None)[:3]
-    assert isinstance(weight, Param) and x is not None
+    graph, linear = split.graph, split.required_operand("x").producer
+    assert linear is not None
+    packed_params = {name: p for name in ("weight", "bias") if isinstance(p := linear.operand(name), Param)}
     outputs, start = [], 0
     for piece in split.outputs:
-        stop = start + piece.width
-
-        def part(packed: Param, kind: str, piece: Value = piece, start: int = start, stop: int = stop) -> Param:
-            recipe = slice_rows(packed.recipe, start, stop, graph.reader)
-            return derive_param(packed, recipe, (stop - start, *packed.shape[1:]), f"{piece.name}.{kind}")
-
+        parts, rows = [], (start, start + piece.width)
+        for name, packed in packed_params.items():
+            recipe = slice_rows(packed.recipe, *rows, graph.reader)
+            parts.append(derive_param(packed, recipe, (piece.width, *packed.shape[1:]), f"{piece.name}.{name}"))
         with graph.inserting(before=linear):
-            y = ops.linear(x, part(weight, "weight"), part(bias, "bias") if isinstance(bias, Param) else None)
+            y = ops.linear(linear.inputs[0], *parts)
         replace_uses(piece, y)
         outputs.append(y)
-        start = stop
+        start += piece.width
     erase_unused(graph, [split, linear])
     return outputs
 

@@ -17,7 +17,7 @@ from weft.ir.types import dtypes
 
 from ..core import oracle
 from ..core.trace import Trace
-from ..edits.edit import derive_param, replace_param
+from ..edits.edit import derive_param, replace_param, require_param
 from .projections import TOKENWISE_TRAITS
 
 MAX_THETA, MAX_FACTOR = 1e30, 1e6  # base and factor: float32 cannot represent the frequencies of larger ones
@@ -98,8 +98,7 @@ def find_or_add_frequencies(graph: Graph, recipe: RopeFrequencies) -> Param:
 
 def set_frequencies(rope: Node, recipe: RopeFrequencies, amplitude: float | None = None) -> None:
     """Set the frequencies of the node `rope` to `recipe`, and its attribute `amplitude` unless None, in place."""
-    old = rope.inputs[2]
-    assert isinstance(old, Param)
+    old = require_param(rope, "frequencies")
     new = derive_param(old, recipe)
     rope.set_input(2, new)
     if amplitude is not None:
@@ -161,8 +160,7 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
     Raises:
         WeftError: if these frequencies differ by 1e-6, relatively, from the published formula of `recipe`.
     """
-    param = rope.inputs[2]
-    assert isinstance(param, Param)
+    param = require_param(rope, "frequencies")
     exact = oracle.compute_frequencies(recipe.dim, recipe.theta, **recipe.settings)
     stored = param.recipe.evaluate(param.graph.reader).astype(np.float64)
     error = float(np.max(np.abs(stored / exact - 1)))

@@ -60,6 +60,13 @@ class Trace:
         self.refusals.append(RefusedSite(rule, at, reason))
         self.lines.append(str(self.refusals[-1]))
 
+    def record_result(self, rule: str, at: str, reason: str | None) -> None:
+        """Record a rewrite by `rule` if `reason` is None, a refusal for any other reason, and nothing if it is ""."""
+        if reason is None:
+            self.record_rewrite(rule, at)
+        elif reason:
+            self.refuse(rule, at, reason)
+
     def note(self, text: str) -> None:
         """Add the line `text` for the user, such as a warning."""
         self.lines.append(text)

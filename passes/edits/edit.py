@@ -182,6 +182,13 @@ def are_params(values: Iterable[Value | None]) -> bool:
     return all(v is None or isinstance(v, Param) for v in values)
 
 
+def require_param(node: Node, name: str) -> Param:
+    """Return the operand called `name` of `node`, which must be a parameter (otherwise an AssertionError)."""
+    param = node.operand(name)
+    assert isinstance(param, Param), name
+    return param
+
+
 def is_feature_split(split: Node) -> bool:
     """Return whether the `split` node splits the last axis of its operand."""
     x = split.inputs[0]

@@ -22,7 +22,7 @@ from weft.ir.types.block_layouts import BlockLayout
 
 from .calibration import Activations
 from .matrices import Matrix, find_matrices
-from .quantizing import Progress, replace_recipe
+from .quantizing import Progress, apply_norm, replace_recipe
 
 TOKENS = 256  # tokens on which outputs are compared; few suffice, as divergences average over the vocabulary
 BISECTIONS = 60  # of the price of a bit
@@ -157,7 +157,7 @@ def _measure_costs(
                 if layout is probe:
                     rounded[matrix.param] = values
             done += matrix.elements
-        with activations.replace_weights(rounded):
+        with activations.override(weights=rounded):
             cost = measure_divergence(exact, activations(output), logits="logits" in graph.outputs)
         scale = cost / errors[probe] if errors[probe] else 0.0
         costs[index] = {layout: scale * error for layout, error in errors.items()}
@@ -183,10 +183,7 @@ def _compute_input_squares(activations: Activations, matrix: Matrix) -> Array:
     if node.op is ops.moe and matrix.param is node.operand("down"):
         activations(node.required_operand("x"))  # computes the values before it, which stay cached
         return np.ones(int(matrix.param.shape[-1]), np.float32)
-    parts = activations(node.required_operand("x"))
-    if node.op is ops.norm_linear:
-        norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
-        parts = [np.asarray(norm(part, eps=node.attrs["eps"])) for part in parts]
+    parts = apply_norm(node, activations(node.required_operand("x")))
     flat = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
     sizes: Array = np.square(flat.astype(np.float32)).mean(0)
     return sizes

@@ -45,7 +45,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     rows = _read_rows(graph, expand_home(path), CHARACTERS * (limit + 1))
     vocab = find_vocabulary_size(graph)
     longest = graph.meta.get("max_positions")
-    by_length: dict[int, list[Sequence[int]]] = {}
+    sequences = list[Sequence[int]]()
     for row in rows:
         if limit <= 0:
             break
@@ -53,15 +53,22 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         limit -= len(row)
         if invalid := [i for i in row if not 0 <= i < vocab]:
             raise WeftError(f"the calibration text {path} has token {invalid[0]}; the model has 0 to {vocab - 1}")
-        by_length.setdefault(len(row), []).append(row)
-    by_length.pop(0, None)
-    if not by_length:
+        sequences += [row] if len(row) else []
+    if not sequences:
         raise WeftError(f"the calibration text {path} has no tokens")
-    return [
-        np.array(texts[i : i + max(1, BATCH_TOKENS // length)], np.int64)
-        for length, texts in by_length.items()
-        for i in range(0, len(texts), max(1, BATCH_TOKENS // length))
-    ]
+    return _make_batches(sequences)
+
+
+def _make_batches(rows: Iterable[Sequence[int] | Array]) -> list[Array]:
+    """Stack `rows` (ids [length]) of equal length to batches of about `BATCH_TOKENS` tokens, lengths in their order."""
+    by_length: dict[int, list[Sequence[int] | Array]] = {}
+    for row in rows:
+        by_length.setdefault(len(row), []).append(row)
+    batches = []
+    for length, same in by_length.items():
+        size = max(1, BATCH_TOKENS // length)
+        batches += [np.array(same[i : i + size], np.int64) for i in range(0, len(same), size)]
+    return batches
 
 
 def sample_tokens(
@@ -98,14 +105,7 @@ def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
     n = max(1, tokens // limit), so that about `limit` to 2 · `limit` tokens remain.
     """
     every = max(1, sum(ids.size for ids in texts) // limit)
-    rows = [row for ids in texts for row in ids][::every]
-    lengths = sorted({len(row) for row in rows})
-    return [
-        np.stack(same[i : i + max(1, BATCH_TOKENS // length)])
-        for length in lengths
-        for same in [[row for row in rows if len(row) == length]]
-        for i in range(0, len(same), max(1, BATCH_TOKENS // length))
-    ]
+    return _make_batches(sorted([row for ids in texts for row in ids][::every], key=len))
 
 
 def _find_position_limits(graph: Graph) -> list[int]:
@@ -205,28 +205,17 @@ class Activations:
         self._replaced: Mapping[Value, Array] = {}
 
     @contextlib.contextmanager
-    def discard_after(self) -> Iterator[None]:
-        """Return a context that discards the activations computed inside; nodes inside may be edited afterwards."""
-        values, done = dict(self._known), set(self._done)
-        yield
-        self._known, self._done = values, done
+    def override(self, values: Mapping[Value, list[Array]] = {}, weights: Mapping[Value, Array] = {}) -> Iterator[None]:
+        """Return a context in which `values` replace computed values, and `weights` the elements of parameters.
 
-    @contextlib.contextmanager
-    def replace_weights(self, weights: Mapping[Value, Array]) -> Iterator[None]:
-        """Return a context in which parameters have the values `weights`; activations computed inside are discarded."""
-        self._replaced = weights
+        Its end discards the activations computed inside, so that their nodes may be edited afterwards.
+        """
+        saved, self._replaced = (dict(self._known), set(self._done)), weights
+        self._known.update(values)
         try:
-            with self.discard_after():
-                yield
-        finally:
-            self._replaced = {}
-
-    @contextlib.contextmanager
-    def assume_values(self, values: Mapping[Value, list[Array]]) -> Iterator[None]:
-        """Return a context in which `values` replace computed values; activations computed inside are discarded."""
-        with self.discard_after():
-            self._known.update(values)
             yield
+        finally:
+            (self._known, self._done), self._replaced = saved, {}
 
     def __call__(self, value: Value) -> list[Array]:
         """Return `value`, one array per batch, after computing it unless it is stored."""

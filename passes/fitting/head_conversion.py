@@ -34,8 +34,7 @@ def compute_whitening(moment: Array) -> tuple[Array, Array]:
 def _compute_root(product: Array) -> Array:
     """Return R [n, n] with R Rᵀ = `product` [n, n], which is positive semidefinite."""
     values, vectors = np.linalg.eigh(product)
-    root: Array = vectors * np.sqrt(np.maximum(values, 0))
-    return root
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0)))
 
 
 def fit_shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:

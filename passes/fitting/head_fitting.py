@@ -16,6 +16,7 @@ from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array, SpilledTensors
 
 from ..analysis.projections import Branch, find_branch, find_output_linear
+from ..edits.edit import require_param
 from .calibration import Activations
 from .head_conversion import Rotation, merge_keys, merge_values
 from .head_moments import compute_moments
@@ -60,29 +61,25 @@ class Fitter:
         if key in self._fits:
             return self._fits[key]
         fit = self._fits[key] = Fit({}, [])
-        if self._now is None:
-            activation_moments = compute_moments(self._original_nodes[node], groups, self._before)
-        else:
-            activation_moments = compute_moments(node, groups, self._now)
+        original_node = self._original_nodes[node]
+        moments = compute_moments(node if self._now else original_node, groups, self._now or self._before)
         heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
         if isinstance(rotation := _find_rotation(q, k), str):
             fit.reasons.append(f"keys: {rotation}")
         elif isinstance(q, Branch):
             old_q, old_k = self._map(q, heads), self._map(k, kv_heads)
-            inputs = _crop_moment(activation_moments.q, old_q), _crop_moment(activation_moments.k, old_k)
-            new_q, new_k = merge_keys(old_q, old_k, groups, *inputs, activation_moments.spread, rotation)
+            inputs = _crop_moment(moments.q, old_q), _crop_moment(moments.k, old_k)
+            new_q, new_k = merge_keys(old_q, old_k, groups, *inputs, moments.spread, rotation)
             fit.linears |= {"q": self._store_maps(node, q, "q", new_q), "k": self._store_maps(node, k, "k", new_k)}
         if opaque := o if isinstance(o, str) else _explain_obstacle(v):
             fit.reasons.append(f"values: {opaque}")
         elif isinstance(o, Node):
             weight = self._evaluate(o.operand("weight"))
             old_v, old_o = self._map(v, kv_heads), weight.reshape(len(weight), heads, -1).swapaxes(0, 1)
-            new_v, new_o = merge_values(old_v, old_o, groups, _crop_moment(activation_moments.v, old_v))
+            new_v, new_o = merge_values(old_v, old_o, groups, _crop_moment(moments.v, old_v))
+            columns = new_o.swapaxes(0, 1).reshape(weight.shape)
             fit.linears["v"] = self._store_maps(node, v, "v", new_v)
-            fit.linears["o"] = (
-                self._put(f"{node.output.name}.o.weight", new_o.swapaxes(0, 1).reshape(weight.shape), o),
-                None,
-            )
+            fit.linears["o"] = self._put(f"{node.output.name}.o.weight", columns, o), None
         return fit
 
     def refit_output(self, old_node: Node, node: Node, fit: Fit) -> None:
@@ -98,8 +95,8 @@ class Fitter:
         weight = self._evaluate(new.operand("weight"))
         gram, missed, count = np.zeros((weight.shape[1],) * 2), np.zeros_like(weight), 0
         inputs = self._now(node.output)
-        # `discard_after`: the weight of this linear changes below, so its outputs must not be cached.
-        with self._now.discard_after():
+        # The weight of this linear changes below, so its outputs must not be cached.
+        with self._now.override():
             outputs = self._now(new.output)
         for y, now, before in zip(inputs, outputs, self._before(old.output), strict=True):
             y, lost = y.reshape(-1, y.shape[-1]), (before - now).reshape(-1, len(weight))
@@ -124,17 +121,16 @@ class Fitter:
 
     def _store_maps(self, node: Node, branch: Branch, role: str, maps: Array) -> tuple[Recipe, Recipe | None]:
         """Store `maps` [heads, d, width (+ 1 for a bias)] in the reader; return the recipes of weight and bias."""
-        rows = maps.reshape(-1, maps.shape[-1])
+        rows, key = maps.reshape(-1, maps.shape[-1]), f"{node.output.name}.{role}"
         if branch.bias is None:
-            return self._put(f"{node.output.name}.{role}.weight", rows, branch.linear), None
-        weight = self._put(f"{node.output.name}.{role}.weight", rows[:, :-1], branch.linear)
-        return weight, self._put(f"{node.output.name}.{role}.bias", rows[:, -1], branch.linear)
+            return self._put(f"{key}.weight", rows, branch.linear), None
+        weight = self._put(f"{key}.weight", rows[:, :-1], branch.linear)
+        return weight, self._put(f"{key}.bias", rows[:, -1], branch.linear)
 
     def _put(self, key: str, array: Array, linear: Node) -> Recipe:
         """Store `array` in the reader as `key`, in the dtype of the weight of `linear`; return its recipe."""
-        like = linear.operand("weight")
-        assert isinstance(like, Param)
-        self._reader.put(key, array.astype(like.recipe.read(self._reader, 0, 1).dtype))
+        weight = require_param(linear, "weight").recipe
+        self._reader.put(key, array.astype(weight.read(self._reader, 0, 1).dtype))
         return Source(key)
 
 

@@ -47,7 +47,7 @@ def compute_moments(node: Node, groups: int, activations: Activations | None) ->
         white_k, white_v = (np.stack([eye] * groups) for eye in eyes[1:])
         return Moments(eyes[0], white_k, white_v, np.ones(heads))
     values = {x: activations(x) for x in (q, k, v) if x is not None}
-    with activations.discard_after():
+    with activations.override():
         values |= {x: activations(x) for x in node.inputs if x is not None and not isinstance(x, Param)}
     tokens, averaged = dict[Value, Array](), dict[Value, Array]()
     attended: Array = np.zeros(())
@@ -63,10 +63,8 @@ def compute_moments(node: Node, groups: int, activations: Activations | None) ->
             if x in (k, v):
                 averaged[x] = averaged.get(x, 0) + _sum_squares(_group_heads(p @ ones[:, None], groups))
             if x is k:
-                mass = (
-                    p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]
-                )  # the attention that each key gets
-                # √mass, because `_sum_squares` multiplies each vector with itself.
+                mass = p.sum(2).reshape(len(p), groups, -1, p.shape[3]).sum(2)[..., None]
+                # The attention that each key gets: √, because `_sum_squares` multiplies each vector with itself.
                 attended = attended + _sum_squares(_group_heads(np.sqrt(mass) * ones[:, None], groups))
     queries = np.eye(1) if q is None else _normalize_trace(tokens[q])
     scale = spread.mean() or 1.0
@@ -86,12 +84,10 @@ def compute_attention_weights(node: Node, values: Mapping[Value, Array]) -> Arra
     q, k = operands[:2]
     assert q is not None and k is not None
     batch, keys, _ = k.shape
-    one_hot = np.tile(
-        np.eye(keys, dtype=k.dtype), (batch, 1, node.attrs["kv_heads"])
-    )  # the value of a key is the one-hot vector of its index
+    # The value of a key is the one-hot vector of its index.
+    one_hot = np.tile(np.eye(keys, dtype=k.dtype), (batch, 1, node.attrs["kv_heads"]))
     (outputs,) = run_node(node.op, [q, k, one_hot, *operands[3:]], {**node.attrs, "value_dim": None}, {})
-    weights: Array = outputs.reshape(batch, -1, node.attrs["heads"], keys).swapaxes(1, 2)
-    return weights
+    return np.asarray(outputs.reshape(batch, -1, node.attrs["heads"], keys).swapaxes(1, 2))
 
 
 def _evaluate(value: Value | None) -> Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -34,10 +35,7 @@ class Matrix:
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.param.type.concrete({}):
-            count *= size
-        return count
+        return math.prod(self.param.type.concrete({}))
 
 
 def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
@@ -168,10 +166,9 @@ def _find_kind(param: Param, readers: list[Node]) -> str:
 def _has_path(value: Value, goal: Value) -> bool:
     """Return whether only readers (elementwise ops, views, copies, linears) lead from `value` to `goal`."""
     while value is not goal:
-        users = value.users
-        if len(users) != 1:
+        if len(value.users) != 1:
             return False
-        (user,) = users
+        (user,) = value.users
         if user.op is not ops.linear and not {Trait.ELEMENTWISE, Trait.VIEW, Trait.COPY} & user.op.traits:
             return False
         value = user.output

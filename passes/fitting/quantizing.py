@@ -54,15 +54,18 @@ def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...
 
     Layouts with sums get the offsets of HQQ. `scales` are those of `compute_tensor_scales` for nvfp4, else empty.
     """
+    recipe: Recipe
     if layout.small_floats:
-        replace_recipe(param, ToFloat4(param.recipe, str(layout), scales))
-        return
-    if layout.floats:
-        replace_recipe(param, ToFloat8(param.recipe))
-        return
-    search = "hqq" if layout.sums else ""
-    unit = layout.range_dtype.name
-    replace_recipe(param, Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, unit, search))
+        recipe = ToFloat4(param.recipe, str(layout), scales)
+    elif layout.floats:
+        recipe = ToFloat8(param.recipe)
+    else:
+        recipe = _make_quantize(param, layout, "hqq" if layout.sums else "")
+    replace_recipe(param, recipe)
+
+
+def _make_quantize(param: Param, layout: BlockLayout, search: str) -> Quantize:
+    return Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.range_dtype.name, search)
 
 
 def find_stored_layout(param: Param) -> BlockLayout | None:
@@ -93,7 +96,7 @@ def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
     The codes are stored because targets read weights several times, and a search takes longer than all reads.
     """
     reader = param.graph.reader
-    recipe = Quantize(param.recipe, layout.bits, layout.group, layout.has_zeros, layout.range_dtype.name, search)
+    recipe = _make_quantize(param, layout, search)
     count, *rest, width = param.type.concrete({})
     step = 1 if rest else max(1, NUMBERS // width)
     parts = [recipe.read_blocks(reader, i, min(i + step, count)) for i in range(0, count, step)]
@@ -200,9 +203,9 @@ class _OriginalRun:
     def __call__(self, value: Value) -> list[Array]:
         return self._activations(self._copies[value])
 
-    def discard_after(self) -> AbstractContextManager[None]:
+    def override(self) -> AbstractContextManager[None]:
         """Return a context whose end discards the activations computed inside it."""
-        return self._activations.discard_after()
+        return self._activations.override()
 
 
 def _find_input_sharers(node: Node) -> list[Param]:
@@ -230,7 +233,7 @@ def _fit_products(
         first, *other_readers = (n for n in matrices[0].readers if n.op is not ops.embedding)
         second, crossed = _compute_moments(activations, original, first)
         for node in other_readers:
-            with activations.discard_after(), original.discard_after() if original else contextlib.nullcontext():
+            with activations.override(), original.override() if original else contextlib.nullcontext():
                 moments = _compute_moments(activations, original, node)
             second += moments[0]
             crossed = None if crossed is None or moments[1] is None else crossed + moments[1]
@@ -254,12 +257,12 @@ def _compute_moments(activations: Activations, original: _OriginalRun | None, no
     """Return Σ x xᵀ and Σ x₀ xᵀ [in, in] over the inputs x of the weight of `node` and its original inputs x₀.
     Without `original`, the second is None."""
     x = node.required_operand("x")
-    changed = _apply_norm(node, activations(x))
-    crossed = None if original is None else compute_moment(_apply_norm(node, original(x)), changed)
+    changed = apply_norm(node, activations(x))
+    crossed = None if original is None else compute_moment(apply_norm(node, original(x)), changed)
     return compute_moment(changed), crossed
 
 
-def _apply_norm(node: Node, parts: list[Array]) -> list[Array]:
+def apply_norm(node: Node, parts: list[Array]) -> list[Array]:
     """Return `parts` (one array per batch), normalized if `node` is a norm_linear: the inputs of its weight."""
     if node.op is not ops.norm_linear:
         return parts
@@ -313,6 +316,7 @@ def _fit_experts(
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
     combine = np.concatenate([p.reshape(-1, p.shape[-1]) for p in activations(node.required_operand("combine"))])
     down = node.operand("down") in [matrix.param for matrix in layouts]
+    # None: the weights are those of down, whose inputs differ from expert to expert.
     pooled = None if down else compute_moment([x]) / len(x)
     blocks: dict[Matrix, list[Blocks]] = {matrix: [] for matrix in layouts}
     attrs = {name: node.attrs[name] for name in ("activation", "limit", "shift")}
@@ -323,7 +327,7 @@ def _fit_experts(
             value = node.operand(name)
             return value.recipe.read(reader, at, at + 1)[0] if isinstance(value, Param) else None
 
-        if down:
+        if pooled is None:
             up, gate = read("up"), read("gate")
             assert up is not None
             biases = read("up_bias"), read("gate_bias")
@@ -331,7 +335,6 @@ def _fit_experts(
             routed = compute_expert_hidden(routed if len(routed) else x[:ROWS], up, gate, *biases, **attrs)
             second = compute_moment([routed])
         else:
-            assert pooled is not None
             n, share = len(routed), POOLED_SHARE
             second = (1 - share) * compute_moment([routed]) / n + share * pooled if n else pooled
         factors: dict[int, MomentFactors] = {}

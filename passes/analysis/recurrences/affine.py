@@ -79,8 +79,13 @@ def _expand_rows(value: Value, rank: int) -> Value:
     """Return `value` with a batch axis: unchanged if it has one, else with `rank` axes, expanded along the first."""
     if value.shape[:1] == (BATCH,):
         return value
-    value = value if len(value.shape) == rank else ops.unsqueeze(value, axes=tuple(range(rank - len(value.shape))))
+    value = pad_rank(value, rank)
     return ops.expand(value, shape=(BATCH, *value.shape[1:]))
+
+
+def pad_rank(v: Value, rank: int) -> Value:
+    """Return `v` with leading axes of size 1 added, so that it has `rank` axes."""
+    return v if len(v.shape) == rank else ops.unsqueeze(v, axes=tuple(range(rank - len(v.shape))))
 
 
 def has_dependent(value: Value, ends: Iterable[Value]) -> bool:
@@ -187,7 +192,7 @@ class AffineRules:
         before, after = form.shape, node.output.shape
 
         def reshape(v: Value) -> Value:
-            v = v if len(v.shape) == len(before) else ops.unsqueeze(v, axes=tuple(range(len(before) - len(v.shape))))
+            v = pad_rank(v, len(before))
             if node.op is not ops.reshape:
                 return node.op(v, **node.attrs)
             if before[-1] == after[-1]:  # one factor per row stays one

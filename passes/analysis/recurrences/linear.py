@@ -107,11 +107,8 @@ def _add(node: Node, parts: Parts) -> tuple[Value, ...]:
 
 
 def _multiply(node: Node, parts: Parts) -> tuple[Value, ...] | None:
-    x, y = node.inputs[:2]
-    assert x is not None and y is not None
-    if x in parts and y in parts:
-        return None
-    return (node.op(parts.get(x, x), parts.get(y, y)),)
+    x, y = (v for v in node.inputs if v is not None)
+    return None if x in parts and y in parts else (node.op(parts.get(x, x), parts.get(y, y)),)
 
 
 def _divide(node: Node, parts: Parts) -> tuple[Value, ...] | None:

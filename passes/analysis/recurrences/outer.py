@@ -6,15 +6,16 @@ only the state at the end of a chunk is carried to the next.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Value, ops
 from weft.ir.graph.step import BATCH, Step
 from weft.ir.types import Shape
 
-from .affine import AffineRules, AffineStep, AffineValue, copy_into
+from .affine import AffineRules, AffineStep, AffineValue, copy_into, pad_rank
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,7 @@ class StateRead:
 def derive_parallel_form(step: Step, affine: AffineStep) -> ParallelForm:
     """Return the parallel form of `step`, given its affine form `affine`."""
     gates, after = affine.gates.clone(), affine.after.clone()
-    outer: dict[str, OuterProductState | None] = {}
-    for name in step.states:
-        outer[name] = extract_outer(step, name, gates, after)
+    outer = {name: extract_outer(step, name, gates, after) for name in step.states}
     return ParallelForm(prune(gates), prune(after), outer)
 
 
@@ -151,12 +150,7 @@ def match_read(node: Node, forms: dict[Value, AffineValue], rules: AffineRules) 
         axis = node.attrs["axes"][0] % rank
         query = rules.make_constant_like(form.shape, 1.0) if form.a is None else form.a
         return StateRead(node, pad_rank(query, rank), axis) if axis else None
-    if (
-        node.op is not ops.matmul
-        or len(operand_forms) != 2
-        or None not in operand_forms
-        or len(node.output.shape) != rank
-    ):
+    if node.op is not ops.matmul or None not in operand_forms or len(node.output.shape) != rank:
         return None
     state_index = 1 if operand_forms[0] is None else 0
     factor = pad_rank(operands[1 - state_index], rank)
@@ -175,18 +169,9 @@ def _split_factors(value: Value) -> list[Value]:
 
 
 def _multiply(factors: Sequence[Value], gates: Graph, step: Step) -> Value:
-    product = factors[0] if factors else AffineRules(gates.inputs[step.tokens[0]]).make_constant()
-    for factor in factors[1:]:
-        product = ops.mul(product, factor)
-    return product
-
-
-def pad_rank(v: Value, rank: int) -> Value:
-    """Return `v` with leading axes of size 1 added, so that it has `rank` axes."""
-    missing = rank - len(v.shape)
-    if not missing:
-        return v
-    return ops.unsqueeze(v, axes=tuple(range(missing)))
+    if not factors:
+        return AffineRules(gates.inputs[step.tokens[0]]).make_constant()
+    return functools.reduce(ops.mul, factors)
 
 
 def depends_on_gates(value: Value, gates: Graph) -> bool:
@@ -244,7 +229,7 @@ class StateView:
     def unflatten(self, read: Value, shape: Shape) -> Value:
         """Return `read` [batch, groups, values] with the groups as separate axes in the state's order, in `shape`."""
         x = ops.reshape(read, shape=(BATCH, *(self.shape[a] for a in self.between), 1, self.shape[self.at_values]))
-        x = _transpose(x, _invert_permutation(self.order))
+        x = _transpose(x, [self.order.index(axis) for axis in range(len(self.order))])
         return x if x.shape == shape else ops.reshape(x, shape=shape)
 
 
@@ -259,8 +244,3 @@ def _transpose(x: Value, axes: Sequence[int]) -> Value:
     if wide == sorted(wide):
         return ops.reshape(x, shape=tuple(x.shape[axis] for axis in axes))
     return ops.transpose(x, axes=tuple(axes))
-
-
-def _invert_permutation(order: Iterable[int]) -> list[int]:
-    places = list(order)
-    return [places.index(axis) for axis in range(len(places))]

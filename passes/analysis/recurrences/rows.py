@@ -6,7 +6,8 @@ from weft.ir import Node, Value, ops
 from weft.ir.graph.step import BATCH
 from weft.ir.op import Trait
 
-_ALONG_AXES = {
+# Ops that treat all axes independently except those in their attribute "axes" or "axis".
+ALONG_AXES = {
     *(ops.sum, ops.mean, ops.max, ops.min, ops.prod, ops.softmax, ops.cumsum),
     *(ops.split, ops.slice_, ops.concat, ops.pad),
 }
@@ -37,9 +38,8 @@ def is_rowwise(node: Node) -> bool:
         return len(first.shape) > 1 and not any(map(_has_batch_axis, operands[1:]))
     if Trait.VIEW in node.op.traits or node.op in (ops.embedding, ops.one_hot):
         return True
-    if node.op in _ALONG_AXES:
-        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
-        return all(map(_has_batch_axis, operands)) and all(axis % len(first.shape) for axis in axes)
+    if node.op in ALONG_AXES:
+        return all(map(_has_batch_axis, operands)) and acts_after_axis(node, 0, len(first.shape))
     if node.op is ops.transpose:
         return bool(node.attrs["axes"][0] == 0)
     if node.op is ops.expand:
@@ -47,6 +47,12 @@ def is_rowwise(node: Node) -> bool:
     if node.op is ops.gather:
         return bool(node.attrs["axis"] % len(first.shape)) and not _has_batch_axis(operands[1])
     return False
+
+
+def acts_after_axis(node: Node, last: int, rank: int) -> bool:
+    """Return whether `node`, an op in `ALONG_AXES` on operands of this `rank`, works along axes after `last` only."""
+    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+    return all(axis % rank > last for axis in axes)
 
 
 def _is_broadcast(value: Value, rank: int) -> bool:

@@ -10,13 +10,10 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
 from weft.ir.types.sizes import Size
 
+from ..recurrences.rows import ALONG_AXES, acts_after_axis
 from ..states import find_tokens
 
 Tokens = tuple[Size, Size]  # the sizes of the axes [batch, seq]
-_ALONG_AXES = {
-    *(ops.sum, ops.mean, ops.max, ops.min, ops.prod, ops.softmax, ops.cumsum),
-    *(ops.split, ops.slice_, ops.concat, ops.pad),
-}
 
 
 def find_token_axes(graph: Graph) -> Tokens | None:
@@ -49,8 +46,10 @@ def find_token_operands(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
         return rows if 0 in rows else None
     if op in (ops.embedding, ops.one_hot, ops.embed_tokens, ops.rotary_angles):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
-    if op in _ALONG_AXES:
-        return rows if x is not None and len(rows) == len(node.inputs) and _is_featurewise(node, len(x.shape)) else None
+    if op in ALONG_AXES:
+        return (
+            rows if x is not None and len(rows) == len(node.inputs) and acts_after_axis(node, 1, len(x.shape)) else None
+        )
     if op is ops.expand:
         return rows if x is not None and 2 < len(x.shape) == len(node.output.shape) else None
     if op is ops.gather:
@@ -77,8 +76,3 @@ def _is_aligned(value: Value | None, carrying: bool, rank: int) -> bool:
         return len(value.shape) == rank
     axis = 1 - (rank - len(value.shape))
     return axis < 0 or value.shape[axis] == 1
-
-
-def _is_featurewise(node: Node, rank: int) -> bool:
-    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
-    return all(a % rank >= 2 for a in axes)

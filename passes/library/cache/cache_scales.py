@@ -219,7 +219,7 @@ class _StoredRowsCollector:
             x, table = (self._read_value(rope.required_operand(name)) for name in ("x", "frequencies"))
             operands = zip(x, self._positions, table, strict=True)
             rotated[rope.output] = [np.asarray(ops.rope.reference(*xs, **rope.attrs)) for xs in operands]
-        with self._activations.assume_values(rotated):
+        with self._activations.override(rotated):
             queries, keys = (self._activations(self.node.required_operand(name)) for name in "qk")
         return [(self._split_queries(q), self._split_heads(k)) for q, k in zip(queries, keys, strict=True)]
 
