@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.ir import Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Concat, Full, Reshape, Take
 
-from ...analysis.projections import Branch
-from ...edits.edit import derive_param, replace_param, replace_weights
+from ...analysis.projections import Branch, find_branch, unpack_branch
+from ...edits.edit import derive_param, rebuild_node, replace_param, replace_weights, require_param
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,26 @@ def find_obstacle(branch: Branch, layout: HeadLayout) -> str | None:
     return None
 
 
+def find_layouts(
+    node: Node, roles: str, make_layout: Callable[[str, int, int], HeadLayout]
+) -> dict[str, tuple[Branch, HeadLayout]] | str:
+    """Return (branch, layout) for each of the `roles`, such as "qkv", of the attention `node`.
+
+    The layout is make_layout(role, number of heads, head width). Return a reason (str) if `find_branch` or
+    `find_obstacle` returns one.
+    """
+    layouts = {}
+    for role in roles:
+        branch, heads = find_branch(node, role), int(node.attrs["heads" if role == "q" else "kv_heads"])
+        if isinstance(branch, str):
+            return branch
+        layout = make_layout(role, heads, branch.start.width // heads)
+        if (reason := find_obstacle(branch, layout)) is not None:
+            return reason
+        layouts[role] = branch, layout
+    return layouts
+
+
 def compute_norm_growth(branch: Branch, layout: HeadLayout) -> float:
     """Return the factor by which zeros scale the result of `branch`: √((width + zeros) / width) for each RMSNorm."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
@@ -111,8 +131,10 @@ def _find_node_obstacle(node: Node, layout: HeadLayout, width: int) -> str | Non
 def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]]) -> None:
     """Rearrange the heads of the operands q, k, v of the attention `reader`; `layouts` maps roles to (branch, layout).
     The weight rows of the linears are rearranged, and the nodes between linears and `reader` are rebuilt. For each
-    role, `find_obstacle` must return None. If a width changes, the linear must not be packed, and the caller must then
+    role, `find_obstacle` must return None. If a width changes, packed linears are first split, and the caller must then
     set the attributes of `reader` that depend on it."""
+    if any(layout.size != branch.start.width for branch, layout in layouts.values()):
+        layouts = {role: (unpack_branch(reader, role), layout) for role, (_, layout) in layouts.items()}
     linears: dict[Node, list[tuple[Branch, HeadLayout]]] = {}
     for branch, layout in layouts.values():
         linears.setdefault(branch.linear, []).append((branch, layout))
@@ -129,6 +151,14 @@ def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]])
             reader.graph.erase(node)
         for old, new in derived:
             replace_param(old, new)
+
+
+def rearrange_columns(linear: Node, layout: HeadLayout) -> None:
+    """Rearrange the heads along the input axis of the weight of `linear`, which is rebuilt."""
+    weight = require_param(linear, "weight")
+    new_weight = layout.derive_param(weight, axis=1)
+    rebuild_node(linear, {"weight": new_weight})
+    replace_param(weight, new_weight)
 
 
 def repack_linear(linear: Node, branches: list[tuple[Branch, HeadLayout]]) -> Value:

@@ -8,15 +8,15 @@ from typing import Literal
 from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret
 from weft.ir.recipes import MeanPool
 
+from ...analysis.layers import refuse_caches
 from ...analysis.projections import Branch, find_branch, find_output_linear, unpack_branch
-from ...analysis.states import has_cache
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node, replace_weights
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter
-from .head_layout import HeadLayout, apply_layout, find_obstacle, take_rows
+from .head_layout import HeadLayout, apply_layout, find_layouts, take_rows
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ class MhaToGqa(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         self._check_arguments()
-        if has_cache(graph):
-            raise WeftError(f"{self.name}: graph {graph.name} has caches already; run {self.name} before kv-cache")
+        refuse_caches(graph, self.name)
         sites = [n for n in graph.nodes if n.attrs.get("kv_heads", self.kv_heads) != self.kv_heads]
         for node in sites:
             if node.attrs["kv_heads"] % self.kv_heads:
@@ -136,23 +135,17 @@ class MhaToGqa(Pass):
         if self.calibration is not None and self.method != "svd":
             raise WeftError(f"mha-to-gqa: method={self.method} uses no calibration; calibration is for method=svd")
 
-    def _find_layouts(self, node: Node) -> dict[str, HeadLayout] | str:
-        """Return the new layouts by role (k, v) of the attention `node`; a reason (str) if heads cannot be merged."""
+    def _find_layouts(self, node: Node) -> dict[str, tuple[Branch, HeadLayout]] | str:
+        """Return (branch, layout) of k and of v of the attention `node`; a reason (str) if heads cannot be merged."""
         if node.operand("v") is None:
             return "its keys are its values too"
-        old, layouts = int(node.attrs["kv_heads"]), dict[str, HeadLayout]()
-        for role in "kv":
-            branch = find_branch(node, role)
-            if isinstance(branch, str):
-                return branch
-            width = branch.start.width // old
+
+        def make_layout(role: str, old: int, width: int) -> HeadLayout:
             if self.method == "first":
-                layouts[role] = HeadLayout(tuple(range(0, old, old // self.kv_heads)), width)
-            else:
-                layouts[role] = MeanHeads(tuple(range(self.kv_heads)), width, 0, old)
-            if (reason := find_obstacle(branch, layouts[role])) is not None:
-                return reason
-        return layouts
+                return HeadLayout(tuple(range(0, old, old // self.kv_heads)), width)
+            return MeanHeads(tuple(range(self.kv_heads)), width, 0, old)
+
+        return find_layouts(node, "kv", make_layout)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that outputs do not change if the heads that are merged are equal."""
@@ -169,23 +162,19 @@ class MhaToGqa(Pass):
         equivalence.check_close(interpret(equal, inputs), interpret(merged, inputs), EXACT)
 
 
-def _merge_kv_heads(node: Node, layouts: dict[str, HeadLayout], groups: int, fit: Fit) -> Node:
+def _merge_kv_heads(node: Node, layouts: dict[str, tuple[Branch, HeadLayout]], groups: int, fit: Fit) -> Node:
     """Rebuild the attention `node` with `groups` KV heads in `layouts` and the linears of `fit`; return the result."""
     for role in set(layouts).intersection(fit.linears):
-        weight, bias = fit.linears[role]
-        layouts[role] = FittedHeads(layouts[role].heads, layouts[role].width, weight=weight, bias=bias)
-    apply_layout(node, {role: (unpack_branch(node, role), layout) for role, layout in layouts.items()})
+        (branch, layout), (weight, bias) = layouts[role], fit.linears[role]
+        layouts[role] = branch, FittedHeads(layout.heads, layout.width, weight=weight, bias=bias)
+    apply_layout(node, layouts)
     node = rebuild_node(node, kv_heads=groups)
     for role in set("qo").intersection(fit.linears):
-        _set_weight(node, role, *fit.linears[role])
+        linear = find_output_linear(node) if role == "o" else unpack_branch(node, role).linear
+        assert isinstance(linear, Node)
+        weight, bias = fit.linears[role]
+        replace_weights(linear, weight, bias or "same")
     return node
-
-
-def _set_weight(node: Node, role: str, weight: Recipe, bias: Recipe | None) -> None:
-    """Set the weight of the linear `role` (q, k, v, o) of the attention `node`, and its bias unless `bias` is None."""
-    linear = find_output_linear(node) if role == "o" else unpack_branch(node, role).linear
-    assert isinstance(linear, Node)
-    replace_weights(linear, weight, bias or "same")
 
 
 def _equalize_heads(branch: Branch, heads: int, groups: int) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from weft.ir import Graph, Node, Param, WeftError, ops
+from weft.ir import Graph, Node, WeftError, ops
 
-from ...analysis.projections import Branch, find_branch, find_output_linear, unpack_branch
+from ...analysis.projections import find_output_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import rebuild_node, replace_param
-from .head_layout import HeadLayout, apply_layout, compute_norm_growth, find_obstacle
+from ...edits.edit import rebuild_node
+from .head_layout import HeadLayout, apply_layout, compute_norm_growth, find_layouts, rearrange_columns
 
 LARGEST_MULTIPLE = 1024
 
@@ -58,56 +58,32 @@ class PadHeadDim(Pass):
         if not 1 <= self.multiple <= LARGEST_MULTIPLE:
             raise WeftError(f"pad-head-dim: multiple={self.multiple} must be from 1 to {LARGEST_MULTIPLE}")
         for node in graph.nodes:
-            if node.op is not ops.attention:
-                continue
-            reason = _pad_heads(node, self.multiple)
-            if reason:
-                trace.refuse(self.name, node.output.name, reason)
-            elif reason is None:
-                trace.record_rewrite(self.name, node.output.name)
+            if node.op is ops.attention:
+                trace.record_result(self.name, node.output.name, _pad_heads(node, self.multiple))
 
 
 def _pad_heads(node: Node, multiple: int) -> str | None:
     """Pad the heads of the attention `node` and return None. Return "" if their sizes are multiples already, and a
     reason (str) if padding is impossible."""
-    heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
-    q, v = node.operand("q"), node.operand("v")
-    assert q is not None
-    width = q.width // heads
+    heads, scale = node.attrs["heads"], node.attrs["scale"]
+    width = node.required_operand("q").width // heads
     if width % multiple == 0 and node.output.width // heads % multiple == 0:
         return ""
     if node.operand("past_k") is not None:
         return "it has a cache of its heads; run pad-head-dim before kv-cache"
-    if v is None:
+    if node.operand("v") is None:
         return "its keys are its values too"
-    factor = 1.0 / math.sqrt(width) if scale is None else scale
-    layouts: dict[str, HeadLayout] = {}
-    for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        branch = find_branch(node, role)
-        if isinstance(branch, str):
-            return branch
-        head_dim = branch.start.width // count
-        layout = HeadLayout(tuple(range(count)), head_dim, -head_dim % multiple)
-        if (reason := find_obstacle(branch, layout)) is not None:
-            return reason
-        gain = compute_norm_growth(branch, layout)
-        if role == "v" and gain != 1:
-            return "its values come from a norm"
-        layouts[role], factor = layout, factor / gain
-    o = find_output_linear(node)
+    layouts = find_layouts(node, "qkv", lambda role, n, d: HeadLayout(tuple(range(n)), d, -d % multiple))
+    if isinstance(layouts, str):
+        return layouts
+    q_gain, k_gain, v_gain = (compute_norm_growth(branch, layout) for branch, layout in layouts.values())
+    if v_gain != 1:
+        return "its values come from a norm"
+    o, (_, value_layout) = find_output_linear(node), layouts["v"]
     if isinstance(o, str):
         return o
-    branches: dict[str, tuple[Branch, HeadLayout]] = {}
-    for role, layout in layouts.items():
-        if layout.zeros:
-            branches[role] = unpack_branch(node, role), layout
-    apply_layout(node, branches)
-    weight = o.operand("weight")
-    assert isinstance(weight, Param)
-    values = HeadLayout(tuple(range(heads)), layouts["v"].width, layouts["v"].zeros)
-    padded_weight = weight if values.is_identity else values.derive_param(weight, axis=1)
-    padded = rebuild_node(node, scale=factor)
-    if padded_weight is not weight:
-        rebuild_node(o, {"x": padded.output, "weight": padded_weight})
-        replace_param(weight, padded_weight)
+    apply_layout(node, {role: pair for role, pair in layouts.items() if pair[1].zeros})
+    rebuild_node(node, scale=(1.0 / math.sqrt(width) if scale is None else scale) / q_gain / k_gain)
+    if value_layout.zeros:
+        rearrange_columns(o, replace(value_layout, heads=tuple(range(heads))))
     return None

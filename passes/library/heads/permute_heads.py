@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.recipes import Take
 
-from ...analysis.projections import Branch, find_branch, find_output_linear, slice_rows
+from ...analysis.projections import Branch, find_output_linear, slice_rows
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive_param, erase_unused, rebuild_node, replace_param
-from .head_layout import HeadLayout, apply_layout, find_obstacle
+from ...edits.edit import derive_param, erase_unused, rebuild_node, replace_param, require_param
+from .head_layout import HeadLayout, apply_layout, find_layouts, rearrange_columns
+
+BiasCache = dict[tuple[Value, tuple[int, ...]], Value]  # (score bias, heads to take) -> new bias
+# By op of a score bias, its first operand and the axis of it along which heads are.
+_HEAD_AXES = {ops.alibi: ("slopes", 0), ops.relative_position_bias: ("table", 1)}
 
 
 @dataclass(frozen=True)
@@ -59,23 +63,17 @@ class PermuteHeads(Pass):
             trace.note("permute-heads: order is the present order of the heads")
             return
         # Layers often share one bias: it is rearranged once.
-        biases: dict[Value, Value] = {}
+        biases: BiasCache = {}
         for node in graph.nodes:
-            if node.op is not ops.attention or node.attrs["heads"] == 1:
-                continue
-            at = node.output.name
-            reason = _permute_heads(node, self.order, biases)
-            if reason:
-                trace.refuse(self.name, at, reason)
-            elif reason is None:
-                trace.record_rewrite(self.name, at)
+            if node.op is ops.attention and node.attrs["heads"] != 1:
+                trace.record_result(self.name, node.output.name, _permute_heads(node, self.order, biases))
         # Only now have all attentions that share a bias moved to the new one.
-        erase_unused(graph, [old.producer for old in biases if old.producer is not None])
+        erase_unused(graph, [old.producer for old, _ in biases if old.producer is not None])
 
 
-def _permute_heads(node: Node, order: tuple[int, ...], biases: dict[Value, Value]) -> str | None:
+def _permute_heads(node: Node, order: tuple[int, ...], biases: BiasCache) -> str | None:
     """Permute the heads of the attention `node` and return None. Return "" if an earlier run has done so, and a reason
-    (str) if it is impossible. `biases` maps the score biases that were rearranged to the new ones."""
+    (str) if it is impossible."""
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     if heads != len(order):
         return f"it has {heads} heads, the order {len(order)}"
@@ -87,37 +85,19 @@ def _permute_heads(node: Node, order: tuple[int, ...], biases: dict[Value, Value
         return "it has a cache of its KV heads; run permute-heads before kv-cache"
     if node.operand("v") is None:
         return "its keys are its values too"
-    layouts: dict[str, tuple[Branch, HeadLayout]] = {}
-    for role, head_order, count in (("q", order, heads), ("k", group_order, kv_heads), ("v", group_order, kv_heads)):
-        branch = find_branch(node, role)
-        if isinstance(branch, str):
-            return branch
-        layout = HeadLayout(head_order, branch.start.width // count)
-        if (reason := find_obstacle(branch, layout)) is not None:
-            return reason
-        layouts[role] = branch, layout
-    o, sinks, bias = find_output_linear(node), node.operand("sinks"), node.operand("bias")
+    layouts = find_layouts(node, "qkv", lambda role, _, width: HeadLayout(order if role == "q" else group_order, width))
+    if isinstance(layouts, str):
+        return layouts
+    o = find_output_linear(node)
     if isinstance(o, str):
         return o
-    if not (sinks is None or isinstance(sinks, Param)):
-        return f"its sinks %{sinks.name} are computed"
-    new_bias_source = None if bias is None else biases[bias] if bias in biases else rearrange_bias(bias, order)
-    if isinstance(new_bias_source, str):
-        return new_bias_source
+    if (reason := find_score_obstacle(node)) is not None:
+        return reason
     if _has_order(*layouts["q"]):
         return ""
     apply_layout(node, {role: pair for role, pair in layouts.items() if not pair[1].is_identity})
-    weight = o.operand("weight")
-    assert isinstance(weight, Param)
-    columns = HeadLayout(order, int(weight.shape[1]) // heads).derive_param(weight, axis=1)
-    rebuild_node(o, {"weight": columns})
-    replace_param(weight, columns)
-    new_sinks = None if sinks is None else derive_param(sinks, Take(sinks.recipe, order))
-    new_bias = bias
-    if bias is not None and new_bias_source is not None:
-        new_bias = biases[bias] = new_bias_source() if callable(new_bias_source) else new_bias_source
-    rebuild_node(node, {"bias": new_bias, "sinks": new_sinks})
-    replace_param(sinks, new_sinks)
+    rearrange_columns(o, HeadLayout(order, node.output.width // heads))
+    rebuild_scores(node, order, biases)
     return None
 
 
@@ -133,26 +113,42 @@ def _take_heads(old: Param, order: tuple[int, ...], axis: int) -> Param:
     return derive_param(old, Take(old.recipe, order, axis), (*shape[:axis], len(order), *shape[axis + 1 :]))
 
 
-def rearrange_bias(bias: Value, order: tuple[int, ...]) -> Callable[[], Value] | Value | str:
-    """Return the heads `order` (all or a subset) of the score bias `bias` [batch, heads, seq, keys].
-    The result is a value if it needs no new nodes, else a function that emits the nodes and returns the value; a reason
-    (str) if `bias` cannot be rearranged."""
+def find_score_obstacle(node: Node) -> str | None:
+    """Return a reason (str) why `rebuild_scores` cannot take heads of the attention `node`; None if it can."""
+    sinks, bias = node.operand("sinks"), node.operand("bias")
+    if not (sinks is None or isinstance(sinks, Param)):
+        return f"its sinks %{sinks.name} are computed"
+    if bias is None or isinstance(bias, Param) or bias.shape[1] == 1:
+        return None
+    if bias.producer is None or bias.producer.op not in _HEAD_AXES:
+        return f"its bias %{bias.name} is computed, head by head"
+    source = bias.producer.required_operand(_HEAD_AXES[bias.producer.op][0])
+    return None if isinstance(source, Param) else f"%{source.name}, from which its bias is computed, is not a parameter"
+
+
+def rebuild_scores(node: Node, order: tuple[int, ...], biases: BiasCache, **attrs: Any) -> Node:
+    """Rebuild the attention `node` with the heads `order` (all or a subset) of sinks and bias, and `attrs`; return it.
+
+    `find_score_obstacle` must return None. `biases` caches the new biases, because layers often share one.
+    """
+    sinks, bias = node.operand("sinks"), node.operand("bias")
+    if bias is not None and (bias, order) not in biases:
+        biases[bias, order] = _take_bias_heads(bias, order)
+    new_sinks = _take_heads(sinks, order, 0) if isinstance(sinks, Param) else None
+    operands = {"bias": None if bias is None else biases[bias, order], "sinks": new_sinks}
+    node = rebuild_node(node, operands, **attrs)
+    replace_param(sinks, new_sinks)
+    return node
+
+
+def _take_bias_heads(bias: Value, order: tuple[int, ...]) -> Value:
+    """Return the heads `order` of the score bias `bias` [batch, heads or 1, seq, keys]."""
     if bias.shape[1] == 1:
         return bias
     if isinstance(bias, Param):
         return _take_heads(bias, order, 1)
     source = bias.producer
-    head_axes = {ops.alibi: ("slopes", 0), ops.relative_position_bias: ("table", 1)}
-    if source is None or source.op not in head_axes:
-        return f"its bias %{bias.name} is computed, head by head"
-    name, axis = head_axes[source.op]
-    old = source.operand(name)
-    if not isinstance(old, Param):
-        return f"%{name if old is None else old.name}, from which its bias is computed, is not a parameter"
-
-    def emit_bias() -> Value:
-        new = _take_heads(old, order, axis)
-        with bias.graph.inserting(after=source):
-            return source.op(new, *source.inputs[1:], **source.attrs)
-
-    return emit_bias
+    assert source is not None
+    name, axis = _HEAD_AXES[source.op]
+    with bias.graph.inserting(after=source):
+        return source.op(_take_heads(require_param(source, name), order, axis), *source.inputs[1:], **source.attrs)

@@ -7,19 +7,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Value, WeftError, interpret, ops
-from weft.ir.recipes import Literal, Scale, Take
+from weft.ir import Graph, Node, Param, WeftError, interpret, ops
+from weft.ir.recipes import Literal, Scale
 from weft.ir.recipes.readers import Array
 
 from ...analysis.layers import Layers, select_attentions
-from ...analysis.projections import Branch, find_branch, find_output_linear, unpack_branch
+from ...analysis.projections import Branch, find_branch, find_output_linear
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import derive_param, erase_unused, rebuild_node, replace_param
+from ...edits.edit import erase_unused, require_param
 from ...fitting.calibration import Activations, read_tokens
-from .head_layout import HeadLayout, apply_layout, find_obstacle
-from .permute_heads import rearrange_bias
+from .head_layout import HeadLayout, apply_layout, find_layouts, rearrange_columns
+from .permute_heads import BiasCache, find_score_obstacle, rebuild_scores
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,10 @@ class PruneHeads(Pass):
                 raise WeftError(f"prune-heads: %{node.output.name} has KV heads 0 to {node.attrs['kv_heads'] - 1}")
             if len(remaining_heads) <= (0 if self.heads else self.count):
                 raise WeftError(f"prune-heads: %{node.output.name} would have none left of its KV heads")
-        remaining, biases = self._select_heads(graph, sites), dict[tuple[Value, tuple[int, ...]], Value]()
+        remaining, biases = self._select_heads(graph, sites), BiasCache()
         for node in sites:
-            name = node.output.name
+            trace.record_rewrite(self.name, node.output.name)
             _prune_heads(node, remaining[_find_output_weight(node)], biases)
-            trace.record_rewrite(self.name, name)
         erase_unused(graph, [old.producer for old, _ in biases if old.producer is not None])
 
     def _select_heads(self, graph: Graph, sites: list[Node]) -> dict[Param, tuple[int, ...]]:
@@ -127,29 +126,21 @@ def _find_obstacle(node: Node) -> str | None:
         return f"it is {node.op.name}"
     if node.operand("v") is None:
         return "its keys are its values too"
-    for role in "qkv":
-        branch = find_branch(node, role)
-        if isinstance(branch, str):
-            return branch
-        count = node.attrs["heads" if role == "q" else "kv_heads"]
-        if (reason := find_obstacle(branch, HeadLayout((0,), branch.start.width // count))) is not None:
-            return reason
-        if (norm := branch.norm) is not None and norm.output.width == branch.start.width and count > 1:
+    layouts = find_layouts(node, "qkv", lambda role, _, width: HeadLayout((0,), width))
+    if isinstance(layouts, str):
+        return layouts
+    for branch, layout in layouts.values():
+        if (norm := branch.norm) is not None and norm.output.width == branch.start.width > layout.width:
             return f"{norm.op.name} (%{norm.output.name}) takes the mean over all heads"
     if isinstance(o := find_output_linear(node), str):
         return o
-    sinks, bias = node.operand("sinks"), node.operand("bias")
-    if not (sinks is None or isinstance(sinks, Param)):
-        return f"its sinks %{sinks.name} are computed"
-    rearranged = None if bias is None else rearrange_bias(bias, tuple(range(node.attrs["heads"])))
-    return rearranged if isinstance(rearranged, str) else None
+    return find_score_obstacle(node)
 
 
 def _find_output_weight(node: Node) -> Param:
     o = find_output_linear(node)
-    weight = o.operand("weight") if isinstance(o, Node) else None
-    assert isinstance(weight, Param)
-    return weight
+    assert isinstance(o, Node)
+    return require_param(o, "weight")
 
 
 def _measure_energies(node: Node, activations: Activations | None) -> Array:
@@ -173,32 +164,13 @@ def _measure_energies(node: Node, activations: Activations | None) -> Array:
     return np.asarray(energies.reshape(node.attrs["kv_heads"], -1).sum(1))
 
 
-def _prune_heads(node: Node, remaining: tuple[int, ...], biases: dict[tuple[Value, tuple[int, ...]], Value]) -> None:
-    """Remove all KV heads of the attention `node` except `remaining`, with the query heads that read them.
-    `biases` caches rearranged score biases by (bias, query heads), because layers often share one bias."""
+def _prune_heads(node: Node, remaining: tuple[int, ...], biases: BiasCache) -> None:
+    """Remove all KV heads of the attention `node` except `remaining`, with the query heads that read them."""
     run = node.attrs["heads"] // node.attrs["kv_heads"]
     order = tuple(h * run + i for h in remaining for i in range(run))
-    branches = {}
-    for role, heads in (("q", order), ("k", remaining), ("v", remaining)):
-        branch = unpack_branch(node, role)
-        branches[role] = (
-            branch,
-            HeadLayout(heads, branch.start.width // node.attrs["heads" if role == "q" else "kv_heads"]),
-        )
-    columns = HeadLayout(order, node.output.width // node.attrs["heads"])
-    apply_layout(node, branches)
-    sinks, bias = node.operand("sinks"), node.operand("bias")
-    new_sinks = derive_param(sinks, Take(sinks.recipe, order), (len(order),)) if isinstance(sinks, Param) else None
-    if bias is not None:
-        if (bias, order) not in biases:
-            rearranged = rearrange_bias(bias, order)
-            assert not isinstance(rearranged, str)
-            biases[bias, order] = rearranged() if callable(rearranged) else rearranged
-        bias = biases[bias, order]
-    node = rebuild_node(node, {"bias": bias, "sinks": new_sinks}, heads=len(order), kv_heads=len(remaining))
-    replace_param(sinks, new_sinks)
-    weight, o = _find_output_weight(node), find_output_linear(node)
-    assert isinstance(o, Node)
-    new_weight = columns.derive_param(weight, axis=1)
-    rebuild_node(o, {"weight": new_weight})
-    replace_param(weight, new_weight)
+    layouts = find_layouts(node, "qkv", lambda role, _, width: HeadLayout(order if role == "q" else remaining, width))
+    columns, o = HeadLayout(order, node.output.width // node.attrs["heads"]), find_output_linear(node)
+    assert isinstance(layouts, dict) and isinstance(o, Node)
+    apply_layout(node, layouts)
+    rebuild_scores(node, order, biases, heads=len(order), kv_heads=len(remaining))
+    rearrange_columns(o, columns)

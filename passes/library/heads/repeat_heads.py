@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, WeftError, ops
 
-from ...analysis.projections import Branch, find_branch, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import rebuild_node
-from .head_layout import HeadLayout, apply_layout, find_obstacle
+from .head_layout import HeadLayout, apply_layout, find_layouts
 
 
 @dataclass(frozen=True)
@@ -56,36 +55,25 @@ class GqaToMha(Pass):
             if node.op is not ops.attention:
                 continue
             kv_heads = self.kv_heads or node.attrs["heads"]
-            if kv_heads == node.attrs["kv_heads"]:
-                continue
-            name = node.output.name
-            if (reason := _repeat_heads(node, kv_heads)) is not None:
-                trace.refuse(self.name, name, reason)
-            else:
-                trace.record_rewrite(self.name, name)
+            if kv_heads != node.attrs["kv_heads"]:
+                trace.record_result(self.name, node.output.name, _repeat_heads(node, kv_heads))
 
 
 def _repeat_heads(node: Node, count: int) -> str | None:
     """Repeat KV heads of the attention `node` until there are `count`; return None, or a reason (str) against it."""
-    heads, kv_heads, v = node.attrs["heads"], node.attrs["kv_heads"], node.operand("v")
+    heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     if count % kv_heads:
         return f"{count} is not a multiple of its {kv_heads} KV heads; mha-to-gqa merges heads"
     if heads % count:
         return f"{count} KV heads do not divide its {heads} query heads"
     if node.operand("past_k") is not None:
         return "it has a cache of its KV heads; run gqa-to-mha before kv-cache"
-    if v is None:
+    if node.operand("v") is None:
         return "its keys are its values too"
-    layouts: dict[str, tuple[Branch, HeadLayout]] = {}
-    for role in "kv":
-        branch = find_branch(node, role)
-        if isinstance(branch, str):
-            return branch
-        head_order = tuple(h * kv_heads // count for h in range(count))
-        layout = HeadLayout(head_order, branch.start.width // kv_heads)
-        if (reason := find_obstacle(branch, layout)) is not None:
-            return reason
-        layouts[role] = branch, layout
-    apply_layout(node, {role: (unpack_branch(node, role), layout) for role, (_, layout) in layouts.items()})
+    repeated = tuple(h * kv_heads // count for h in range(count))
+    layouts = find_layouts(node, "kv", lambda role, _, width: HeadLayout(repeated, width))
+    if isinstance(layouts, str):
+        return layouts
+    apply_layout(node, layouts)
     rebuild_node(node, kv_heads=count)
     return None

@@ -12,7 +12,7 @@ from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 from ...analysis.projections import find_branch, find_output_linear, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import replace_weights
+from ...edits.edit import replace_weights, require_param
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,9 @@ class RotateHeads(Pass):
             assert isinstance(o, Node)
             kv_heads, heads = int(node.attrs["kv_heads"]), int(node.attrs["heads"])
             matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)
-            bias = None if v.bias is None else _map_rows(v.bias.recipe, matrix, kv_heads, ())
-            replace_weights(
-                v.linear, _map_rows(v.weight.recipe, matrix, kv_heads, (int(v.weight.shape[1]),)), bias or "same"
-            )
-            weight = o.required_operand("weight")
-            assert isinstance(weight, Param)
-            replace_weights(o, _rotate_columns(weight.recipe, matrix, int(weight.shape[0]), heads))
+            bias = None if v.bias is None else _map_rows(v.bias, matrix, kv_heads)
+            replace_weights(v.linear, _map_rows(v.weight, matrix, kv_heads), bias or "same")
+            replace_weights(o, _rotate_columns(require_param(o, "weight"), matrix, heads))
             trace.record_rewrite(self.name, name)
 
     def _find_obstacle(self, node: Node) -> str | None:
@@ -97,14 +93,16 @@ def _is_rotated(recipe: Recipe) -> bool:
     return isinstance(recipe, Reshape) and recipe.has(RandomOrthogonal) and isinstance(recipe.item, Permute)
 
 
-def _map_rows(recipe: Recipe, matrix: RandomOrthogonal, heads: int, rest: tuple[int, ...]) -> Recipe:
-    """Return Rᵀ times the rows of each head of a weight [heads · d, in] or bias [heads · d]; `rest` is (in,) or ()."""
-    if not rest:
-        return Reshape(MatMul(Reshape(recipe, (heads, matrix.size)), matrix), (heads * matrix.size,))
-    rotated = Permute(MatMul(Permute(Reshape(recipe, (heads, matrix.size, *rest)), (0, 2, 1)), matrix), (0, 2, 1))
-    return Reshape(rotated, (heads * matrix.size, *rest))
+def _map_rows(param: Param, matrix: RandomOrthogonal, heads: int) -> Recipe:
+    """Return Rᵀ times the rows of each head of a weight [heads · d, in] or bias [heads · d], with R = `matrix`."""
+    shape = param.type.concrete({})
+    by_head = Reshape(param.recipe, (heads, matrix.size, *shape[1:]))
+    if len(shape) == 1:
+        return Reshape(MatMul(by_head, matrix), shape)
+    return Reshape(Permute(MatMul(Permute(by_head, (0, 2, 1)), matrix), (0, 2, 1)), shape)
 
 
-def _rotate_columns(recipe: Recipe, matrix: RandomOrthogonal, rows: int, heads: int) -> Recipe:
-    """Return the columns of each head times R = `matrix`, for the weight `recipe` [rows, heads · d]."""
-    return Reshape(MatMul(Reshape(recipe, (rows, heads, matrix.size)), matrix), (rows, heads * matrix.size))
+def _rotate_columns(weight: Param, matrix: RandomOrthogonal, heads: int) -> Recipe:
+    """Return the columns of each head of `weight` [out, heads · d] times R = `matrix`."""
+    shape = weight.type.concrete({})
+    return Reshape(MatMul(Reshape(weight.recipe, (shape[0], heads, matrix.size)), matrix), shape)
