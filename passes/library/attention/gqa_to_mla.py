@@ -9,13 +9,12 @@ from weft.ir.ops.latent import emit_expanded
 from weft.ir.recipes import Concat, Full, Slice
 from weft.ir.recipes.matrices import Identity
 
-from ...analysis.projections import Branch, find_branch, slice_rows, unpack_branch
+from ...analysis.projections import Branch, slice_rows, unpack_branch
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
-from ..heads.head_layout import HeadLayout, find_obstacle
-
-_FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that `emit_expanded` sets
+from ..heads.head_layout import HeadLayout, find_layouts
+from .latent_attention import FORM_ATTRS
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,8 @@ class GqaToMla(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op is not ops.attention or node.operand("v") is None:
-                continue
-            name = node.output.name
-            if (reason := _convert_attention(node)) is not None:
-                trace.refuse(self.name, name, reason)
-            else:
-                trace.record_rewrite(self.name, name)
+            if node.op is ops.attention and node.operand("v") is not None:
+                trace.record_result(self.name, node.output.name, _convert_attention(node))
 
 
 def _convert_attention(node: Node) -> str | None:
@@ -75,20 +69,13 @@ def _convert_attention(node: Node) -> str | None:
         return "its cache has scales of its KV heads; run gqa-to-mla before quantize-cache"
     if heads == kv_heads:
         return "every query head has its own KV head"
-    branches: dict[str, Branch] = {}
-    for role, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-        branch = find_branch(node, role)
-        if isinstance(branch, str):
-            return branch
-        ropes = sum(n.op is ops.rope for n in branch.between)
-        unchanged = HeadLayout(tuple(range(count)), branch.start.width // count)
-        if (
-            (reason := find_obstacle(branch, unchanged)) is not None
-            or not branch.has_plain_path
-            or ropes > (role != "v")
-        ):
-            return reason or f"{role} is normalized, scaled or rotated on its way from the linear to the attention"
-        branches[role] = branch
+    layouts = find_layouts(node, "qkv", lambda role, n, width: HeadLayout(tuple(range(n)), width))
+    if isinstance(layouts, str):
+        return layouts
+    branches = {role: branch for role, (branch, _) in layouts.items()}
+    for role, branch in branches.items():
+        if not branch.has_plain_path or sum(n.op is ops.rope for n in branch.between) > (role != "v"):
+            return f"{role} is normalized, scaled or rotated on its way from the linear to the attention"
     x, d = branches["k"].linear.inputs[0], branches["k"].start.width // kv_heads
     if x is None or branches["v"].linear.inputs[0] is not x:
         return "its keys and values are computed from different values"
@@ -107,13 +94,12 @@ def _convert_attention(node: Node) -> str | None:
         up_k = _derive_copy_weight(k, rank, [(g * plain_dim, (g + 1) * plain_dim) for g in groups], "k_up")
         k_rank = kv_heads * plain_dim
         up_v = _derive_copy_weight(v, rank, [(k_rank + g * dv, k_rank + (g + 1) * dv) for g in groups], "v_up")
-        plain, q_rope, k_rope = node.inputs[0], None, None
+        plain, q_rope, k_rope = node.required_operand("q"), None, None
         if rotary:
             plain = _cut_rows([(q, [(h * d + rotary, (h + 1) * d) for h in range(heads)])], "q")
             q_rope = _emit_rope(q, [(h * d, h * d + rotary) for h in range(heads)], "q_rope")
             k_rope = _emit_rope(k, [(0, rotary)], "k_rope")
-        attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
-        assert plain is not None
+        attrs = {name: value for name, value in node.attrs.items() if name not in FORM_ATTRS}
         y = emit_expanded(plain, q_rope, latent, k_rope, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
     old_nodes = backward_slice([node.output], (x, q.linear.inputs[0], *node.inputs[3:6]))
     replace_uses(node.output, y)

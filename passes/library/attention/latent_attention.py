@@ -15,10 +15,10 @@ from ...analysis.index_tracking import trace_sources
 from ...analysis.projections import is_zero, slice_rows, split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
+from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses, require_param
 from ..heads.head_layout import take_rows
 
-_FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
+FORM_ATTRS = ("heads", "kv_heads", "value_dim", "rolling")  # attributes of attention that the two forms set
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class MlaAbsorb(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if (latent := _find_latent(node)) is None:
-                continue
-            if latent.shared is None and not latent.has_only_readers:
+            latent = _find_latent(node)
+            if latent is None or (latent.shared is None and not latent.has_only_readers):
                 continue  # ordinary attention
-            keys = node.attrs["kv_heads"] * latent.k_rows.shape[1]
-            reason = latent.reason
+            keys, reason = node.attrs["kv_heads"] * latent.k_rows.shape[1], latent.reason
             if reason is None and latent.latent.width >= keys:
                 reason = f"its keys of {keys} features are not wider than their source of {latent.latent.width}"
-            _absorb_weights(node, latent, reason, self.name, trace)
+            trace.record_result(self.name, node.output.name, reason)
+            if reason is None:
+                _absorb_weights(node, latent)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ class SlimAttention(Pass):
             reason = latent.reason
             if reason is None and width >= kv_width:
                 reason = f"its keys and values of {kv_width} features are not wider than their source of {width}"
-            _absorb_weights(node, latent, reason, self.name, trace)
+            trace.record_result(self.name, node.output.name, reason)
+            if reason is None:
+                _absorb_weights(node, latent)
 
 
 @dataclass(frozen=True)
@@ -148,13 +150,8 @@ class MlaExpand(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for node in graph.nodes:
-            if node.op is not ops.attention or node.operand("v") is not None:
-                continue
-            name = node.output.name
-            if (reason := _expand_attention(node)) is not None:
-                trace.refuse(self.name, name, reason)
-            else:
-                trace.record_rewrite(self.name, name)
+            if node.op is ops.attention and node.operand("v") is None:
+                trace.record_result(self.name, node.output.name, _expand_attention(node))
 
 
 @dataclass(frozen=True)
@@ -225,23 +222,16 @@ def _has_bias(linear: Node, index: Array) -> bool:
     return not is_zero(slice_rows(bias.recipe, int(index.min()), int(index.max()) + 1, linear.graph.reader))
 
 
-def _absorb_weights(node: Node, latent: _Latent, reason: str | None, rule: str, trace: Trace) -> None:
-    """Replace the attention `node` by attention to the latent, recorded as a rewrite of the pass `rule` in `trace`.
-    If `reason` is not None, only record it as a refusal."""
-    if reason is not None:
-        trace.refuse(rule, node.output.name, reason)
-        return
-    trace.record_rewrite(rule, node.output.name)
-    graph, heads, q = node.graph, node.attrs["heads"], node.operand("q")
-    assert q is not None
-    attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
-    shared = latent.shared
-    with graph.inserting(before=node):
+def _absorb_weights(node: Node, latent: _Latent) -> None:
+    """Replace the attention `node` by attention to the latent."""
+    heads, shared = node.attrs["heads"], latent.shared
+    attrs = {name: value for name, value in node.attrs.items() if name not in FORM_ATTRS}
+    with node.graph.inserting(before=node):
         ups = (
             _derive_up_weight(latent.k_linear, latent.k_rows, heads, "k_up"),
             _derive_up_weight(latent.v_linear, latent.v_rows, heads, "v_up"),
         )
-        plain, rotary = _split_heads(q, heads, latent.k_rows.shape[1])
+        plain, rotary = _split_heads(node.required_operand("q"), heads, latent.k_rows.shape[1])
         y = emit_absorbed(plain, rotary, latent.latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
     _replace_value(node, node.output, y, (plain, rotary, latent.latent, shared))
 
@@ -249,8 +239,7 @@ def _absorb_weights(node: Node, latent: _Latent, reason: str | None, rule: str, 
 def _derive_up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> Param:
     """Return the weight [heads·d, rank] that maps the latent to keys or values of `heads` query heads. `head_rows`
     [kv_heads, d] are the rows of `linear` per KV head, `name` is the scope-local name if a new parameter is needed."""
-    weight = linear.operand("weight")
-    assert isinstance(weight, Param)
+    weight = require_param(linear, "weight")
     # Every query head gets the rows of its KV head, as ⌊h · kv_heads / heads⌋.
     index = head_rows[np.arange(heads) * len(head_rows) // heads].reshape(-1).tolist()
     if index == list(range(weight.shape[0])):
@@ -291,16 +280,15 @@ def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | No
     replace_uses(old, new)
     erase_unused(graph, old_nodes)
     for split in [n for n in old_nodes if not n.erased and n.op is ops.split]:
-        source = split.inputs[0]
-        has_only_readers = source is not None and source.producer is not None and source.producer.op is ops.linear
-        if has_only_readers and source is not None and len(source.uses) == 1 and any(not v.uses for v in split.outputs):
+        source = split.required_operand("x")
+        is_packed = source.producer is not None and source.producer.op is ops.linear and len(source.uses) == 1
+        if is_packed and any(not v.uses for v in split.outputs):
             erase_unused(graph, [v.producer for v in split_linear(split) if v.producer is not None])
 
 
 def _expand_attention(node: Node) -> str | None:
     """Replace the latent attention `node` by one on keys and values; return None, or a reason (str) against it."""
-    heads, rank, (q, k) = node.attrs["heads"], node.attrs["value_dim"], node.inputs[:2]
-    assert q is not None and k is not None
+    heads, rank, q = node.attrs["heads"], node.attrs["value_dim"], node.required_operand("q")
     if node.operand("past_k") is not None:
         return "it has a cache of the latent; run mla-expand before kv-cache"
     if node.attrs["cache_bits"] is not None:
@@ -312,22 +300,20 @@ def _expand_attention(node: Node) -> str | None:
     if not by_head or after[0].attrs["inverse"] or after[0].attrs["heads"] != heads:
         return "its result has other readers than one head_linear with W_UV"
     first = np.arange(1, heads * rank + 1).reshape(heads, rank)
-    candidates = (
-        x.producer for x, n in trace_sources(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first)
-    )
-    k_up = next((n for n in candidates if n is not None and n.op is ops.head_linear and n.attrs["inverse"]), None)
+    sources = (x for x, n in trace_sources(q).items() if np.array_equal(n.reshape(heads, -1)[:, :rank], first))
+    candidates = (x.producer for x in sources if x.producer is not None and x.producer.op is ops.head_linear)
+    k_up = next((n for n in candidates if n.attrs["inverse"]), None)
     if k_up is None or k_up.attrs["heads"] != heads:
         return "its queries do not come from a head_linear with W_UKᵀ"
-    (plain, up_k), up_v = k_up.inputs, after[0].inputs[1]
-    assert plain is not None and up_k is not None and up_v is not None
-    attrs = {name: value for name, value in node.attrs.items() if name not in _FORM_ATTRS}
+    plain, *ups = k_up.required_operand("x"), *(n.required_operand("weight") for n in (k_up, after[0]))
+    attrs = {name: value for name, value in node.attrs.items() if name not in FORM_ATTRS}
     if attrs["scale"] is None:
         # The default scale would follow the new width of the heads.
         attrs["scale"] = 1 / math.sqrt(q.width // heads)
     with node.graph.inserting(before=node):
-        latent, shared = _split_features(k, rank)
+        latent, shared = _split_features(node.required_operand("k"), rank)
         rotary = None if shared is None else _split_heads(q, heads, rank)[1]
-        y = emit_expanded(plain, rotary, latent, shared, up_k, up_v, *node.inputs[3:6], heads=heads, **attrs)
+        y = emit_expanded(plain, rotary, latent, shared, *ups, *node.inputs[3:6], heads=heads, **attrs)
     _replace_value(after[0], after[0].output, y, (plain, rotary, latent, shared))
     return None
 

@@ -92,8 +92,8 @@ class LocalGlobal(Pass):
         for layers, theta in self._list_bases(self._find_roles(before)):
             for rope, recipe in find_exclusive_ropes(before, layers, self.name, Trace()).items():
                 same_attrs = {name: rope.attrs[name] for name in ("interleaved", "amplitude")}
-                new_attrs = replace(recipe, theta=theta)
-                references[rope.output.name] = make_rope_reference(new_attrs, by_name[rope.output.name], **same_attrs)
+                rebased, new = replace(recipe, theta=theta), by_name[rope.output.name]
+                references[rope.output.name] = make_rope_reference(rebased, new, **same_attrs)
         equivalence.check_close(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
     def _find_roles(self, graph: Graph) -> dict[Node, str]:

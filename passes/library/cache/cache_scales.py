@@ -52,8 +52,7 @@ class StoredRows:
 
     def add_reader(self, other: StoredRows) -> StoredRows:
         """Return these rows with weights and moments of `other` added, the rows of another reader of the same cache."""
-        moments = [queries for queries in (self.queries, other.queries) if queries is not None]
-        queries = sum(moments[1:], moments[0]) if moments else None
+        queries = None if self.queries is None or other.queries is None else self.queries + other.queries
         return replace(self, weights=self.weights + other.weights, queries=queries)
 
 
@@ -72,11 +71,10 @@ def fit_caches(
         per_reader = (reader.collect_rows(add_rotated) for reader in readers)
         stored = [functools.reduce(StoredRows.add_reader, parts) for parts in zip(*per_reader, strict=True)]
         mapped = bits < 8 and len(stored) > 1
-        yield _fit_maps(nodes, stored, bits, per) if mapped else _fit_scales(stored, bits, per)
-
-
-def _fit_scales(stored: Sequence[StoredRows], bits: int, per: Granularity) -> FittedCache:
-    return FittedCache(tuple(fit_scale(x.rows, bits, per, x.weights) for x in stored))
+        if mapped:
+            yield _fit_maps(nodes, stored, bits, per)
+        else:
+            yield FittedCache(tuple(fit_scale(x.rows, bits, per, x.weights) for x in stored))
 
 
 def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, per: Granularity) -> FittedCache:
@@ -96,11 +94,10 @@ def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, pe
         # After such a matrix errors of all channels weigh about the same.
         scale = fit_scale(head_map(x.rows), bits, per, x.weights.mean(-1, keepdims=True), first)
         scales.append(scale)
-        maps.append(
-            head_map
-            if first is None
-            else head_map.shift_outputs(get_remainder(first, _expand_scale(scale, first), bits))
-        )
+        if first is not None:
+            steps = scale if scale.size == 1 else scale.reshape(first.shape)
+            head_map = head_map.shift_outputs(get_remainder(first, steps, bits))
+        maps.append(head_map)
     return FittedCache(tuple(scales), (maps[0], maps[1]))
 
 
@@ -128,11 +125,6 @@ def fit_scale(x: Array, bits: int, per: Granularity, weight: Array, first: Array
 def get_remainder(x: Array, scale: Array, bits: int) -> Array:
     """Return x − scale · code, with the nearest code that `bits` bits can represent."""
     return np.asarray(x - np.clip(np.rint(x / scale), *get_code_range(bits)) * scale)
-
-
-def _expand_scale(scale: Array, x: Array) -> Array:
-    """Reshape `scale` [heads · width] to the shape of x [heads, width]; return a scale [1] unchanged."""
-    return scale if scale.size == 1 else scale.reshape(x.shape)
 
 
 def _group_columns(x: Array, groups: int) -> Array:
@@ -244,7 +236,7 @@ class _Accumulator:
 
     def __init__(self) -> None:
         self._rows, self._weights, self._firsts = list[Array](), list[Array](), list[Array]()
-        self._split_queries: Array | None = None
+        self._queries: Array | None = None
 
     def add(self, x: Array, weights: Array, start: int = 0) -> None:
         """Add keys or values x [batch, heads, n, d] from token `start` on, with `weights` [batch, heads, n, d or 1].
@@ -258,11 +250,11 @@ class _Accumulator:
         """Add the second moment of queries [batch, heads, group, n, d], weighted by `on_scores` [.., n, keys]."""
         weighted = queries * on_scores.sum(-1, keepdims=True)
         moment = (weighted.swapaxes(-1, -2) @ queries).sum((0, 2))
-        self._split_queries = moment if self._split_queries is None else self._split_queries + moment
+        self._queries = moment if self._queries is None else self._queries + moment
 
     def merge(self) -> StoredRows:
         first = np.median(np.concatenate(self._firsts), axis=0)
-        return StoredRows(np.concatenate(self._rows), np.concatenate(self._weights), first, self._split_queries)
+        return StoredRows(np.concatenate(self._rows), np.concatenate(self._weights), first, self._queries)
 
 
 def _flatten_rows(x: Array) -> Array:

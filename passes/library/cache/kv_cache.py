@@ -211,14 +211,9 @@ def _list_cuts(graph: Graph, total: int) -> Iterable[tuple[int, ...]]:
 
 def _list_compositions(n: int) -> Iterator[tuple[int, ...]]:
     """Yield every way to write `n` as an ordered sum of positive integers."""
-    for bits in itertools.product((False, True), repeat=n - 1):
-        parts = [1]
-        for cut in bits:
-            if cut:
-                parts.append(1)
-            else:
-                parts[-1] += 1
-        yield tuple(parts)
+    for cuts in itertools.product((False, True), repeat=n - 1):
+        ends = [i for i, cut in enumerate(cuts, 1) if cut]
+        yield tuple(stop - start for start, stop in itertools.pairwise([0, *ends, n]))
 
 
 def _list_bias_nodes(graph: Graph) -> list[Node]:

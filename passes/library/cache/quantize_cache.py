@@ -138,7 +138,7 @@ class QuantizeCache(Pass):
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """The outputs are those of the original with past and present keys and values rounded to codes; where these are
         mapped, also those of the original without a past."""
-        quantized_before = {node.output.name for node in _list_quantized_nodes(before)}
+        quantized_before = {node.output.name for node in _list_quantized_nodes(before, ())}
         plain = before
         if maps := _list_added_maps(after, before):
             plain = _dequantize_caches(after, quantized_before)
@@ -149,9 +149,7 @@ class QuantizeCache(Pass):
             equivalence.check_close(equivalence.run(first, inputs), equivalence.run(second, inputs), EXACT)
         staged, inputs = equivalence.randomize_weights(after), equivalence.make_inputs(after)
         references, scales, dequantized = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
-        for node in staged.nodes:
-            if node.attrs.get("cache_bits") is None or node.output.name in quantized_before:
-                continue
+        for node in _list_quantized_nodes(staged, quantized_before):
             operand_scales = [_evaluate_scales(node, name) for name in ("k_scale", "v_scale")]
             references[node.output.name] = _build_reference(operand_scales, get_code_range(node.attrs["cache_bits"]))
             scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
@@ -169,9 +167,7 @@ class QuantizeCache(Pass):
 def _dequantize_caches(graph: Graph, unchanged: Collection[str]) -> Graph:
     """Return a copy of `graph` with unquantized caches, except for attentions whose output name is in `unchanged`."""
     copy = graph.clone()
-    for node in _list_quantized_nodes(copy):
-        if node.output.name in unchanged:
-            continue
+    for node in _list_quantized_nodes(copy, unchanged):
         for spec in find_caches(node):
             if (past := node.operand(spec.past_operand)) is not None:
                 past.type = past.type.with_dtype(node.required_operand("k").type.dtype)
@@ -197,8 +193,8 @@ def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] |
     return graph.add_param(full_name, TensorType(dtype, array.shape), scales(source) if scales else source)
 
 
-def _list_quantized_nodes(graph: Graph) -> list[Node]:
-    return [node for node in graph.nodes if node.attrs.get("cache_bits") is not None]
+def _list_quantized_nodes(graph: Graph, excluded: Collection[str]) -> list[Node]:
+    return [n for n in graph.nodes if n.attrs.get("cache_bits") is not None and n.output.name not in excluded]
 
 
 def _evaluate_scales(node: Node, name: str) -> Array | None:

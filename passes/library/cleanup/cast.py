@@ -13,6 +13,8 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 
+_MOVES = (ops.expand, ops.concat, ops.slice_, ops.split)
+
 
 @dataclass(frozen=True)
 class CastDtype(Pass):
@@ -114,20 +116,11 @@ def _find_f32_values(graph: Graph) -> set[Value]:
             continue
         if not floats or node.op is ops.cast:
             f32.update(node.outputs)
-        elif {Trait.ELEMENTWISE, Trait.VIEW} & node.op.traits or node.op in (
-            ops.expand,
-            ops.concat,
-            ops.slice_,
-            ops.split,
-        ):
+        elif {Trait.ELEMENTWISE, Trait.VIEW} & node.op.traits or node.op in _MOVES:
             computed = [v for v in floats if v in f32 and not isinstance(v, Param)]
             if computed and all(v in f32 or isinstance(v, Param) for v in floats):
                 f32.update(floats)
                 f32.update(node.outputs)
     # A parameter with other readers is cast for them; positions read a copy of it.
-    f32 -= {v for v in f32 if isinstance(v, Param) and any(not _can_read_f32(n, i, f32) for n, i in v.uses)}
-    return f32
-
-
-def _can_read_f32(node: Node, operand: int, f32: set[Value]) -> bool:
-    return _is_f32_operand(node, operand) or node.output in f32
+    params = [v for v in f32 if isinstance(v, Param)]
+    return f32.difference(v for v in params for n, i in v.uses if not (_is_f32_operand(n, i) or n.output in f32))

@@ -48,22 +48,17 @@ class DropDoubleNorm(Pass):
             later_norms, other_readers = _find_readers(norm)
             if not later_norms:
                 continue
-            x, norms_with_eps = norm.inputs[0], [n for n in later_norms if n.attrs["eps"] != 0]
-            assert x is not None
+            reason, norm_with_eps = None, next((n for n in later_norms if n.attrs["eps"] != 0), None)
             if other_readers:
-                trace.refuse(
-                    self.name, norm.output.name, f"its scale reaches {other_readers[0]} without a norm that removes it"
-                )
-            elif norms_with_eps:
-                eps, at = norms_with_eps[0].attrs["eps"], norms_with_eps[0].output.name
-                trace.refuse(
-                    self.name, norm.output.name, f"%{at} has eps={eps}, which is not negligible for rows of this size"
-                )
+                reason = f"its scale reaches {other_readers[0]} without a norm that removes it"
+            elif norm_with_eps is not None:
+                eps, at = norm_with_eps.attrs["eps"], norm_with_eps.output.name
+                reason = f"%{at} has eps={eps}, which is not negligible for rows of this size"
             elif norm.operand("weight") is not None:
-                trace.refuse(self.name, norm.output.name, "it has a weight; run fold-norm-scale before")
-            else:
-                trace.record_rewrite(self.name, norm.output.name)
-                replace_uses(norm.output, x, rename=False)
+                reason = "it has a weight; run fold-norm-scale before"
+            trace.record_result(self.name, norm.output.name, reason)
+            if reason is None:
+                replace_uses(norm.output, norm.required_operand("x"), rename=False)
                 erase_unused(graph, [norm])
 
 

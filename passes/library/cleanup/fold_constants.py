@@ -107,10 +107,6 @@ def _derive_recipes(node: Node, operands: list[Param], shape: Shape) -> list[Rec
     return [] if recipes is None else recipes if isinstance(recipes, list) else [recipes]
 
 
-def _reshape(node: Node, operands: list[Param], shape: Shape) -> Recipe:
-    return Reshape(operands[0].recipe, shape)
-
-
 def _transpose(node: Node, operands: list[Param], shape: Shape) -> Recipe:
     axes = tuple(a % len(shape) for a in node.attrs["axes"])
     return operands[0].recipe if axes == tuple(range(len(shape))) else Permute(operands[0].recipe, axes)
@@ -129,10 +125,6 @@ def _split(node: Node, operands: list[Param], shape: Shape) -> list[Recipe]:
     return recipes
 
 
-def _concat(node: Node, operands: list[Param], shape: Shape) -> Recipe:
-    return Concat(tuple(p.recipe for p in operands), node.attrs["axis"] % len(shape))
-
-
 def _affine(node: Node, operands: list[Param], shape: Shape) -> Recipe:
     scaled = operands[0].recipe if node.attrs["by"] == 1 else Scale(operands[0].recipe, node.attrs["by"])
     return Add((scaled,), node.attrs["plus"]) if node.attrs["plus"] else scaled
@@ -140,12 +132,8 @@ def _affine(node: Node, operands: list[Param], shape: Shape) -> Recipe:
 
 def _add(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     x, y = operands
-    return Add((x.recipe, y.recipe)) if _get_shape(x) == _get_shape(y) else None
-
-
-def _sub(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
-    x, y = operands
-    return Add((x.recipe, Scale(y.recipe, -1.0))) if _get_shape(x) == _get_shape(y) else None
+    summand = y.recipe if node.op is ops.add else Scale(y.recipe, -1.0)
+    return Add((x.recipe, summand)) if _get_shape(x) == _get_shape(y) else None
 
 
 def _mul(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
@@ -170,12 +158,10 @@ def _gather(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
     return Take(x.recipe, tuple(int(i) for i in indices.recipe.values), node.attrs["axis"] % len(_get_shape(x)))
 
 
-def _map(fn: str) -> Callable[[Node, list[Param], Shape], Recipe]:
-    def build(node: Node, operands: list[Param], shape: Shape) -> Recipe:
-        recipe = operands[0].recipe  # GGUF stores −e^A_log, read back as A_log: cancelling inverse maps is exact
-        return recipe.item if isinstance(recipe, Map) and _INVERSES.get(fn) == recipe.fn else Map(recipe, fn)
-
-    return build
+def _map(node: Node, operands: list[Param], shape: Shape) -> Recipe:
+    recipe, fn = operands[0].recipe, node.op.name
+    # GGUF stores −e^A_log, read back as A_log: cancelling inverse maps is exact.
+    return recipe.item if isinstance(recipe, Map) and _INVERSES.get(fn) == recipe.fn else Map(recipe, fn)
 
 
 def _cast(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
@@ -186,20 +172,11 @@ def _cast(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
 _INVERSES = {"exp": "log", "log": "exp", "neg": "neg", "reciprocal": "reciprocal"}
 Builder = Callable[[Node, list[Param], Shape], Recipe | list[Recipe] | None]
 _MOVES: dict[Op, Builder] = {
-    ops.reshape: _reshape,
-    ops.squeeze: _reshape,
-    ops.unsqueeze: _reshape,
-    ops.transpose: _transpose,
-    ops.slice_: _slice,
-    ops.split: _split,
-    ops.concat: _concat,
-    ops.gather: _gather,
+    **dict.fromkeys((ops.reshape, ops.squeeze, ops.unsqueeze), lambda node, xs, shape: Reshape(xs[0].recipe, shape)),
+    ops.concat: lambda node, xs, shape: Concat(tuple(x.recipe for x in xs), node.attrs["axis"] % len(shape)),
+    **{ops.transpose: _transpose, ops.slice_: _slice, ops.split: _split, ops.gather: _gather},
 }
 _ARITHMETIC: dict[Op, Builder] = {
-    ops.affine: _affine,
-    ops.add: _add,
-    ops.sub: _sub,
-    ops.mul: _mul,
-    ops.cast: _cast,
-    **{op: _map(op.name) for op in (ops.neg, ops.exp, ops.log, ops.reciprocal, ops.cos, ops.sin)},
+    **{ops.affine: _affine, ops.add: _add, ops.sub: _add, ops.mul: _mul, ops.cast: _cast},
+    **dict.fromkeys((ops.neg, ops.exp, ops.log, ops.reciprocal, ops.cos, ops.sin), _map),
 }

@@ -58,11 +58,8 @@ class PadVocab(Pass):
         extra = -vocab % self.multiple
         other_readers = [n for n in weight.users if n is not head and n.op is not ops.embedding]
         if other_readers:
-            trace.refuse(
-                self.name,
-                at,
-                f"%{weight.name} is also read by {other_readers[0].op.name} (%{other_readers[0].output.name})",
-            )
+            reader = f"{other_readers[0].op.name} (%{other_readers[0].output.name})"
+            trace.refuse(self.name, at, f"%{weight.name} is also read by {reader}")
         elif extra:
             trace.record_rewrite(self.name, at)
             _pad_rows(head, weight, extra)
@@ -86,23 +83,21 @@ def _pad_rows(head: Node, weight: Param, extra: int) -> None:
     """
     graph, vocab = head.graph, head.output.width
     tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _is_token_embedding(n)]
-    params = dict.fromkeys(
-        p for p in (weight, *head.inputs[2:], *tables) if isinstance(p, Param) and p.shape[0] == vocab
-    )
     padded: dict[Value | None, Param] = {}
-    for old in params:
-        trailing = old.type.concrete({})[1:]
-        recipe = Concat((old.recipe, Full(0.0, (extra, *trailing))))
-        padded[old] = derive_param(old, recipe, (vocab + extra, *trailing))
+    for old in dict.fromkeys((weight, *head.inputs[2:], *tables)):
+        if isinstance(old, Param) and old.shape[0] == vocab:
+            trailing = old.type.concrete({})[1:]
+            recipe = Concat((old.recipe, Full(0.0, (extra, *trailing))))
+            padded[old] = derive_param(old, recipe, (vocab + extra, *trailing))
     with graph.inserting(before=head):
         logits = ops.linear(head.inputs[0], *(padded.get(p) for p in head.inputs[1:]), name="padded")
         sliced = ops.slice(logits, axis=len(logits.shape) - 1, start=0, stop=vocab)
     replace_uses(head.output, sliced)
     graph.erase(head)
-    for table in params:
-        for node, i in table.uses:
-            node.set_input(i, padded[table])
-        replace_param(table, padded[table])
+    for table, longer in padded.items():
+        for node, i in () if table is None else table.uses:
+            node.set_input(i, longer)
+        replace_param(table, longer)
 
 
 def _is_token_embedding(embedding: Node) -> bool:

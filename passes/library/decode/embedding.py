@@ -40,10 +40,8 @@ def _fuse_embedding(offset: float = 0, **match: Any) -> Value | Refusal:
         return Refusal(f"it looks up %{ids.name} or other positions, not input_ids and position_ids")
     if offset != int(offset) or (table is not None and len(table.shape) != 2):
         return Refusal("its positions are not integers")
-    (x,) = ops.embed_tokens.emit(
-        *(ids, match["weight"], positions, table), offset=int(offset), **select(match, "scale")
-    )
-    return x
+    operands = ids, match["weight"], positions, table
+    return ops.embed_tokens.emit(*operands, offset=int(offset), **select(match, "scale"))[0]
 
 
 @dataclass(frozen=True)

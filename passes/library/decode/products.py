@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Op
 from weft.ir.ops.activation import ACTIVATIONS
-from weft.ir.recipes.blocks import Kept, find_block_layout
+from weft.ir.recipes.blocks import Kept
 
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import backward_slice, erase_unused, replace_uses
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
-from ..fuse.pack import find_packing_obstacle
+from ..fuse.pack import find_packing_obstacle, has_different_layouts
 
 MaybeValue = Value | None
 
@@ -51,7 +51,7 @@ def pack_weights(weights: Sequence[MaybeValue], biases: Sequence[MaybeValue]) ->
     if reason := find_packing_obstacle(weights, biases):
         return Refusal(reason)
     weight_params, bias_params = ([w for w in values if isinstance(w, Param)] for values in (weights, biases))
-    names, graph = " and ".join(f"%{w.name}" for w in weight_params), weight_params[0].graph
+    names = " and ".join(f"%{w.name}" for w in weight_params)
     if bias_params and len(bias_params) < len(weight_params):
         return Refusal(f"only some of {names} have a bias")
     if len({*weight_params}) < len(weight_params):
@@ -60,12 +60,7 @@ def pack_weights(weights: Sequence[MaybeValue], biases: Sequence[MaybeValue]) ->
     parents = {module.rpartition(".")[0] if module else None for module, _, _ in places}
     if len(parents) > 1 or None in parents or any(kind not in ("weight", "bias") for _, _, kind in places):
         return Refusal(f"{names} are not weights of modules with one parent")
-    layouts = (
-        {str(find_block_layout(w.recipe, graph.reader)) for w in weight_params}
-        if any(w.recipe.has(Kept) for w in weight_params)
-        else {""}
-    )
-    if len(layouts) > 1:
+    if any(w.recipe.has(Kept) for w in weight_params) and has_different_layouts(weight_params):
         return Refusal(f"{names} are quantized in different ways")
     modules = [module.rpartition(".")[2] for module, _, _ in places[: len(weight_params)]]
     name = ("" if all(len(m) == 1 for m in modules) else "_").join(modules)
@@ -85,9 +80,8 @@ GLU_PATTERNS = {  # the operands of a glu
 def _fuse_glu(**match: Any) -> Value | Refusal:
     weight_and_bias: tuple[MaybeValue, ...] | Refusal = (match.get("weight"), match.get("bias"))
     if "gate_weight" in match:
-        weight_and_bias = pack_weights(
-            *([match.get(f"{role}_{part}") for role in ("gate", "up")] for part in ("weight", "bias"))
-        )
+        weights, biases = ([match.get(f"{role}_{part}") for role in ("gate", "up")] for part in ("weight", "bias"))
+        weight_and_bias = pack_weights(weights, biases)
     if isinstance(weight_and_bias, Refusal):
         return weight_and_bias
     return ops.norm_glu(match["x"], *weight_and_bias, **select(match, *NORM, "activation", "limit", "shift"))
@@ -140,9 +134,8 @@ class FuseActivation(Pass):
         rules = [Rule(f"glu of {name}", Pattern(pattern), _fuse_glu) for name, pattern in GLU_PATTERNS.items()]
         for name, (op, attrs) in {**ACTIVATIONS, "": (ops.swish, {"beta": ANY("beta")})}.items():
             if op in present_ops:
-                rules.append(
-                    Rule(name or "swish", _build_activation(op, attrs), partial(_fuse_activation, activation=name))
-                )
+                fuse = partial(_fuse_activation, activation=name)
+                rules.append(Rule(name or "swish", _build_activation(op, attrs), fuse))
         apply_rules(graph, rules, trace)
 
 
@@ -214,11 +207,9 @@ def reorder_sums(graph: Graph, trace: Trace) -> None:
         if _rank_term(ordered[-1]) == 0 or _is_chain(total, ordered):
             continue
         with graph.inserting(before=node):
-            partial_sum = ordered[0]
-            for term in ordered[1:]:
-                partial_sum = ops.add(partial_sum, term)
+            reordered = reduce(ops.add, ordered)
         trace.record_rewrite("order of a sum", total.name)
-        replace_uses(total, partial_sum)
+        replace_uses(total, reordered)
         erase_unused(graph, backward_slice([total], summands))
 
 

@@ -97,10 +97,9 @@ def _fuse_selective(**match: Any) -> Value | Refusal:
     (delta, attrs), (a, log) = step, _find_rates(match)
     norms: dict[str, Any] = {f"{n}_norm": True for n in "bc" if f"{n}_eps" in match}
     norms |= select(match, "b_eps", "b_weight", "c_eps", "c_weight")
-    if "weight" in match:
-        norms |= {"weight": match["weight"]} | (
-            {"kind": "rms", **select(match, "eps", "norm_weight")} if "eps" in match else {}
-        )
+    norms |= select(match, "weight")
+    if "weight" in match and "eps" in match:
+        norms |= {"kind": "rms", **select(match, "eps", "norm_weight")}
     operands = match["x"], delta, a, match["b"], match["c"], match.get("d")
     return ops.gated_selective_scan(*operands, gate=match.get("gate"), **attrs, **log, **norms)
 
@@ -137,9 +136,8 @@ def _fuse_matrix(units: bool, **match: Any) -> Value | Refusal:
     if units and any(match[f"{n}_parts"][2:] != (groups, match[n].width // groups) for n in "qk"):
         return Refusal("its queries and keys are not normed head by head")
     parts = match.get("parts", (0, 0, 1, 0))
-    if gate is not None and (
-        gate.shape != v.shape or len(parts) != 4 or not isinstance(parts[2], int) or heads % parts[2]
-    ):
+    covers_heads = len(parts) == 4 and isinstance(parts[2], int) and heads % parts[2] == 0
+    if gate is not None and (gate.shape != v.shape or not covers_heads):
         return Refusal("its gate or its norm does not fit its heads")
     named = select(match, "heads", "groups", "beta", "q_scale", "k_scale", "beta_scale")
     named |= {"unit": True, "unit_eps": match["unit_eps"]} if units else {}

@@ -11,7 +11,7 @@ from weft.ir.recipes.matrices import MatMul
 from ...analysis.projections import Branch, find_branch, find_output_linear, is_zero, slice_rows
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import derive_bias, derive_param, rebuild_node, replace_param
+from ...edits.edit import derive_bias, derive_param, rebuild_node, replace_param, require_param
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ def _find_value_bias_obstacle(node: Node, v: Branch) -> str | None:
     bias, a = node.operand("bias"), node.attrs
     if bias is not None and not _is_finite(bias):
         return f"its bias %{bias.name} may mask all keys of a query"
-    q, k = node.operand("q"), node.operand("k")
-    assert q is not None and k is not None
+    q, k = node.required_operand("q"), node.required_operand("k")
     local = a["window"] is not None or a["pattern"] != "dense"
     if node.operand("key_mask") is not None and (a["causal"] or local):
         return "queries of padding may see no key: all keys within their window or pattern may be masked"
@@ -167,8 +166,12 @@ def _is_finite(bias: Value) -> bool:
 
 
 def _move_bias(node: Node, v: Branch, bias: Param, o: Node) -> None:
-    heads, kv_heads, weight, old = node.attrs["heads"], node.attrs["kv_heads"], o.operand("weight"), o.operand("bias")
-    assert isinstance(weight, Param)
+    heads, kv_heads, weight, old = (
+        node.attrs["heads"],
+        node.attrs["kv_heads"],
+        require_param(o, "weight"),
+        o.operand("bias"),
+    )
     start, stop = v.span
     head_bias = slice_rows(bias.recipe, start, stop, o.graph.reader)
     if heads != kv_heads:

@@ -13,7 +13,7 @@ from ...analysis.feed_forward import find_projection, is_only_reader
 from ...analysis.projections import split_linear
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import are_params, derive_param, erase_unused_params, replace_param, replace_uses
+from ...edits.edit import are_params, derive_param, erase_unused_params, replace_param, replace_uses, require_param
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,8 @@ class CollapseLinears(Pass):
         trace.record_rewrite(self.name, node.output.name)
         biases = tuple(chain.bias for chain in chains if chain.bias is not None)
         bias = Add(biases) if len(biases) > 1 else biases[0] if biases else None
-        total = Chain(
-            chains[0].x, Add((chains[0].weight, chains[1].weight)), bias, (node, *chains[0].nodes, *chains[1].nodes)
-        )
-        _replace_chain(total, base)
+        weight, nodes = Add((chains[0].weight, chains[1].weight)), (node, *chains[0].nodes, *chains[1].nodes)
+        _replace_chain(Chain(chains[0].x, weight, bias, nodes), base)
 
     def _merge_product(self, outer: Node, trace: Trace) -> Node | None:
         """Merge the linear `outer` with the linear that computes its input; return the merged node.
@@ -113,9 +111,8 @@ class CollapseLinears(Pass):
         chain = chains[1]
         merged = outer.output.width * chain.x.width
         if merged > chain.work:
-            trace.refuse(
-                self.name, outer.output.name, f"one product takes {merged} multiplications a row, not {chain.work}"
-            )
+            reason = f"one product takes {merged} multiplications a row, not {chain.work}"
+            trace.refuse(self.name, outer.output.name, reason)
             return None
         trace.record_rewrite(self.name, outer.output.name)
         return _replace_chain(chain, outer)
@@ -130,9 +127,8 @@ class CollapseLinears(Pass):
         other_readers = [n for n in (*rows.users, *table.users) if n not in (outer, lookup)]
         if other_readers or rows.is_output:
             reader = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "the caller"
-            trace.refuse(
-                self.name, outer.output.name, f"%{table.name}, or the result of its lookup, is also read by {reader}"
-            )
+            reason = f"%{table.name}, or the result of its lookup, is also read by {reader}"
+            trace.refuse(self.name, outer.output.name, reason)
             return
         trace.record_rewrite(self.name, outer.output.name)
         count, width = int(table.shape[0]), outer.output.width
@@ -199,9 +195,7 @@ def _find_matching_chains(node: Node) -> tuple[Chain, Chain] | None:
 
 def _replace_chain(chain: Chain, base: Node) -> Node:
     """Replace the nodes of `chain` by one linear and return it; its parameters are named after those of `base`."""
-    last, graph = chain.nodes[0], base.graph
-    weight = base.inputs[1]
-    assert isinstance(weight, Param)
+    last, graph, weight = chain.nodes[0], base.graph, require_param(base, "weight")
     width = last.output.width
     biases = [v for n in (base, *chain.nodes) if n.op is ops.linear and isinstance(v := n.operand("bias"), Param)]
     merged = derive_param(weight, chain.weight, (width, chain.x.width))

@@ -10,7 +10,7 @@ from weft.ir.recipes.matrices import RowNorm
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import is_layer_norm
-from ...edits.edit import are_params, derive_param, erase_unused, replace_param, replace_uses
+from ...edits.edit import are_params, derive_param, erase_unused, replace_param, replace_uses, require_param
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,10 @@ class FoldEmbeddingNorm(Pass):
         if not isinstance(table, Param) or not are_params(norm.inputs[1:]):
             return "its weight, or the table, is computed"
         other_readers = [n for n in rows.users if n is not norm]
-        if other_readers or rows.is_output:
-            reader = (
-                f"read by {other_readers[0].op.name} (%{other_readers[0].output.name})"
-                if other_readers
-                else "an output of the graph"
-            )
-            return f"%{rows.name} is also {reader}"
+        if other_readers:
+            return f"%{rows.name} is also read by {other_readers[0].op.name} (%{other_readers[0].output.name})"
+        if rows.is_output:
+            return f"%{rows.name} is also an output of the graph"
         tied = [n for n in table.users if n is not lookup]
         if tied and not self.untie:
             return f"%{table.name} is shared with {tied[0].op.name} (%{tied[0].output.name}); untie=true copies it"
@@ -80,8 +77,7 @@ class FoldEmbeddingNorm(Pass):
 
 def _fold_norm(norm: Node, lookup: Node) -> None:
     """Apply `norm`, the only reader of the embedding `lookup`, to the table by recipe, and erase the node `norm`."""
-    table = lookup.inputs[1]
-    assert isinstance(table, Param)
+    table = require_param(lookup, "table")
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])
     kind = "layer" if is_layer_norm(norm) else "rms"
     normed = derive_param(table, RowNorm(table.recipe, kind, norm.attrs["eps"], weight, bias))

@@ -144,9 +144,8 @@ def _find_plans(graph: Graph, order: Mapping[Node, int], refusals: dict[str, str
 
 def _find_score_scale(attention: Node) -> float:
     """Return the factor of the scores of `attention`: its scale, by default 1/√head_dim."""
-    scale, q = attention.attrs["scale"], attention.inputs[0]
-    assert q is not None
-    return float(1 / math.sqrt(q.width // attention.attrs["heads"]) if scale is None else scale)
+    head_dim, scale = attention.required_operand("q").width // attention.attrs["heads"], attention.attrs["scale"]
+    return float(1 / math.sqrt(head_dim) if scale is None else scale)
 
 
 def _find_product(node: Node) -> tuple[int, Factor] | None:

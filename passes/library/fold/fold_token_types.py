@@ -13,7 +13,7 @@ from weft.ir.recipes.matrices import MatMul
 from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
-from ...edits.edit import derive_param, erase_unused_params, replace_param
+from ...edits.edit import derive_param, erase_unused_params, replace_param, require_param
 from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 
 INPUT = "token_type_ids"
@@ -54,15 +54,12 @@ class FoldTokenTypes(Pass):
             raise WeftError(f"{self.name}: graph {graph.name} has no input {INPUT}")
         targets: dict[Node, Node] = {}  # lookups of types, and the lookups whose tables absorb their row
         for total in find_sums(graph):
-            terms = [
-                v.producer for v in find_summands(total) if v.producer is not None and v.producer.op is ops.embedding
-            ]
-            for types in (
-                n for n in terms if n.inputs[0] is ids and len(n.output.uses) == 1 and not has_add_norm_reader(n.output)
-            ):
-                candidates = [
-                    n for n in terms if n is not types and isinstance(t := n.inputs[1], Param) and len(t.uses) == 1
-                ]
+            terms = [n for v in find_summands(total) if (n := v.producer) is not None and n.op is ops.embedding]
+            for types in terms:
+                if types.inputs[0] is not ids or len(types.output.uses) != 1 or has_add_norm_reader(types.output):
+                    continue
+                other_lookups = [n for n in terms if n is not types]
+                candidates = [n for n in other_lookups if isinstance(t := n.inputs[1], Param) and len(t.uses) == 1]
                 if candidates and isinstance(types.inputs[1], Param):
                     # Token ids are an input, positions of an encoder are computed: this prefers the table of positions.
                     targets[types] = max(candidates, key=lambda n: n.inputs[0] not in graph.inputs.values())
@@ -85,8 +82,7 @@ class FoldTokenTypes(Pass):
 
 def _fold_type_row(types: Node, target: Node) -> None:
     """Add row 0 of the table of `types` to all rows of the table of `target`, and remove `types` from the sum."""
-    row, table = types.inputs[1], target.inputs[1]
-    assert isinstance(row, Param) and isinstance(table, Param)
+    row, table = require_param(types, "table"), require_param(target, "table")
     everywhere = MatMul(Full(1.0, (int(table.shape[0]), 1)), Slice(row.recipe, 0, 0, 1))
     new = derive_param(table, Add((table.recipe, everywhere)))
     target.set_input(1, new)

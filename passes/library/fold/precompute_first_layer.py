@@ -11,7 +11,7 @@ from weft.ir.recipes.matrices import MatMul, RowNorm
 
 from ...core.base import Pass
 from ...core.trace import Trace
-from ...edits.edit import erase_unused, replace_uses
+from ...edits.edit import erase_unused, replace_uses, require_param
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,15 @@ def _tabulate_node(node: Node, tables: Mapping[Value, TableLookup]) -> list[Tabl
         if addend is None or (addend.ids, addend.vocab) != (rows.ids, rows.vocab):
             return []
         total = derive(Add((rows.recipe, addend.recipe)), addend.costly)
-        return (
-            [total]
-            if op is ops.add
-            else [derive(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
-        )
+        if op is ops.add:
+            return [total]
+        return [derive(RowNorm(total.recipe, a["kind"], a["eps"], *params[1:]), total.costly), total]
     if any(v is not None and not isinstance(v, Param) for v in operands):
         return []
     match op:
         case ops.rms_norm | ops.layer_norm:
-            return [
-                derive(RowNorm(rows.recipe, "rms" if op is ops.rms_norm else "layer", a["eps"], params[0], params[1]))
-            ]
+            kind = "rms" if op is ops.rms_norm else "layer"
+            return [derive(RowNorm(rows.recipe, kind, a["eps"], params[0], params[1]))]
         case ops.linear:
             return [derive(_project_table(rows.recipe, rows.vocab, node), True)]
         case ops.norm_linear:
@@ -125,12 +122,11 @@ def _tabulate_node(node: Node, tables: Mapping[Value, TableLookup]) -> list[Tabl
 
 def _project_table(table: Recipe, vocab: int, linear: Node) -> Recipe:
     """Return the recipe of `linear` applied to all rows E of `table` [vocab, in]: [E 1] [Wᵀ; bᵀ]."""
-    weight, bias = (*linear.inputs, None)[1:3]
-    assert isinstance(weight, Param)
+    transposed, bias = Permute(require_param(linear, "weight").recipe, (1, 0)), linear.operand("bias")
     if not isinstance(bias, Param):
-        return MatMul(table, Permute(weight.recipe, (1, 0)))
+        return MatMul(table, transposed)
     row = Reshape(bias.recipe, (1, linear.output.width))
-    return MatMul(Concat((table, Full(1.0, (vocab, 1))), 1), Concat((Permute(weight.recipe, (1, 0)), row)))
+    return MatMul(Concat((table, Full(1.0, (vocab, 1))), 1), Concat((transposed, row)))
 
 
 def _look_up(ids: Value, values: list[Value], tables: Mapping[Value, TableLookup], vocab: int) -> None:

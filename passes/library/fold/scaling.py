@@ -168,11 +168,10 @@ class _Walk:
             demands = [(v, self.factors[v]) for v in node.outputs if v in self.factors]
             for v, _ in demands:
                 other_uses = [n for n, i in v.uses if (n, i) not in self.readers[v]]
-                if other_uses or v.is_output:
-                    who = (
-                        f"read by {other_uses[0].op.name} (%{other_uses[0].output.name})" if other_uses else "an output"
-                    )
-                    self.refuse(f"%{v.name} is also {who}")
+                if other_uses:
+                    self.refuse(f"%{v.name} is also read by {other_uses[0].op.name} (%{other_uses[0].output.name})")
+                elif v.is_output:
+                    self.refuse(f"%{v.name} is also an output")
             if self.why is None:
                 self.visit(node, demands)
         return self.edits if self.why is None else self.why
@@ -219,8 +218,7 @@ class _Walk:
 
     def visit_split(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
         """Scale the input of a split if all pieces get the same number; else the rows of one piece's packed linear."""
-        x, (value, factor) = node.inputs[0], demands[0]
-        assert x is not None
+        x, (value, factor) = node.required_operand("x"), demands[0]
         if len(demands) == len(node.outputs) and not isinstance(factor, Recipe):
             if any(f != factor for _, f in demands):
                 self.refuse(f"the pieces of %{x.name} would be multiplied by different factors")

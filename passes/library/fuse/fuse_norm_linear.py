@@ -105,12 +105,11 @@ class FuseNormLinear(Pass):
         for matched in find_sites(graph, self.name, trace, find, untie, _has_params):
             folded = fold_norm(matched) if self.fold else matched
             norm, linears = folded.norm, folded.readers
-            x = norm.inputs[0]
+            x = norm.required_operand("x")
             if norm.op is ops.add_norm:
                 with graph.inserting(before=norm):
                     x = ops.add(x, norm.inputs[1])
                 replace_uses(norm.outputs[1], x)
-            assert x is not None
             for linear in linears:
                 trace.record_rewrite(self.name, _fuse_reader(norm, linear, x).name)
             erase_unused(graph, [norm])

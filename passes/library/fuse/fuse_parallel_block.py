@@ -70,13 +70,12 @@ class FuseParallelBlock(Pass):
             attention, feed = parallel[0], feeds[0]
             at = total.outputs[-1].name
             first, last = sorted((attention.o, feed.down), key=lambda n: order[n])
-            reason = _find_obstacle(attention, feed) or (
-                "nothing else is added" if has_add_norm_reader(first.output) else None
-            )
+            reason = _find_obstacle(attention, feed)
+            if reason is None and has_add_norm_reader(first.output):
+                reason = "nothing else is added"
+            trace.record_result(self.name, at, reason)
             if reason is not None:
-                trace.refuse(self.name, at, reason)
                 continue
-            trace.record_rewrite(self.name, at)
             _fuse_outputs(first, last)
             input_linears = [*(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
             if len({n.inputs[0] for n in input_linears}) > 1:
@@ -124,8 +123,7 @@ def _fuse_outputs(first: Node, last: Node) -> None:
 
 def _fuse_inputs(nodes: list[Node]) -> None:
     """Replace `nodes`, linears of one value, by one packed linear and a split; their own splits become part of it."""
-    graph, x = nodes[0].graph, nodes[0].inputs[0]
-    assert x is not None
+    graph, x = nodes[0].graph, nodes[0].required_operand("x")
     pieces: list[Value] = []
     splits: list[Node] = []
     for node in nodes:

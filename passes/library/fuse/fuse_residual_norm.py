@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from weft.ir import Graph, Value, ops
+from weft.ir import Graph, Op, Value, ops
 
 from ...core.base import Pass
 from ...core.trace import Trace
@@ -22,18 +25,8 @@ def _add_layer(x: Value, y: Value, weight: Value | None, bias: Value | None) -> 
     return ops.layer_norm(total, weight, bias, eps=ANY("eps")), total
 
 
-def _fuse_rms(x: Value, y: Value, weight: Value | None, eps: float) -> tuple[Value, ...] | Refusal:
-    return _fuse_norm(x, y, weight, None, "rms", eps)
-
-
-def _fuse_layer(
-    x: Value, y: Value, weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, ...] | Refusal:
-    return _fuse_norm(x, y, weight, bias, "layer", eps)
-
-
 def _fuse_norm(
-    x: Value, y: Value, weight: Value | None, bias: Value | None, kind: str, eps: float
+    x: Value, y: Value, weight: Value | None, eps: float, kind: str, bias: Value | None = None
 ) -> tuple[Value, ...] | Refusal:
     if x.type != y.type:
         return Refusal(f"%{x.name} and %{y.name} are of types {x.type} and {y.type}")
@@ -70,7 +63,11 @@ class FuseResidualNorm(Pass):
     see = ("unfuse-residual-norm",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        norms = {n.op for n in graph.nodes}
-        rules = [Rule("fuse-residual-rms-norm", Pattern(_add_rms), _fuse_rms)] if ops.rms_norm in norms else []
-        rules += [Rule("fuse-residual-layer-norm", Pattern(_add_layer), _fuse_layer)] if ops.layer_norm in norms else []
+        patterns: dict[str, tuple[Op, Callable[..., Any]]]
+        patterns = {"rms": (ops.rms_norm, _add_rms), "layer": (ops.layer_norm, _add_layer)}
+        rules = [
+            Rule(f"fuse-residual-{kind}-norm", Pattern(pattern), partial(_fuse_norm, kind=kind))
+            for kind, (op, pattern) in patterns.items()
+            if any(node.op is op for node in graph.nodes)
+        ]
         apply_rules(graph, rules, trace)

@@ -15,53 +15,37 @@ from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern
 
 
-def _scatter_weights(weights: Value, indices: Value) -> Value:
-    """Return a pattern of the dense weights over all experts: Σ_j weights_j · one_hot(indices_j)."""
-    placed = ops.mul(ops.unsqueeze(weights, axes=ANY("at")), ops.one_hot(indices, depth=ANY("depth")))
-    return ops.sum(placed, axes=ANY("over"), keepdims=False)
+def _keep(x: Value) -> Value:
+    return x
+
+
+def _softmax(x: Value) -> Value:
+    return ops.softmax(x, axis=ANY("axis"))
 
 
 def _renormalize(weights: Value) -> Value:
     return ops.div(weights, ops.sum(weights, axes=ANY("along"), keepdims=True))
 
 
-def _build_softmax_of_top(logits: Value) -> Value:
-    best, indices = ops.top_k.emit(logits, k=ANY("k"))
-    return _scatter_weights(ops.softmax(best, axis=ANY("axis")), indices)
+def _build_router(before: Callable[[Value], Value], after: Callable[[Value], Value]) -> Pattern:
+    """Return a pattern of the routing weights Σ_j after(b)_j · one_hot(i_j), with b, i the top k of before(logits)."""
+
+    def pattern(logits: Value) -> Value:
+        best, indices = ops.top_k.emit(before(logits), k=ANY("k"))
+        placed = ops.mul(ops.unsqueeze(after(best), axes=ANY("at")), ops.one_hot(indices, depth=ANY("depth")))
+        return ops.sum(placed, axes=ANY("over"), keepdims=False)
+
+    return Pattern(pattern)
 
 
-def _build_renormalized_top_of_softmax(logits: Value) -> Value:
-    best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
-    return _scatter_weights(_renormalize(best), indices)
-
-
-def _build_top_of_softmax(logits: Value) -> Value:
-    best, indices = ops.top_k.emit(ops.softmax(logits, axis=ANY("axis")), k=ANY("k"))
-    return _scatter_weights(best, indices)
-
-
-def _build_renormalized_top_of_sigmoid(logits: Value) -> Value:
-    best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
-    return _scatter_weights(_renormalize(best), indices)
-
-
-def _build_sigmoid_of_top(logits: Value) -> Value:
-    best, indices = ops.top_k.emit(logits, k=ANY("k"))
-    return _scatter_weights(ops.sigmoid(best), indices)
-
-
-def _build_top_of_sigmoid(logits: Value) -> Value:
-    best, indices = ops.top_k.emit(ops.sigmoid(logits), k=ANY("k"))
-    return _scatter_weights(best, indices)
-
-
-FORMS: dict[str, tuple[Callable[..., Value], dict[str, Any]]] = {
-    "softmax(topk)": (_build_softmax_of_top, {}),
-    "renorm(topk(softmax))": (_build_renormalized_top_of_softmax, {}),
-    "topk(softmax)": (_build_top_of_softmax, {"renormalize": False}),
-    "renorm(topk(sigmoid))": (_build_renormalized_top_of_sigmoid, {"scoring": "sigmoid"}),
-    "topk(sigmoid)": (_build_top_of_sigmoid, {"scoring": "sigmoid", "renormalize": False}),
-    "sigmoid(topk)": (_build_sigmoid_of_top, {"scoring": "sigmoid", "renormalize": False}),
+SIGMOID = {"scoring": "sigmoid"}
+FORMS: dict[str, tuple[Callable[[Value], Value], Callable[[Value], Value], dict[str, Any]]] = {
+    "softmax(topk)": (_keep, _softmax, {}),
+    "renorm(topk(softmax))": (_softmax, _renormalize, {}),
+    "topk(softmax)": (_softmax, _keep, {"renormalize": False}),
+    "renorm(topk(sigmoid))": (ops.sigmoid, _renormalize, SIGMOID),
+    "topk(sigmoid)": (ops.sigmoid, _keep, {**SIGMOID, "renormalize": False}),
+    "sigmoid(topk)": (_keep, ops.sigmoid, {**SIGMOID, "renormalize": False}),
 }
 
 
@@ -99,8 +83,8 @@ class FuseRouter(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if any(node.op is ops.one_hot for node in graph.nodes):
             rules = [
-                Rule(form, Pattern(fn), partial(_fuse_route, settings=settings))
-                for form, (fn, settings) in FORMS.items()
+                Rule(form, _build_router(before, after), partial(_fuse_route, settings=settings))
+                for form, (before, after, settings) in FORMS.items()
             ]
             apply_rules(graph, rules, trace)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
@@ -41,18 +41,18 @@ def find_packing_obstacle(weights: Sequence[Value | None], biases: Sequence[Valu
             return f"{w!r} is not a parameter"
         if not all(isinstance(s, int) for s in w.shape):
             return f"parameter {w!r} has no fixed shape"
-    if (
-        len({w.type.dtype for w in weights if w is not None}) > 1
-        or len({b.type.dtype for b in biases if b is not None}) > 1
-    ):
-        return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} have different dtypes"
-    quantized = [w for w in weights if isinstance(w, Param) and w.recipe.has(BlockRecipe)]
-    if (
-        quantized
-        and len({str(find_block_layout(w.recipe, w.graph.reader)) for w in weights if isinstance(w, Param)}) > 1
-    ):
-        return f"{' and '.join(f'%{w.name}' for w in weights if w is not None)} are quantized in different ways"
+    names = " and ".join(f"%{w.name}" for w in weights if w is not None)
+    if any(len({v.type.dtype for v in values if v is not None}) > 1 for values in (weights, biases)):
+        return f"{names} have different dtypes"
+    params = [w for w in weights if isinstance(w, Param)]
+    if any(w.recipe.has(BlockRecipe) for w in params) and has_different_layouts(params):
+        return f"{names} are quantized in different ways"
     return None
+
+
+def has_different_layouts(weights: Iterable[Param]) -> bool:
+    """Return whether `weights` are stored in different block layouts, or only some of them in blocks."""
+    return len({str(find_block_layout(w.recipe, w.graph.reader)) for w in weights}) > 1
 
 
 @dataclass(frozen=True)

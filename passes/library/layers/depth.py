@@ -16,7 +16,7 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.trace import Trace
 from ...edits.absorb import OUTPUT_WEIGHTS
-from ...edits.edit import erase_unused
+from ...edits.edit import are_params, erase_unused
 from ..cleanup.dce import Dce
 from ..fuse.fuse_residual_norm import FuseResidualNorm
 
@@ -195,8 +195,7 @@ def _find_summands(y: Value, x: Value) -> list[Value] | None:
         return []
     if y.producer is None or y.producer.op is not ops.add:
         return None
-    a, b = y.producer.inputs
-    assert a is not None and b is not None
+    a, b = (v for v in y.producer.inputs if v is not None)
     for stream, branch in ((a, b), (b, a)):
         inner = _find_summands(stream, x)
         if inner is not None:
@@ -212,11 +211,7 @@ def _collect_zero_params(value: Value, params: set[Param]) -> str | None:
     if node.op in (ops.linear, ops.norm_linear, ops.moe):
         weights = [v for k in OUTPUT_WEIGHTS[node.op] if (v := node.operand(k)) is not None]
         params.update(p for p in weights if isinstance(p, Param))
-        return (
-            None
-            if all(isinstance(p, Param) for p in weights)
-            else f"the weights of {node.op.name} (%{value.name}) are computed"
-        )
+        return None if are_params(weights) else f"the weights of {node.op.name} (%{value.name}) are computed"
     if node.op is ops.mul:  # one zero is enough
         for factor in (v for v in node.inputs if v is not None):
             zeros = set[Param]()

@@ -73,8 +73,7 @@ class PermuteNeurons(Pass):
         """Return the axis ranges to shuffle, by (node, operand index), if `node` ends a feed-forward or is a moe.
         Return None for other nodes."""
         if node.op is ops.moe:
-            up, down = node.operand("up"), node.operand("down")
-            assert up is not None and down is not None
+            up, down = node.required_operand("up"), node.required_operand("down")
             seed, count = self._derive_seed(down.name), int(up.shape[1])
             axes = {"up": 1, "gate": 1, "up_bias": 1, "gate_bias": 1, "down": 2}
             axis_by_index = {node.op.operand_index(k): axis for k, axis in axes.items() if node.operand(k) is not None}

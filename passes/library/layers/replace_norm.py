@@ -85,8 +85,7 @@ class ReplaceNorm(Pass):
         def compute_mean(x: Value) -> Value:
             return ops.mean(x, axes=(-1,), keepdims=True)
 
-        x = node.inputs[0]
-        assert x is not None
+        x = node.required_operand("x")
         x = ops.add(x, node.inputs[1]) if node.op is ops.add_norm else x
         y = ops.sub(x, compute_mean(x)) if self.kind == "layer" else x
         eps = node.attrs["eps"] if self.eps is None else self.eps

@@ -13,7 +13,7 @@ from ...analysis.residual import ResidualStream, check_streams, explain_unmappab
 from ...core.base import Pass
 from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, find_input_weights, is_layer_norm, make_matrix_map
-from ...edits.edit import derive_param, erase_unused_params, rebuild_node
+from ...edits.edit import derive_param, erase_unused_params, rebuild_node, require_param
 from ..fold.fold_norm_scale import Site, find_site
 
 
@@ -105,8 +105,7 @@ def _is_before_tied_head(norm: Node) -> bool:
 
 def _extract_weight(norm: Node, matrix: Recipe) -> None:
     """Move the weight g of `norm` into a new linear after it, with the weight Qᵀ diag(g) Q; `matrix` is Q."""
-    graph, weight = norm.graph, norm.operand("weight")
-    assert isinstance(weight, Param)
+    graph, weight = norm.graph, require_param(norm, "weight")
     width = int(weight.shape[0])
     unweighted = rebuild_node(norm, {"weight": None})
     rotated = MatMul(Scale(Permute(matrix, (1, 0)), weight.recipe, axis=1), matrix)

@@ -57,18 +57,15 @@ class UpcycleToMoe(Pass):
                 f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {LIMIT}, top_k no larger"
             )
         for node in graph.nodes:
-            unit = match_feed_forward(node)
+            unit, at = match_feed_forward(node), node.output.name
             if isinstance(unit, str):
-                trace.refuse(self.name, node.output.name, unit)
-            elif unit is not None and (_is_shared_expert(unit) or unit.up.is_normed):
-                reason = (
-                    "its norm is fused into it: run before fuse-norm-linear"
-                    if unit.up.is_normed
-                    else "it is a shared expert next to routed ones"
-                )
-                trace.refuse(self.name, node.output.name, reason)
+                trace.refuse(self.name, at, unit)
+            elif unit is not None and unit.up.is_normed:
+                trace.refuse(self.name, at, "its norm is fused into it: run before fuse-norm-linear")
+            elif unit is not None and _is_shared_expert(unit):
+                trace.refuse(self.name, at, "it is a shared expert next to routed ones")
             elif unit is not None:
-                trace.record_rewrite(self.name, node.output.name)
+                trace.record_rewrite(self.name, at)
                 self._upcycle_feed_forward(unit)
 
     def _upcycle_feed_forward(self, f: FeedForward) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
+from weft.ir import Graph, Node, Recipe, WeftError, ops
 from weft.ir.recipes import Concat, Slice
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid
 from weft.ir.recipes.readers import Array
@@ -27,7 +27,7 @@ from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import compute_amplitude
 from ...core.trace import Trace
-from ...edits.edit import derive_param, replace_param
+from ...edits.edit import derive_param, replace_param, require_param
 from .position_values import find_first_row, find_position_tables
 
 _SCALING = {"pi": "linear", "ntk": "ntk", "yarn": "yarn", "llama3": "llama3"}
@@ -106,7 +106,7 @@ class ExtendContext(ScalingArguments, Pass):
                 references[name] = make_rope_reference(
                     self._scale_recipe(old, self.find_context(before)), new, **settings
                 )
-            elif node in tables and _get_table(new).shape != _get_table(node).shape:
+            elif node in tables and require_param(new, "table").shape != require_param(node, "table").shape:
                 references[name] = partial(
                     _look_up_rows,
                     self._expect_table(
@@ -135,7 +135,7 @@ class ExtendContext(ScalingArguments, Pass):
 
     def _lengthen_table(self, node: Node, trace: Trace) -> bool:
         """Lengthen the table of the position embedding `node`; return False after a refusal, else True."""
-        table, offset = _get_table(node), find_first_row(node)
+        table, offset = require_param(node, "table"), find_first_row(node)
         factors = [r.factor for r in (table.recipe, *table.recipe.parts) if isinstance(r, Interpolate | Sinusoid)]
         factor = max(factors, default=1.0)
         # An earlier run has interpolated the table: neither a rewrite nor a refusal.
@@ -180,9 +180,9 @@ class ExtendContext(ScalingArguments, Pass):
         Raises:
             WeftError: if the table of sinusoids in `after` differs from sinusoids at interpolated positions.
         """
-        old = before.params[_get_table(node).name]
+        old = before.params[require_param(node, "table").name]
         new_node = next(n for n in after.nodes if n.output.name == node.output.name)
-        values = _get_table(new_node).recipe.evaluate(after.reader).astype(np.float64)
+        values = require_param(new_node, "table").recipe.evaluate(after.reader).astype(np.float64)
         offset = find_first_row(node) or 0
         at = np.arange(len(values) - offset) / self.factor
         if isinstance(old.recipe, Sinusoid) and not offset:
@@ -195,13 +195,6 @@ class ExtendContext(ScalingArguments, Pass):
         rows = old.recipe.evaluate(before.reader).astype(np.float64)
         columns = [np.interp(at, np.arange(len(rows) - offset), column) for column in rows[offset:].T]
         return np.concatenate([rows[:offset], np.stack(columns, 1)])
-
-
-def _get_table(node: Node) -> Param:
-    """Return the table of the embedding `node`."""
-    value = node.inputs[1]
-    assert isinstance(value, Param)
-    return value
 
 
 def _look_up_rows(table: Array, ids: Array, _: Array) -> Array:

@@ -114,9 +114,7 @@ class InsertRope(ScalingArguments, Pass):
         return "its values are part of its keys" if node.operand("v") is None else None
 
     def _get_recipe(self, graph: Graph, node: Node) -> RopeFrequencies:
-        q = node.inputs[0]
-        assert q is not None
-        head = q.width // node.attrs["heads"]
+        head = node.required_operand("q").width // node.attrs["heads"]
         dim = head if self.rotary_dim is None else self.rotary_dim
         if dim > head:
             raise WeftError(f"{self.name}: rotary_dim={dim} exceeds the {head} features of a head")
@@ -129,8 +127,7 @@ class InsertRope(ScalingArguments, Pass):
 def _find_positions(graph: Graph, node: Node, counted_positions: dict[Any, Value]) -> Value:
     """Return the positions [batch, seq] of the attention `node`: the input position_ids, added if `node` is causal.
     A bidirectional attention without it counts its tokens from 0; `counted_positions` caches the counts by shape."""
-    q = node.inputs[0]
-    assert q is not None
+    q = node.required_operand("q")
     shape = q.shape[:2]
     ids = graph.inputs.get("position_ids")
     if ids is not None and ids.shape == shape:

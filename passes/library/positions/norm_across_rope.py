@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, Value, ops
+from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.recipes import Full
 from weft.ir.recipes import Literal as LiteralRecipe
 
@@ -56,7 +56,7 @@ class NormAcrossRope(Pass):
         for node in graph.nodes:
             if node.op is not ops.rope:
                 continue
-            steps = _find_norm_before(node) if self.to == "behind" else _find_norm_after(node)
+            steps = _find_norm(node, before=self.to == "behind")
             if not steps:
                 continue
             old, new = ([*steps, node], [node, *steps]) if self.to == "behind" else ([node, *steps], [*steps, node])
@@ -67,34 +67,23 @@ class NormAcrossRope(Pass):
             _reorder_nodes(old, new)
 
 
-def _find_norm_before(rotation: Node) -> list[Node]:
-    """Return the nodes (a norm and reshapes) that compute the input of `rotation`, in order; [] without a norm."""
+def _find_norm(rotation: Node, before: bool) -> list[Node]:
+    """Return a norm and reshapes around it, in order, that compute the input of `rotation` or read only its output.
+
+    `before` selects the input. Return [] without a norm, or if the type of the last output is not that of the input.
+    """
     chain: list[Node] = []
-    value = rotation.inputs[0]
-    while value is not None and (node := value.producer) is not None and node.op in (ops.reshape, *_NORMS):
+    value = rotation.required_operand("x") if before else rotation.output
+    while before or len(value.uses) == 1:
+        node = value.producer if before else value.uses[0][0]
+        if node is None or node.op not in (ops.reshape, *_NORMS):
+            break
         if node.op in _NORMS and any(n.op in _NORMS for n in chain):
             break
-        chain.insert(0, node)
-        value = node.inputs[0]
-    return _check_norm(chain, chain[0].inputs[0] if chain else None)
-
-
-def _find_norm_after(rotation: Node) -> list[Node]:
-    """Return the nodes (a norm and reshapes) that read only the output of `rotation`, in order; [] without a norm."""
-    chain: list[Node] = []
-    value = rotation.output
-    while len(value.uses) == 1 and (node := value.uses[0][0]).op in (ops.reshape, *_NORMS):
-        if node.op in _NORMS and any(n.op in _NORMS for n in chain):
-            break
-        chain.append(node)
-        value = node.output
-    return _check_norm(chain, rotation.output)
-
-
-def _check_norm(steps: list[Node], start: Value | None) -> list[Node]:
-    """Return `steps` if they contain a norm and their last output has the type of `start`, their input, else []."""
-    same_type = start is not None and bool(steps) and steps[-1].output.type == start.type
-    return steps if same_type and any(n.op in _NORMS for n in steps) else []
+        chain.insert(0 if before else len(chain), node)
+        value = node.required_operand("x") if before else node.output
+    start = value if before else rotation.output
+    return chain if any(n.op in _NORMS for n in chain) and chain[-1].output.type == start.type else []
 
 
 def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
@@ -132,11 +121,10 @@ def _is_equal_in_pairs(weight: Recipe, rotation: Node, head_dim: int) -> bool:
 
 def _reorder_nodes(old: list[Node], new: list[Node]) -> None:
     """Replace the chain of nodes `old` by the same nodes in the order `new`; each keeps the name of its output."""
-    last, value = old[-1], old[0].inputs[0]
+    last, value = old[-1], old[0].required_operand("x")
     with last.graph.inserting(before=last):
         for node in new:
             value = node.op(value, *node.inputs[1:], **node.attrs)
             node.output.name, value.name = value.name, node.output.name
-    assert value is not None
     replace_uses(last.output, value, rename=False)
     erase_unused(last.graph, old)

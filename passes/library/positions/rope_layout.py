@@ -88,9 +88,7 @@ def _label_features(rotation: Node) -> Array:
 
 
 def _count_pairs(rotation: Node) -> int:
-    frequencies = rotation.operand("frequencies")
-    assert frequencies is not None
-    return frequencies.width
+    return rotation.required_operand("frequencies").width
 
 
 def _find_obstacle(attention: Node, ropes: list[tuple[Node, Destination]]) -> str | None:
@@ -117,9 +115,7 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
     rows: dict[Node, Array] = {}
     origins: list[LinearOrigin] = []
     for rotation in rotations:
-        value = rotation.inputs[0]
-        assert value is not None
-        source = trace_origin(value)
+        source = trace_origin(rotation.required_operand("x"))
         if isinstance(source, str):
             return source
         origins.append(source)

@@ -112,8 +112,7 @@ class StripPositions(Pass):
 
 
 def _drop_rope(node: Node) -> bool:
-    assert node.inputs[0] is not None
-    node.output.replace_uses(node.inputs[0])
+    node.output.replace_uses(node.required_operand("x"))
     return True
 
 

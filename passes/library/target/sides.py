@@ -145,8 +145,8 @@ def join_encoder_decoder(encoder: Graph, decoder: Graph, at: At) -> Package:
 _IN_WHOLE = {"input_ids": IDS, "attention_mask": MASK, STATES: HIDDEN, LOSS: f"{LOSS} of the encoder"}
 
 
-def _find_source_values(graph: Graph) -> set[Value]:
-    """Return the values that depend on inputs of the source and on no other input."""
+def _split_values(graph: Graph) -> tuple[set[Value], set[Value]]:
+    """Return the values that depend on inputs of the source and on no other input, and those that depend on others."""
     source_values = {v for name, v in graph.inputs.items() if name in SOURCE}
     later_values = set(graph.inputs.values()) - source_values
     for node in graph.nodes:
@@ -155,7 +155,7 @@ def _find_source_values(graph: Graph) -> set[Value]:
             later_values.update(node.outputs)
         elif crossing & source_values:
             source_values.update(node.outputs)
-    return source_values
+    return source_values, later_values
 
 
 def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
@@ -170,7 +170,7 @@ def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
         return {HIDDEN: memory}
     names: dict[Value, str] = {}
     attentions: dict[Node, int] = {}
-    source_values = _find_source_values(graph)
+    source_values, _ = _split_values(graph)
     for node in graph.nodes:
         if source_values.issuperset(node.outputs):
             continue
@@ -208,16 +208,12 @@ def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
     """Return the outputs of `graph`, by name, that the encoder computes.
     If `at` is "states", only aux_loss is considered. If encoder and decoder both add to it, return the encoder's
     summand, and remove it from the sum in `graph`."""
-    source_values = _find_source_values(graph)
+    source_values, later_values = _split_values(graph)
     if at == "keys":
         return {name: v for name, v in graph.outputs.items() if v in source_values}
     loss = graph.outputs.get(LOSS)
     if loss is None or loss in source_values:
         return {} if loss is None else {LOSS: loss}
-    later_values = {v for name, v in graph.inputs.items() if name not in SOURCE}
-    for node in graph.nodes:
-        if not later_values.isdisjoint(node.inputs):
-            later_values.update(node.outputs)
     for node in [n for n in graph.nodes if n.op is ops.add and n.output in later_values and n.output.shape == ()]:
         parts = [v for v in node.inputs if v is not None and v not in later_values]
         (remainder,) = [v for v in node.inputs if v in later_values] if parts else [None]

@@ -47,10 +47,8 @@ class WidenCodes(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         for param in graph.params.values():
-            if (
-                param.recipe.has(BlockRecipe)
-                and (widened := widen_small_floats(param.recipe, graph.reader)) != param.recipe
-            ):
+            widened = widen_small_floats(param.recipe, graph.reader) if param.recipe.has(BlockRecipe) else param.recipe
+            if widened != param.recipe:
                 param.recipe = widened
                 trace.record_rewrite(self.name, param.name)
         if not trace.rewrites[self.name]:

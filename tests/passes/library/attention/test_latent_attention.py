@@ -185,7 +185,7 @@ def test_a_bias_of_keys_made_from_a_latent_would_be_lost() -> None:
     (node,) = (n for n in by_hand.nodes if n.op is ops.attention)
     found = _find_latent(node)
     assert found is not None
-    _absorb_weights(node, found, None, "by hand", Trace())
+    _absorb_weights(node, found)
     assert worst(graph, by_hand) > 1e-3
 
 
