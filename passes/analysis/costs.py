@@ -15,10 +15,10 @@ EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operand
 
 
 def find_learned_params(graph: Graph) -> list[Param]:
-    """Return the parameters with trained or initialized values.
+    """Return the parameters with trained or initialized values, in the order of `graph.params`.
 
-    Excluded are tables computed by a formula (`Recipe.constant`) and the correction bias of a router (DeepSeek-V3),
-    which a rule updates during training; published counts exclude it also.
+    Excluded are tables computed by a formula (`Recipe.is_constant`) and the correction bias of a router (DeepSeek-V3).
+    A rule updates this bias during training; published counts also exclude it.
     """
 
     def corrects(param: Param) -> bool:
@@ -34,12 +34,12 @@ def count_elements(value: Value) -> int:
 
 
 def count_parameters(graph: Graph) -> int:
-    """Return the total number of elements of the learned parameters (`find_learned_params`)."""
+    """Return the number of elements of all learned parameters (`find_learned_params`)."""
     return sum(map(count_elements, find_learned_params(graph)))
 
 
 def count_active_parameters(graph: Graph) -> int:
-    """Return the number of learned parameters used for one token: of each `moe`, only the experts it is routed to."""
+    """Return the number of elements of learned parameters used for one token: of each `moe`, those of chosen experts."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:
@@ -68,7 +68,7 @@ def _count_per_slot(parts: Iterable[StateSpec]) -> int:
 
 
 def count_state_bytes(nodes: Iterable[Node], item: int) -> int:
-    """Return the bytes of the recurrent states of `nodes` for one sequence; `item` is the byte size of the dtype."""
+    """Return the bytes of the recurrent states of `nodes` per sequence: `item` per element, 4 for sums over tokens."""
     # Sums over all tokens are kept in f32, whatever the model's dtype (`StateKind.accumulates`).
     all_specs = [spec for node in nodes for spec in find_states(node)]
     counts = [sizes.evaluate(sizes.multiply_sizes(spec.row_shape), {}) for spec in all_specs]

@@ -140,9 +140,10 @@ class FeedForward:
 
 
 def find_projection(value: Value) -> Projection | None:
-    """Return the projection that computes `value`: a linear, a norm_linear, or a piece of one split on the last axis.
+    """Return the projection that computes `value`; None if there is none.
 
-    Return None if another op computes `value`, or if the weight or bias is not a parameter.
+    It is a linear or norm_linear whose weight and bias are parameters. `value` is its output, or one output of a split
+    of this output along the last axis.
     """
     node, start = value.producer, 0
     if node is not None and node.op is ops.split:
@@ -169,7 +170,7 @@ def find_activation_name(node: Node) -> str | None:
 
 
 def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
-    """Return (name, operand, nodes) of the activation that computes `value`; the node of `value` comes first.
+    """Return (name, operand, nodes) of the activation that computes `value`; the node that returns `value` comes first.
 
     x·σ(x), x·σ(βx) and max(0, x)² also match as several ops, unless other nodes read the values in between.
     Return None if `value` is not the result of an activation.
@@ -204,10 +205,11 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
 
 
 def match_gate(node: Node) -> GatedUnit | str | None:
-    """Return the gated unit whose last node is `node`: a `glu`, or a product of an activated gate and up.
+    """Return the gated unit whose last node is `node`: a `glu`, or a product of up and an activated gate.
 
-    In a product, gate and up must be projections of the same value, and other nodes must not read the values in
-    between. Return a reason (str) for a product that violates this or clamps differently; None for all other nodes.
+    In a product, gate and up must be projections of the same value, clamps must be those of `glu`, and inner values
+    must have no other readers. Return a reason (str) if gate is a projection but another of these conditions fails, and
+    None for all other nodes.
     """
     if node.op is ops.glu:
         gate, up = node.inputs
@@ -230,8 +232,7 @@ def match_gate(node: Node) -> GatedUnit | str | None:
 
 
 def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node, ...]) -> GatedUnit | str | None:
-    """Return the gated unit of the product `node` = act(gate) ⊙ up, with the nodes that clamp gate and up or shift up.
-    `name` and `nodes` are the activation and its nodes. See `match_gate` for the results None and str."""
+    """Return `match_gate` of the product `node` = act(gate) ⊙ up, given the activation's `name` and `nodes`."""
     inside = [node, *nodes]
     shift, limit = 0.0, None
     if up.producer is not None and up.producer.op is ops.affine and up.producer.attrs["by"] == 1:

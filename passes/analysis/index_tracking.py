@@ -41,8 +41,8 @@ def _make_labels(value: Value, labels: Array | None = None, first: int = 0) -> A
 
 
 def _propagate_labels(node: Node, operand: int, labels: Array) -> list[Array] | None:
-    """Return one label array per output of `node`, given the `labels` of the operand with index `operand`.
-    Other operands get the label 0. Return None if `node` may mix features."""
+    """Return the labels of each output of `node` for `labels` of operand number `operand`; None if features may mix.
+    All other operands get the label 0."""
     if node.op in _STILL and operand == 0:
         return [labels]
     if not _is_move(node):
@@ -58,7 +58,6 @@ def _is_move(node: Node) -> bool:
 
 
 def _run_on_labels(node: Node, labels: list[Array]) -> list[Array]:
-    """Return one label array per output of `node`, given one per operand in `labels`."""
     binding = _bind_ones(*node.inputs, *node.outputs)
     return list(run_node(node.op, list(labels), node.attrs, binding))
 

@@ -41,8 +41,8 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
     """Return the layers of the stack `name` ("": the only stack), in order.
 
     Raises:
-        WeftError: naming the pass `rule`, if the stack is missing or ambiguous, if the graph has caches, or if a layer
-            does not return exactly one value (the first: does not read exactly one).
+        WeftError: naming the pass `rule`, if the stack is missing or ambiguous, the graph has caches, a layer does not
+            return exactly one value, or the first layer does not read exactly one.
     """
     refuse_caches(graph, rule)
     stacks: dict[str, dict[int, list[Node]]] = {}
@@ -109,7 +109,7 @@ def renumber_layers(graph: Graph, stack: str, number: Mapping[int, int]) -> None
 
 
 def expand_add_norms(graph: Graph) -> bool:
-    """Expand every add_norm, in place, with the add in the scope of the layer it ends; return whether there was one."""
+    """Expand every add_norm in place; return whether there was one. Each add gets the scope of the layer it ends."""
     fused = [n for n in graph.nodes if n.op is ops.add_norm]
     for node in fused:
         with graph.inserting(before=node):

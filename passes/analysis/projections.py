@@ -130,7 +130,8 @@ def find_output_linear(node: Node) -> Node | str:
 def find_branch(node: Node, role: str) -> Branch | str:
     """Return the path to the operand `role` (q, k or v) of the attention `node`; a reason (str) if there is none.
 
-    Only nodes on the path may read its values, they must treat tokens independently, and weight and bias be parameters.
+    The nodes on the path treat tokens independently, and no others read its values. Weight and bias are parameters.
+    There is no path to k and v of an attention with a quantized cache.
     """
     value = node.required_operand(role)
     if role in "kv" and node.attrs.get("cache_bits") is not None:

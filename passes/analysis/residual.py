@@ -127,7 +127,7 @@ def _trace_stream(start: Value) -> ResidualStream:
 
 def _add_reader(stream: ResidualStream, value: Value, reader: Node, index: int, carries: bool) -> None:
     """Add `reader`, whose operand `index` is `value`, to the norms, linears or obstacles of `stream`.
-    A reader of another kind is an obstacle unless it `carries` the stream on to an output."""
+    Other readers are obstacles unless the stream continues in their outputs (`carries`)."""
     if reader.op is ops.add_norm or ((Trait.NORM in reader.op.traits or reader.op is ops.norm_linear) and index == 0):
         stream.norms[reader] = None
     elif reader.op is ops.linear and index == 0:

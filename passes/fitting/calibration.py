@@ -36,8 +36,8 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     """Return the sequences in the file `path` as batches of token ids [batch, length], at most `limit` tokens in total.
 
     A .npy file holds an array of ids, a .json file lists of ids. Any other file is plain text: decoders split it into
-    windows of 128 tokens, encoders into lines. Each batch has sequences of one length; sequences
-    longer than the model's positions are truncated.
+    windows of 128 tokens, encoders into lines. Each batch has sequences of one length. Sequences longer than the
+    model's positions are truncated.
 
     Raises:
         WeftError: if the file cannot be read, is empty, has ids outside the vocabulary, or needs a missing tokenizer.
@@ -187,9 +187,10 @@ def make_inputs(graph: Graph, ids: Array) -> dict[str, Array]:
 class Activations:
     """Values of `graph` on the batches `texts` (ids [batch, length]), each as a list of one array per batch.
 
-    Values are computed on request and discarded after their last reader; nodes that read a requested value may be
-    edited before the next request. Memory is needed for the requested values, the values read later, and `MAX_ELEMENTS`
-    elements of weights. Weights are cast to `dtype` unless None; activations are float32 unless an operand is float64.
+    Values are computed on request and discarded after their last reader. Nodes that read a requested value may be
+    edited before the next request. Memory is needed for the requested values, for values that are read later, and for
+    `MAX_ELEMENTS` elements of weights. Weights are cast to `dtype` unless it is None. Activations are float32, or
+    float64 if an operand is.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], dtype: type[np.floating[Any]] | None = None) -> None:
@@ -308,12 +309,11 @@ def _list_operands(node: Node) -> list[Value]:
 
 
 def _is_lookup(node: Node) -> bool:
-    """Return whether `node` is an embedding of a parameter, which is read block by block (`_look_up`)."""
     return node.op is ops.embedding and isinstance(node.inputs[1], Param)
 
 
 def _group_nodes(nodes: Iterable[Node]) -> Iterator[list[Node]]:
-    """Yield consecutive groups of `nodes`: one node or at most `MAX_ELEMENTS` weight elements; a lookup is alone."""
+    """Yield `nodes` in groups with at most `MAX_ELEMENTS` weight elements; a larger node, or a lookup, is alone."""
     batch: list[Node] = []
     total = 0
     for node in nodes:

@@ -40,7 +40,7 @@ class Fitter:
     """A fitter of the attentions of `graph` to the batches `texts` (see `read_tokens`); if empty, to weights alone.
 
     With `sequential`, activations are those of the graph with all changes so far, not of the original graph, and output
-    linears are refitted to compensate for errors. Attentions with the same linears are fitted once.
+    linears can be refitted to compensate for errors. Attentions with the same linears are fitted once.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
@@ -135,7 +135,6 @@ class Fitter:
 
 
 def _make_key(branch: Branch | str) -> object:
-    """Return a key that is equal for branches with the same weight, bias and rows; a reason (str) is its own key."""
     return branch if isinstance(branch, str) else (branch.weight, branch.bias, branch.span)
 
 
@@ -162,7 +161,7 @@ def _find_rotation(q: Branch | str, k: Branch) -> Rotation | str:
 
 
 def _explain_obstacle(branch: Branch) -> str:
-    """Return a reason that names a node between linear and attention that prevents a new basis; "" if there is none."""
+    """Return a reason: the first node between linear and attention that prevents a new basis; "" if there is none."""
     if branch.has_plain_path:
         return ""
     node = next(n for n in branch.between if n.op not in (ops.rope, ops.reshape))

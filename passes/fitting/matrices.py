@@ -39,9 +39,9 @@ class Matrix:
 
 
 def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
-    """Return, for each parameter that is a weight of linears, experts or embeddings, its `Matrix` or a reason (str).
+    """Return the `Matrix` of each parameter that is a weight of linears, experts or embeddings, or a reason (str).
 
-    The reason states why it must not be quantized. Parameters computed by a formula (`Recipe.constant`) are omitted.
+    The reason states why it must not be quantized. Parameters computed by a formula (`Recipe.is_constant`) are omitted.
     """
     result: dict[Param, Matrix | str] = {}
     order = {node: i for i, node in enumerate(graph.nodes)}
@@ -66,7 +66,7 @@ def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
 
 
 def group_matrices(matrices: Iterable[Matrix]) -> list[list[Matrix]]:
-    """Group the matrices that must have one layout: q, k and v of one input. Every other matrix is alone."""
+    """Group the matrices that must have one layout: the weights of q, k and v of one input. All others are alone."""
     by_param = {matrix.param: matrix for matrix in matrices}
     grouped: list[list[Matrix]] = []
     for matrix in list(by_param.values()):
@@ -112,11 +112,7 @@ def _make_input_key(matrix: Matrix) -> object:
 
 
 def _find_largest(param: Param) -> Array:
-    """Return the largest magnitude in each matrix of the stack `param`, f32 [n]; f32 [1] for a single matrix.
-
-    Raises:
-        WeftError: if an element is not finite.
-    """
+    """Return the largest magnitude, f32 [n], of each of the n matrices stacked in `param`; refuse NaN and ∞."""
     reader, stacked = param.graph.reader, param.type.rank > 2
     parts = [np.abs(rows).max(tuple(range(1, rows.ndim))) for rows in param.recipe.blocks(reader)]
     largest = np.concatenate(parts).astype(np.float32)
@@ -128,7 +124,7 @@ def _find_largest(param: Param) -> Array:
 
 
 def _is_attention_projection(node: Node) -> bool:
-    """Return whether `node` is a linear from which a chain of only readers, tokenwise ops, leads to an attention."""
+    """Return whether an attention reads the linear `node`, directly or after tokenwise ops with one reader each."""
     if node.op not in (ops.linear, ops.norm_linear):
         return False
     value = node.output
@@ -164,7 +160,7 @@ def _find_kind(param: Param, readers: list[Node]) -> str:
 
 
 def _has_path(value: Value, goal: Value) -> bool:
-    """Return whether only readers (elementwise ops, views, copies, linears) lead from `value` to `goal`."""
+    """Return whether single readers (elementwise ops, views, copies, linears) lead from `value` to `goal`."""
     while value is not goal:
         if len(value.users) != 1:
             return False

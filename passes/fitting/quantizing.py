@@ -204,12 +204,11 @@ class _OriginalRun:
         return self._activations(self._copies[value])
 
     def override(self) -> AbstractContextManager[None]:
-        """Return a context whose end discards the activations computed inside it."""
         return self._activations.override()
 
 
 def _find_input_sharers(node: Node) -> list[Param]:
-    """Return the weights of all nodes with the op, input and norm of `node`, with its own; they share a moment."""
+    """Return the weights of all nodes, `node` included, with its op, input and norm; these weights share a moment."""
     x = node.required_operand("x")
     same = [n for n in x.users if n.op is node.op and n.inputs[0] is x and _make_norm_key(n) == _make_norm_key(node)]
     return [w for n in same if isinstance(w := n.operand("weight"), Param)]
@@ -222,7 +221,7 @@ def _make_norm_key(node: Node) -> tuple[object, ...]:
 def _fit_products(
     activations: Activations, original: _OriginalRun | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Return the blocks, a list of one, of each matrix of `layouts`; all of them multiply the same value.
+    """Return a list with the blocks of each matrix of `layouts`; all matrices multiply the same value.
     With `original`, weights are first corrected towards the original outputs (`compute_correction`)."""
     by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
     for matrix in layouts:
@@ -291,8 +290,7 @@ def compute_moment(parts: Sequence[Array], others: Sequence[Array] | None = None
 
 
 def _round_matrix(matrix: Matrix, corrected: Array | None, factors: MomentFactors, layout: BlockLayout) -> Blocks:
-    """Return the GPTQ blocks of `matrix` [out, in], read some rows at a time. Unless None, `corrected` [in, in]
-    multiplies the rows first."""
+    """Return the GPTQ blocks of `matrix` [out, in], whose rows are first multiplied by `corrected` unless None."""
     width, reader = int(matrix.param.shape[-1]), matrix.param.graph.reader
     blocks = []
     for rows in matrix.param.recipe.blocks(reader, max(1, NUMBERS // width) * width):
@@ -302,7 +300,7 @@ def _round_matrix(matrix: Matrix, corrected: Array | None, factors: MomentFactor
 
 
 def _list_expert_weights(node: Node) -> list[list[Param]]:
-    """Return the weights of the moe `node` in the order of use, [[gate, up], [down]], without those computed."""
+    """Return the weights of the moe `node` that are parameters, in the order of use: [[gate, up], [down]]."""
     operands = [[node.operand(name) for name in names] for names in (("gate", "up"), ("down",))]
     return [[v for v in values if isinstance(v, Param)] for values in operands]
 
@@ -310,8 +308,8 @@ def _list_expert_weights(node: Node) -> list[list[Param]]:
 def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Return the blocks, one per expert, of the stacked weights `layouts` of the moe `node`.
-    The moment of an expert is that of its own tokens; for gate and up, a share `POOLED_SHARE` of it is that of all."""
+    """Return the blocks, one per expert, of each stacked weight in `layouts` of the moe `node`.
+    The moment of an expert is that of its own tokens; for gate and up, a share `POOLED_SHARE` is that of all tokens."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
     combine = np.concatenate([p.reshape(-1, p.shape[-1]) for p in activations(node.required_operand("combine"))])

@@ -43,7 +43,7 @@ class AffineStep:
 def find_affine_form(step: Step) -> AffineStep | None:
     """Return the affine form of `step`; None unless every new state is elementwise affine in its old state.
 
-    Also None if batch rows depend on each other, the first token is not f32, or no a or b depends on a token.
+    Also return None if batch rows depend on each other, the first token is not f32, or no a or b depends on a token.
     """
     graph = step.graph.clone()
     if not all(is_rowwise(node) for node in graph.nodes):
@@ -95,7 +95,6 @@ def has_dependent(value: Value, ends: Iterable[Value]) -> bool:
 
 
 def _build_after(step: Step) -> Graph:
-    """Return a graph of the outputs of `step`, with inputs ``new_NAME`` (the new states) and then those of `step`."""
     graph, after = step.graph, Graph("after")
     new_states = {v: after.add_input(f"new_{n}", v.type) for n in step.states for v in [step.new_state(n)]}
     outputs = {name: graph.outputs[name] for name in step.outputs}

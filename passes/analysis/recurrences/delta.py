@@ -56,8 +56,7 @@ def find_delta_form(step: Step) -> ParallelForm | None:
 
 
 def _find_read(step: Step, name: str) -> StateRead | None:
-    """Return the only read (Σ q ⊙ S over an axis) of the old state `name` that its new state depends on.
-    Return None unless there is exactly one, and the new state is otherwise affine in the old one."""
+    """Return the read of the state `name` in its update; None unless it is the only one and the rest is affine."""
     graph = step.graph.clone()
     state, new = graph.inputs[name], graph.outputs[NEXT + name]
     rules, reads = AffineRules(graph.inputs[step.tokens[0]]), list[StateRead]()

@@ -41,8 +41,8 @@ class LinearPart:
 def find_linear_parts(step: Step) -> dict[str, LinearPart] | None:
     """Return the linear part of each state of `step`, by name; None if a state has none.
 
-    Also None if batch rows depend on each other, or if the axis that L mixes has more than `SMALL` indices and more
-    than `MOST_BLOCKS` times the columns: a loop over the tokens is then faster.
+    Also return None if batch rows depend on each other. The axis that L mixes must have at most `SMALL` indices, or at
+    most `MOST_BLOCKS` times the number of columns: otherwise a loop over the tokens is faster.
     """
     if not all(is_rowwise(node) for node in step.graph.nodes):
         return None
@@ -81,7 +81,6 @@ Parts = Mapping[Value, Value]
 
 
 def _emit_again(node: Node, parts: Parts) -> tuple[Value, ...] | None:
-    """Emit the op of `node` again on the linear part of its only operand."""
     return node.op.emit(parts[node.required_operand("x")], **node.attrs)
 
 
@@ -152,10 +151,7 @@ _RULES: dict[Op, Callable[[Node, Parts], tuple[Value, ...] | None]] = {
 
 def _order_axes(step: Step, graph: Graph, name: str) -> LinearPart | None:
     """Return `graph`, the map L of the state `name`, as a `LinearPart` with its axes ordered.
-
-    Return None unless L mixes exactly one axis, and this axis has at most `SMALL` indices or at most `MOST_BLOCKS`
-    times the number of columns.
-    """
+    Return None unless L mixes one axis, which is short enough (see `find_linear_parts`)."""
     shape = step.graph.inputs[name].shape
     row = [n for n in shape[1:] if isinstance(n, int)]
     rng = np.random.default_rng(0)

@@ -125,7 +125,7 @@ def extract_outer(step: Step, name: str, gates: Graph, after: Graph) -> OuterPro
 
 
 def _find_reads(step: Step, state: Value, after: Graph) -> list[StateRead]:
-    """Return the reads (Σ q ⊙ S over an axis) of `state` in `after`, in order; [] if it is used in another way too."""
+    """Return the reads of `state` in `after`, in order; [] if anything else also uses it."""
     rules, reads = AffineRules(after.inputs[step.tokens[0]]), list[StateRead]()
     forms = {state: AffineValue("", state.shape)}
     for node in list(after.nodes):
@@ -142,6 +142,10 @@ def _find_reads(step: Step, state: Value, after: Graph) -> list[StateRead]:
 
 
 def match_read(node: Node, forms: dict[Value, AffineValue], rules: AffineRules) -> StateRead | None:
+    """Return the read of a state that `node` computes; None if it computes anything else.
+
+    `forms` has the affine form of at least one operand of `node`; `rules` emit the query.
+    """
     operands = [v for v in node.inputs if v is not None]
     operand_forms = [forms.get(v) for v in operands]
     form = next(f for f in operand_forms if f is not None)

@@ -81,8 +81,7 @@ def _find_obstacle(node: Node, alibi: Node) -> str | None:
 
 
 def _append_alibi(node: Node, alibi: Node) -> None:
-    """Append the slopes of `alibi` to the query heads of the attention `node` and key positions / scale to its key
-    heads, and drop its bias."""
+    """Replace the bias of `node` by features: slopes of `alibi` in its queries, key positions / scale in its keys."""
     (q, k), (slopes, _, keys) = node.inputs[:2], alibi.inputs
     heads, kv_heads, scale = node.attrs["heads"], node.attrs["kv_heads"], node.attrs["scale"]
     assert q is not None and k is not None and slopes is not None and keys is not None

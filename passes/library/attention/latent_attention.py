@@ -223,7 +223,6 @@ def _has_bias(linear: Node, index: Array) -> bool:
 
 
 def _absorb_weights(node: Node, latent: _Latent) -> None:
-    """Replace the attention `node` by attention to the latent."""
     heads, shared = node.attrs["heads"], latent.shared
     attrs = {name: value for name, value in node.attrs.items() if name not in FORM_ATTRS}
     with node.graph.inserting(before=node):
@@ -251,7 +250,7 @@ def _derive_up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> 
 
 def _split_heads(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:
     """Split every head of x [batch, n, heads·w] after `first` features; return [batch, n, heads·first] and the rest.
-    The rest is None if first = w."""
+    The rest is None if `first` is w."""
     head_width = x.width // heads
     if first == head_width:
         return x, None
@@ -273,8 +272,8 @@ def _merge_heads(part: Value) -> Value:
 
 
 def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
-    """Replace `old` by `new`, and erase the nodes between `sources` and `old` that lose all readers.
-    If only some pieces of a packed linear lose their readers, the linear is split and these pieces are erased."""
+    """Replace `old` by `new`, and erase the nodes between `sources` and `old` that then have no readers.
+    If this leaves pieces of a packed linear unread, the linear is split and these pieces are erased."""
     graph = node.graph
     old_nodes = backward_slice([old], sources)
     replace_uses(old, new)

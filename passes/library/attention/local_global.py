@@ -97,11 +97,7 @@ class LocalGlobal(Pass):
         equivalence.check_close(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 
     def _find_roles(self, graph: Graph) -> dict[Node, str]:
-        """Return the role, ``local`` or ``global``, of each self-attention of `graph`.
-
-        Raises:
-            WeftError: if `graph` has none, or the pattern cannot be parsed.
-        """
+        """Return the role, ``local`` or ``global``, of each self-attention of `graph`."""
         attentions = find_self_attentions(graph, self.name)
         try:
             return dict(zip(attentions, expand_pattern(self.pattern, len(attentions)), strict=True))

@@ -152,7 +152,7 @@ class _StoredRowsCollector:
     def collect_rows(self, add_rotated: bool) -> list[StoredRows]:
         """Return [keys, values], each with one row per token; [keys] if the attention has no operand v.
         With `add_rotated`, append the keys rotated to positions spread over the context. Without RoPE, append the same
-        keys again, so that all readers of a cache return the same number of rows."""
+        keys again: all readers of a cache must return the same number of rows."""
         rotated = self._rotate_to_positions()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         bias_value = self.node.operand("bias")
@@ -292,7 +292,6 @@ def remove_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
 
 
 def _drop_past(graph: Graph, node: Node) -> Node:
-    """Replace `node` by the same op without a past, and return the new node."""
     absent_names = {spec.past_operand for spec in find_specs(node)} | {spec.positions for spec in find_specs(node)}
     operands = [None if o.name in absent_names else v for o, v in zip(node.op.operands, node.inputs, strict=False)]
     attrs = {**node.attrs, **({"rolling": False} if "rolling" in node.attrs else {})}

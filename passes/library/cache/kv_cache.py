@@ -223,7 +223,7 @@ def _list_bias_nodes(graph: Graph) -> list[Node]:
 
 
 def _list_comparing_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the ops that compare new tokens (trait COMPARES), and nodes besides biases that mix positions only."""
+    """Return the ops that compare new tokens (trait COMPARES), and nodes, except biases, that mix positions only."""
     bias_nodes, comparing = _list_bias_nodes(graph), []
     contents = {v for name, v in graph.inputs.items() if name != "position_ids"}
     for node in graph.nodes:
@@ -236,11 +236,7 @@ def _list_comparing_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
 
 
 def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], supported: set[Node]) -> None:
-    """Check that only `attentions` and the nodes `supported` mix tokens.
-
-    Raises:
-        WeftError: if another node mixes tokens, a node has a cache already, or an attention reads keys of other tokens.
-    """
+    """Raise a WeftError if a node outside `attentions` and `supported` mixes tokens, or a node cannot get a cache."""
     for node in graph.nodes:
         if has_state(node):
             raise WeftError(f"kv-cache: {node!r} (%{node.output.name}) has a cache already")
@@ -270,10 +266,7 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
 
 def _add_total_mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
     """Return the input attention_mask i64 [batch, total] over past and new tokens; add it, or widen an existing one.
-
-    Raises:
-        WeftError: if attentions use another mask, or other nodes read this one.
-    """
+    Raise a WeftError if attentions use another mask, or if other nodes read this one."""
     mask_type = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:

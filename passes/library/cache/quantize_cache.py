@@ -122,7 +122,6 @@ class QuantizeCache(Pass):
                 trace.record_rewrite(self.name, rebuild_node(node, operands, cache_bits=self.bits).output.name)
 
     def _find_obstacle(self, node: Node) -> str | None:
-        """Return a reason (str) why the cache of `node` cannot be quantized; None if it can."""
         if node.op is not ops.attention:
             return f"{node.op.name} has no scales for its cache"
         if node.attrs["cache_bits"] is not None:
@@ -210,7 +209,7 @@ def _reshape_scales(node: Node, scales: list[Array | None]) -> list[Array]:
 
 def _build_reference(scales: list[Array | None], code_bounds: tuple[int, int]) -> Callable[..., Any]:
     """Return the reference of attention on keys and values rounded by `scales` (of keys, of values; None: unrounded).
-    `code_bounds` is (least code, largest code)."""
+    `code_bounds` are the least and the largest code."""
 
     def attend(q: Array, *operands: Array | None, **attrs: Any) -> Any:
         rounded = [

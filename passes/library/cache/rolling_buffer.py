@@ -155,7 +155,6 @@ def _compute_capacity(node: Node, slack: int) -> int | None:
 
 
 def _list_pasts(node: Node) -> list[Value]:
-    """Return the operands of `node` that are past caches."""
     return [past for spec in find_caches(node) if (past := node.operand(spec.past_operand)) is not None]
 
 

@@ -63,8 +63,8 @@ class DropDoubleNorm(Pass):
 
 
 def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
-    """Return (the norms that the scale of `norm` reaches through linear maps of single rows, other readers that it
-    reaches, as "op (%output)")."""
+    """Return (norms, other readers as "op (%output)") that the scale of `norm` reaches.
+    Linear maps of single rows hand the scale on."""
     lead = norm.output.shape[:-1]
     later_norms: list[Node] = []
     other_readers: list[str] = []

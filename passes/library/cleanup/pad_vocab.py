@@ -66,7 +66,7 @@ class PadVocab(Pass):
 
 
 def _find_head(graph: Graph) -> Node | None:
-    """Return the linear that computes the logits, with any elementwise ops and slices after it; None without."""
+    """Return the linear that computes the logits, directly or before elementwise ops and slices; None without it."""
     logits = graph.outputs.get("logits")
     node = None if logits is None else logits.producer
     while node is not None and node.op is not ops.linear:
@@ -78,9 +78,7 @@ def _find_head(graph: Graph) -> Node | None:
 
 def _pad_rows(head: Node, weight: Param, extra: int) -> None:
     """Replace `head` by a linear with `extra` more zero rows, and a slice of its logits to the old vocabulary.
-
-    Token embeddings with the same number of rows are padded, too.
-    """
+    Token embeddings with the same number of rows also get zero rows."""
     graph, vocab = head.graph, head.output.width
     tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _is_token_embedding(n)]
     padded: dict[Value | None, Param] = {}

@@ -121,7 +121,6 @@ def _add_angles(embedding: Node, angles: list[Node]) -> None:
 
 
 def _replace_outputs(node: Node, values: Iterable[Value]) -> None:
-    """Let readers of each output of `node` read the value in `values` instead, and erase `node`."""
     for old, new in zip(node.outputs, values, strict=True):
         replace_uses(old, new, rename=False)
     node.graph.erase(node)

@@ -26,7 +26,6 @@ def _build_attention(q: Value, k: Value, v: Value | None, **attrs: Any) -> Value
 
 
 def _rebuild_attention(match: dict[str, Any], q: Value, k: Value, v: Value | None, **attrs: Any) -> Value:
-    """Emit the attention of `match` on the new operands q, k and v, and return its output."""
     attrs = select(match, *SCORE_ATTRS) | attrs
     return ops.attention(q, k, v, match.get("scores"), None, match.get("sinks"), causal=True, **attrs)
 

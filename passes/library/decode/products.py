@@ -224,8 +224,8 @@ def _is_chain(total: Value, ordered: list[Value]) -> bool:
 
 
 def _rank_term(term: Value) -> int:
-    """Return the position class of `term` in a sum: 2 for a product without a norm before it and an activation after
-    it, 1 for a mixture of experts, 0 for others. Norms and factors after a product or mixture are ignored."""
+    """Return the position of `term` in a sum: 2 for a product without norm and activation, 1 for a mixture, else 0.
+    Norms and factors after a product or mixture are ignored."""
     while (node := term.producer) is not None and len(term.uses) == 1 and not term.is_output:
         if node.op is ops.mixture:
             return 1

@@ -148,7 +148,8 @@ class CollapseLinears(Pass):
 
 def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
     """Yield `value` as a linear map of the input of its last linear, then of the input of the linear before it, ….
-    The walk ends at a value with other readers (than `reader`, for `value` itself; None: any) or another op."""
+    `value` may have no reader except `reader` (None: any), and each value before it a single reader. Otherwise the walk
+    ends, as it does at all ops but linears and scalar multiplications."""
     weight: Recipe | None = None
     bias: Recipe | None = None
     scale, nodes = 1.0, list[Node]()
@@ -178,7 +179,7 @@ def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
 
 def _find_matching_chains(node: Node) -> tuple[Chain, Chain] | None:
     """Return both summands of the add `node` as linear maps of their nearest common value; None without such a value.
-    Side effect: a packed linear with one summand as a piece is first unpacked."""
+    A packed linear with a summand as one of its pieces is first unpacked, in place."""
     a, b = node.inputs
     if a is None or b is None or a is b or a.type != b.type:
         return None

@@ -55,7 +55,7 @@ def find_sites(
 ) -> list[Site]:
     """Return the sites that `find` returns for the norms of `graph`; reasons (str) become refusals of pass `name`.
     Unless `untie`, a site with changes(site) is refused if a weight of its readers also has readers outside the
-    sites, since changing this weight would copy it. Sites with equal keys may share weights, as in shared layers."""
+    sites, because changing this weight would copy it. Sites with equal keys, as in shared layers, may share weights."""
     sites: dict[Node, Site] = {}
     for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
         result = find(norm)

@@ -93,8 +93,8 @@ class FoldScale(Pass):
             trace.refuse(self.name, at, why)
 
     def _accept(self, graph: Graph, refusals: dict[str, str]) -> list[_Plan]:
-        """Return the plans of this round, which share no nodes and, unless `untie`, scale a weight for all its readers.
-        For a dropped plan, the reason is added to `refusals` under the names of the outputs of its sites."""
+        """Return the plans of this round. They share no nodes; unless `untie`, they scale a weight for all its readers.
+        The reason for a dropped plan is added to `refusals` under the names of the outputs of its sites."""
         order, used_nodes, plans = number_nodes(graph), set[Node](), list[_Plan]()
         for plan in _merge_plans(_find_plans(graph, order, refusals)):
             _compensate_tied_head(plan, order)
@@ -143,13 +143,12 @@ def _find_plans(graph: Graph, order: Mapping[Node, int], refusals: dict[str, str
 
 
 def _find_score_scale(attention: Node) -> float:
-    """Return the factor of the scores of `attention`: its scale, by default 1/√head_dim."""
     head_dim, scale = attention.required_operand("q").width // attention.attrs["heads"], attention.attrs["scale"]
     return float(1 / math.sqrt(head_dim) if scale is None else scale)
 
 
 def _find_product(node: Node) -> tuple[int, Factor] | None:
-    """Return (index of the multiplied operand, factor) if `node` multiplies by a number or parameter, else None.
+    """Return (index of the multiplied operand, factor) if `node` multiplies by a constant or parameter, else None.
     The factor is a float, or a recipe of a vector as wide as the result."""
     y = node.output
     if not y.type.dtype.is_float or not y.shape or not isinstance(y.shape[-1], int):
@@ -204,7 +203,7 @@ def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
 
 def _compensate_tied_head(plan: _Plan, order: Mapping[Node, int]) -> None:
     """Extend `plan`, if it scales a table by a number s, to the linears that share the table.
-    They read the scaled table, and weights before them absorb 1/s; a linear stays out if no weights can."""
+    Weights before these linears absorb 1/s; a linear is left out if none can."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):

@@ -177,10 +177,7 @@ class _Walk:
         return self.edits if self.why is None else self.why
 
     def visit(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
-        """Replace the demands on outputs of `node` by demands on its operands or edits of its parameters.
-
-        If that is impossible, set `why` to the reason, which ends the walk.
-        """
+        """Replace demands on outputs of `node` by demands on its operands and edits of its parameters, or set `why`."""
         op, (value, factor) = node.op, demands[0]
         is_number = not isinstance(factor, Recipe)
         if op in (ops.linear, ops.norm_linear):
@@ -231,7 +228,6 @@ class _Walk:
             self.add_edits(list_writer_edits(packed.node, factor, packed.start, packed.stop))
 
     def add_edits(self, edits: list[Edit] | str) -> None:
-        """Add `edits`, or refuse with `edits` as the reason if it is a str."""
         if isinstance(edits, str):
             self.refuse(edits)
         else:

@@ -15,7 +15,7 @@ from ..fold.fold_norm_scale import Site, find_site, find_sites, fold_norm
 
 
 def _find_fusible(norm: Node) -> Site | str | None:
-    """Return `norm` with its readers if all are linears, a reason (str) if one is not, None if there are none."""
+    """Return `norm` with its readers if all are linears; a reason (str) if one is not; None if there are none."""
     fusible = find_site(norm)
     if isinstance(fusible, str):
         return fusible
@@ -49,8 +49,8 @@ def _has_params(s: Site) -> bool:
 
 
 def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
-    """Replace `linear`, a reader of `norm`, by a norm_linear of x = the input of `norm`; return the new output.
-    A mixture of experts is replaced by a mixture with this norm."""
+    """Replace `linear`, a reader of `norm`, by a norm_linear of the norm's input x; return the new output.
+    If the reader is a mixture of experts, replace it by a mixture with this norm."""
     kind = "layer" if is_layer_norm(norm) else "rms"
     norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
     norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}

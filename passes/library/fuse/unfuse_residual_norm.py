@@ -52,7 +52,7 @@ class UnfuseResidualNorm(Pass):
 
 
 def _move_to_scope(total: Value) -> None:
-    """Move the sum `total` to the scope that its name begins with, if one of its terms is computed in that scope.
+    """Move the sum `total` to the scope in its name, if one of its terms is computed there.
     A sum whose name has no scope moves to "" if all terms are computed in scope ""."""
     addition, home = total.producer, total.name.rpartition(".")[0]
     assert addition is not None

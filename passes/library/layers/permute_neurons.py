@@ -105,7 +105,6 @@ def _is_shuffled(recipe: Recipe, ranges: Sequence[ShuffledRange]) -> bool:
 
 
 def _shuffle_ranges(recipe: Recipe, ranges: Sequence[ShuffledRange]) -> Recipe:
-    """Return `recipe` with each of `ranges` shuffled."""
     for axis, start, stop, seed in ranges:
         recipe = Shuffle(recipe, axis, start, stop, seed)
     return recipe

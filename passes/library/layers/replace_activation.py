@@ -128,7 +128,6 @@ def _find_activations(graph: Graph) -> Iterator[tuple[Node, GatedUnit | tuple[st
 
 
 def _apply_formula(name: str, x: Array) -> Array:
-    """Return the activation called `name` of x, computed by its definition."""
     if name.startswith("swish("):
         return np.asarray(x / (1 + np.exp(-float(name[6:-1]) * x)))
     return np.asarray(_FORMULAS[name](x))

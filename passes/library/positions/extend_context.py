@@ -167,7 +167,6 @@ class ExtendContext(ScalingArguments, Pass):
         return True
 
     def _update_meta(self, graph: Graph, original: int) -> None:
-        """Store the new lengths of contexts and position tables in graph.meta."""
         for key in _LENGTHS:
             if graph.meta.get(key):
                 graph.meta[key] = int(graph.meta[key] * self.factor)
@@ -175,11 +174,8 @@ class ExtendContext(ScalingArguments, Pass):
             graph.meta["context"] = int(original * self.factor)
 
     def _expect_table(self, node: Node, before: Graph, after: Graph) -> Array:
-        """Return the float64 values of the table that the position embedding `node` should have in `after`.
-
-        Raises:
-            WeftError: if the table of sinusoids in `after` differs from sinusoids at interpolated positions.
-        """
+        """Return the float64 table, as it should be in `after`, of the position embedding `node` of the graph `before`.
+        Raise a WeftError if a table of sinusoids in `after` differs from sinusoids at interpolated positions."""
         old = before.params[require_param(node, "table").name]
         new_node = next(n for n in after.nodes if n.output.name == node.output.name)
         values = require_param(new_node, "table").recipe.evaluate(after.reader).astype(np.float64)

@@ -102,7 +102,6 @@ class InsertRope(ScalingArguments, Pass):
         )
 
     def _find_obstacle(self, node: Node) -> str | None:
-        """Return a reason (str) why the attention `node` cannot get RoPE; None if it can."""
         if node.op is ops.block_sparse_attention:
             return "its keys are visible in blocks, which insert-rope does not check"
         if node.op is not ops.attention:
@@ -125,8 +124,8 @@ class InsertRope(ScalingArguments, Pass):
 
 
 def _find_positions(graph: Graph, node: Node, counted_positions: dict[Any, Value]) -> Value:
-    """Return the positions [batch, seq] of the attention `node`: the input position_ids, added if `node` is causal.
-    A bidirectional attention without it counts its tokens from 0; `counted_positions` caches the counts by shape."""
+    """Return the positions [batch, seq] for the attention `node`: the input position_ids, added if `node` is causal.
+    A bidirectional attention without this input counts its tokens; `counted_positions` caches the counts by shape."""
     q = node.required_operand("q")
     shape = q.shape[:2]
     ids = graph.inputs.get("position_ids")

@@ -87,8 +87,7 @@ def _find_norm(rotation: Node, before: bool) -> list[Node]:
 
 
 def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
-    """Return a reason (str) why the norm in `steps` cannot move across `rotation`; None if it can.
-    `chain` is `steps` and `rotation` in execution order."""
+    """Return why the norm in `steps` cannot move across `rotation`, or None; `chain` is all of them in order."""
     (norm,) = (n for n in steps if n.op in _NORMS)
     for node in chain[:-1]:
         if len(node.output.uses) > 1 or node.output.is_output:

@@ -92,8 +92,7 @@ def _count_pairs(rotation: Node) -> int:
 
 
 def _find_obstacle(attention: Node, ropes: list[tuple[Node, Destination]]) -> str | None:
-    """Return a reason (str) why the rotated features of queries and keys cannot be reordered; None if they can.
-    `ropes` lists (rope node, destination of its features in `attention`)."""
+    """Return why the features in `ropes`, pairs (rope, destination in `attention`), cannot be reordered, or None."""
     if sorted(target.role for _, target in ropes) != ["k", "q"]:
         return "it does not have exactly one rotation of queries and one of keys"
     if len({rotation.attrs["interleaved"] for rotation, _ in ropes}) > 1:
@@ -137,7 +136,7 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
 
 def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | str:
     """Return the new order of the elements of vectors that `step` reads; a reason (str) if there is none.
-    labels[i] is the row of the linear that feature i of `step` comes from, `order` the new order of these rows."""
+    labels[i] is the row of the linear from which feature i of `step` comes; `order` is the new order of these rows."""
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
         return "has an operand that is not a vector over the features"
     groups = labels.reshape(-1, labels.shape[-1])
@@ -150,7 +149,6 @@ def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | s
 
 
 def _reorder_params(node: Node, order: list[int]) -> None:
-    """Take the rows `order` of all parameters of `node`."""
     names = [o.name for o, v in zip(node.op.operands, node.inputs, strict=False) if isinstance(v, Param)]
     old = {name: node.operand(name) for name in names}
     new = {name: derive_param(p, take_rows(p.recipe, order)) for name, p in old.items() if isinstance(p, Param)}

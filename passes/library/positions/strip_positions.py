@@ -141,8 +141,7 @@ _REMOVALS: dict[Op, Callable[[Node], bool]] = {
 
 
 def _clean_up(graph: Graph) -> None:
-    """Remove nodes and parameters without readers, an unread position_ids, and, without position tables, the maximum
-    positions in graph.meta."""
+    """Remove unused nodes and parameters, an unread position_ids, and graph.meta's maxima if no table is left."""
     Dce().run(graph, Trace())
     position_ids = graph.inputs.get("position_ids")
     if position_ids is not None and not position_ids.uses and not position_ids.is_output:

@@ -201,9 +201,9 @@ class QuantizeWeights(Pass):
         return 2 * stored > sum(matrix.elements for matrix in mapped)
 
     def _find_stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
-        """Return the matrices of `plan` for which the file determines the codes: {matrix: (stored layout, None)} if the
-        stored codes stay, {matrix: (stored layout, layout of 8 bits)} if they have more bits than `plan` and the file
-        takes few bits on average."""
+        """Return the matrices of `plan` for which the file determines the codes.
+        {matrix: (stored layout, None)} if the stored codes stay; {matrix: (stored layout, layout of 8 bits)} if they
+        have more bits than `plan` and the file takes few bits on average."""
         if self.format in FLOATS4:
             reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
             return {
@@ -230,8 +230,7 @@ class QuantizeWeights(Pass):
         return unrounded
 
     def _has_few_bits(self, stored: Mapping[Matrix, BlockLayout | None]) -> bool:
-        """Return whether the pass quantizes to 4 bits or more, and linears and experts in `stored` have fewer than
-        `FEW` bits per weight in their file."""
+        """Return whether `bits` ≥ 4, and linears and experts in `stored` take fewer than `FEW` bits per weight."""
         mapped = {matrix: layout for matrix, layout in stored.items() if matrix.kind in ("linear", "experts")}
         bits = sum(count_stored_bits(layout) * matrix.elements for matrix, layout in mapped.items())
         return self.bits >= 4 and bits < FEW * sum(matrix.elements for matrix in mapped)

@@ -122,12 +122,11 @@ class ScaleChannels(Pass):
 
 
 def _list_weights(value: Value) -> list[Param]:
-    """Return the weights of all readers of `value`."""
     return [weight for node in value.users if isinstance(weight := node.inputs[1], Param)]
 
 
 def _sample_rows(weight: Param) -> Array:
-    """Return at most `OUTPUTS` evenly spaced rows of `weight`, reading one block at a time into memory."""
+    """Return at most `OUTPUTS` evenly spaced rows of `weight`, with one block at a time in memory; refuse NaN and ∞."""
     count = int(weight.shape[0])
     indices = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
     parts, start = list[Array](), 0

@@ -159,11 +159,8 @@ def _split_values(graph: Graph) -> tuple[set[Value], set[Value]]:
 
 
 def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
-    """Return the values that the decoder reads from the encoder, by the names that they get as inputs of the decoder.
-
-    Raises:
-        WeftError: if there are none, or if `at` is "states" and no single value determines all of them.
-    """
+    """Return the values that the decoder reads from the encoder, by their names as inputs of the decoder.
+    Raise a WeftError if there are none, or if `at` is "states" and no single value determines all of them."""
     if at == "states":
         if (memory := _find_memory(graph)) is None:
             raise WeftError(f"a decoder reads its source through one value, and graph {graph.name} has no such value")
@@ -205,9 +202,8 @@ def _find_memory(graph: Graph) -> Value | None:
 
 
 def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
-    """Return the outputs of `graph`, by name, that the encoder computes.
-    If `at` is "states", only aux_loss is considered. If encoder and decoder both add to it, return the encoder's
-    summand, and remove it from the sum in `graph`."""
+    """Return the outputs of `graph`, by name, that the encoder computes; only aux_loss if `at` is "states".
+    If encoder and decoder both add to this loss, return the encoder's summand and remove it from the sum in `graph`."""
     source_values, later_values = _split_values(graph)
     if at == "keys":
         return {name: v for name, v in graph.outputs.items() if v in source_values}
@@ -225,7 +221,7 @@ def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
 
 
 def _remove_prefix(graph: Graph, kind: str) -> None:
-    """Name the inputs of an encoder as in any other model, and remove the prefix `kind` from all other names.
+    """Remove the prefix `kind` from all names, and name the inputs of an encoder as in any other model.
     Parameters and scopes keep the prefix if two names would become equal without it."""
     if kind == DECODER and MASK in graph.inputs:  # moved after the states that it masks
         graph.inputs[MASK] = graph.inputs.pop(MASK)
