@@ -39,7 +39,7 @@ def count_parameters(graph: Graph) -> int:
 
 
 def count_active_parameters(graph: Graph) -> int:
-    """Return the number of elements of learned parameters used for one token: of each `moe`, those of chosen experts."""
+    """Return the number of elements of learned parameters used for one token: of `moe` nodes, the chosen experts."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:
