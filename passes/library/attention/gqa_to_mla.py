@@ -9,9 +9,8 @@ from weft.ir.ops.latent import emit_expanded
 from weft.ir.recipes import Concat, Full, Slice
 from weft.ir.recipes.matrices import Identity
 
+from ... import Pass, Trace
 from ...analysis.projections import Branch, slice_rows, unpack_branch
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses
 from ..heads.head_layout import HeadLayout, find_layouts
 from .latent_attention import FORM_ATTRS

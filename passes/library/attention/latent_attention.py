@@ -11,10 +11,9 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.ops.latent import emit_absorbed, emit_expanded
 from weft.ir.recipes.readers import Array
 
+from ... import Pass, Trace
 from ...analysis.index_tracking import trace_sources
 from ...analysis.projections import is_zero, slice_rows, split_linear
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import add_scope, backward_slice, derive_param, erase_unused, replace_uses, require_param
 from ..heads.head_layout import take_rows
 

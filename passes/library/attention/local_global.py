@@ -9,12 +9,11 @@ from typing import Any
 
 from weft.ir import Graph, Node, WeftError, ops
 
+from ... import Pass, Trace
 from ...analysis.layers import expand_pattern, find_self_attentions
 from ...analysis.rotary import check_scaling, find_exclusive_ropes, make_rope_reference, set_frequencies
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
-from ...core.trace import Trace
 from .windows import LONGEST_CHECK, apply_pass, check_minimum, sample_inputs
 
 

@@ -14,12 +14,11 @@ from weft.ir.recipes.readers import Array
 from weft.ir.schema.visible_keys import Pattern, VisibleKeys
 from weft.ir.types.sizes import list_names
 
+from ... import Pass, Trace
 from ...analysis.costs import AUDIO_SIZES
 from ...analysis.layers import Layers, select_attentions
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
-from ...core.trace import Trace
 from ..cache.kv_cache import cap_positions
 
 LONGEST_CHECK = 40  # tokens; passes with a longer range are checked with smaller arguments

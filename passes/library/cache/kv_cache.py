@@ -15,6 +15,7 @@ from weft.ir.op import Growth, Trait
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
+from ... import Pass, Trace
 from ...analysis.states import (
     SOURCE,
     add_state_io,
@@ -26,9 +27,7 @@ from ...analysis.states import (
 )
 from ...analysis.tokens.scores import find_bias_nodes
 from ...analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
-from ...core.base import Pass
 from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import rebuild_node
 from .key_axis import BiasExtension
 

@@ -11,10 +11,9 @@ from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
 from weft.ir.recipes import Literal
 from weft.ir.types import dtypes
 
+from ... import Pass, Trace
 from ...analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import backward_slice, erase_unused, replace_uses
 
 SCOPE = "last_token"

@@ -17,10 +17,9 @@ from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.schema.states import CODES
 from weft.ir.types import dtypes
 
+from ... import Pass, Trace
 from ...analysis.states import find_cache_owner, find_cache_sharers, find_caches
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import rebuild_node
 from ...fitting.calibration import sample_tokens
 from .cache_scales import FittedCache, Granularity, fit_caches, remove_caches

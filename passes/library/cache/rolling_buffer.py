@@ -9,10 +9,9 @@ from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.op import Growth
 from weft.ir.types import sizes
 
+from ... import Pass, Trace
 from ...analysis.states import find_caches, find_state_inputs, has_state
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import rebuild_node
 from .kv_cache import cap_positions, run_in_chunks
 

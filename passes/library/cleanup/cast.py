@@ -8,10 +8,9 @@ from weft.ir import DType, Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.ops.loops import cast_step
 
+from ... import Pass, Trace
 from ...analysis.states import find_sum_operands
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 
 _MOVES = (ops.expand, ops.concat, ops.slice_, ops.split)
 

@@ -10,8 +10,7 @@ from weft.ir.op import Trait
 from weft.ir.recipes import Full
 from weft.ir.recipes.spelling import spell_recipe
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 
 
 @dataclass(frozen=True)

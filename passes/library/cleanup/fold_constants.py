@@ -13,8 +13,7 @@ from weft.ir import Graph, Node, Op, Param, Recipe, Value, ops
 from weft.ir.interpreter import run_node, widen
 from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape, Scale, Slice, Source, Take
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.edit import erase_unused, replace_uses, swap_names
 
 Shape = tuple[int, ...]

@@ -8,8 +8,7 @@ from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes import Concat, Full
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.edit import are_params, derive_param, replace_param, replace_uses
 
 MOST = 65_536  # the largest `multiple`

@@ -8,9 +8,8 @@ import numpy as np
 
 from weft.ir import Graph, WeftError, ops
 
-from ...core.base import Pass
+from ... import Pass, Trace
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import backward_slice, erase_unused
 
 INPUT = "router_noise."

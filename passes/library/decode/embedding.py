@@ -8,9 +8,7 @@ from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
 
-from ...core.base import Pass
-from ...core.trace import Trace
-from ...edits.driver import Refusal, Rule, apply_rules
+from ... import Pass, Refusal, Rule, Trace, apply_rules
 from ...edits.edit import replace_uses
 from ...edits.pattern import ANY, Pattern, either, param, value
 from .products import select

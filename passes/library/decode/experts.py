@@ -7,9 +7,7 @@ from typing import Any
 
 from weft.ir import Graph, Value, ops
 
-from ...core.base import Pass
-from ...core.trace import Trace
-from ...edits.driver import Refusal, Rule, apply_rules
+from ... import Pass, Refusal, Rule, Trace, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, maybe, value
 from .products import NORM, build_product, select
 

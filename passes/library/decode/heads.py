@@ -8,11 +8,9 @@ from typing import Any
 
 from weft.ir import Graph, Param, Value, ops
 
+from ... import Pass, Refusal, Rule, Trace, apply_rules
 from ...analysis.states import find_cache_sharers
 from ...analysis.tokens.scores import explain_unsupported_scores
-from ...core.base import Pass
-from ...core.trace import Trace
-from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.pattern import ANY, Pattern, bind_name, capture, either, maybe, value
 from .products import LAST_AXIS, NORM, bind_gain, build_product, pack_weights, select
 

@@ -12,9 +12,7 @@ from weft.ir.op import Op
 from weft.ir.ops.activation import ACTIVATIONS
 from weft.ir.recipes.blocks import Kept
 
-from ...core.base import Pass
-from ...core.trace import Trace
-from ...edits.driver import Refusal, Rule, apply_rules
+from ... import Pass, Refusal, Rule, Trace, apply_rules
 from ...edits.edit import backward_slice, erase_unused, replace_uses
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
 from ..fuse.pack import find_packing_obstacle, has_different_layouts

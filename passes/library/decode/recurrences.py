@@ -10,9 +10,7 @@ from typing import Any
 from weft.ir import Graph, Value, ops
 from weft.ir.op import Op
 
-from ...core.base import Pass
-from ...core.trace import Trace
-from ...edits.driver import Refusal, Rule, apply_rules
+from ... import Pass, Refusal, Rule, Trace, apply_rules
 from ...edits.pattern import ANY, Pattern, capture, either, maybe, param, value
 from .products import bind_gain, select
 

@@ -8,9 +8,8 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat, Full, Literal, Take
 from weft.ir.recipes.matrices import MatMul
 
+from ... import Pass, Trace
 from ...analysis.projections import Branch, find_branch, find_output_linear, is_zero, slice_rows
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import derive_bias, derive_param, rebuild_node, replace_param, require_param
 
 

@@ -9,10 +9,9 @@ from weft.ir import Graph, Node, Param, Recipe, Value, ops
 from weft.ir.recipes import Add, Concat, Full, Permute, Reshape, Scale
 from weft.ir.recipes.matrices import MatMul
 
+from ... import Pass, Trace
 from ...analysis.feed_forward import find_projection, is_only_reader
 from ...analysis.projections import split_linear
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import are_params, derive_param, erase_unused_params, replace_param, replace_uses, require_param
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, ops
 from weft.ir.recipes.matrices import RowNorm
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.absorb import is_layer_norm
 from ...edits.edit import are_params, derive_param, erase_unused, replace_param, replace_uses, require_param
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Value
 from weft.ir.op import Trait
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.absorb import absorb_input_map, explain_refusal, find_input_weights, find_readers, make_scale_map
 from ...edits.edit import are_params, erase_unused_params, rebuild_node
 

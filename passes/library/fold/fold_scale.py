@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from weft.ir import Graph, Node, Param, ops
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.edit import erase_unused_params, rebuild_node
 from .scaling import (
     Edit,

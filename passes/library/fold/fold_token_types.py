@@ -10,9 +10,8 @@ from weft.ir import Graph, Node, Param, WeftError, ops
 from weft.ir.recipes import Add, Full, Slice
 from weft.ir.recipes.matrices import MatMul
 
-from ...core.base import Pass
+from ... import Pass, Trace
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import derive_param, erase_unused_params, replace_param, require_param
 from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 

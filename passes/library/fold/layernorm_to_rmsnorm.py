@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
 
+from ... import Pass, Trace
 from ...analysis.residual import (
     ResidualStream,
     check_streams,
@@ -14,8 +15,6 @@ from ...analysis.residual import (
     map_writers,
     require_streams,
 )
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, is_layer_norm, subtract_mean
 from ...edits.edit import erase_unused_params, rebuild_node
 from .fold_norm_scale import Site, find_site

@@ -9,8 +9,7 @@ from weft.ir import Graph, Node, Param, Recipe, TensorType, Value, ops
 from weft.ir.recipes import Add, Concat, Full, Permute, Reshape, Scale, Slice
 from weft.ir.recipes.matrices import MatMul, RowNorm
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.edit import erase_unused, replace_uses, require_param
 
 

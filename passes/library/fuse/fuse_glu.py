@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, ops
 
+from ... import Pass, Trace
 from ...analysis.feed_forward import GatedUnit, match_gate
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import erase_unused, replace_uses
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.absorb import is_layer_norm
 from ...edits.edit import are_params, erase_unused, rebuild_node, replace_uses
 from ..fold.fold_norm_scale import Site, find_site, find_sites, fold_norm

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Add, Concat
 
+from ... import Pass, Trace
 from ...analysis.feed_forward import FeedForward, match_feed_forward
 from ...analysis.projections import Projections, find_projections
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import add_common_prefix, are_params, derive_param, erase_unused, is_feature_split, replace_uses
 from ...edits.sums import find_summands, find_sums, has_add_norm_reader, remove_summand
 from .pack import pack_linears

@@ -9,10 +9,7 @@ from typing import Any
 
 from weft.ir import Graph, Op, Value, ops
 
-from ...core.base import Pass
-from ...core.trace import Trace
-from ...edits.driver import Refusal, Rule, apply_rules
-from ...edits.pattern import ANY, Pattern
+from ... import ANY, Pass, Pattern, Refusal, Rule, Trace, apply_rules
 
 
 def _add_rms(x: Value, y: Value, weight: Value | None) -> tuple[Value, ...]:

@@ -9,12 +9,9 @@ from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.recipes import Concat, Full
 from weft.ir.recipes.blocks import BlockRecipe, find_block_layout
 
+from ... import ANY, Pass, Pattern, Refusal, Rule, Trace, apply_rules
 from ...analysis.projections import TOKENWISE_TRAITS
-from ...core.base import Pass
-from ...core.trace import Trace
-from ...edits.driver import Refusal, Rule, apply_rules
 from ...edits.edit import add_common_prefix, derive_param, erase_unused, replace_uses
-from ...edits.pattern import ANY, Pattern
 
 
 def pack_linears(

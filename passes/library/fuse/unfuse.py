@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, ops
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.legalization import is_fused, legalize
 
 

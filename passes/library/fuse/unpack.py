@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, ops
 
+from ... import Pass, Trace
 from ...analysis.projections import split_linear
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import are_params, is_feature_split
 
 

@@ -8,11 +8,10 @@ from typing import Literal
 from weft.ir import Graph, Node, Param, Recipe, WeftError, interpret
 from weft.ir.recipes import MeanPool
 
+from ... import Pass, Trace
 from ...analysis.layers import refuse_caches
 from ...analysis.projections import Branch, find_branch, find_output_linear, unpack_branch
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import rebuild_node, replace_weights
 from ...fitting.calibration import read_tokens
 from ...fitting.head_fitting import Fit, Fitter

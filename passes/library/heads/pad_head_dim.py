@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from weft.ir import Graph, Node, WeftError, ops
 
+from ... import Pass, Trace
 from ...analysis.projections import find_output_linear
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import rebuild_node
 from .head_layout import HeadLayout, apply_layout, compute_norm_growth, find_layouts, rearrange_columns
 

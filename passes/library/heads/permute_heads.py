@@ -8,9 +8,8 @@ from typing import Any
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.recipes import Take
 
+from ... import Pass, Trace
 from ...analysis.projections import Branch, find_output_linear, slice_rows
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import derive_param, erase_unused, rebuild_node, replace_param, require_param
 from .head_layout import HeadLayout, apply_layout, find_layouts, rearrange_columns
 

@@ -11,11 +11,10 @@ from weft.ir import Graph, Node, Param, WeftError, interpret, ops
 from weft.ir.recipes import Literal, Scale
 from weft.ir.recipes.readers import Array
 
+from ... import Pass, Trace
 from ...analysis.layers import Layers, select_attentions
 from ...analysis.projections import Branch, find_branch, find_output_linear
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import erase_unused, require_param
 from ...fitting.calibration import Activations, read_tokens
 from .head_layout import HeadLayout, apply_layout, find_layouts, rearrange_columns

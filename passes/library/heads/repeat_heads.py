@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, WeftError, ops
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.edit import rebuild_node
 from .head_layout import HeadLayout, apply_layout, find_layouts
 

@@ -9,9 +9,8 @@ from weft.ir.op import Trait
 from weft.ir.recipes import Permute, Reshape
 from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 
+from ... import Pass, Trace
 from ...analysis.projections import find_branch, find_output_linear, unpack_branch
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import replace_weights, require_param
 
 

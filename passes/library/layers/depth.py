@@ -11,10 +11,9 @@ from weft.ir import Graph, Node, Param, Recipe, Value, WeftError, interpret, ops
 from weft.ir.recipes import Full
 from weft.ir.recipes.readers import Array
 
+from ... import Pass, Trace
 from ...analysis.layers import Layer, Layers, expand_add_norms, find_stack, parse_layers, renumber_layers
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.absorb import OUTPUT_WEIGHTS
 from ...edits.edit import are_params, erase_unused
 from ..cleanup.dce import Dce

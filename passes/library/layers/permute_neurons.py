@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from weft.ir import Graph, Node, Param, Recipe, WeftError, ops
 from weft.ir.recipes import Shuffle
 
+from ... import Pass, Trace
 from ...analysis.feed_forward import match_feed_forward
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import derive_param, replace_param
 
 ShuffledRange = tuple[int, int, int, int]  # axis, start and stop, seed

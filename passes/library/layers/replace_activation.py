@@ -13,10 +13,9 @@ from weft.ir import Graph, Node, Param, Value, interpret, ops
 from weft.ir.ops.activation import activate, check_activation
 from weft.ir.recipes.readers import Array
 
+from ... import Pass, Trace
 from ...analysis.feed_forward import GatedUnit, find_projection, match_activation, match_gate
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import erase_unused, rebuild_node, replace_uses
 
 

@@ -8,9 +8,8 @@ from typing import Literal
 from weft.ir import Graph, Node, Value, WeftError, ops
 from weft.ir.op import Trait
 
-from ...core.base import Pass
+from ... import Pass, Trace
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.absorb import is_layer_norm
 
 

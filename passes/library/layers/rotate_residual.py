@@ -9,9 +9,8 @@ from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.recipes import Permute, Scale
 from weft.ir.recipes.matrices import MatMul, RandomOrthogonal
 
+from ... import Pass, Trace
 from ...analysis.residual import ResidualStream, check_streams, explain_unmappable, map_writers, require_streams
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, find_input_weights, is_layer_norm, make_matrix_map
 from ...edits.edit import derive_param, erase_unused_params, rebuild_node, require_param
 from ..fold.fold_norm_scale import Site, find_site

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Value, WeftError, ops
 
+from ... import Pass, Trace
 from ...analysis.residual import check_streams, explain_unmappable, map_writers, require_streams
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.absorb import absorb_input_map, make_scale_map
 from ...edits.edit import rebuild_node
 

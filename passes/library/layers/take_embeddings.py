@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Value, ops
 
+from ... import Pass, Trace
 from ...analysis.states import EMBEDDED
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import erase_unused, replace_uses
 
 IDS = "input_ids"

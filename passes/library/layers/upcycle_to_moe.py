@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from weft.ir import Graph, Param, WeftError, ops
 from weft.ir.recipes import Concat, Normal, Reshape
 
+from ... import Pass, Trace
 from ...analysis.feed_forward import FeedForward, Projection, match_feed_forward
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import add_common_prefix, backward_slice, derive_param, erase_unused, replace_uses
 
 STD = 0.02  # of a new router's weights

@@ -13,6 +13,7 @@ from weft.ir.recipes import Concat, Slice
 from weft.ir.recipes.frequencies import Interpolate, RopeFrequencies, Sinusoid
 from weft.ir.recipes.readers import Array
 
+from ... import Pass, Trace
 from ...analysis.layers import Layers, select_attentions
 from ...analysis.rotary import (
     MAX_FACTOR,
@@ -23,10 +24,8 @@ from ...analysis.rotary import (
     make_rope_reference,
     set_frequencies,
 )
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import compute_amplitude
-from ...core.trace import Trace
 from ...edits.edit import derive_param, replace_param, require_param
 from .position_values import find_first_row, find_position_tables
 

@@ -14,12 +14,11 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes
 
+from ... import Pass, Trace
 from ...analysis.layers import Layers, select_attentions
 from ...analysis.rotary import ScalingArguments, check_scaling, find_or_add_frequencies, find_ropes, make_rope_reference
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import compute_amplitude
-from ...core.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from weft.ir import Graph, Node, Param, TensorType, Value, WeftError, ops
 from weft.ir.recipes import Literal, Scale
 from weft.ir.types import dtypes
 
-from ...core.base import Pass
+from ... import Pass, Trace
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import replace_uses
 
 POSITIONS = "rope_positions"

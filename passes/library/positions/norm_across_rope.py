@@ -11,8 +11,7 @@ from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.recipes import Full
 from weft.ir.recipes import Literal as LiteralRecipe
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 from ...edits.edit import erase_unused, replace_uses
 
 _NORMS = (ops.rms_norm, ops.layer_norm)

@@ -10,9 +10,8 @@ import numpy as np
 from weft.ir import Graph, Node, Param, ops
 from weft.ir.recipes.readers import Array
 
+from ... import Pass, Trace
 from ...analysis.index_tracking import Destination, LinearOrigin, trace_destination, trace_origin
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...edits.edit import derive_param, rebuild_node, replace_param
 from ..heads.head_layout import take_rows
 

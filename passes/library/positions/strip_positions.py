@@ -12,11 +12,10 @@ import numpy as np
 from weft.ir import Graph, Node, Op, Value, ops
 from weft.ir.recipes.readers import Array
 
+from ... import Pass, Trace
 from ...analysis.layers import refuse_caches
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...core.oracle import attend
-from ...core.trace import Trace
 from ...edits.edit import backward_slice, replace_uses
 from ..cleanup.dce import Dce
 from .position_values import find_position_tables, find_position_values

@@ -15,10 +15,9 @@ from weft.ir.recipes.blocks.floats import FORMATS as FLOATS4
 from weft.ir.recipes.readers import EMPTY, Array
 from weft.ir.types.block_layouts import INTEGER_BITS, BlockLayout, build_integer_layout, build_offset_layout
 
+from ... import Pass, Trace
 from ...analysis.states import has_cache
-from ...core.base import Pass
 from ...core.equivalence import EquivalenceCheck
-from ...core.trace import Trace
 from ...fitting.budget import choose_layouts, report_layouts
 from ...fitting.calibration import MIXTURE, read_tokens
 from ...fitting.matrices import Matrix, compute_tensor_scales, find_matrices, group_matrices, has_matching_name

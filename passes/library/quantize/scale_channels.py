@@ -13,9 +13,8 @@ from weft.ir.recipes import Full, Map, Source
 from weft.ir.recipes.readers import Array, SpilledTensors
 from weft.ir.types.block_layouts import INTEGER_BITS, build_integer_layout
 
+from ... import Pass, Trace
 from ...analysis.states import has_cache
-from ...core.base import Pass
-from ...core.trace import Trace
 from ...fitting.calibration import Activations, sample_tokens
 from ...fitting.matrices import Matrix, find_matrices
 from ..fold.scaling import Edit, absorb_factor_of_value, apply_edits, find_other_use, list_reader_edits, number_nodes

@@ -8,8 +8,7 @@ from typing import Literal
 from weft.ir import Graph
 from weft.ir.recipes.blocks import BlockRecipe, Kept
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 
 
 @dataclass(frozen=True)

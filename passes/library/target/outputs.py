@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from weft.ir import Graph, ops
 from weft.ir.types import dtypes
 
-from ...core.base import Pass
+from ... import Pass, Trace
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ..cleanup.dce import Dce
 
 

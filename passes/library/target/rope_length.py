@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from weft.ir import Graph, WeftError
 from weft.ir.recipes.frequencies import RopeFrequencies
 
-from ...core.base import Pass
+from ... import Pass, Trace
 from ...core.equivalence import EquivalenceCheck
-from ...core.trace import Trace
 
 
 def has_length_dependent_rope(graph: Graph) -> bool:

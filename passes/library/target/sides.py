@@ -14,10 +14,9 @@ import networkx as nx
 from weft.ir import Graph, Node, Param, Value, WeftError, ops
 from weft.ir.op import Growth
 
+from ... import Pass, Trace
 from ...analysis.states import SOURCE, find_specs
-from ...core.base import Pass
 from ...core.equivalence import EXACT, EquivalenceCheck
-from ...core.trace import Trace
 from ...edits.edit import rename_all
 from ...package import Package
 from ..cleanup.dce import Dce

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from weft.ir import Graph
 from weft.ir.recipes.blocks import BlockRecipe, widen_small_floats
 
-from ...core.base import Pass
-from ...core.trace import Trace
+from ... import Pass, Trace
 
 
 def has_float4_weights(graph: Graph) -> bool:
