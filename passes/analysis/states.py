@@ -106,21 +106,18 @@ def add_state_io(
     return pasts
 
 
-_CACHE, _INDEX, _STATE = (
-    ("past_key_values", "present"),
-    ("past_index", "present_index"),
-    ("past_states", "present_states"),
-)
+_PRESENT = {"past_key_values": "present", "past_index": "present_index", "past_states": "present_states"}
 
 
 def _name_node_states(node_specs: tuple[StateSpec, ...], numbers: Counter[str]) -> list[NamedState]:
     """Return the `node_specs` of one node with their input and output names, and count the node in `numbers`.
     `numbers` maps a kind (prefix of the input name, such as ``past_index``) to the number of earlier nodes."""
     first = node_specs[0]
-    past, present = _STATE if _is_constant(first) else _INDEX if first.kind is StateKind.INDEX else _CACHE
+    is_index = first.kind is StateKind.INDEX
+    past = "past_states" if _is_constant(first) else "past_index" if is_index else "past_key_values"
     number = numbers[past]
     numbers[past] += 1
-    return [(spec, f"{past}.{number}.{spec.part}", f"{present}.{number}.{spec.part}") for spec in node_specs]
+    return [(spec, f"{past}.{number}.{spec.part}", f"{_PRESENT[past]}.{number}.{spec.part}") for spec in node_specs]
 
 
 def _is_constant(spec: StateSpec) -> bool:

@@ -160,9 +160,8 @@ class AffineRules:
         if node.op is ops.mul and len(state_forms) == 1:
             factor = operands[1] if operand_forms[0] is not None else operands[0]
             a = factor if state_forms[0].a is None else ops.mul(state_forms[0].a, factor)
-            return replace(
-                state_forms[0], a=a, b=None if state_forms[0].b is None else ops.mul(state_forms[0].b, factor)
-            )
+            b = None if state_forms[0].b is None else ops.mul(state_forms[0].b, factor)
+            return replace(state_forms[0], a=a, b=b)
         if node.op is ops.div and operand_forms[1] is None:
             a, b = self.make_constant() if state_forms[0].a is None else state_forms[0].a, state_forms[0].b
             return replace(state_forms[0], a=ops.div(a, operands[1]), b=None if b is None else ops.div(b, operands[1]))
@@ -219,10 +218,8 @@ class AffineRules:
             a = self.make_constant_like(form.shape, 1.0) if is_negated and form.a is None else form.a
             b = self.add_parts(op, summand, form.b) if x is None else self.add_parts(op, form.b, summand)
             return replace(form, a=ops.neg(a) if is_negated and a is not None else a, b=b)
-        zero_one = [self.get_parts(f, v) for f, v in ((x, operands[0]), (y, operands[1]))]
-        return replace(
-            form, a=self.add_parts(op, *(p[0] for p in zero_one)), b=self.add_parts(op, *(p[1] for p in zero_one))
-        )
+        (a, b), (c, d) = (self.get_parts(f, v) for f, v in ((x, operands[0]), (y, operands[1])))
+        return replace(form, a=self.add_parts(op, a, c), b=self.add_parts(op, b, d))
 
     def get_parts(self, form: AffineValue | None, value: Value) -> tuple[Part, Part]:
         """Return (a, b) of `form`, or (None, value) if `form` is None; a part that is None is 0."""

@@ -170,10 +170,8 @@ def _order_axes(step: Step, graph: Graph, name: str) -> LinearPart | None:
 
     def is_uniform(axis: int) -> bool:
         """Return whether L commutes with np.roll along `axis`: it maps every slice by the same function."""
-        rolled = np.roll(result, 1, axis)
-        return bool(
-            np.allclose(run_linear(np.roll(state, 1, axis)), rolled, rtol=1e-9, atol=1e-9 * np.abs(result).max())
-        )
+        actual, rolled = run_linear(np.roll(state, 1, axis)), np.roll(result, 1, axis)
+        return bool(np.allclose(actual, rolled, rtol=1e-9, atol=1e-9 * np.abs(result).max()))
 
     axes = range(1, len(shape))
     independent = [axis for axis in axes if state.shape[axis] > 1 and is_independent(axis)]

@@ -165,7 +165,6 @@ def match_read(node: Node, forms: dict[Value, AffineValue], rules: AffineRules) 
 
 
 def _split_factors(value: Value) -> list[Value]:
-    """Return the factors of `value`, a product of nested `mul` nodes; [value] if it is not a product."""
     node = value.producer
     if node is None or node.op is not ops.mul:
         return [value]

@@ -61,7 +61,6 @@ def _is_broadcast(value: Value, rank: int) -> bool:
 
 
 def _is_rowwise_product(x: Value, y: Value) -> bool:
-    """Return whether matmul(x, y) treats batch rows independently, if x, y or both have a batch axis."""
     if _has_batch_axis(x) and _has_batch_axis(y):
         return len(x.shape) == len(y.shape) > 2
     rows, matrix = (x, y) if _has_batch_axis(x) else (y, x)

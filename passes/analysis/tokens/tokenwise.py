@@ -47,9 +47,7 @@ def find_token_operands(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
     if op in (ops.embedding, ops.one_hot, ops.embed_tokens, ops.rotary_angles):
         return rows if 0 in rows and len(node.output.shape) > 2 else None
     if op in ALONG_AXES:
-        return (
-            rows if x is not None and len(rows) == len(node.inputs) and acts_after_axis(node, 1, len(x.shape)) else None
-        )
+        return rows if x and len(rows) == len(node.inputs) and acts_after_axis(node, 1, len(x.shape)) else None
     if op is ops.expand:
         return rows if x is not None and 2 < len(x.shape) == len(node.output.shape) else None
     if op is ops.gather:

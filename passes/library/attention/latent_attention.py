@@ -242,9 +242,8 @@ def _derive_up_weight(linear: Node, head_rows: Array, heads: int, name: str) -> 
     index = head_rows[np.arange(heads) * len(head_rows) // heads].reshape(-1).tolist()
     if index == list(range(weight.shape[0])):
         return weight
-    return derive_param(
-        weight, take_rows(weight.recipe, index), (len(index), weight.width), add_scope(linear.graph, f"{name}.weight")
-    )
+    name = add_scope(linear.graph, f"{name}.weight")
+    return derive_param(weight, take_rows(weight.recipe, index), (len(index), weight.width), name)
 
 
 def _split_heads(x: Value, heads: int, first: int) -> tuple[Value, Value | None]:

@@ -216,7 +216,6 @@ def _list_compositions(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def _list_bias_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes of `graph`, in order, that compute biases of causal attentions."""
     causal = (n for n in graph.nodes if n.op is ops.attention and n.attrs["causal"])
     return find_bias_nodes(graph, [b for n in causal if (b := n.operand("bias")) is not None])
 

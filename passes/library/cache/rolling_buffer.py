@@ -139,9 +139,8 @@ def _check_same_outputs(before: Graph, after: Graph, rolling: Graph, equivalence
     total = cap_positions(before, total if total <= _LONGEST_TRIAL else 6)
     inputs = equivalence.make_inputs(before, seq=total)
     for cuts in _list_cuts(total):
-        equivalence.check_close(
-            run_in_chunks(equivalence, before, inputs, cuts), run_in_chunks(equivalence, after, inputs, cuts), EXACT
-        )
+        expected, actual = (run_in_chunks(equivalence, graph, inputs, cuts) for graph in (before, after))
+        equivalence.check_close(expected, actual, EXACT)
 
 
 def _compute_capacity(node: Node, slack: int) -> int | None:

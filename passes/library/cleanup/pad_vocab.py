@@ -98,7 +98,4 @@ def _pad_rows(head: Node, weight: Param, extra: int) -> None:
 
 
 def _is_token_embedding(embedding: Node) -> bool:
-    ids = embedding.inputs[0]
-    return ids is not None and any(
-        v is ids and name.endswith("input_ids") for name, v in embedding.graph.inputs.items()
-    )
+    return any(v is embedding.inputs[0] for name, v in embedding.graph.inputs.items() if name.endswith("input_ids"))

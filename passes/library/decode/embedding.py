@@ -105,7 +105,6 @@ def _merge_angles(graph: Graph, trace: Trace) -> list[Node]:
 
 
 def _add_angles(embedding: Node, angles: list[Node]) -> None:
-    """Replace the embed_tokens `embedding` and the rotary_angles `angles` by one embed_tokens that computes all."""
     graph, at = embedding.graph, angles[0].inputs[0]
     operands = [*embedding.inputs, None, None][:4]
     operands[2] = at

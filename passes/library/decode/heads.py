@@ -137,7 +137,6 @@ class FuseQkv(Pass):
 
 
 def _allow_reshape(y: Value) -> Value:
-    """Return a pattern that matches the pattern `y`, with or without a reshape after it."""
     return either(ops.reshape(y, shape=ANY()), y)
 
 

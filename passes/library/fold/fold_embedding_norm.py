@@ -75,7 +75,6 @@ class FoldEmbeddingNorm(Pass):
 
 
 def _fold_norm(norm: Node, lookup: Node) -> None:
-    """Apply `norm`, the only reader of the embedding `lookup`, to the table by recipe, and erase the node `norm`."""
     table = require_param(lookup, "table")
     weight, bias = (v.recipe if isinstance(v, Param) else None for v in (*norm.inputs[1:], None, None)[:2])
     kind = "layer" if is_layer_norm(norm) else "rms"

@@ -56,9 +56,8 @@ class HeadLayout:
     def derive_param(self, old: Param, axis: int = 0) -> Param:
         """Return a new parameter: `old` with the heads along `axis` rearranged. `old` is not erased."""
         shape = tuple(old.shape)
-        return derive_param(
-            old, self.rearrange(old.recipe, shape, axis), (*shape[:axis], self.size, *shape[axis + 1 :])
-        )
+        new_shape = *shape[:axis], self.size, *shape[axis + 1 :]
+        return derive_param(old, self.rearrange(old.recipe, shape, axis), new_shape)
 
 
 @functools.lru_cache(maxsize=64)
@@ -119,10 +118,8 @@ def _find_node_obstacle(node: Node, layout: HeadLayout, width: int) -> str | Non
     if node.op is ops.affine:
         return "maps zeros to other values" if layout.zeros and node.attrs["plus"] else None
     if node.op in (ops.rms_norm, ops.layer_norm, ops.mul, ops.add):
-        vectors = all(
-            isinstance(v, Param) and v.shape == node.output.shape[-1:] for v in node.inputs[1:] if v is not None
-        )
-        if not vectors:
+        operands, vector_shape = (v for v in node.inputs[1:] if v is not None), node.output.shape[-1:]
+        if not all(isinstance(v, Param) and v.shape == vector_shape for v in operands):
             return "has an operand that is not a vector over the features"
         return "takes a mean that zeros would change" if layout.zeros and node.op is ops.layer_norm else None
     return "is between the linear and the attention"

@@ -162,7 +162,6 @@ class MhaToGqa(Pass):
 
 
 def _merge_kv_heads(node: Node, layouts: dict[str, tuple[Branch, HeadLayout]], groups: int, fit: Fit) -> Node:
-    """Rebuild the attention `node` with `groups` KV heads in `layouts` and the linears of `fit`; return the result."""
     for role in set(layouts).intersection(fit.linears):
         (branch, layout), (weight, bias) = layouts[role], fit.linears[role]
         layouts[role] = branch, FittedHeads(layout.heads, layout.width, weight=weight, bias=bias)

@@ -59,7 +59,7 @@ class GqaToMha(Pass):
 
 
 def _repeat_heads(node: Node, count: int) -> str | None:
-    """Repeat KV heads of the attention `node` until there are `count`; return None, or a reason (str) against it."""
+    """Repeat KV heads of the attention `node` up to `count` and return None; return a reason (str) if impossible."""
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     if count % kv_heads:
         return f"{count} is not a multiple of its {kv_heads} KV heads; mha-to-gqa merges heads"

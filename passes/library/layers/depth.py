@@ -169,9 +169,8 @@ class InsertLayers(Pass):
         # The first copy must go on reading layer.y itself.
         layer.y.replace_uses(x, keep=[*layer.nodes, *copies])
         new_numbers = {old.number: old.number + self.count * (old.number > layer.number) for old in layers}
-        renumber_layers(
-            graph, layer.stack, new_numbers | {next_number + i: layer.number + 1 + i for i in range(self.count)}
-        )
+        new_numbers |= {next_number + i: layer.number + 1 + i for i in range(self.count)}
+        renumber_layers(graph, layer.stack, new_numbers)
 
 
 def _find_zero_params(layer: Layer) -> set[Param] | str:
@@ -234,7 +233,7 @@ def _adds_zero(layer: Layer) -> bool:
 
 
 def _copy_layer(layer: Layer, number: int, x: Value, zero: set[Param], anchor: Node) -> tuple[list[Node], Value]:
-    """Insert a copy of `layer` with input x and number `number` after the node `anchor`; return (its nodes, output).
+    """Insert a copy of `layer` after the node `anchor`, with input x and number `number`; return (its nodes, output).
     Parameters in `zero` become zeros, other parameters in the layer's scope are copied, and the rest is shared."""
     graph, old, new = x.graph, f"{layer.stack}.{layer.number}.", f"{layer.stack}.{number}."
     copies: dict[Value | None, Value | None] = {None: None, layer.x: x}

@@ -95,7 +95,6 @@ class PermuteNeurons(Pass):
 
 
 def _is_shuffled(recipe: Recipe, ranges: Sequence[ShuffledRange]) -> bool:
-    """Return whether the outermost recipes of `recipe` are the shuffles `ranges`, in order."""
     for shuffled_range in reversed(ranges):
         if not isinstance(recipe, Shuffle) or (recipe.axis, recipe.start, recipe.stop, recipe.seed) != shuffled_range:
             return False

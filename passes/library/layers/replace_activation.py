@@ -101,9 +101,8 @@ class ReplaceActivation(Pass):
             elif isinstance(unit, tuple):
                 outputs[0][...] = _apply_formula(self.to, arrays[unit[1]])
             else:
-                outputs[0][...] = _apply_experts(
-                    self.to, node, {o.name: read_value(node.operand(o.name)) for o in node.op.operands}
-                )
+                values = {o.name: read_value(node.operand(o.name)) for o in node.op.operands}
+                outputs[0][...] = _apply_experts(self.to, node, values)
 
         arrays.update((staged.inputs[name], x) for name, x in inputs.items())
         equivalence.check_close(interpret(staged, inputs, watch=record), equivalence.run(after, inputs), EXACT)

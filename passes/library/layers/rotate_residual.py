@@ -82,7 +82,6 @@ def _list_writer_params(stream: ResidualStream) -> Iterator[Param]:
 
 
 def _list_readers(stream: ResidualStream) -> Iterator[Node]:
-    """Yield the linears and experts that read the stream directly or through a norm."""
     yield from stream.linears
     for norm in stream.norms:
         if norm.op is ops.norm_linear:

@@ -99,5 +99,4 @@ def _find_lookups(ids: Value) -> list[Node]:
 
 
 def _reads_shape(reader: Node) -> bool:
-    """Return whether `reader` uses only the shape of the ids [batch, seq]."""
     return reader.op is ops.iota and reader.attrs["axis"] in (0, 1)

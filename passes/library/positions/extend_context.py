@@ -102,16 +102,11 @@ class ExtendContext(ScalingArguments, Pass):
                 settings = {key: node.attrs[key] for key in ("interleaved", "amplitude")}
                 if self.method == "yarn":
                     settings["amplitude"] = compute_amplitude("yarn", self.factor)
-                references[name] = make_rope_reference(
-                    self._scale_recipe(old, self.find_context(before)), new, **settings
-                )
+                scaled = self._scale_recipe(old, self.find_context(before))
+                references[name] = make_rope_reference(scaled, new, **settings)
             elif node in tables and require_param(new, "table").shape != require_param(node, "table").shape:
-                references[name] = partial(
-                    _look_up_rows,
-                    self._expect_table(
-                        node, equivalence.randomize_weights(before), equivalence.randomize_weights(after)
-                    ),
-                )
+                staged = equivalence.randomize_weights(before), equivalence.randomize_weights(after)
+                references[name] = partial(_look_up_rows, self._expect_table(node, *staged))
         inputs = equivalence.make_inputs(after)
         equivalence.check_close(equivalence.run_as(before, inputs, references), equivalence.run(after, inputs), EXACT)
 

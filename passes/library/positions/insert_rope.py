@@ -90,10 +90,9 @@ class InsertRope(ScalingArguments, Pass):
         for node in after.nodes:
             old = nodes_before.get(node.output.name)
             if node.op is ops.attention and old is not None and not find_ropes(old) and (ropes := find_ropes(node)):
-                amplitude, pairs = compute_amplitude(self.scaling, self.factor), self.layout == "interleaved"
-                rotate = make_rope_reference(
-                    self._get_recipe(before, old), ropes[0], interleaved=pairs, amplitude=amplitude
-                )
+                amplitude = compute_amplitude(self.scaling, self.factor)
+                settings = {"interleaved": self.layout == "interleaved", "amplitude": amplitude}
+                rotate = make_rope_reference(self._get_recipe(before, old), ropes[0], **settings)
                 references[node.output.name] = partial(_attend_rotated, rotate, inputs.get("position_ids"))
         old_inputs = {name: inputs[name] for name in before.inputs}
         equivalence.check_close(

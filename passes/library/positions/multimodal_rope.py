@@ -76,13 +76,10 @@ class MultimodalRope(Pass):
         """Check that three equal positions give the same outputs as the one position."""
         inputs = equivalence.make_inputs(before)
         positions = np.stack([inputs["position_ids"]] * AXES, -1)
-        feeds = {name: array for name, array in inputs.items() if name in after.inputs}
-        equivalence.check_close(
-            equivalence.run(before, inputs), equivalence.run(after, {**feeds, POSITIONS: positions}), EXACT
-        )
+        feeds = {name: array for name, array in inputs.items() if name in after.inputs} | {POSITIONS: positions}
+        equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, feeds), EXACT)
 
     def _resolve_settings(self, graph: Graph) -> MultimodalRope:
-        """Return this pass if it has sections, else a copy with the sections and order in graph.meta."""
         if self.sections:
             return self
         if SECTIONS not in graph.meta:

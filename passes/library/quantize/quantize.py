@@ -127,9 +127,8 @@ class QuantizeWeights(Pass):
                 trace.record_rewrite(self.name, f"{matrix.param.name} as stored, in {layout}")
             else:
                 round_to_nearest(matrix.param, wider)
-                trace.record_rewrite(
-                    self.name, f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing"
-                )
+                widened = f"{matrix.param.name} from {layout} to {wider}, which loses next to nothing"
+                trace.record_rewrite(self.name, widened)
             del plan[matrix]
         is_requested = self.method == "gptq" or self.calibration is not None or self.budget is not None
         needs_text = is_requested or any(layout.bits < 8 for layout in plan.values())
@@ -244,9 +243,8 @@ class QuantizeWeights(Pass):
             elif has_matching_name(param, patterns):
                 trace.note(f"{self.name}: kept %{param.name}")
             elif param.recipe.has(BlockRecipe):
-                trace.refuse(
-                    self.name, param.name, f"it is quantized already ({find_block_layout(param.recipe, graph.reader)})"
-                )
+                layout = find_block_layout(param.recipe, graph.reader)
+                trace.refuse(self.name, param.name, f"it is quantized already ({layout})")
             else:
                 plan[matrix] = self._choose_layout(graph, matrix)
         return plan
