@@ -21,9 +21,7 @@ from .projections import slice_rows
 @dataclass(frozen=True)
 class Projection:
     """Rows start:stop of the weight of `node` (linear or norm_linear), and the value that they compute.
-
-    `value` is the output of `node`, or one output of a split of this output.
-    """
+    `value` is the output of `node`, or one output of a split of this output."""
 
     node: Node
     value: Value
@@ -77,9 +75,7 @@ class Projection:
 @dataclass(frozen=True)
 class GatedUnit:
     """The gated unit act(gate) ⊙ (up + shift), with gate and up clamped at `limit` as in the op `glu`.
-
-    `nodes` compute it from `gate` and `up`; the node whose output is the result comes first.
-    """
+    `nodes` compute it from `gate` and `up`; the node whose output is the result comes first."""
 
     gate: Value
     up: Value
@@ -97,10 +93,8 @@ class GatedUnit:
 @dataclass(frozen=True)
 class FeedForward:
     """A feed-forward down(act(up)), or down(act(gate) ⊙ (up + shift)) if `gate` is not None.
-
     No other nodes read its inner values. `nodes` compute the input of the linear `down` from the projections.
-    `limit` and `shift` are the attributes of the op `glu`, None and 0 without a gate.
-    """
+    `limit` and `shift` are the attributes of the op `glu`, None and 0 without a gate."""
 
     down: Node
     up: Projection
@@ -141,10 +135,8 @@ class FeedForward:
 
 def find_projection(value: Value) -> Projection | None:
     """Return the projection that computes `value`; None if there is none.
-
     It is a linear or norm_linear whose weight and bias are parameters. `value` is its output, or one output of a split
-    of this output along the last axis.
-    """
+    of this output along the last axis."""
     node, start = value.producer, 0
     if node is not None and node.op is ops.split:
         x = node.inputs[0]
@@ -171,10 +163,8 @@ def find_activation_name(node: Node) -> str | None:
 
 def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None:
     """Return (name, operand, nodes) of the activation that computes `value`; the node that returns `value` comes first.
-
     x·σ(x), x·σ(βx) and max(0, x)² also match as several ops, unless other nodes read the values in between.
-    Return None if `value` is not the result of an activation.
-    """
+    Return None if `value` is not the result of an activation."""
     node = value.producer
     if node is None or Trait.ELEMENTWISE not in node.op.traits or not node.inputs:
         return None
@@ -206,11 +196,9 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
 
 def match_gate(node: Node) -> GatedUnit | str | None:
     """Return the gated unit whose last node is `node`: a `glu`, or a product of up and an activated gate.
-
     In a product, gate and up must be projections of the same value, clamps must be those of `glu`, and inner values
     must have no other readers. Return a reason (str) if gate is a projection but another of these conditions fails, and
-    None for all other nodes.
-    """
+    None for all other nodes."""
     if node.op is ops.glu:
         gate, up = node.inputs
         assert gate is not None and up is not None
@@ -257,9 +245,7 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
 
 def match_feed_forward(down: Node) -> FeedForward | str | None:
     """Return the feed-forward whose last node is the linear `down`; None if the nodes before it do not form one.
-
-    Return a reason (str) if the only obstacle is another node, or the caller, that reads an inner value.
-    """
+    Return a reason (str) if the only obstacle is another node, or the caller, that reads an inner value."""
     out, hidden = find_projection(down.output), down.inputs[0] if down.inputs else None
     if down.op is not ops.linear or out is None or hidden is None or hidden.producer is None:
         return None

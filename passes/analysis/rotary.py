@@ -27,9 +27,7 @@ _KEEP_HEADS = (ops.concat, ops.transpose, ops.split)  # these keep the features 
 
 def find_ropes(attention: Node) -> list[Node]:
     """Return all `rope` nodes on the paths to operands 0 and 1 (q and k) of `attention`, each once.
-
-    Paths begin at linears, and at ops that do not keep the features of a head together.
-    """
+    Paths begin at linears, and at ops that do not keep the features of a head together."""
     ropes = dict[Node, None]()
     stack = [v for v in attention.inputs[:2] if v is not None]
     while stack:
@@ -63,10 +61,8 @@ def explain_difference(q: Node | None, k: Node | None) -> str | None:
 
 def match_ropes(attention: Node) -> tuple[Node, Node] | str:
     """Return the rope nodes (of q, of k) in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
-
     Return a reason (str) unless both rotate by the same angles, have the heads of `attention`, and rotate by the
-    positions at which its cache is written (if it has the operand ``positions``).
-    """
+    positions at which its cache is written (if it has the operand ``positions``)."""
     q, k = (get_rope(attention.operand(name)) for name in "qk")
     if (reason := explain_difference(q, k)) is not None:
         return reason
@@ -175,10 +171,8 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
 
 def find_exclusive_ropes(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
     """Return the `rope` nodes of the attentions `layers`, each with the recipe of its frequencies.
-
     A node is omitted, and refused in `trace` for the pass `name`, if an attention outside `layers` uses it also, or if
-    its frequencies are computed or have a scaling other than none, linear, ntk, yarn and llama3.
-    """
+    its frequencies are computed or have a scaling other than none, linear, ntk, yarn and llama3."""
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:
         if Trait.ATTENTION in attention.op.traits:

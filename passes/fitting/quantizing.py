@@ -51,9 +51,7 @@ Progress = Callable[[int, int], None]
 
 def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
     """Replace `param` by a parameter whose recipe rounds it to the nearest codes of `layout` whenever it is read.
-
-    Layouts with sums get the offsets of HQQ. `scales` are those of `compute_tensor_scales` for nvfp4, else empty.
-    """
+    Layouts with sums get the offsets of HQQ. `scales` are those of `compute_tensor_scales` for nvfp4, else empty."""
     recipe: Recipe
     if layout.small_floats:
         recipe = ToFloat4(param.recipe, str(layout), scales)
@@ -70,9 +68,7 @@ def _make_quantize(param: Param, layout: BlockLayout, search: str) -> Quantize:
 
 def find_stored_layout(param: Param) -> BlockLayout | None:
     """Return the layout of integer blocks in which the checkpoint stores `param`; None if it stores no integer blocks.
-
-    Floats that one of `GRIDS` represents exactly, as after dequantization, count as stored in this layout.
-    """
+    Floats that one of `GRIDS` represents exactly, as after dequantization, count as stored in this layout."""
     recipe, reader = param.recipe, param.graph.reader
     layout = None if recipe.has(BlockRecipe) else find_block_layout(recipe, reader)
     if isinstance(layout, str):
@@ -92,9 +88,7 @@ def read_stored_codes(param: Param, layout: BlockLayout) -> None:
 
 def store_rounded(param: Param, layout: BlockLayout, search: str) -> None:
     """Replace `param` by its nearest codes of `layout`, computed now with scales from the algorithm `search`.
-
-    The codes are stored because targets read weights several times, and a search takes longer than all reads.
-    """
+    The codes are stored because targets read weights several times, and a search takes longer than all reads."""
     reader = param.graph.reader
     recipe = _make_quantize(param, layout, search)
     count, *rest, width = param.type.concrete({})
@@ -149,11 +143,9 @@ def fit_gptq(
     resume: str | None = None,
 ) -> Iterator[str]:
     """Round the matrices of `plan` by GPTQ on the `texts` (ids [batch, length]); yield the name of each after rounding.
-
     The order is that of their first readers in the graph. Embedding tables are first rounded to nearest and not
     yielded. Unless `resume` is None, results are stored in this folder and loaded from it by a later run.
-    `progress` is called as progress(elements done, elements in total).
-    """
+    `progress` is called as progress(elements done, elements in total)."""
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
     original = _OriginalRun(graph, texts) if total <= MAX_FOLLOWED else None

@@ -68,9 +68,7 @@ class NormAcrossRope(Pass):
 
 def _find_norm(rotation: Node, before: bool) -> list[Node]:
     """Return a norm and reshapes around it, in order, that compute the input of `rotation` or read only its output.
-
-    `before` selects the input. Return [] without a norm, or if the type of the last output is not that of the input.
-    """
+    `before` selects the input. Return [] without a norm, or if the type of the last output is not that of the input."""
     chain: list[Node] = []
     value = rotation.required_operand("x") if before else rotation.output
     while before or len(value.uses) == 1:
