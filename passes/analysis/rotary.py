@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, TensorType, Value, WeftError, ops
+from weft.ir import Graph, Node, Param, TensorType, WeftError, ops
 from weft.ir.op import Trait
 from weft.ir.recipes.frequencies import RopeFrequencies, RopeScaling
 from weft.ir.recipes.readers import Array
@@ -41,14 +41,8 @@ def find_ropes(attention: Node) -> list[Node]:
     return list(ropes)
 
 
-def get_rope(value: Value | None) -> Node | None:
-    """Return the `rope` node that computes `value`; None for other values, and for None."""
-    node = None if value is None else value.producer
-    return node if node is not None and node.op is ops.rope else None
-
-
 def explain_difference(q: Node | None, k: Node | None) -> str | None:
-    """Return a reason (str) why the ropes of queries and keys have other angles; None if equal, or if both are None."""
+    """Return a reason (str) why the ropes `q` and `k` rotate differently; None if they do not, or if both are None."""
     if q is None or k is None:
         return None if q is k else f"only its {'queries' if k is None else 'keys'} are rotated"
     if q.inputs[1:] != k.inputs[1:]:
@@ -63,7 +57,8 @@ def match_ropes(attention: Node) -> tuple[Node, Node] | str:
     """Return the rope nodes (of q, of k) in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
     Return a reason (str) unless both rotate by the same angles, have the heads of `attention`, and rotate by the
     positions at which its cache is written (if it has the operand ``positions``)."""
-    q, k = (get_rope(attention.operand(name)) for name in "qk")
+    producers = (None if v is None else v.producer for v in map(attention.operand, "qk"))
+    q, k = (node if node is not None and node.op is ops.rope else None for node in producers)
     if (reason := explain_difference(q, k)) is not None:
         return reason
     if q is None or k is None:
@@ -78,8 +73,7 @@ def match_ropes(attention: Node) -> tuple[Node, Node] | str:
 
 
 def get_frequencies(rope: Node) -> RopeFrequencies | None:
-    """Return the recipe of the frequencies of the node `rope`; None if they are not a parameter or have another
-    recipe."""
+    """Return the recipe of the frequencies of `rope`; None unless it is a parameter's recipe `RopeFrequencies`."""
     param = rope.inputs[2]
     return param.recipe if isinstance(param, Param) and isinstance(param.recipe, RopeFrequencies) else None
 
@@ -123,7 +117,7 @@ class ScalingArguments:
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
     def scale_recipe(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
-        """Return `recipe` with `scaling`, and the settings it uses of `factor`, `original` and the fields of `self`."""
+        """Return `recipe` with `scaling` and with those of `factor`, `original` and the fields that it uses."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
         return replace(scaled, **{name: settings[name] for name in scaled.used_settings})

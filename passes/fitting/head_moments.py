@@ -56,7 +56,7 @@ def compute_moments(node: Node, groups: int, activations: Activations | None) ->
         # p (1 − p) is the derivative of a softmax weight by its own score.
         spread += (p * (1 - p)).sum((0, 2, 3))
         for x in {x for x in (q, k, v) if x is not None}:
-            ones = _append_one(batch[x])
+            ones = np.pad(batch[x], ((0, 0), (0, 0), (0, 1)), constant_values=1)
             tokens[x] = tokens.get(x, 0) + _sum_squares(ones.reshape(-1, ones.shape[-1]))
             if x in (k, v):
                 averaged[x] = averaged.get(x, 0) + _sum_squares(_group_heads(p @ ones[:, None], groups))
@@ -78,7 +78,9 @@ def compute_moments(node: Node, groups: int, activations: Activations | None) ->
 
 def compute_attention_weights(node: Node, values: Mapping[Value, Array]) -> Array:
     """Return the attention weights [batch, heads, seq, keys] of `node`, from the `values` of its operands."""
-    operands = [values[v] if v is not None and v in values else _evaluate(v) for v in node.inputs]
+    params: dict[Value, Array] = {v: v.recipe.evaluate(v.graph.reader) for v in node.inputs if isinstance(v, Param)}
+    arrays = params | dict(values)
+    operands = [None if v is None else arrays.get(v) for v in node.inputs]
     q, k = operands[:2]
     assert q is not None and k is not None
     batch, keys, _ = k.shape
@@ -86,14 +88,6 @@ def compute_attention_weights(node: Node, values: Mapping[Value, Array]) -> Arra
     one_hot = np.tile(np.eye(keys, dtype=k.dtype), (batch, 1, node.attrs["kv_heads"]))
     (outputs,) = run_node(node.op, [q, k, one_hot, *operands[3:]], {**node.attrs, "value_dim": None}, {})
     return np.asarray(outputs.reshape(batch, -1, node.attrs["heads"], keys).swapaxes(1, 2))
-
-
-def _evaluate(value: Value | None) -> Array | None:
-    return value.recipe.evaluate(value.graph.reader) if isinstance(value, Param) else None
-
-
-def _append_one(x: Array) -> Array:
-    return np.concatenate([x, np.ones((*x.shape[:-1], 1), x.dtype)], -1)
 
 
 def _group_heads(x: Array, groups: int) -> Array:

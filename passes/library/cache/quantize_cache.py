@@ -148,7 +148,8 @@ class QuantizeCache(Pass):
         staged, inputs = equivalence.randomize_weights(after), equivalence.make_inputs(after)
         references, scales, dequantized = dict[str, Callable[..., Any]](), dict[str, Array](), dict(inputs)
         for node in _list_quantized_nodes(staged, quantized_before):
-            operand_scales = [_evaluate_scales(node, name) for name in ("k_scale", "v_scale")]
+            params = [node.operand(name) for name in ("k_scale", "v_scale")]
+            operand_scales = [p.recipe.evaluate(staged.reader) if isinstance(p, Param) else None for p in params]
             references[node.output.name] = _build_reference(operand_scales, get_code_range(node.attrs["cache_bits"]))
             scales |= dict(zip((v.name for v in node.outputs[1:]), _reshape_scales(node, operand_scales), strict=False))
             for spec, scale in zip(find_caches(node), _reshape_scales(node, operand_scales), strict=False):
@@ -193,11 +194,6 @@ def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] |
 
 def _list_quantized_nodes(graph: Graph, excluded: Collection[str]) -> list[Node]:
     return [n for n in graph.nodes if n.attrs.get("cache_bits") is not None and n.output.name not in excluded]
-
-
-def _evaluate_scales(node: Node, name: str) -> Array | None:
-    param = node.operand(name)
-    return param.recipe.evaluate(node.graph.reader) if isinstance(param, Param) else None
 
 
 def _reshape_scales(node: Node, scales: list[Array | None]) -> list[Array]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.ir import Graph, Node, Op, Param, Recipe, Value, ops
+from weft.ir import Graph, Node, Op, Param, Recipe, ops
 from weft.ir.interpreter import run_node, widen
 from weft.ir.recipes import RANDOM, Add, Concat, Literal, Map, Permute, Reshape, Scale, Slice, Source, Take
 
@@ -75,7 +75,8 @@ class FoldConstants(Pass):
             for old, recipe in zip(node.outputs, recipes, strict=True):
                 new = graph.add_param(f"{base}.{node.op.name}", old.type, recipe)
                 replace_uses(old, new)
-                if _is_named(old):
+                # A name other than that of the op, with or without a number, was chosen and stays.
+                if re.fullmatch(rf"{node.op.name}(_\d+)?", old.name.rpartition(".")[2]) is None:
                     swap_names(new, old)
             erase_unused(graph, [node])
 
@@ -86,12 +87,6 @@ class FoldConstants(Pass):
             return []
         arrays = [widen(np.asarray(p.recipe.evaluate(graph.reader))) for p in operands]
         return [Literal.from_array(a) for a in run_node(node.op, list(arrays), node.attrs, {})]
-
-
-def _is_named(value: Value) -> bool:
-    """Return whether `value` has a name of its own: other than the name of its op, with or without a number."""
-    assert value.producer is not None
-    return re.fullmatch(rf"{value.producer.op.name}(_\d+)?", value.name.rpartition(".")[2]) is None
 
 
 def _get_shape(param: Param) -> Shape:

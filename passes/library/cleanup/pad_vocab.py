@@ -79,7 +79,8 @@ def _pad_rows(head: Node, weight: Param, extra: int) -> None:
     """Replace `head` by a linear with `extra` more zero rows, and a slice of its logits to the old vocabulary.
     Token embeddings with the same number of rows also get zero rows."""
     graph, vocab = head.graph, head.output.width
-    tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and _is_token_embedding(n)]
+    ids = {v for name, v in graph.inputs.items() if name.endswith("input_ids")}
+    tables = [n.inputs[1] for n in graph.nodes if n.op is ops.embedding and n.inputs[0] in ids]
     padded: dict[Value | None, Param] = {}
     for old in dict.fromkeys((weight, *head.inputs[2:], *tables)):
         if isinstance(old, Param) and old.shape[0] == vocab:
@@ -95,7 +96,3 @@ def _pad_rows(head: Node, weight: Param, extra: int) -> None:
         for node, i in () if table is None else table.uses:
             node.set_input(i, longer)
         replace_param(table, longer)
-
-
-def _is_token_embedding(embedding: Node) -> bool:
-    return any(v is embedding.inputs[0] for name, v in embedding.graph.inputs.items() if name.endswith("input_ids"))

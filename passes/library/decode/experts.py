@@ -23,10 +23,6 @@ def _build_mixture() -> Value:
     return ops.moe(value("x"), combine, *stacks, **capture(*UNIT_ATTRS, "active"))
 
 
-def _build_scaled_mixture() -> Value:
-    return ops.affine(_build_mixture(), by=ANY("by"))
-
-
 def _fuse_mixture(by: float = 1.0, **match: Any) -> Value | Refusal:
     logits, k = match["logits"], match["k"]
     if (match["active"] or logits.shape[-1]) != k:
@@ -70,8 +66,9 @@ class FuseMixture(Pass):
     tradeoff = "the choice becomes two values in memory: indices of experts, and their weights"
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for name, pattern in {"scaled mixture": _build_scaled_mixture, "mixture": _build_mixture}.items():
-            apply_rules(graph, [Rule(name, Pattern(pattern), _fuse_mixture)], trace)
+        scaled = Pattern(lambda: ops.affine(_build_mixture(), by=ANY("by")))
+        for name, pattern in {"scaled mixture": scaled, "mixture": Pattern(_build_mixture)}.items():
+            apply_rules(graph, [Rule(name, pattern, _fuse_mixture)], trace)
 
 
 def _build_choice() -> tuple[Value, ...]:

@@ -43,10 +43,6 @@ def is_projection(node: Node) -> bool:
     return node.op is ops.linear and len(node.output.shape) == 3 and are_params(node.inputs[1:])
 
 
-def _has_params(s: Site) -> bool:
-    return any(v is not None for v in s.key)
-
-
 def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
     """Replace `linear`, a reader of `norm`, by a norm_linear of the norm's input x; return the new output.
     If the reader is a mixture of experts, replace it by a mixture with this norm."""
@@ -101,7 +97,7 @@ class FuseNormLinear(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         find, untie = (_find_fusible, self.untie) if self.fold else (_find_unfolded, True)
-        for matched in find_sites(graph, self.name, trace, find, untie, _has_params):
+        for matched in find_sites(graph, self.name, trace, find, untie, lambda s: any(v is not None for v in s.key)):
             folded = fold_norm(matched) if self.fold else matched
             norm, linears = folded.norm, folded.readers
             x = norm.required_operand("x")

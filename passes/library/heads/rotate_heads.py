@@ -61,7 +61,10 @@ class RotateHeads(Pass):
             matrix = RandomOrthogonal(v.start.width // kv_heads, self.seed)
             bias = None if v.bias is None else _map_rows(v.bias, matrix, kv_heads)
             replace_weights(v.linear, _map_rows(v.weight, matrix, kv_heads), bias or "same")
-            replace_weights(o, _rotate_columns(require_param(o, "weight"), matrix, heads))
+            weight = require_param(o, "weight")
+            shape = weight.type.concrete({})
+            by_head = Reshape(weight.recipe, (shape[0], heads, matrix.size))
+            replace_weights(o, Reshape(MatMul(by_head, matrix), shape))
             trace.record_rewrite(self.name, name)
 
     def _find_obstacle(self, node: Node) -> str | None:
@@ -99,9 +102,3 @@ def _map_rows(param: Param, matrix: RandomOrthogonal, heads: int) -> Recipe:
     if len(shape) == 1:
         return Reshape(MatMul(by_head, matrix), shape)
     return Reshape(Permute(MatMul(Permute(by_head, (0, 2, 1)), matrix), (0, 2, 1)), shape)
-
-
-def _rotate_columns(weight: Param, matrix: RandomOrthogonal, heads: int) -> Recipe:
-    """Return the columns of each head of `weight` [out, heads · d] times R = `matrix`."""
-    shape = weight.type.concrete({})
-    return Reshape(MatMul(Reshape(weight.recipe, (shape[0], heads, matrix.size)), matrix), shape)

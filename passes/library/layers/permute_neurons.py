@@ -64,7 +64,10 @@ class PermuteNeurons(Pass):
                 continue  # in this order already
             trace.record_rewrite(self.name, site.output.name)
             for (node, i), old in params.items():
-                new = derive_param(old, _shuffle_ranges(old.recipe, ranges[node, i]))
+                recipe = old.recipe
+                for shuffled_range in ranges[node, i]:
+                    recipe = Shuffle(recipe, *shuffled_range)
+                new = derive_param(old, recipe)
                 node.set_input(i, new)
                 replace_param(old, new)
 
@@ -100,9 +103,3 @@ def _is_shuffled(recipe: Recipe, ranges: Sequence[ShuffledRange]) -> bool:
             return False
         recipe = recipe.item
     return True
-
-
-def _shuffle_ranges(recipe: Recipe, ranges: Sequence[ShuffledRange]) -> Recipe:
-    for axis, start, stop, seed in ranges:
-        recipe = Shuffle(recipe, axis, start, stop, seed)
-    return recipe

@@ -102,8 +102,10 @@ class StripPositions(Pass):
         for node in before.nodes:
             if node.op in _REFERENCES:
                 references[node.output.name] = _REFERENCES[node.op]
-            elif node.output in values and node.output.name not in names and not values.issuperset(_get_results(node)):
-                references[node.output.name] = partial(_return_zeros, node.op.reference)
+            elif node.output in values and node.output.name not in names:
+                results = (v for user in node.output.users for v in user.outputs)
+                if not values.issuperset(results):
+                    references[node.output.name] = partial(_return_zeros, node.op.reference)
         expected, remaining = equivalence.run_as(before, inputs, references), {n: inputs[n] for n in after.inputs}
         equivalence.check_close(expected, equivalence.run(after, remaining), EXACT)
 
@@ -145,11 +147,6 @@ def _clean_up(graph: Graph) -> None:
     if not find_position_tables(graph):
         for key in ("max_positions", "max_source_positions"):
             graph.meta.pop(key, None)
-
-
-def _get_results(node: Node) -> list[Value]:
-    """Return the values computed directly from `node`."""
-    return [v for user in node.output.users for v in user.outputs]
 
 
 def _return_zeros(reference: Callable[..., Any], *operands: Array, **attrs: Any) -> Array:

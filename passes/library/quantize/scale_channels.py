@@ -95,7 +95,8 @@ class ScaleChannels(Pass):
         for i, site in enumerate(sites):
             trace.progress(i, len(sites))
             x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(site)])
-            factors = fit_channel_factors(x, list(map(_sample_rows, _list_weights(site))), layout)
+            weights = [_sample_rows(weight) for node in site.users if isinstance(weight := node.inputs[1], Param)]
+            factors = fit_channel_factors(x, weights, layout)
             if factors is not None:
                 scalings.append((site, factors))
         for site, factors in scalings:
@@ -118,10 +119,6 @@ class ScaleChannels(Pass):
                     trace.refuse(self.name, value.name, edits)
                 else:
                     yield value
-
-
-def _list_weights(value: Value) -> list[Param]:
-    return [weight for node in value.users if isinstance(weight := node.inputs[1], Param)]
 
 
 def _sample_rows(weight: Param) -> Array:
