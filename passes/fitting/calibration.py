@@ -198,6 +198,8 @@ class Activations:
             for name, value in graph.inputs.items():
                 bind_sizes(value.type, inputs[name].shape, binding, name)
         self._known = {value: [inputs[name] for inputs in inputs_of_batches] for name, value in graph.inputs.items()}
+        values = [*graph.inputs.values(), *(v for node in graph.nodes for v in node.outputs)]
+        self._by_name = {v.name: v for v in values}
         self._done: set[Node] = set()
         self._replaced: Mapping[Value, Array] = {}
 
@@ -213,7 +215,9 @@ class Activations:
             (self._known, self._done), self._replaced = saved, {}
 
     def __call__(self, value: Value) -> list[Array]:
-        """Return `value`, one array per batch, after computing it unless it is stored."""
+        """Return `value`, one array per batch, after computing it unless it is stored.
+        A value of a clone of the graph is found by its name."""
+        value = value if value.graph is self.graph else self._by_name[value.name]
         missing = self._missing_nodes(value)
         self._done.difference_update(missing)  # dropped values are computed again
         for nodes in _group_nodes(missing):

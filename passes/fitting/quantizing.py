@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 
-from weft.ir import Graph, Node, Param, Recipe, Value, ops
+from weft.ir import Graph, Node, Param, Recipe, ops
 from weft.ir.ops.experts import compute_expert_hidden
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import (
@@ -148,7 +147,7 @@ def fit_gptq(
     `progress` is called as progress(elements done, elements in total)."""
     done, total = 0, sum(matrix.elements for matrix in plan)
     activations = Activations(graph, texts, dtype=np.float32)
-    original = _OriginalRun(graph, texts) if total <= MAX_FOLLOWED else None
+    original = Activations(graph.clone(), texts, dtype=np.float32) if total <= MAX_FOLLOWED else None
     finished = ResultStore(resume, texts, RIDGE, SHRINK, CORRECTION if original else 0, POOLED_SHARE)
     waiting = {matrix.param: matrix for matrix in plan}
     for matrix in plan:
@@ -182,23 +181,6 @@ def fit_gptq(
     progress(total, total)
 
 
-class _OriginalRun:
-    """Activations of a graph with its original weights, looked up by the values of the graph whose weights change."""
-
-    def __init__(self, graph: Graph, texts: Sequence[Array]) -> None:
-        copy = graph.clone()
-        self._activations = Activations(copy, texts, dtype=np.float32)
-        self._copies = {value: copy.inputs[name] for name, value in graph.inputs.items()}
-        for node, node_copy in zip(graph.nodes, copy.nodes, strict=True):
-            self._copies.update(zip(node.outputs, node_copy.outputs, strict=True))
-
-    def __call__(self, value: Value) -> list[Array]:
-        return self._activations(self._copies[value])
-
-    def override(self) -> AbstractContextManager[None]:
-        return self._activations.override()
-
-
 def _find_input_sharers(node: Node) -> list[Param]:
     """Return the weights of all nodes, `node` included, with its op, input and norm; these weights share a moment."""
     x = node.required_operand("x")
@@ -211,7 +193,7 @@ def _make_norm_key(node: Node) -> tuple[object, ...]:
 
 
 def _fit_products(
-    activations: Activations, original: _OriginalRun | None, layouts: Mapping[Matrix, BlockLayout]
+    activations: Activations, original: Activations | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Return a list with the blocks of each matrix of `layouts`; all matrices multiply the same value.
     With `original`, weights are first corrected towards the original outputs (`compute_correction`)."""
@@ -244,7 +226,7 @@ def _fit_products(
     return blocks
 
 
-def _compute_moments(activations: Activations, original: _OriginalRun | None, node: Node) -> tuple[Array, Array | None]:
+def _compute_moments(activations: Activations, original: Activations | None, node: Node) -> tuple[Array, Array | None]:
     """Return Σ x xᵀ and Σ x₀ xᵀ [in, in] over the inputs x of the weight of `node` and its original inputs x₀.
     Without `original`, the second is None."""
     x = node.required_operand("x")
