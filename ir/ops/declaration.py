@@ -59,20 +59,17 @@ def fused_op(
 
         @new.infer
         def _(n: OpCall) -> tuple[TensorType, ...]:
-            return tuple(v.type for _, v in body_of(n).outputs.items())
+            return tuple(v.type for v in body_of(n).outputs.values())
 
         @new.cost
         def _(n: OpCall) -> Cost:
             graph = body_of(n)
-            read, written = (
-                sum_sizes([v.type.bytes for _, v in part.items()]) for part in (graph.inputs, graph.outputs)
-            )
+            read, written = (sum_sizes(v.type.bytes for v in part.values()) for part in (graph.inputs, graph.outputs))
             costs = {node: node.op.node_cost(node) for node in graph.nodes if Trait.VIEW not in node.op.traits}
-            unread = [  # bytes of table rows and experts that no token selects
-                sum_sizes([v.type.bytes for v in node.inputs if v is not None]) - cost.read
-                for node, cost in costs.items()
-            ]
-            return Cost(sum_sizes([cost.flops for cost in costs.values()]), read - sum_sizes(unread), written)
+            # Bytes of table rows and experts that no token selects are not read.
+            operand_bytes = sum_sizes(v.type.bytes for node in costs for v in node.inputs if v is not None)
+            unread = operand_bytes - sum_sizes(cost.read for cost in costs.values())
+            return Cost(sum_sizes(cost.flops for cost in costs.values()), read - unread, written)
 
         def list_states(n: OpCall) -> tuple[StateSpec, ...]:
             nodes = body_of(n).nodes

@@ -126,10 +126,7 @@ def cast(x: Array, *, to: DType = dtypes.f32) -> Array:
     return x.astype(np.bool_) if to == dtypes.bool_ else np.trunc(x).astype(np.int64)
 
 
-@cast.infer
-def _(n: OpCall) -> TensorType:
-    converted: TensorType = n.x.with_dtype(n.to)
-    return converted
+cast.infer(lambda n: n.x.with_dtype(n.to))
 
 
 @op(
