@@ -28,7 +28,7 @@ class Model(Displayable):
     files: files that were read, adapters included. stamps: their state before they were read.
     tokenizer: function that writes the tokenizer's files into a folder; None without a tokenizer.
     unread: checkpoint keys that nothing reads, except `ignored`. ignored: unread keys that the family's table lists.
-    idle: those of them that an export keeps, because transformers asks for them.
+    idle: the `ignored` keys that an export keeps, because transformers asks for them.
     left_out: parts of the source that the graph lacks. without: names of such parts that the user accepted.
     random_init: the weights are random, not a checkpoint's.
     pipeline: passes applied since the graph was read. provenance: a model folder's record of earlier steps.
@@ -62,10 +62,11 @@ class Model(Displayable):
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
     def notices(self, strict: bool = True) -> list[str]:
-        """Return remarks for the user: the notes, then a line per part left out; with `strict`, not those in `without`.
+        """Return the notes, then a line per part that is left out; with `strict`, none for the parts in `without`.
 
         Raises:
-            WeftError: if `strict`, and a part that changes the outputs is left out but not in `without`.
+            WeftError: if `strict`, and a part that changes the outputs is not in `without`, or a name in `without` is
+                unknown.
         """
         from .models.left_out import check_accepted
 
@@ -77,11 +78,7 @@ class Model(Displayable):
         return {self._label(path): hash_file(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:
-        """Check that no file has changed since the graph was read; call this after reading the weights.
-
-        Raises:
-            WeftError: naming the first file that was written to, replaced or removed.
-        """
+        """Raise WeftError if a file has changed since the graph was read; call this after reading the weights."""
         check_unchanged(self.stamps)
 
     def origin(self, format: str) -> Path | None:

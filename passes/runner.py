@@ -109,11 +109,7 @@ def run_passes(
 
 
 def refuse_fused(graph: Graph, applied: Pass) -> None:
-    """Check that `graph` has no fused ops, for a pass `applied` that does not support them.
-
-    Raises:
-        WeftError: if it has, naming `applied` and the first fused op.
-    """
+    """Raise WeftError if `graph` has a fused op, naming it and the pass `applied`, which does not support fused ops."""
     if (node := next(filter(is_fused, graph.nodes), None)) is not None:
         raise WeftError(
             f"pass {applied.name} does not support fused ops, such as {node.op.name} (%{node.output.name}): run it "

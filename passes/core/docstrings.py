@@ -19,7 +19,7 @@ from weft.ir import WeftError
 class Documentation:
     """The parts of a pass's docstring; a missing part is "".
 
-    condition, source: the paragraphs that start so; text: all other paragraphs after the summary.
+    condition, source: the paragraph after that word and a colon; text: all other paragraphs after the summary.
     pipeline, graph: the example's pass with its arguments, and the IR text that it runs on.
     """
 

@@ -144,11 +144,6 @@ class _PipelineParser(Lexer):
 
 
 def _parse_float(text: str) -> float:
-    """Parse `text` as a float.
-
-    Raises:
-        ValueError: if it overflows to infinity.
-    """
     if math.isinf(number := float(text)):
         raise ValueError("the number is too large")
     return number

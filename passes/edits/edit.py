@@ -20,7 +20,7 @@ def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
 
 
 def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase the nodes of `nodes` with unused outputs, until none remains, and parameters that only these nodes read."""
+    """Erase those of `nodes` without a used output, until none is left, and the parameters that only they read."""
     waiting = list(nodes)
     progress = True
     # `nodes` may list a node before its readers: repeat until a round erases nothing.

@@ -119,7 +119,7 @@ def bind_name(name: str, term: Value) -> Value:
 
 
 def value(name: str) -> Value:
-    """Return a variable that matches any value, as a parameter `name: Value` of the pattern's function does."""
+    """Return a variable that matches any value, like a parameter `name: Value` of the pattern's function."""
     return typing.cast(Value, Variable(name, param=False, optional=False))
 
 

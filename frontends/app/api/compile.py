@@ -40,7 +40,8 @@ LONGEST = 1 << 24  # tokens: above it, tables of positions would take gigabytes
 class CompileReport:
     """The result of `compile`.
 
-    seconds: duration of each stage. trace: lowerings that did not apply, with reasons. notes: remarks for the user.
+    graph: after the passes. seconds: duration of each stage. trace: lowerings that did not apply, with reasons.
+    notes: remarks for the user.
     explain: a function that returns the lines of ``--explain``, [] for targets without that option.
     """
 
@@ -85,16 +86,16 @@ def compile(
             of all positions.
         weights: quantization of the weights, such as ``int4`` or ``int8``, which abbreviates passes that run first;
             arguments of the pass `quantize` may follow: ``int4{method=rtn}``.
-        max_length: positions that tables and caches can store; the model's context if None, or else 4096.
+        max_length: positions that tables and caches can store; if None, the model's context, or 4096 if it has none.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
-        dump_ir: folder for the text form of the graph after every pass.
+        dump_ir: folder for the text form of the graph before the first and after every pass.
         verify: check every pass on small random inputs in float64.
         adapters: folders of PEFT adapters to merge into the weights, in this order.
         switch_adapters: folders of LoRA adapters to store next to the model as NAME.onnx_adapter: ONNX Runtime and
             onnxruntime-genai select one of them, or none, at run time.
         family: family of a Hugging Face folder, instead of the one that its config names.
         without: names of parts of the source to leave out, although the model's outputs then change.
-        progress: called with (stage, bytes done, total bytes).
+        progress: called with (name of a pass, done, total), later with ("weights", bytes written, total bytes).
         options: the target's options, as listed by `weft targets NAME`, among them
             ``prepack=True``: also store the weights in the CPU's packed layout (``ort-cpu``; doubles the disk space);
             ``keep_blocks="head"`` or ``"all"``: multiply the output head, or every linear layer, by quantized blocks
@@ -162,9 +163,9 @@ def compile(
 
 
 def _check_effect(selected: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:
-    """Raise WeftError if `weights` (passes that run first) or a `selected` option (pass that runs last) has no effect.
+    """Raise WeftError if quantization by `weights` or an option in `selected` changed nothing.
 
-    `idle` maps options to the reason why they leave the built model unchanged.
+    `report` has the reasons of passes; `idle` maps other options to the reason why they leave the model unchanged.
     """
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
@@ -177,7 +178,7 @@ def _check_effect(selected: Options, weights: str | None, report: Report, idle: 
 
 
 def _note_family(model: Model, notes: list[str]) -> None:
-    """Append a note if the source is from a family that transformers itself supports."""
+    """Append a note if transformers itself supports the family of the source, and no pass has changed the function."""
     family = FAMILIES.get(str(model.graph.meta.get("model_type")))
     if family is not None and family.transformers and model.settings is not None:
         name = family.model_types[0]
@@ -215,7 +216,7 @@ def _choose_length(graph: Graph, requested: int | None, notes: list[str]) -> int
 
 
 def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
-    """Append a note if `length` exceeds the context of the rewritten `graph`: answers may get worse."""
+    """Append a note if `length` exceeds the context of the rewritten `graph`, beyond which answers get worse."""
     context = graph.meta.get("context")
     if context is not None and length > context:
         notes.append(
@@ -225,7 +226,10 @@ def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
 
 
 def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
-    """Raise WeftError if `length` exceeds the learned positions; if it is the `default`, note a longer context."""
+    """Raise WeftError if `length` exceeds the number of learned positions.
+
+    If the user requested no length (`default`), append a note if the rewritten graph has a longer context.
+    """
     table = graph.meta.get("max_positions")  # the rows of learned positions
     if table is not None and length > table:
         raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions: choose at most {table}")

@@ -121,7 +121,7 @@ def heal_and_measure(
     seed: int = 0,
     progress: Progress = lambda stage, done, total: None,
 ) -> Healing:
-    """Heal `model` as `heal` does, and return it with the measurements."""
+    """Heal `model` and return it with the measurements; arguments and errors as in `heal`."""
     for name, number, minimum in (("tokens", tokens, 1), ("samples", samples, 0), ("batch", batch, 1)):
         if number < minimum:
             raise WeftError(f"{name} is {number}, but it must be at least {minimum}")
@@ -183,7 +183,7 @@ def heal_and_measure(
 
 
 def _check_models(quantized: Model, original: Model) -> None:
-    """Raise WeftError unless `quantized` is quantized, and both are decoders without caches and of one vocabulary."""
+    """Raise WeftError unless `quantized` is quantized, and both are decoders of one vocabulary without caches."""
     for name, graph in ((model.description, model.graph) for model in (quantized, original)):
         if (kind := graph.meta.get("kind", "decoder")) != "decoder":
             raise WeftError(f"heal needs decoders, since it compares next-token predictions, and {name} is an {kind}")
@@ -215,10 +215,12 @@ def _cut_prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
 
 
 def _read_windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
-    """Return windows [n, context] of a text for `tokens` training tokens and validation, by either model's tokenizer.
+    """Return windows [n, context] of a text, enough for `tokens` training tokens and for validation.
+
+    The tokenizer is the quantized model's, else the original's.
 
     Raises:
-        WeftError: if neither model has a tokenizer, the text cannot be read, or it is too short.
+        WeftError: if neither has one, `context` exceeds a position table, or the text is too short or cannot be read.
     """
     graphs = [quantized.graph, original.graph]
     longest = min((n for g in graphs if (n := g.meta.get("max_positions"))), default=context)

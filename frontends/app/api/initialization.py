@@ -36,8 +36,8 @@ def initialize(
     N(0, 0.02²).
 
     Raises:
-        WeftError: if the scheme is unknown, a number is not positive, the weights are a checkpoint's or are not N(0,
-            0.02²), or for mup if the head is tied to the embedding.
+        WeftError: if the scheme is unknown, a number is not positive, the weights are a checkpoint's, or no matrix is
+            N(0, 0.02²). For mup also if the head is tied to the embedding, or there is no residual stream.
     """
     model = load_source(source, seed)
     if scheme not in SCHEMES:

@@ -136,7 +136,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
     the noise of routers. Sharded tensors are gathered, so every process must call this.
 
     Raises:
-        WeftError: if a tensor is unknown, missing, or of another shape.
+        WeftError: if a tensor is unknown, missing, or of another shape, or `graph` has weights in quantized blocks.
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
         raise WeftError("weights in quantized blocks are not trained: use a module without keep_blocks and its graph")

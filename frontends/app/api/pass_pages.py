@@ -20,7 +20,7 @@ PROMISES = {
 
 
 def group_by_purpose() -> dict[str, list[str]]:
-    """Return the names of all passes by purpose."""
+    """Return the names of all passes, in alphabetical order, by purpose; a purpose without passes is left out."""
     groups: dict[str, list[str]] = {purpose: [] for purpose in typing.get_args(Purpose)}
     for name, cls in all_passes().items():
         groups[cls.purpose].append(name)
@@ -100,10 +100,8 @@ def _show_default(required: bool, default: object) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return `text` escaped for a table cell."""
     return text.replace("|", "&#124;")
 
 
 def _end_sentence(text: str) -> str:
-    """Return `text`, followed by a full stop unless it ends in one of ``. ! ? )``."""
     return text if text.endswith((".", "!", "?", ")")) else f"{text}."

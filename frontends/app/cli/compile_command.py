@@ -144,7 +144,10 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
 
 
 def _compare_with_transformers(out: str, source: str, family: str) -> None:
-    """Compare `out`, whose `source` was read as `family` (--as), with transformers; raise WeftError if they differ."""
+    """Compare `out`, whose `source` was read as `family` (--as), with transformers; print the result.
+
+    Print a note if transformers cannot load the source; raise WeftError if the two differ.
+    """
     from ..api.verify.verification import verify_folder
 
     try:

@@ -229,7 +229,6 @@ def _close_pipe() -> int:
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Return a sentence about an error of the operating system."""
     reason = (error.strerror or str(error)).lower()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason = "the disk is full; free some space or name a folder on another disk"

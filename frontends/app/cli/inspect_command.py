@@ -137,7 +137,6 @@ def _print_sizes(sizes: WeightSizes) -> None:
 
 
 def _print_parallel(costs: ParallelCosts) -> None:
-    """Print the memory of a device of each stage, and the collectives of one token."""
     from ..api.inspect.parallel import DEVICES, TRAFFIC, list_device_rows, list_traffic_rows, summarize_split
 
     echo(f"\n{summarize_split(costs)}")
@@ -161,7 +160,6 @@ def _format_bits(part: Mapping[str, int]) -> str:
 
 
 def _print_parts(costs: Sequence[PartCost], tokens: int, dtype: str) -> None:
-    """Print one line per part: FLOPs and bytes of a prefill and of a decode step."""
     steps = any(cost.step_flops is not None for cost in costs)
     columns = ["part", "", "times", "parameters", "FLOPs", "read", "written"]
     columns += ["+FLOPs", "+read", "+written", "kept"] if steps else []

@@ -26,11 +26,7 @@ def find_compiled_folder(source: str) -> Path | None:
 
 
 def check_trust(trusted: Sequence[str]) -> None:
-    """Check that at least one of the `trusted` folders has Python to run, if there are any.
-
-    Raises:
-        WeftError: if none of them has.
-    """
+    """Raise WeftError if there are sources `trusted`, and none of them is a compiled folder with Python to run."""
     from weft.backends.runtime.compiled_folder import read_facts
     from weft.backends.target import TARGETS
 
@@ -57,8 +53,9 @@ def open_model(
 ) -> Iterator[Any]:
     """Yield the model of a compiled folder, or of a source, compiled into a folder that is removed after the block.
 
-    text: require a tokenizer. verifies: require the logits of all tokens, to check drafts. experts: number of experts
-    on the device (PyTorch only). trusted: folders that may run their Python. check: check the folder's files first.
+    text: a source needs a tokenizer. verifies: compile a source with the logits of all tokens, to verify drafts.
+    experts: number of experts on the device (PyTorch only). trusted: folders that may run their Python. check: compare
+    the folder's files with their checksums first.
 
     Raises:
         WeftError: if the model cannot be loaded, or an option of the command does not apply to it.

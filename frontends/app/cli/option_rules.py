@@ -44,11 +44,7 @@ EXCLUDES = {  # by command and option: other options that must not be given
 
 
 def check_options(ctx: click.Context) -> None:
-    """Check the given options of a command against each other.
-
-    Raises:
-        UsageError: naming an option that needs others that are missing, or conflicts with another.
-    """
+    """Raise UsageError if an option of the current command needs another that is missing, or conflicts with one."""
     options, flags, command = _list_given_options(ctx), _map_flags(ctx), str(ctx.command.name)
     for name, related in NEEDS.get(command, {}).items():
         if name in options and options.isdisjoint(related.split()):
@@ -60,11 +56,7 @@ def check_options(ctx: click.Context) -> None:
 
 
 def check_applies(source: str, kind: str) -> None:
-    """Check that the given options of the current command apply to the model `source`, which is of this `kind`.
-
-    Raises:
-        WeftError: naming an option that does not.
-    """
+    """Raise WeftError if an option of the current command does not apply to `source`, a model of this `kind`."""
     ctx = click.get_current_context()
     options = _list_given_options(ctx)
     for names, effect, kinds in APPLIES:
@@ -79,7 +71,7 @@ def select_kind(kind: str, has_head: bool, hears: bool) -> str:
 
 
 def _list_given_options(ctx: click.Context) -> set[str]:
-    """Return the names of the parameters on the command line."""
+    """Return the names of the parameters that the command line or the environment sets."""
     stated = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     return {name for name in ctx.params if ctx.get_parameter_source(name) in stated}
 

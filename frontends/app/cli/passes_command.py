@@ -43,7 +43,7 @@ def passes_command(name: str | None, write_docs: str | None) -> None:
 
 
 def print_passes() -> None:
-    """Print every pass: effect, arguments, description, condition, and cost."""
+    """Print every pass with its effect, summary, arguments, condition and trade-off, then the default pipelines."""
     from weft.ir import Graph
     from weft.passes import all_passes, default_pipeline
     from weft.passes.core.pipeline import PIPELINES

@@ -226,7 +226,6 @@ def _answer_sound(model: Generator, sound: Any, beams: int, options: dict[str, A
 
 
 def _load_assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
-    """Return the model in the compiled `folder`, which drafts tokens for another model."""
     from weft.backends.runtime import load
     from weft.backends.runtime.core import generation as generate
 
@@ -246,7 +245,6 @@ def _print_embedding(model: EncoderModel, prompt: str | list[int], source: str, 
 
 
 def _print_stream(stream: Stream) -> None:
-    """Print one answer as it is generated, and its timings after it."""
     for piece in stream:
         sys.stdout.write(escape_controls(piece))
         sys.stdout.flush()

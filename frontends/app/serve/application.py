@@ -161,7 +161,7 @@ class RequestChecks:
             self._service.metrics.requests.add(1, state)
 
     def _check(self, scope: Scope) -> None:
-        """Raise ApiError for a wrong host, key or content type, JobError during a shutdown or if too many are open."""
+        """Raise ApiError for a wrong host, key or content type, JobError in a shutdown or beyond the request limit."""
         settings = self._service.settings
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if settings.hosts is not None and _parse_host(headers.get("host", "")) not in settings.hosts:

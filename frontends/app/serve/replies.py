@@ -88,7 +88,7 @@ class Reply(ABC):
 
     @abstractmethod
     def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
-        """Add a piece, and yield the choices of the resulting chunks."""
+        """Add a piece; yield the entry of `choices` for each chunk that it results in, if any."""
 
     @abstractmethod
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:

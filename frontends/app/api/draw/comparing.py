@@ -38,10 +38,10 @@ class ComparisonDrawing(Drawing):
 def draw_difference(
     source: Any, other: Any, look: PictureOptions | None = None, *, trust: bool = False
 ) -> ComparisonDrawing:
-    """Return the drawing of `source` (before) compared with `other` (after); options `look`, `trust` as in `draw`.
+    """Return the drawing of `source` (before) compared with `other` (after). `look` None: default options.
 
     Raises:
-        WeftError: if one of them cannot be read.
+        WeftError: if one of them cannot be read, or would run code without `trust`.
     """
     models = [load_model(s) for s in (source, other)]
     networks = [read_network(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]
@@ -72,14 +72,14 @@ class PipelineGraphs:
             WeftError: if `report` has no passes.
         """
         if not report.records:
-            raise WeftError("there are no passes to draw; name some with -p, or draw the model by weft viz")
+            raise WeftError("there are no passes to draw: name some with -p, or draw the model by `weft viz`")
         return render_steps(self.start, list(map(PipelineStep, report.records, self.after)), self.tokens)
 
 
 def check_html_suffix(out: Path) -> None:
     """Raise WeftError if the name of `out` does not end in .html."""
     if out.suffix != PAGE:
-        raise WeftError(f"the passes are drawn as a page; name a file that ends in {PAGE}, not {out.name}")
+        raise WeftError(f"the passes are drawn as a page: name a file that ends in {PAGE}, not {out.name}")
 
 
 def write_page(text: str, out: Path) -> None:

@@ -28,7 +28,8 @@ def read_network(source: Any, trust: bool = False) -> Network:
     """Read `source` as a network to draw: anything that `load_source` accepts, an ONNX file, or a compiled folder.
 
     Raises:
-        WeftError: if it cannot be read, is a folder of code whose source is missing, or is code and `trust` is false.
+        WeftError: if it cannot be read, or is a PyTorch folder whose source is missing, has changed, or is code while
+            `trust` is false.
     """
     path = _find_output(source)
     if path is None:
@@ -67,7 +68,7 @@ def _is_onnx_folder(folder: Path) -> bool:
 
 
 def _read_compiled(folder: Path, trust: bool) -> Network:
-    """Return the model in a compiled folder as a network with the name of its source."""
+    """Return the model in a compiled folder as a network: from its ONNX files, or for PyTorch from its source."""
     manifest = read_manifest(folder)
     spec = manifest.record("source", {}).text("spec", None)
     target = TARGETS.get(manifest.text("target", ""))

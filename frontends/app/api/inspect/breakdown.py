@@ -46,7 +46,7 @@ def compute_part_costs(graph: Graph, tokens: int, item: int) -> tuple[PartCost, 
 
 
 def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, int]]:
-    """Yield the parts inside `part`, except inputs and outputs, and the number of times that each occurs."""
+    """Yield (part, number of occurrences) for each part in `part`, at any depth of layers; not inputs and outputs."""
     for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
             yield child, times * child.count

@@ -167,7 +167,7 @@ def _count_block(
 
 
 def _describe_ops(nodes: Iterable[Node]) -> Iterable[str]:
-    """Yield each distinct op of a block except views, with its explicit attributes, after its count if above 1."""
+    """Yield each distinct op of a block with its explicit attributes, prefixed by its count if above 1; no views."""
     counts = Counter(_format_op(n.op, select_explicit_attributes(n)) for n in nodes if Trait.VIEW not in n.op.traits)
     for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text

@@ -81,7 +81,7 @@ def _drop_duplicates(values: Iterable[T]) -> tuple[T, ...]:
 
 
 def _list_layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
-    """Yield the width of every layer's last output."""
+    """Yield the width of every layer's last output, unless it is symbolic."""
     last: dict[str, Value] = {}
     for node in nodes:
         words = node.scope.split(".")
@@ -104,7 +104,7 @@ def _find_inner_width(node: Node) -> int | None:
 
 
 def _trace_back(value: Value) -> Iterator[Value]:
-    """Yield `value`, and the values that it is computed from without a linear layer in between."""
+    """Yield `value` and, while its producer is an op of `BETWEEN`, recursively the operands except parameters."""
     yield value
     if value.producer is not None and value.producer.op in BETWEEN:
         for x in value.producer.inputs:
@@ -120,7 +120,7 @@ def _read_experts(node: Node) -> Experts:
 
 
 def _list_positions(graph: Graph) -> Iterator[str]:
-    """Yield the position encodings by their names in papers."""
+    """Yield the name of each position encoding as in its paper; names may repeat."""
     trained = set(find_learned_params(graph))
     for node in graph.nodes:
         if node.op is ops.embedding:

@@ -41,7 +41,7 @@ class Inspection:
     active_parameters: without experts that a token is not routed to.
     flops_per_token: of one token with `tokens` visible tokens (itself included). flops_prefill: of all `tokens` at
     once.
-    cache_per_token: values, not bytes. cache_at_context: values for the full context, at most a layer's window.
+    cache_per_token: values, not bytes. cache_at_context: values for the full context, or a layer's window if shorter.
     cache_per_source_token: values that attention to an encoder caches. state_bytes: of recurrent states, by dtype.
     """
 
@@ -182,7 +182,7 @@ def _format_cell(tag: str, value: str, column: str = "") -> str:
 
 
 def format_ranges(scopes: tuple[str, ...]) -> str:
-    """Return scopes in a short form: layers.0, layers.1, layers.2, layers.5 as layers.0-2,5."""
+    """Return scopes in a short form: layers.0, layers.1, layers.5 as layers.0-1,5; names without number are listed."""
     stem, _, first = scopes[0].rpartition(".")
     if not first.isdigit():
         return ", ".join(scopes)

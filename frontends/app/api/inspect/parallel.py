@@ -30,8 +30,8 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
     Linear layers, experts and layers are divided by the plans that ``weft compile --target transformers`` writes.
 
     Raises:
-        WeftError: if `split` cannot be parsed, if a part cannot be divided (naming it), or if PyTorch is missing: the
-            plans refer to modules.
+        WeftError: if `split` cannot be parsed, a part cannot be divided (naming it), the model is neither a decoder nor
+            an encoder, or PyTorch is missing: the plans refer to modules.
     """
     import_torch()
     from weft.backends.torch.transformers.scale.estimate import estimate_costs

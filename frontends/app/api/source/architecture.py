@@ -50,7 +50,7 @@ def guard_user_code(path: Path) -> Iterator[None]:
     """Run the block, which executes the architecture file at `path`; then restore working folder and import path.
 
     Raises:
-        WeftError: for any exception of the code, with the line; interrupts pass.
+        WeftError: for any exception of the code, with the line. Interrupts and exits by a signal stay as they are.
     """
     import_path, working_folder = list(sys.path), os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
     try:

@@ -159,10 +159,10 @@ def _load_text(spec: str, path: Path) -> Model:
 
 
 def parse_graph(text: str, name: str, complete: bool = True) -> Graph:
-    """Return the graph of the IR text called `name`, checked; its checkpoint may be missing unless `complete`.
+    """Parse and verify the IR text `text`, called `name` in errors; its checkpoint is opened only if `complete`.
 
     Raises:
-        WeftError: if it is not a graph, has impossible metadata, or its checkpoint is missing.
+        WeftError: if it is not a graph, has impossible metadata, or its checkpoint is needed and missing.
     """
     from weft.ir.graph.verifier import verify
     from weft.ir.text.parser import parse
@@ -178,7 +178,7 @@ def parse_graph(text: str, name: str, complete: bool = True) -> Graph:
 
 
 def _open_reader(graph: Graph, name: str) -> None:
-    """Open the checkpoint that `graph` reads, if any; raise WeftError if its IR text `name` names no existing one."""
+    """Open the checkpoint that `graph`, read from the IR text `name`, reads; raise WeftError if it is missing."""
     key = next((key for p in graph.params.values() for key in p.recipe.sources()), None)
     if key is None:
         return

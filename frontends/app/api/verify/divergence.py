@@ -60,9 +60,9 @@ def score_tokens(
 ) -> list[Tally]:
     """Predict every token of `ids` except the first from at most `window` tokens before it; return a tally per model.
 
-    Windows do not overlap: the first token of a window is predicted by the last of the previous one. Logits are in
-    memory for a chunk of a window at a time. With `full_windows` each window is one forward pass, which is required
-    if experts choose among the tokens of a forward pass.
+    Windows do not overlap: the first token of a window is predicted by the last of the previous one. Only the logits
+    of one chunk of a window are in memory. With `full_windows` each window is one forward pass, which is required if
+    experts choose among the tokens of a forward pass.
     """
     tallies, vocab = [Tally() for _ in models], models[0].decoder.vocab
     chunk = window if full_windows else max(1, min(window, _MAX_LOGITS // vocab))
@@ -118,8 +118,11 @@ def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int
 def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]) -> list[dict[str, float]]:
     """Return ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer for each model, with x the residual stream after the layer for `ids`.
 
-    x₀ is that of the first model. If the numbers of layers differ, only the last layers are compared; values of another
-    shape are left out.
+    x₀ is the first model's stream. If the number of layers differs, only the last layer is compared, under the first
+    model's name; streams of another shape are left out.
+
+    Raises:
+        WeftError: for a PyTorch folder, whose layer outputs are not available.
     """
     expected: dict[str, Array] = {}
     distances = []
@@ -134,7 +137,7 @@ def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequen
 
 
 def _compute_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dict[str, Array]:
-    """Return the residual stream after each layer, [1, tokens, dim] in float64, computed by a second session."""
+    """Return the residual stream after each layer, [1, tokens, dim] in float64; raise WeftError for PyTorch folders."""
     if not (graphs := open_internals(model)):
         raise WeftError(f"{model.folder}: layer outputs are compared for ONNX folders only, not for PyTorch folders")
     internals = graphs[-1]

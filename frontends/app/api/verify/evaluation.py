@@ -118,6 +118,7 @@ def evaluate(
         layers: also compare the residual stream after each layer, over the first tokens.
         device: "auto", "cpu" or "cuda".
         trust: run the Python of compiled folders that have it (target torch).
+        progress: called with (stage, done, total).
         note: called with a sentence per part of a source that is left out; all are accepted.
 
     Raises:
@@ -292,7 +293,6 @@ def _is_compiled(model: Any) -> bool:
 
 
 def _has_tokenizer(source: Any) -> bool:
-    """Return whether a model, or a compiled folder, has a tokenizer."""
     return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
 
 
@@ -330,7 +330,7 @@ def _choose_window(candidates: Sequence[_Candidate], context: int | None) -> int
 
 
 def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
-    """Return the first available tokenizer, as a function (string, maximum number of tokens) → token ids."""
+    """Return the first available tokenizer, as a function (string, maximum number of tokens or None) → token ids."""
     for candidate in candidates:
         folder = candidate.model.folder
         if folder is not None and (folder / "tokenizer.json").is_file():

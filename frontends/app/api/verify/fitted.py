@@ -33,7 +33,7 @@ class _MatrixCodes(Quantize):
 
 
 class FittedMatrices:
-    """The quantized matrices of `graph`, except lookup tables, whose codes a folder provides."""
+    """The quantized matrices of `graph` except lookup tables: placeholders, until a folder's codes are set."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._recipes = graph, dict[_MatrixCodes, Recipe]()

@@ -48,7 +48,7 @@ class Internals:
 
     @cached_property
     def boundaries(self) -> dict[str, str]:
-        """Return the last value of each layer that another layer reads: layer ("layers.3") to value name, in order."""
+        """Return by layer ("layers.3") the name of its last value that another layer reads; outputs do not count."""
         names: dict[str, str] = {}
         readers: dict[str, set[str]] = {}
         for node in self.proto.graph.node:
@@ -144,7 +144,10 @@ class Internals:
         return ort.InferenceSession(extended.SerializeToString(), options, providers=providers)
 
     def _bind_cache(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
-        """Bind an empty cache (past and present) or state (past) for the input `value`; return its memory's owner."""
+        """Bind an empty cache (past and present) or state (past) for the input `value`.
+
+        Return the owner of its memory; None if `value` is another input.
+        """
         if not value.name.startswith(_PAST):
             return None
         from onnx import TensorProto, helper

@@ -104,7 +104,6 @@ def _split_pipeline(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
 
 
 def _is_fitted(step: Pass, graph: Graph) -> bool:
-    """Return whether `step` fits codes of `graph` to a text."""
     if not isinstance(step, QuantizeWeights):
         return False
     has_text = graph.tokenize is not None or step.calibration is not None
@@ -131,7 +130,7 @@ def _find_expected_tensors(
 
 
 def _read_arrays(folder: Path, tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
-    """Return the folder's arrays for the names in `tensors`; those of ONNX are memory-mapped."""
+    """Return the folder's arrays that `tensors` names; missing ones are left out. Arrays of ONNX are memory-mapped."""
     if any(folder.glob("*.safetensors")):
         reader = SafetensorsReader(folder)
         keys = set(reader.keys())

@@ -45,7 +45,7 @@ COMPETING_ROUTERS = (ops.expert_choice, ops.limit_capacity)  # routers that comp
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference of the compiled model from the reference: a layer, and a value in it if one was found."""
+    """The first difference from the reference: a layer, the first value in it (None if unknown), relative errors."""
 
     layer: str
     error: float
@@ -87,7 +87,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Token ids to run; the first `watched` are also compared inside the model. `source`: ids for an encoder."""
+    """Token ids to run; the first `watched` are also compared inside the model. `source`: the encoder's ids, or []."""
 
     ids: list[int]
     source: list[int]
@@ -307,7 +307,7 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
 def _run_transformers(
     folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
-    """Return the outputs of transformers over all tokens, in float32 on the CPU; `task`: use the config's class."""
+    """Return the outputs of transformers over all tokens, in float32 on the CPU; `task` selects the config's class."""
     try:
         import torch
         import transformers

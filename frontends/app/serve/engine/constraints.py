@@ -57,7 +57,7 @@ class Guide:
 
 
 class Constraints:
-    """Constraints for the tokenizer of a compiled `folder`, whose model outputs logits of `vocab` tokens."""
+    """Constraints for the tokenizer in `folder`, whose model has logits of `vocab` tokens and ends with `stop_ids`."""
 
     def __init__(self, folder: Path, vocab: int, stop_ids: Collection[int]) -> None:
         self._folder, self._vocab, self._stop_ids = folder, vocab, sorted(stop_ids)

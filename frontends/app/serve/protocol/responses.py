@@ -49,7 +49,7 @@ class Envelope:
     def build_chunk(
         self, choices: Sequence[dict[str, Any]], usage: dict[str, Any] | None, has_usage: bool
     ) -> dict[str, Any]:
-        """Return a chunk of a stream; with `has_usage` it has a usage, null in all chunks except the last."""
+        """Return a chunk of a stream; with `has_usage` it has the field `usage`, null in all chunks except the last."""
         kind = self._head["object"].replace("chat.completion", "chat.completion.chunk")
         return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if has_usage else {})}
 
@@ -60,8 +60,7 @@ def build_usage(prompt: int, completion: int) -> dict[str, Any]:
 
 
 def get_finish_reason(finish: Finish, calls: bool, named: bool) -> str:
-    """Return the finish_reason: length if `finish` is; tool_calls if there are `calls` of tools that the request has
-    not `named`; else stop."""
+    """Return "length" if `finish` is, "tool_calls" if there are `calls` of a tool that was not `named`, else "stop"."""
     if finish == "length":
         return "length"
     return "tool_calls" if calls and not named else "stop"
