@@ -107,6 +107,7 @@ def compile(
         WeftError: on any bad input; an older folder `out` then survives.
     """
     clock = {"start": time.perf_counter()}
+    progress = progress or (lambda stage, done, total: None)
     backend = TARGETS.lookup(target)
     selected = backend.choose(options)
     dtype = backend.dtype(dtype)
@@ -125,18 +126,10 @@ def compile(
     clock["load"] = time.perf_counter()
     pipeline = backend.pipeline(model.graph, dtype, passes, length)
     report = Report()
-
-    def step_of(name: str, done: int, total: int) -> None:
-        if progress:
-            progress(name, done, total)
-
-    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=step_of)
+    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=progress)
     forms = derive_graphs(graph, backend.forms(graph, selected), verify=verify, dump=dump_ir, report=report)
-    warnings = [line for record in report.records for line in record.warnings]
-    notes += warnings
-    _check_table(graph, length, max_length is None, notes)
-    if not any(line.startswith(f"{RopeLength.name}: ") for line in warnings):
-        _note_context(graph, length, notes)
+    notes += (line for record in report.records for line in record.warnings)
+    _check_length(graph, length, max_length is None, notes)
     built = backend.build(forms, dtype, length, selected, notes)
     _check_effect(selected, weights, report, getattr(built, "idle", {}))
     if backend.own_code:
@@ -147,8 +140,7 @@ def compile(
     def step(written: int) -> None:
         nonlocal done
         done += written
-        if progress:
-            progress("weights", done, total)
+        progress("weights", done, total)
 
     with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
         if model.tokenizer is not None:  # first: it may be refused
@@ -215,20 +207,11 @@ def _choose_length(graph: Graph, requested: int | None, notes: list[str]) -> int
     return length
 
 
-def _note_context(graph: Graph, length: int, notes: list[str]) -> None:
-    """Append a note if `length` exceeds the context of the rewritten `graph`, beyond which answers get worse."""
-    context = graph.meta.get("context")
-    if context is not None and length > context:
-        notes.append(
-            f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, answers "
-            "are likely to be worse (the pass extend-context may help)"
-        )
+def _check_length(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
+    """Raise WeftError if `length` exceeds the number of learned positions of the rewritten `graph`.
 
-
-def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
-    """Raise WeftError if `length` exceeds the number of learned positions.
-
-    If the user requested no length (`default`), append a note if the rewritten graph has a longer context.
+    Append a note if `length` exceeds its context, beyond which answers get worse, unless a pass has appended one; or if
+    the user requested no length (`default`) and the context is longer.
     """
     table = graph.meta.get("max_positions")  # the rows of learned positions
     if table is not None and length > table:
@@ -236,3 +219,8 @@ def _check_table(graph: Graph, length: int, default: bool, notes: list[str]) -> 
     context = graph.meta.get("context") or length
     if default and context > length:
         notes.append(f"passes extend the context to {context} tokens, but --max-length is {length}")
+    if length > context and not any(line.startswith(f"{RopeLength.name}: ") for line in notes):
+        notes.append(
+            f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, answers "
+            "are likely to be worse (the pass extend-context may help)"
+        )

@@ -17,12 +17,10 @@ from .source.sources import load_source
 
 FORMATS = ("hf", "safetensors", "gguf")
 _FILES = {".safetensors": "safetensors", ".gguf": "gguf"}  # suffix -> format
-_NO_PICKLES = "weft writes no pickles"
 _FOREIGN_FILES = {  # suffix -> reason why export does not write it
     ".onnx": "`weft compile` writes ONNX",
     ".weft": "`weft opt` writes IR text",
-    ".bin": _NO_PICKLES,
-    ".pt": _NO_PICKLES,
+    **dict.fromkeys((".bin", ".pt"), "weft writes no pickles"),
 }
 
 

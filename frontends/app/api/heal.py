@@ -88,21 +88,7 @@ def heal(
         WeftError: if the model is not quantized, the two are not decoders with the same tokens, the text is too short
             or cannot be read, or PyTorch is not installed.
     """
-    return heal_and_measure(
-        model,
-        against=against,
-        text=text,
-        tokens=tokens,
-        samples=samples,
-        seconds=seconds,
-        rate=rate,
-        batch=batch,
-        context=context,
-        bf16=bf16,
-        device=device,
-        seed=seed,
-        progress=progress,
-    ).model
+    return heal_and_measure(**locals()).model  # it has the same parameters
 
 
 def heal_and_measure(

@@ -47,19 +47,19 @@ def initialize(
     if not model.random_init:
         raise WeftError(f"initialize needs an architecture without a checkpoint, and {model.description} has one")
     graph = model.graph.clone()
-    initialized, residual_writers = _find_normal_matrices(graph), _find_residual_writers(graph)
+    recipes = [(matrix, matrix.param.recipe) for matrix in _list_matrices(graph)]
+    initialized = [(m, recipe) for m, recipe in recipes if isinstance(recipe, Normal) and recipe.std == STD]
+    residual_writers = _find_residual_writers(graph)
     if not initialized:
         raise WeftError(f"{model.description}: no matrix is initialized as N(0, 0.02²), so a scheme changes nothing")
     ratio = _compute_width_ratio(graph, width) if scheme == "mup" else 1.0
-    for matrix in initialized:
-        recipe, inputs = matrix.param.recipe, matrix.param.type.concrete({})[-1]
-        assert isinstance(recipe, Normal)
+    for matrix, recipe in initialized:
         if scheme == "plain" or (_is_table(matrix) and scheme != "depth"):
             new = std
         elif scheme == "depth":
             new = std / math.sqrt(len(residual_writers)) if matrix.param.name in residual_writers else std
         elif scheme == "fan-in":
-            new = inputs**-0.5
+            new = matrix.param.type.concrete({})[-1] ** -0.5
         else:
             new = std / (ratio if matrix.kind == "head" else math.sqrt(ratio))
         matrix.param.recipe = replace(recipe, std=new)
@@ -83,11 +83,6 @@ def learning_rates(model: Model | Graph, width: int = 256) -> dict[str, float]:
 
 def _list_matrices(graph: Graph) -> list[Matrix]:
     return [matrix for matrix in find_matrices(graph).values() if isinstance(matrix, Matrix)]
-
-
-def _find_normal_matrices(graph: Graph) -> list[Matrix]:
-    recipes = [(matrix, matrix.param.recipe) for matrix in _list_matrices(graph)]
-    return [matrix for matrix, recipe in recipes if isinstance(recipe, Normal) and recipe.std == STD]
 
 
 def _is_table(matrix: Matrix) -> bool:

@@ -65,7 +65,7 @@ def render_page(pass_type: type[Pass]) -> str:
         pass_type.tradeoff and f"**Trade-off**: {_end_sentence(pass_type.tradeoff)}",
         parts.source and f"**Source**: {_end_sentence(parts.source)}",
         pass_type.see and f"**See also**: {', '.join(f'[{name}]({name}.md)' for name in pass_type.see)}",
-        *_render_arguments(pass_type),
+        _render_arguments(pass_type),
         f"## Example\n\n`{parts.pipeline}` rewrites",
         f"```weft\n{before}```",
         "into:",
@@ -88,15 +88,13 @@ def render_index() -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _render_arguments(pass_type: type[Pass]) -> list[str]:
-    """Return the Markdown table of a pass's arguments as a list with one section; [] without arguments."""
-    arguments = pass_type.arguments()
-    rows = [f"| `{a.name}` | {_escape(a.type_text)} | {_show_default(a.required, a.default)} |" for a in arguments]
-    return ["\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows])] if rows else []
-
-
-def _show_default(required: bool, default: object) -> str:
-    return "must be given" if required else f"`{spell(default)}`"
+def _render_arguments(pass_type: type[Pass]) -> str:
+    """Return the section with the table of a pass's arguments, in Markdown; "" without arguments."""
+    rows = [
+        f"| `{a.name}` | {_escape(a.type_text)} | {'must be given' if a.required else f'`{spell(a.default)}`'} |"
+        for a in pass_type.arguments()
+    ]
+    return "\n".join(["## Arguments\n", "| name | type | default |", "|---|---|---|", *rows]) if rows else ""
 
 
 def _escape(text: str) -> str:

@@ -38,11 +38,10 @@ def expand_weights(graph: Graph, text: str) -> str:
             f"--weights {text!r} is not known; it takes {forms}, each with optional arguments of the pass quantize, "
             'such as "int4{group=64}"'
         )
-    extra = (match[3] or "").strip()
-    arguments = [f"bits={bits}" if kind == "int" else f"format={kind}{bits}", *([extra] if extra else [])]
+    arguments = [f"bits={bits}" if kind == "int" else f"format={kind}{bits}", (match[3] or "").strip()]
+    last = f"{lookup('quantize').name}{{{', '.join(filter(None, arguments))}}}"
     if kind != "int":
-        return f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
-    last = f"{lookup('quantize').name}{{{', '.join(arguments)}}}"
+        return last
     (step,) = parse_pipeline(last).passes
     assert isinstance(step, QuantizeWeights)
     no_text = graph.tokenize is None and step.calibration is None
@@ -66,9 +65,7 @@ def _can_read_text(graph: Graph) -> bool:
 def _find_preparation(graph: Graph) -> list[str]:
     """Return a list with the first pipeline of `PREPARATIONS` that runs on `graph`; [] if none does."""
     for pipeline in PREPARATIONS:
-        try:
+        with contextlib.suppress(WeftError):
             run_passes(graph, pipeline)
-        except WeftError:
-            continue
-        return [pipeline]
+            return [pipeline]
     return []

@@ -115,7 +115,7 @@ def opt_command(
         print_note(line)
     report_passes(report, passes, trace)
     if steps and viz is not None:
-        drawing.write_page(steps.render_page(report), viz)
+        steps.write_page(report, viz)
         print_note(f"{viz} written")
     if folder:
         from ...formats.weft.model_folder import write_model

@@ -65,24 +65,16 @@ class PipelineGraphs:
         """Record the graph after a pass."""
         self.after.append(build_network(run.after))
 
-    def render_page(self, report: Report) -> str:
-        """Return the HTML page of the passes in `report`.
-
-        Raises:
-            WeftError: if `report` has no passes.
-        """
+    def write_page(self, report: Report, out: Path) -> None:
+        """Write the HTML page of the passes in `report` to `out` atomically; raise WeftError if there are none."""
         if not report.records:
             raise WeftError("there are no passes to draw: name some with -p, or draw the model by `weft viz`")
-        return render_steps(self.start, list(map(PipelineStep, report.records, self.after)), self.tokens)
+        text = render_steps(self.start, list(map(PipelineStep, report.records, self.after)), self.tokens)
+        with replace_file(out) as path:
+            path.write_text(text, encoding="utf-8")
 
 
 def check_html_suffix(out: Path) -> None:
     """Raise WeftError if the name of `out` does not end in .html."""
     if out.suffix != PAGE:
         raise WeftError(f"the passes are drawn as a page: name a file that ends in {PAGE}, not {out.name}")
-
-
-def write_page(text: str, out: Path) -> None:
-    """Write the HTML page `text` to `out` atomically."""
-    with replace_file(out) as path:
-        path.write_text(text, encoding="utf-8")

@@ -74,10 +74,8 @@ def _list_quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
     layouts = {p: layout for p in params if (layout := find_quantized_layout(p)) is not None}
     if not layouts:
         return
-    packed, n_weights = (
-        sum(count_packed_bytes(p, layout) for p, layout in layouts.items()),
-        sum(count_elements(p) for p in layouts),
-    )
+    packed = sum(count_packed_bytes(p, layout) for p, layout in layouts.items())
+    n_weights = sum(map(count_elements, layouts))
     rest = sum(sizes.evaluate(p.type.bytes, {}) for p in params if p not in layouts)
     words = {f"{'fp' if layout.floats else 'int'}{layout.bits} groups of {layout.group}" for layout in layouts.values()}
     kinds = " and ".join(sorted(words))
@@ -86,16 +84,13 @@ def _list_quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
 
 
 def _describe_attention(sizes: Dimensions) -> str:
-    names = []
-    if sizes.heads:
-        names.append(f"{_join_numbers(sizes.heads)} heads")
-    if sizes.kv_heads and sizes.kv_heads != sizes.heads:
-        names.append(f"{_join_numbers(sizes.kv_heads)} KV heads")
-    if sizes.head_dim:
-        names.append(f"{_join_numbers(sizes.head_dim)} wide")
-    if sizes.latent:
-        names.append(f"latent of {_join_numbers(sizes.latent)}")
-    return ", ".join(names)
+    numbers = {
+        "{} heads": sizes.heads,
+        "{} KV heads": sizes.kv_heads if sizes.kv_heads != sizes.heads else (),
+        "{} wide": sizes.head_dim,
+        "latent of {}": sizes.latent,
+    }
+    return ", ".join(form.format(_join_numbers(values)) for form, values in numbers.items() if values)
 
 
 def _join_numbers(numbers: Iterable[int]) -> str:

@@ -46,13 +46,8 @@ def build_card(source: Any) -> Card:
     model = load_source(source)
     inspection = inspect(model)
     root = build_scene(build_network(model.graph))
-    return Card(
-        build_fact_sheet(model, inspection),
-        root,
-        list_default_open(root),
-        dict(_list_groups(inspection)),
-        dict(_list_numbers(inspection)),
-    )
+    sheet, opened = build_fact_sheet(model, inspection), list_default_open(root)
+    return Card(sheet, root, opened, dict(_list_groups(inspection)), _list_numbers(inspection))
 
 
 def _list_groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
@@ -73,8 +68,8 @@ def _list_groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
     yield "Positions", list(dict.fromkeys(p.partition(",")[0] for p in sizes.positions)) or ["none"]
 
 
-def _list_numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
-    """Yield (name, number) for each number by which a gallery sorts models, if the model has it."""
+def _list_numbers(inspection: Inspection) -> dict[str, int]:
+    """Return the numbers by which a gallery sorts models, by name, without those that the model does not have."""
     numbers = {
         "parameters": inspection.parameters,
         "active parameters": inspection.active_parameters,
@@ -82,4 +77,4 @@ def _list_numbers(inspection: Inspection) -> Iterator[tuple[str, int]]:
         "KV cache per token": inspection.cache_per_token,
         "FLOPs per token": inspection.flops_per_token,
     }
-    yield from ((name, number) for name, number in numbers.items() if number is not None)
+    return {name: number for name, number in numbers.items() if number is not None}

@@ -41,8 +41,12 @@ def compute_part_costs(graph: Graph, tokens: int, item: int) -> tuple[PartCost, 
     """Return the costs of `graph` for `tokens` tokens and `item` bytes per value: the entire model, then its parts."""
     root = build_outline(build_network(graph))
     totals = sum_costs(root)
-    steps = bool(totals.cache or any(totals.state))
-    return tuple(_compute_cost(part, times, tokens, item, steps) for part, times in [(root, 1), *_list_parts(root, 1)])
+    no_steps = {} if totals.cache or any(totals.state) else dict.fromkeys(("step_flops", "step_read", "step_written"))
+    costs = []
+    for part, times in [(root, 1), *_list_parts(root, 1)]:
+        values: dict[str, Any] = sum_costs(part).to_dict(tokens, item) | no_steps
+        costs.append(PartCost(part.path, label_part(part).title, times, **values))
+    return tuple(costs)
 
 
 def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, int]]:
@@ -52,9 +56,3 @@ def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, in
             yield child, times * child.count
             if child.has_layers:
                 yield from _list_parts(child, times * child.count)
-
-
-def _compute_cost(part: PicturePart, times: int, tokens: int, item: int, steps: bool) -> PartCost:
-    costs = sum_costs(part).to_dict(tokens, item)
-    values: dict[str, Any] = {name: None if name.startswith("step_") and not steps else n for name, n in costs.items()}
-    return PartCost(part.path, label_part(part).title, times, **values)

@@ -60,7 +60,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     folded: dict[Any, list[str]] = {}
     for scope, nodes in parts.items():
         folded.setdefault(hash_structure(nodes) if _is_layer(scope) else scope, []).append(scope)
-    blocks = tuple(_count_block(parts, scopes, parameters, binding, n) for scopes in folded.values())
+    blocks = tuple(_count_block(s, parts[s[0]], parameters.get(s[0], 0), binding) for s in folded.values())
     caches = find_cache_sizes(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
     context_cache = (
@@ -149,21 +149,10 @@ def _count_by_dtype(graph: Graph) -> dict[str, int]:
     return dict(counts)
 
 
-def _count_block(
-    parts: Mapping[str, list[Node]],
-    scopes: list[str],
-    parameters: Mapping[str, int],
-    binding: Mapping[str, int],
-    n: int,
-) -> RepeatedPart:
-    nodes = parts[scopes[0]]
-    return RepeatedPart(
-        tuple(scopes),
-        parameters.get(scopes[0], 0),
-        sizes.evaluate(sum_node_costs(nodes).flops, binding) // n,
-        sum(width for width, _ in find_cache_sizes(nodes)),
-        tuple(_describe_ops(nodes)),
-    )
+def _count_block(scopes: list[str], nodes: list[Node], parameters: int, binding: Mapping[str, int]) -> RepeatedPart:
+    flops = sizes.evaluate(sum_node_costs(nodes).flops, binding) // binding["seq"]
+    cache = sum(width for width, _ in find_cache_sizes(nodes))
+    return RepeatedPart(tuple(scopes), parameters, flops, cache, tuple(_describe_ops(nodes)))
 
 
 def _describe_ops(nodes: Iterable[Node]) -> Iterable[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from weft.ir import Graph, Node, Param, Value, ops
 from weft.ir.op import Trait
@@ -12,7 +12,6 @@ from weft.ir.recipes.frequencies import RopeFrequencies
 from weft.ir.types import sizes
 from weft.passes.analysis.costs import find_learned_params
 
-T = TypeVar("T")
 ACTIVATIONS = (ops.glu, ops.gelu, ops.relu, ops.relu2, ops.swish, ops.elu, ops.tanh, ops.sigmoid)
 BETWEEN = (*ACTIVATIONS, ops.square, ops.mul, ops.split)  # ops between the two linear layers of a feed-forward
 LINEAR = (ops.linear, ops.norm_linear)
@@ -57,27 +56,20 @@ def find_dimensions(graph: Graph) -> Dimensions:
     mixtures = [node for node in nodes if node.op is ops.moe]
     expert_scopes = {node.scope for node in mixtures}
     maps = [(node, width) for node in nodes if node.op in LINEAR and (width := _find_inner_width(node))]
-    return Dimensions(
-        width=_drop_duplicates(_list_layer_widths(nodes)),
-        heads=_drop_duplicates(node.attrs["heads"] for node in attentions),
-        kv_heads=_drop_duplicates(
-            node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"] for node in with_heads
-        ),
-        head_dim=_drop_duplicates(
-            node.inputs[0].width // node.attrs["heads"] for node in with_heads if node.inputs[0] is not None
-        ),
-        latent=_drop_duplicates(k.width for node in latent if (k := node.operand("k")) is not None),
-        windows=_drop_duplicates(w for node in attentions if (w := node.attrs.get("window")) is not None),
-        recurrences=_drop_duplicates(node.op.name for node in nodes if Trait.RECURRENT in node.op.traits),
-        hidden=_drop_duplicates(width for node, width in maps if node.scope.rpartition(".")[0] not in expert_scopes),
-        shared=_drop_duplicates(width for node, width in maps if node.scope.rpartition(".")[0] in expert_scopes),
-        experts=_drop_duplicates(map(_read_experts, mixtures)),
-        positions=_drop_duplicates(_list_positions(graph)),
-    )
-
-
-def _drop_duplicates(values: Iterable[T]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(values))
+    sizes_by_field: dict[str, Iterable[Any]] = {
+        "width": _list_layer_widths(nodes),
+        "heads": (node.attrs["heads"] for node in attentions),
+        "kv_heads": (node.attrs["kv_heads" if "kv_heads" in node.attrs else "heads"] for node in with_heads),
+        "head_dim": (x.width // node.attrs["heads"] for node in with_heads if (x := node.inputs[0]) is not None),
+        "latent": (k.width for node in latent if (k := node.operand("k")) is not None),
+        "windows": (w for node in attentions if (w := node.attrs.get("window")) is not None),
+        "recurrences": (node.op.name for node in nodes if Trait.RECURRENT in node.op.traits),
+        "hidden": (width for node, width in maps if node.scope.rpartition(".")[0] not in expert_scopes),
+        "shared": (width for node, width in maps if node.scope.rpartition(".")[0] in expert_scopes),
+        "experts": map(_read_experts, mixtures),
+        "positions": _list_positions(graph),
+    }
+    return Dimensions(**{name: tuple(dict.fromkeys(values)) for name, values in sizes_by_field.items()})
 
 
 def _list_layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
@@ -132,10 +124,6 @@ def _list_positions(graph: Graph) -> Iterator[str]:
         elif node.op in (ops.relative_position_bias, ops.relative_attention):
             yield "relative"
     for param in graph.params.values():
-        if isinstance(param.recipe, RopeFrequencies):
-            yield _describe_rope(param.recipe)
-
-
-def _describe_rope(table: RopeFrequencies) -> str:
-    scaled = f", {table.scaling} × {table.factor:g}" if table.scaling != "none" else ""
-    return f"RoPE, base {table.theta:,.0f}{scaled}"
+        if isinstance(rope := param.recipe, RopeFrequencies):
+            scaled = f", {rope.scaling} × {rope.factor:g}" if rope.scaling != "none" else ""
+            yield f"RoPE, base {rope.theta:,.0f}{scaled}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from weft.backends.target import TARGETS, import_torch
@@ -18,7 +19,6 @@ from ..compile import MAX_LENGTH
 
 if TYPE_CHECKING:
     from weft.backends.torch.transformers.scale.estimate import ParallelCosts
-    from weft.backends.torch.transformers.scale.traffic import Collective
 
 DEVICES = ("stage", "layers", "weights", "cache/token", "cache", "state", "FLOPs")
 TRAFFIC = ("collective", "among", "times", "message", "bytes/token", "sent/token", "for")
@@ -68,10 +68,7 @@ def list_device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:
 
 def list_traffic_rows(costs: ParallelCosts) -> Iterator[tuple[str, ...]]:
     """Yield a row with the columns `TRAFFIC` for each kind of collective and message size, over all stages."""
-
-    def group_key(c: Collective) -> tuple[str, str, int, int]:
-        return c.kind, c.group, c.degree, c.size
-
+    group_key = attrgetter("kind", "group", "degree", "size")
     for (kind, group, degree, message), members in groupby(sorted(costs.collectives, key=group_key), group_key):
         collectives = [*members]
         names = sorted({c.path.rpartition(".")[2] for c in collectives})

@@ -61,7 +61,7 @@ def compute_weight_sizes(model: Model, weights: str, target: str, dtype: str | N
     dtype = backend.dtype(dtype)
     length = int(model.graph.meta.get("context") or MAX_LENGTH)
     pipeline = backend.pipeline(model.graph, dtype, f"{expand_weights(model.graph, weights)}, default", length)
-    graph = run_passes(model.graph, round_to_nearest(_drop_calibrated(pipeline)))
+    graph = run_passes(model.graph, round_to_nearest(pipeline, exact=False))
     options = backend.choose({})
     built = backend.build(derive_graphs(graph, backend.forms(graph, options)), dtype, length, options, [])
     facts = built.facts.get("weights")
@@ -77,27 +77,19 @@ class _RoundedWeights(QuantizeWeights):
     fits = searches = False
 
 
-def _drop_calibrated(pipeline: Pipeline) -> Pipeline:
-    """Return `pipeline` without passes that only scale channels: they need a text, and sizes do not depend on them."""
-    phases = (
-        replace(phase, passes=tuple(step for step in phase.passes if not isinstance(step, ScaleChannels)))
-        for phase in pipeline.phases
-    )
-    return replace(pipeline, phases=tuple(phases))
-
-
-def round_to_nearest(pipeline: Pipeline, searches: bool = False) -> Pipeline:
+def round_to_nearest(pipeline: Pipeline, exact: bool) -> Pipeline:
     """Return `pipeline` with passes that round to the nearest, and read a calibration text only for a bit budget.
 
-    `searches`: keep passes that search for scales by the weights alone.
+    `exact`: keep passes that scale channels, or that search for scales by the weights alone. They change values, but
+    not sizes; scaling needs a text.
     """
 
     def simplify(step: Pass) -> Pass:
-        if not isinstance(step, QuantizeWeights) or (searches and step.uses_search):
+        if not isinstance(step, QuantizeWeights) or (exact and step.uses_search):
             return step
         if step.method in ("auto", "hqq") and step.calibration is None and step.budget is None:
             return _RoundedWeights(**asdict(step))
         return replace(step, method="rtn", calibration=None if step.budget is None else step.calibration)
 
-    phases = (replace(phase, passes=tuple(map(simplify, phase.passes))) for phase in pipeline.phases)
-    return replace(pipeline, phases=tuple(phases))
+    steps = [(p, [s for s in p.passes if exact or not isinstance(s, ScaleChannels)]) for p in pipeline.phases]
+    return Pipeline(tuple(replace(phase, passes=tuple(map(simplify, passes))) for phase, passes in steps))

@@ -13,7 +13,7 @@ from weft.ir.storage import Stamp, take_stamps
 from weft.ir.storage.documents import expand_home, read_json
 
 from ....formats.hf import load_folder
-from ....formats.hf.adapter import ADAPTER_CONFIG, is_adapter
+from ....formats.hf.adapter import ADAPTER_CONFIG, Adapter, is_adapter
 from ....formats.hf.hub import find_snapshot
 from ....formats.hf.safetensors import list_weight_files
 from ....formats.hf.sentence_transformers.sentence import MODULES
@@ -59,15 +59,12 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     types = "token_type_ids" in loaded.graph.inputs
     lower = folder.sentence is not None and folder.sentence.meta["do_lower_case"]
     plain = folder.sentence is not None and folder.sentence.static
-    home = _find_tokenizer_folder(folder.path, adapter_folders)
-    words = list_tokenizer_files(home) if loaded.graph.meta["kind"] != "image-encoder" else []
-    base_files = folder.files if home == folder.path else [f for f in folder.files if f not in folder.tokenizer_files]
-    adapter_files = list_tokenizer_files(home) if home != folder.path else []
-    files = (*base_files, *adapter_files, *(file for adapter in merged for file in adapter.files))
+    home, files = _select_files(folder.path, folder.files, adapter_folders, merged)
+    has_words = loaded.graph.meta["kind"] != "image-encoder" and bool(list_tokenizer_files(home))
     return Model(
         spec=str(source),
         description=f"Hugging Face folder {base.name}" + (f" with adapter {names}" if names else ""),
-        tokenizer=partial(copy_tokenizer, home, types=types, lower=lower, plain=plain) if words else None,
+        tokenizer=partial(copy_tokenizer, home, types=types, lower=lower, plain=plain) if has_words else None,
         files=files,
         stamps={file: stamps_before[file] for file in files if file in stamps_before},
         notes=folder.notes,
@@ -79,30 +76,37 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
 
 def _load_model_folder(spec: str, base: Path, adapters: Sequence[Path], before: Mapping[Path, Stamp]) -> Model:
     """Return the model in `base` (target transformers) with `adapters` merged; `before`: stamps before reading."""
-    model, home = read_model(spec, base), _find_tokenizer_folder(base, adapters)
+    model = read_model(spec, base)
     merged = merge_adapters(model.graph, str(base / GRAPH), adapters)
     model.graph.meta["source"] = {
         "format": "weft",
         "path": str(base),
         "adapters": [str(adapter.path.absolute()) for adapter in merged],
     }
-    tokenizer = list_tokenizer_files(home)
-    base_files = [file for file in model.files if home == base or file not in list_tokenizer_files(base)]
-    files = (*base_files, *(tokenizer if home != base else []), *(file for adapter in merged for file in adapter.files))
+    home, files = _select_files(base, model.files, adapters, merged)
+    copy = partial(copy_tokenizer, home, types="token_type_ids" in model.graph.inputs)
     return replace(
         model,
         description=f"{model.description} with adapter {', '.join(adapter.path.name for adapter in merged)}",
-        tokenizer=partial(copy_tokenizer, home, types="token_type_ids" in model.graph.inputs) if tokenizer else None,
+        tokenizer=copy if list_tokenizer_files(home) else None,
         files=files,
         stamps={file: before[file] for file in files if file in before},
         adapters=tuple(adapter.path for adapter in merged),
     )
 
 
-def _find_tokenizer_folder(base: Path, adapters: Sequence[Path]) -> Path:
-    """Return the last of `adapters` that has a tokenizer, else `base`."""
-    homes = [home for home in (base, *adapters) if (home / "tokenizer.json").is_file()]
-    return homes[-1] if homes else base
+def _select_files(
+    base: Path, files: Sequence[Path], adapters: Sequence[Path], merged: Sequence[Adapter]
+) -> tuple[Path, tuple[Path, ...]]:
+    """Return the tokenizer's folder (the last of `adapters` with a tokenizer, else `base`), and all files of a model.
+
+    These are the `files` of the base, its tokenizer's replaced by the adapter's, and those of the `merged` adapters.
+    """
+    home = next((folder for folder in reversed(adapters) if (folder / "tokenizer.json").is_file()), base)
+    if home != base:
+        replaced = list_tokenizer_files(base)
+        files = [*(file for file in files if file not in replaced), *list_tokenizer_files(home)]
+    return home, (*files, *(file for adapter in merged for file in adapter.files))
 
 
 def _find_folder(source: str | Path) -> Path | None:

@@ -13,7 +13,6 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import RANDOM
-from weft.ir.recipes.readers import TensorReader
 from weft.ir.storage import Stamp, take_stamps
 from weft.ir.storage.documents import check_regular, expand_home, read_text
 
@@ -188,18 +187,16 @@ def _open_reader(graph: Graph, name: str) -> None:
         fault = f"{path} does not exist" if path else 'meta source = {"path": …} is missing'
         raise WeftError(f"{name} reads the checkpoint tensor {key!r}, but the checkpoint is unknown: {fault}")
     assert isinstance(origin, dict)
-    graph.reader = _open_checkpoint(path, [Path(folder) for folder in origin.get("adapters", ())])
-
-
-def _open_checkpoint(path: Path, adapters: Sequence[Path]) -> TensorReader:
     from ....formats.gguf import GGUFTensors
     from ....formats.hf import Folder, SafetensorsReader, join_adapters
     from ....formats.weft.model_folder import GRAPH
 
     if path.suffix == ".gguf":
-        return GGUFTensors(path)
+        graph.reader = GGUFTensors(path)
+        return
     base = SafetensorsReader(path) if (path / GRAPH).is_file() else Folder.open(path).open_weights()
-    return join_adapters(base, adapters) if adapters else base
+    adapters = [Path(folder) for folder in origin.get("adapters", ())]
+    graph.reader = join_adapters(base, adapters) if adapters else base
 
 
 def _load_by_name(spec: str, seed: int) -> Model:
@@ -225,14 +222,14 @@ _SOURCES = (
 )
 
 
-_PICKLED = (
-    "a file of pickled PyTorch weights, which run code when they are read, so weft never does: load the model with "
-    "transformers, `save_pretrained` it as safetensors, and name that folder"
-)
 _NOT_SOURCES = {  # descriptions of files that are not sources, with the source to name instead
     ".safetensors": "a file of weights, without a description of the model: name the folder with its config.json",
     ".onnx": "an ONNX model, a result rather than a source: `weft viz` draws it, and `weft run` runs its folder",
-    **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pkl"), _PICKLED),
+    **dict.fromkeys(
+        (".bin", ".pt", ".pth", ".ckpt", ".pkl"),
+        "a file of pickled PyTorch weights, which run code when they are read, so weft never does: load the model with "
+        "transformers, `save_pretrained` it as safetensors, and name that folder",
+    ),
 }
 
 

@@ -7,7 +7,7 @@ same tokens before any continues, so that only the logits of a few tokens are in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -192,18 +192,14 @@ class _Candidate:
     @property
     def bits(self) -> float | None:
         """Return the average bits per value of linear layers and experts; None if the manifest does not state it."""
-        if "weights" not in self.manifest:
-            return None
-        kinds = self.manifest.record("weights").record("kinds")
+        kinds = self.manifest.record("weights", {}).record("kinds", {})
         parts = {kind: kinds.record(kind) for kind in LAYERED if kind in kinds}
         return average_bits({k: {n: p.integer(n, least=0) for n in ("numbers", "bytes")} for k, p in parts.items()})
 
     @property
     def layer_bits(self) -> dict[str, float]:
         """Return the average bits per value by layer; {} if the manifest does not state it."""
-        if "weights" not in self.manifest:
-            return {}
-        layers = self.manifest.record("weights").record("layers")
+        layers = self.manifest.record("weights", {}).record("layers", {})
         return {layer: layers.get(layer, float) for layer in layers.data}
 
     @property
@@ -237,7 +233,10 @@ def _open_all(
     Raises:
         WeftError: if one cannot be read, or differs in kind or vocabulary from the first, or none has a tokenizer.
     """
-    candidates = [(_describe_model(m), m if _is_compiled(m) else _load_leniently(m, note)) for m in (against, *models)]
+    candidates: list[tuple[str, Any]] = []
+    for model in (against, *models):
+        label = str(model) if isinstance(model, (str, Path)) else load_source(model).description
+        candidates.append((label, model if _is_compiled(model) else _load_leniently(model, note)))
     name, original = candidates[0]
     pipelines = dict(rewrites)
     if (rewrites or weights) and not isinstance(original, Model):
@@ -250,8 +249,10 @@ def _open_all(
         candidates.append((label, rewrite(original, pipeline, progress=progress)))
     for adapter in adapters:
         candidates.append((f"with {adapter}", _load_leniently(against, lambda line: None, [adapter])))
-    if not any(_has_tokenizer(source) for _, source in candidates):  # checked before gigabytes are written
-        raise _make_tokenizer_error(name for name, _ in candidates)
+    # Checked before gigabytes are written.
+    if not any(s.tokenizer if isinstance(s, Model) else (Path(s) / "tokenizer.json").is_file() for _, s in candidates):
+        names = ", ".join(name for name, _ in candidates)
+        raise WeftError(f"no tokenizer to read the text with: none of {names} has one")
     opened: list[_Candidate] = []
     for i, (name, source) in enumerate(candidates):
         folder = scratch / str(i) if isinstance(source, Model) else Path(source)
@@ -281,23 +282,11 @@ def _load_leniently(source: Any, note: Callable[[str], None], adapters: Sequence
     return replace(model, without=tuple(part.name for part in model.left_out))
 
 
-def _describe_model(model: Any) -> str:
-    return str(model) if isinstance(model, (str, Path)) else load_source(model).description
-
-
 def _is_compiled(model: Any) -> bool:
     """Return whether `model` names a compiled folder; folders of target transformers are sources, not compiled."""
     if not isinstance(model, (str, Path)) or (Path(model) / GRAPH).is_file():
         return False
     return any((Path(model) / name).is_file() for name in (MANIFEST, GENAI))
-
-
-def _has_tokenizer(source: Any) -> bool:
-    return source.tokenizer is not None if isinstance(source, Model) else (Path(source) / "tokenizer.json").is_file()
-
-
-def _make_tokenizer_error(names: Iterable[str]) -> WeftError:
-    return WeftError(f"no tokenizer to read the text with: none of {', '.join(names)} has one")
 
 
 def _check_kind(name: str, kind: Any) -> None:
@@ -331,13 +320,9 @@ def _choose_window(candidates: Sequence[_Candidate], context: int | None) -> int
 
 def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | None], list[int]]:
     """Return the first available tokenizer, as a function (string, maximum number of tokens or None) → token ids."""
-    for candidate in candidates:
-        folder = candidate.model.folder
-        if folder is not None and (folder / "tokenizer.json").is_file():
-            tokenizer, vocab = candidate.model.tokenizer, candidate.vocab
-            break
-    else:
-        raise _make_tokenizer_error(c.name for c in candidates)
+    # One has a tokenizer: `_open_all` has checked that.
+    candidate = next(c for c in candidates if c.model.folder and (c.model.folder / "tokenizer.json").is_file())
+    tokenizer, vocab = candidate.model.tokenizer, candidate.vocab
 
     def encode(content: str, limit: int | None) -> list[int]:
         ids = tokenizer.encode(content, limit=limit)

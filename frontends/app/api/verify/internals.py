@@ -6,6 +6,7 @@ Compiled values have the names of their IR values, so they can be compared with 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -49,18 +50,14 @@ class Internals:
     @cached_property
     def boundaries(self) -> dict[str, str]:
         """Return by layer ("layers.3") the name of its last value that another layer reads; outputs do not count."""
-        names: dict[str, str] = {}
-        readers: dict[str, set[str]] = {}
+        readers: dict[str, set[str]] = defaultdict(set)
         for node in self.proto.graph.node:
             layers = {find_layer(name) for name in node.output if name}
             for name in node.input:
-                readers.setdefault(name, set()).update(layers)
+                readers[name] |= layers
         outputs = {value.name for value in self.proto.graph.output}
-        for name in self.names:
-            layer = "" if name in outputs else find_layer(name)
-            if layer and readers.get(name, set()) - {layer}:
-                names[layer] = name
-        return names
+        layers_of = {name: find_layer(name) for name in self.names if name not in outputs}
+        return {layer: name for name, layer in layers_of.items() if layer and readers[name] - {layer}}
 
     @cached_property
     def streams(self) -> dict[str, tuple[str, ...]]:
@@ -88,7 +85,7 @@ class Internals:
         Raises:
             WeftError: with ONNX Runtime's message if it fails.
         """
-        outputs = list(names)
+        outputs = {name: f"weft.watched.{i}" for i, name in enumerate(names)}
         if not outputs:
             return {}
         with convert_ort_errors(str(self.folder)):
@@ -101,8 +98,8 @@ class Internals:
                     binding.bind_cpu_input(name, np.ascontiguousarray(inputs[name], np.int64))
                 else:
                     binding.bind_ortvalue_input(name, inputs[name])
-            for i in range(len(outputs)):
-                binding.bind_output(_make_output_name(i), "cpu")
+            for output in outputs.values():
+                binding.bind_output(output, "cpu")
             session.run_with_iobinding(binding)
             # In the order of binding: caches first, then the watched values.
             values = binding.get_outputs()[-len(outputs) :]
@@ -126,16 +123,16 @@ class Internals:
             session.run_with_iobinding(binding)
             return dict(zip(names, binding.get_outputs(), strict=True))
 
-    def _extend_session(self, names: list[str]) -> Any:
-        """Return a session whose outputs include the named values, cast to float32."""
+    def _extend_session(self, outputs: Mapping[str, str]) -> Any:
+        """Return a session with further `outputs`: a map from values of the graph to names of their casts to f32."""
         import onnx
         from onnx import TensorProto, helper
 
         extended = onnx.ModelProto()
         extended.CopyFrom(self.proto)
-        for i, name in enumerate(names):
-            extended.graph.node.append(helper.make_node("Cast", [name], [_make_output_name(i)], to=TensorProto.FLOAT))
-            extended.graph.output.append(helper.make_tensor_value_info(_make_output_name(i), TensorProto.FLOAT, None))
+        for name, output in outputs.items():
+            extended.graph.node.append(helper.make_node("Cast", [name], [output], to=TensorProto.FLOAT))
+            extended.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
         ort = import_onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, read_default_threads()
@@ -214,7 +211,3 @@ def find_layer(name: str) -> str:
     """Return the layer that a value belongs to ("layers.3" of "layers.3.attn.q"), "" outside of layers."""
     match = _LAYER.match(name)
     return match[1] if match else ""
-
-
-def _make_output_name(index: int) -> str:
-    return f"weft.watched.{index}"

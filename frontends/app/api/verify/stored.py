@@ -73,7 +73,7 @@ def check_weights(
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
     first, rest = _split_pipeline(pipeline)
     uses_fitting = any(_is_fitted(step, model.graph) for step in first.passes)
-    graph = run_passes(model.graph, round_to_nearest(first, searches=True))
+    graph = run_passes(model.graph, round_to_nearest(first, exact=True))
     codes = FittedMatrices(graph) if uses_fitting else None
     tensors, reader = _find_expected_tensors(folder, manifest, graph, rest)
     arrays = _read_arrays(folder, tensors)
@@ -87,7 +87,7 @@ def check_weights(
         distances = dict(codes.measure_distances())
     if wrong is None:
         wrong = next(_find_differences(tensors, arrays, reader, progress), None)
-    farthest = max(distances, key=lambda name: distances[name], default=None)
+    farthest = max(distances, key=distances.__getitem__, default=None)
     if farthest is not None and not distances[farthest] < 1 and wrong is None:
         wrong = f"{farthest} is farther from the original than zeros: relative distance {distances[farthest]:.2f}"
     check = WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)

@@ -8,7 +8,7 @@ the prompt with their encoder, and answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -161,9 +161,7 @@ def verify_folder(
     if model is not None:
         reference, name = _run_interpreter(model, sequence, progress), f"the float64 reference of {model.description}"
     else:
-        reference = _run_transformers(
-            Path(str(against)), sequence, encoder, graphs, None if task is None else task.name
-        )
+        reference = _run_transformers(Path(str(against)), sequence, encoder, graphs, task.name if task else None)
         name = f"transformers on {against}"
     expected = reference.output[positions]
     if expected.shape != actual.shape:
@@ -173,11 +171,7 @@ def verify_folder(
     bits = [bits for c in manifest.records("cache", []) if (bits := c.integer("bits", None)) is not None]
     tolerance = compute_tolerance(dtype, depth, reduction, rounded == "int8", min(bits, default=None))
     layers, divergence = _compare_layers(graphs, sequence, reference.inside, tolerance)
-    absolute = np.abs(actual - expected).max()
-    outputs = {
-        name: compute_relative_error(actual, expected)
-        for name, actual, expected in _pair_outputs(head_outputs, reference.others)
-    }
+    outputs = _compare_outputs(head_outputs, reference.others)
     if task is not None and not outputs:
         raise WeftError(f"{folder} has the outputs {', '.join(head_outputs)}, but {name} has none of them")
     kl = None if encoder else compute_divergences(expected, actual)
@@ -186,7 +180,7 @@ def verify_folder(
         reference=name,
         dtype=f"{dtype}, activations rounded to {rounded}" if rounded else dtype,
         positions=len(positions),
-        max_absolute=float(absolute),
+        max_absolute=float(np.abs(actual - expected).max()),
         max_relative=float(np.max([compute_relative_error(actual, expected), *outputs.values()])),
         tolerance=tolerance,
         argmax_agreement=float((actual.argmax(-1) == expected.argmax(-1)).mean()) if not encoder else None,
@@ -200,14 +194,15 @@ def verify_folder(
     )
 
 
-def _pair_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
-    for name, array in actual.items():
-        if name in expected and array.shape != expected[name].shape:
-            raise WeftError(
-                f"the output {name} is {list(array.shape)}, but in the reference {list(expected[name].shape)}"
-            )
-        if name in expected:
-            yield name, array, expected[name]
+def _compare_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
+    """Return the relative error of each output of both, by name; raise WeftError if one differs in shape."""
+    errors: dict[str, float] = {}
+    for name in (name for name in actual if name in expected):
+        shape, reference = list(actual[name].shape), list(expected[name].shape)
+        if shape != reference:
+            raise WeftError(f"the output {name} is {shape}, but in the reference {reference}")
+        errors[name] = compute_relative_error(actual[name], expected[name])
+    return errors
 
 
 def _has_competing_tokens(model: Model, tokens: int) -> bool:
@@ -224,12 +219,10 @@ def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress
     """
     model, weights = load_recorded_source(folder, manifest, trust), None
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
-    changing = [p for p in pipeline.passes if p.effect != "exact" and p.name not in CHECKED_PASSES]
+    later = changing = [p for p in pipeline.passes if p.effect != "exact" and p.name not in CHECKED_PASSES]
     if has_quantization(pipeline):
         graph, rest, weights = check_weights(folder, manifest, model, progress)
         model, later = replace(model, graph=graph), [p for p in changing if p in rest.passes]
-    else:
-        later = changing
     if list_noise_inputs(model.graph):
         model = replace(model, graph=run_passes(model.graph, "quiet-routers"))
     if later:
@@ -283,7 +276,7 @@ def _teacher_force(
 def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Reference:
     """Return the outputs of the source's graph, interpreted once over all tokens in float64."""
     graph, inner_values, done = model.graph, dict[str, Array](), 0
-    n_watched = max(sequence.watched, len(sequence.source))
+    n_watched, lengths = max(sequence.watched, len(sequence.source)), (len(sequence.ids), len(sequence.source))
     output = "logits" if "logits" in graph.outputs and "task" not in graph.meta else "last_hidden_state"
     if output not in graph.outputs:
         raise WeftError(f"{model.description} has no output to compare: neither logits nor last_hidden_state")
@@ -292,11 +285,7 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
         nonlocal done
         done += 1
         for value, array in zip(node.outputs, results, strict=True):
-            if (
-                find_layer(value.name)
-                and array.ndim == 3
-                and array.shape[1] in (len(sequence.ids), len(sequence.source))
-            ):
+            if find_layer(value.name) and array.ndim == 3 and array.shape[1] in lengths:
                 inner_values[value.name] = array[:, :n_watched].astype(np.float32)
         progress("interpreting", done, len(graph))
 
@@ -319,25 +308,19 @@ def _run_transformers(
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     kind: Any = transformers.AutoModel if encoder else transformers.AutoModelForCausalLM
+    local = {"local_files_only": True, "trust_remote_code": False}
     arguments = {"input_ids": torch.tensor([sequence.ids])}
     if sequence.source:
         kind = transformers.AutoModelForSeq2SeqLM
         arguments = {"input_ids": torch.tensor([sequence.source]), "decoder_input_ids": torch.tensor([sequence.ids])}
     try:
-        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config: Any = transformers.AutoConfig.from_pretrained(folder, **local)
         if task is not None:
             kind = getattr(transformers, config.architectures[0], kind)
         if quantized := getattr(config, "quantization_config", None):
             quantized["dequantize"] = True  # as in the import
-        net = kind.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
+        options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
+        net = kind.from_pretrained(folder, **options, **local)
     except (ImportError, OSError, ValueError, KeyError) as error:
         raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
     if task == "multiple-choice":  # one choice
@@ -346,27 +329,22 @@ def _run_transformers(
     with torch.no_grad():
         outputs = forward(**arguments, output_hidden_states=True)
         base = outputs if task is None else net.base_model(torch.tensor([sequence.ids]), output_hidden_states=True)
-    by_graph = (
-        [outputs.encoder_hidden_states, outputs.decoder_hidden_states]
-        if sequence.source
-        else [base.get("hidden_states", ())]
-    )
+    by_graph = [base.get("hidden_states", ())]
+    if sequence.source:
+        by_graph = [outputs.encoder_hidden_states, outputs.decoder_hidden_states]
     inner_values: dict[str, Array] = {}
     for graph, hidden in zip(graphs, by_graph, strict=bool(graphs)):
-        layers = list(graph.boundaries.values())[
-            : len(hidden) - 1
-        ]  # an encoder's, before cross-attention keys and values
+        # Boundaries beyond the layers: an encoder's keys and values of cross-attention.
+        layers = list(graph.boundaries.values())[: len(hidden) - 1]
         # the first hidden state is the embedding; the last follows the final norm, if there is one
         if len(hidden) == len(layers) + 1:
             inner_values |= dict(zip(layers, (h.numpy() for h in hidden[1:-1]), strict=False))
-    head_outputs = (
-        {name: v.numpy() for name, v in {**base, **outputs}.items() if isinstance(v, torch.Tensor)} if encoder else {}
-    )
+    if not encoder:
+        return _Reference(outputs.logits[0].double().numpy(), inner_values)
+    head_outputs = {name: v.numpy() for name, v in {**base, **outputs}.items() if isinstance(v, torch.Tensor)}
     if forward is not net:
         head_outputs["sentence_embedding"] = head_outputs["pooler_output"]
-    return _Reference(
-        (base.last_hidden_state if encoder else outputs.logits)[0].double().numpy(), inner_values, head_outputs
-    )
+    return _Reference(base.last_hidden_state[0].double().numpy(), inner_values, head_outputs)
 
 
 def _compare_layers(
@@ -377,9 +355,8 @@ def _compare_layers(
     encoder_outputs: dict[str, Any] = {}
     for graph in graphs:
         last = graph is graphs[-1]
-        inputs = (
-            sequence.inputs([n for n in graph.inputs if n not in encoder_outputs], sequence.watched) | encoder_outputs
-        )
+        names = [name for name in graph.inputs if name not in encoder_outputs]
+        inputs = sequence.inputs(names, sequence.watched) | encoder_outputs
         expected = {name: array[:, : sequence.watched if last else None] for name, array in inside.items()}
         shared = {layer: name for layer, name in graph.boundaries.items() if name in expected}
         errors = _compute_relative_errors(graph.run(inputs, shared.values()), expected)
