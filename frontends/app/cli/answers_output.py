@@ -25,10 +25,9 @@ def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str])
         raise WeftError(f"--ids needs a model that labels one sequence, and {model.folder} does {task}: use --prompt")
     inputs: Any = text  # the check above rejects ids for methods that need text
     if task == "question-answering":
-        _print_scores(
-            (span.score, span.text)
-            for span in model.answer(inputs, _require_single_pair(pairs, "the context of the question"))
-        )
+        if len(pairs) != 1:
+            raise WeftError("give the context of the question by --pair, once")
+        _print_scores((span.score, span.text) for span in model.answer(inputs, pairs[0]))
     elif task == "multiple-choice":
         if not pairs:
             raise WeftError("a multiple-choice model needs at least one choice: give each by --pair")
@@ -40,23 +39,14 @@ def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str])
             for best in model.fill(inputs):
                 _print_scores((score, token) for token, score in best.items())
         else:
-            _print_scores(
-                (span.score, f"{span.label}\t{span.text}\t{span.start}:{span.end}") for span in model.tag(inputs)
-            )
+            _print_scores((s.score, f"{s.label}\t{s.text}\t{s.start}:{s.end}") for s in model.tag(inputs))
     elif task == "text-classification" and len(pairs) > 0 and len(model.task.labels) == 1:
         _print_scores((rank.score, pairs[rank.index]) for rank in model.rank(inputs, pairs))
     elif task in ("text-classification", "next-sentence-prediction"):
-        inputs_to_classify = [(text, pair) for pair in pairs] if pairs else [text]
-        for scores in model.classify(inputs_to_classify):
+        for scores in model.classify([(text, pair) for pair in pairs] if pairs else [text]):
             _print_scores((score, label) for label, score in scores.items())
     else:
         raise WeftError(f"{model.folder} has a model for {task}, which `weft run` does not print: use `weft.load`")
-
-
-def _require_single_pair(pairs: Sequence[str], role: str) -> str:
-    if len(pairs) != 1:
-        raise WeftError(f"give {role} by --pair, once")
-    return pairs[0]
 
 
 def _print_scores(lines: Any) -> None:

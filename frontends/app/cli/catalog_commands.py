@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING
 
 import click
 
@@ -34,11 +35,11 @@ def ops_command(name: str | None) -> None:
     if name is not None:
         _print_op(lookup(name))
         return
-    by_family = sorted(OPS.values(), key=lambda op: (_get_family(op), op.name))
-    families = [_get_family(op) for op in by_family]
-    first = [f if i == 0 or families[i - 1] != f else "" for i, f in enumerate(families)]
-    pairs = zip(first, by_family, strict=True)
-    rows = [(f, op.name, _format_signature(op), get_first_sentence(op.doc)) for f, op in pairs]
+    rows = []
+    for family, ops in groupby(sorted(OPS.values(), key=lambda op: (_get_family(op), op.name)), _get_family):
+        for i, op in enumerate(ops):
+            signature = "; ".join(filter(None, (_format_operands(op), ", ".join(op.attrs))))
+            rows.append(("" if i else family, op.name, signature, get_first_sentence(op.doc)))
     print_table(("family", "op", "operands; attributes", "what it does"), rows)
 
 
@@ -47,12 +48,7 @@ def _get_family(op: Op) -> str:
 
 
 def _format_operands(op: Op) -> str:
-    marks = ("*" if o.variadic else "" for o in op.operands)
-    return ", ".join(m + o.name + ("?" if o.optional else "") for m, o in zip(marks, op.operands, strict=True))
-
-
-def _format_signature(op: Op) -> str:
-    return "; ".join(filter(None, (_format_operands(op), ", ".join(op.attrs))))
+    return ", ".join("*" * o.variadic + o.name + "?" * o.optional for o in op.operands)
 
 
 def get_first_sentence(doc: str) -> str:
@@ -98,16 +94,12 @@ def _format_cases(op: Op) -> list[str]:
 
     lines = []
     for case in op.cases:
-        arrays = case.draw()
-        types = [None if a is None else TensorType(dtypes.from_numpy(_cast_to_f32(a)), tuple(a.shape)) for a in arrays]
+        arrays = [a.astype("float32") if a is not None and a.dtype == "float64" else a for a in case.draw()]
+        types = [None if a is None else TensorType(dtypes.from_numpy(a), tuple(a.shape)) for a in arrays]
         attrs = op.check_attrs(case.attrs)
         operands = [str(t) if t else "_" for t in types] + [f"{k}={spell(v)}" for k, v in case.attrs.items()]
         lines.append(f"({', '.join(operands)}) -> {', '.join(map(str, op.types(types, attrs)))}")
     return lines
-
-
-def _cast_to_f32(array: Any) -> Any:
-    return array.astype("float32") if array.dtype == "float64" else array
 
 
 @click.command("targets", short_help="List the targets of compile.")

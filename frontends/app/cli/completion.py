@@ -78,11 +78,8 @@ def complete_pipelines(ctx: click.Context, param: click.Parameter, typed: str) -
     if inside := _OPEN_BRACES.fullmatch(typed):
         prefix, name, arguments, last = inside.groups()
         pass_type = all_passes().get(name)
-        return (
-            []
-            if pass_type is None
-            else _make_items(_list_arguments(pass_type, arguments), last, f"{prefix}{name}{{{arguments}")
-        )
+        names = [] if pass_type is None else _list_arguments(pass_type, arguments)
+        return _make_items(names, last, f"{prefix}{name}{{{arguments}")
     prefix, comma, last = typed.rpartition(",")
     name_given = _NAME.match(last)
     stripped = last[name_given.end() if name_given and not comma else 0 :].lstrip(" -")

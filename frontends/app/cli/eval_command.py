@@ -133,11 +133,9 @@ def _print_evaluation(evaluation: Evaluation, with_layers: bool) -> None:
     print_table([columns[i] for i in used], rows, right=" ".join(_COLUMNS))
     if with_layers and (layers := evaluation.scores[0].layers):
         echo("\nrelative error of the residual stream after each layer")
-        names = [score.name for score in evaluation.scores[1:]]
-        errors = [
-            [f"{s.layers[layer]:.3g}" if layer in s.layers else "" for s in evaluation.scores[1:]] for layer in layers
-        ]
-        print_table(("layer", *names), [(layer, *row) for layer, row in zip(layers, errors, strict=True)])
+        rest = evaluation.scores[1:]
+        rows = [[name, *(f"{s.layers[name]:.3g}" if name in s.layers else "" for s in rest)] for name in layers]
+        print_table(("layer", *(s.name for s in rest)), rows)
 
 
 _COLUMNS: dict[str, Callable[[Score], str]] = {  # name -> cell of a score; "" if it does not apply

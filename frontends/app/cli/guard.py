@@ -116,20 +116,14 @@ def _open_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is not None:
             continue
-        if not _is_open(number):
+        try:
+            os.fstat(number)
+        except OSError:  # the descriptor is closed
             null = os.open(os.devnull, os.O_RDWR)
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
         setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def _run_command(run: Callable[[], Any]) -> int:

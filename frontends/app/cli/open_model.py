@@ -39,23 +39,22 @@ def check_trust(trusted: Sequence[str]) -> None:
 @contextlib.contextmanager
 def open_model(
     source: str,
-    device: str,
-    threads: int | None,
-    target: str | None,
-    adapters: Sequence[str],
-    without: Sequence[str],
-    experts: int | None,
     *,
     text: bool,
     trusted: Sequence[str],
-    check: bool,
     verifies: bool = False,
+    device: str,
+    threads: int | None,
+    check: bool,
+    adapters: Sequence[str],
+    without: Sequence[str],
+    target: str | None,
+    experts_on_device: int | None = None,
 ) -> Iterator[Any]:
     """Yield the model of a compiled folder, or of a source, compiled into a folder that is removed after the block.
 
-    text: a source needs a tokenizer. verifies: compile a source with the logits of all tokens, to verify drafts.
-    experts: number of experts on the device (PyTorch only). trusted: folders that may run their Python. check: compare
-    the folder's files with their checksums first.
+    text: a source needs a tokenizer. trusted: folders that may run their Python. verifies: compile a source with the
+    logits of all tokens, to verify drafts. The other arguments are options of the command.
 
     Raises:
         WeftError: if the model cannot be loaded, or an option of the command does not apply to it.
@@ -68,31 +67,26 @@ def open_model(
 
     check_trust(trusted)
     if (folder := find_compiled_folder(source)) is not None:
-        if target is not None:
-            raise WeftError(f"{source} is already compiled: --target applies to uncompiled sources only")
-        for option, values in (("--adapter", adapters), ("--without", without)):
-            if values:
+        for option, value in (("--target", target), ("--adapter", adapters), ("--without", without)):
+            if value:
                 raise WeftError(f"{source} is already compiled: {option} applies to uncompiled sources only")
         if check:
             check_contents(folder)
         facts = read_facts(folder)
         check_applies(source, select_kind(facts.kind, facts.task is not None, facts.sound is not None))
-        yield load(folder, device, threads, trust=source in trusted, experts_on_device=experts)
+        yield load(folder, device, threads, trust=source in trusted, experts_on_device=experts_on_device)
         return
     if check:
         raise WeftError(f"{source} is not compiled: --check applies to compiled folders only")
-    if experts is not None and target not in (None, "torch"):
+    if experts_on_device is not None and target not in (None, "torch"):
         raise WeftError(f"--experts-on-device needs --target torch, not {target}")
     from ... import load_source
     from ..api.compile import compile
 
-    target = target if experts is None else "torch"
-    device_place, model = choose_place(device, target), load_source(source, adapters=adapters, without=without)
-    graph = model.graph
-    kind = select_kind(
-        graph.meta.get("kind", "decoder"), "task" in graph.meta, not graph.inputs.keys().isdisjoint(SOUND)
-    )
-    check_applies(source, kind)
+    place = choose_place(device, target if experts_on_device is None else "torch")
+    model = load_source(source, adapters=adapters, without=without)
+    meta, hears = model.graph.meta, not model.graph.inputs.keys().isdisjoint(SOUND)
+    check_applies(source, select_kind(meta.get("kind", "decoder"), "task" in meta, hears))
     if model.tokenizer is None and text:  # checked before gigabytes are written
         raise WeftError(f"{source} has no tokenizer, so it takes no text; `weft run` accepts token ids instead (--ids)")
     for line in model.notices():
@@ -100,14 +94,12 @@ def open_model(
     with scratch_folder() as scratch:
         options = (("--adapter", adapters), ("--without", without))
         flags = "".join(f" {option} {shlex.quote(value)}" for option, values in options for value in values)
-        command = f"weft compile {shlex.quote(source)}{flags} --target {device_place.target} -o DIR"
-        print_note(f"compiling {source} with {device_place} for this run; keep the result with `{command}`")
+        command = f"weft compile {shlex.quote(source)}{flags} --target {place.target} -o DIR"
+        print_note(f"compiling {source} with {place} for this run; keep the result with `{command}`")
         folder = scratch / "model"
         with show_progress(f"reading {source}") as step:
-            passes = "default,-last-token-logits" if verifies and device_place.target != "torch" else "default"
-            note_random_weights(
-                compile(
-                    model, folder, target=device_place.target, dtype=device_place.dtype, passes=passes, progress=step
-                )
-            )
-        yield load(folder, device_place.device, threads, trust=True, experts_on_device=experts)  # weft's own code
+            passes = "default,-last-token-logits" if verifies and place.target != "torch" else "default"
+            report = compile(model, folder, target=place.target, dtype=place.dtype, passes=passes, progress=step)
+            note_random_weights(report)
+        # Trusted: it is weft's own code.
+        yield load(folder, place.device, threads, trust=True, experts_on_device=experts_on_device)

@@ -10,6 +10,7 @@ import click
 from .completion import complete_families, complete_pipelines, complete_targets
 
 T = TypeVar("T", bound=Callable[..., Any])
+LOADING = ("device", "threads", "check", "adapters", "without", "target")  # options that are keywords of `open_model`
 
 
 class TargetOption(click.Option):

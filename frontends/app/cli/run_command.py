@@ -13,13 +13,16 @@ from weft.ir.errors import WeftError
 from .completion import complete_sources
 from .guard import print_error
 from .open_model import open_model
-from .options import add_loading_options, device_option
+from .options import LOADING, add_loading_options, device_option
 from .terminal import echo, escape_controls, print_note
 
 if TYPE_CHECKING:
     from weft.backends.runtime.core.generation import Conversation, Generator, Stream
     from weft.backends.runtime.core.results import Result
     from weft.backends.runtime.ort.ort_encoder import EncoderModel
+
+
+EMBEDDING = ("pooling", "normalize", "prompt_name", "truncate_dim")  # options of an embedding
 
 
 def _parse_token_ids(ctx: click.Context, option: click.Parameter, text: str | None) -> list[int] | None:
@@ -115,20 +118,9 @@ def run_command(
     system: str | None,
     beams: int,
     assistant: str | None,
-    pooling: str | None,
     pairs: tuple[str, ...],
-    normalize: bool | None,
-    prompt_name: str | None,
-    truncate_dim: int | None,
-    device: str,
-    experts_on_device: int | None,
-    threads: int | None,
-    target: str | None,
     trust: bool,
-    check: bool,
-    adapters: tuple[str, ...],
-    without: tuple[str, ...],
-    **generation: Any,
+    **options: Any,
 ) -> None:
     """Run a compiled folder, or any SOURCE, which is compiled into a temporary folder first.
 
@@ -150,6 +142,7 @@ def run_command(
       weft run model.gguf --target torch --chat                  with PyTorch even if ONNX Runtime is installed
       weft run moe/ --chat --trust --experts-on-device 16        a mixture of experts larger than the device's memory
     """
+    from weft.backends.runtime import load
     from weft.backends.runtime.ort.ort_encoder import EncoderModel
     from weft.backends.runtime.text.tokenizer import check_text
 
@@ -160,18 +153,16 @@ def run_command(
         if sys.stdin.isatty():
             raise click.UsageError("give --prompt, or --chat for a conversation, or pipe a prompt in")
         prompt = sys.stdin.read().removesuffix("\n")
-    for text in (prompt, system, *generation["stop"]):
+    for text in (prompt, system, *options["stop"]):
         check_text("the prompt" if text is prompt else repr(text), text or "")
-    options = {k: v for k, v in generation.items() if v is not None}
+    loading = {name: options.pop(name) for name in (*LOADING, "experts_on_device")}
+    embedding = {name: options.pop(name) for name in EMBEDDING}
+    options = {name: value for name, value in options.items() if value is not None}
     if options.keys() & {"top_k", "top_p", "min_p"}:
         options.setdefault("temperature", 1.0)
-
-    embedding: dict[str, Any] = {"pooling": pooling, "normalize": normalize}
-    embedding |= {"prompt_name": prompt_name, "truncate_dim": truncate_dim}
     drafts = assistant is not None or "prompt_lookup_num_tokens" in options
-    requirements: dict[str, Any] = {"text": ids is None and sound is None, "check": check, "verifies": drafts}
-    requirements["trusted"] = [source, *filter(None, [assistant])] if trust else []
-    with open_model(source, device, threads, target, adapters, without, experts_on_device, **requirements) as model:
+    trusted = [source, *filter(None, [assistant])] if trust else []
+    with open_model(source, text=ids is None and sound is None, trusted=trusted, verifies=drafts, **loading) as model:
         if isinstance(model, EncoderModel):
             text = ids if prompt is None else prompt
             assert text is not None  # open_model rejects a sound for encoders
@@ -183,26 +174,27 @@ def run_command(
             _print_embedding(model, text, source, **embedding)
             return
         if assistant is not None:
-            options["assistant"] = _load_assistant(assistant, device, threads, trust)
+            options["assistant"] = load(assistant, loading["device"], loading["threads"], trust=trust)
+            if isinstance(options["assistant"], EncoderModel):
+                raise WeftError(f"{assistant} is an encoder: an assistant must be a decoder")
         messages = [] if system is None else [{"role": "system", "content": system}]
         if talk:
             _run_conversation(model.conversation(messages), options)
             return
-        if sound is not None:
-            _answer_sound(model, sound, beams, options)
-            return
-        if beams == 1 and (defaults := _list_defaults(model, options)):
+        if beams == 1 and sound is None and (defaults := _list_defaults(model, options)):
             print_note(
                 f"decoding greedily without sampling options; weft serve applies the model's defaults: {defaults}"
             )
         if chat:
             ids = model.chat_prompt([*messages, {"role": "user", "content": prompt}])
-        if beams > 1 or (ids is not None and not chat):
-            (result,) = model.generate(prompt if ids is None else [ids], beams=beams, **options)
-            echo(result.text if prompt is not None else ",".join(map(str, result.tokens)))
-            echo(format_timing(result), err=True)
-        else:
-            _print_stream(model.stream(prompt if ids is None else ids, **options))
+        subject = next(x for x in (sound, ids, prompt) if x is not None)
+        writes_text = prompt is not None or (sound is not None and (model.folder / "tokenizer.json").is_file())
+        if writes_text and beams == 1:
+            _print_stream(model.stream(subject, **options))
+            return
+        (result,) = model.generate([subject], beams=beams, **options)
+        echo(result.text if writes_text else ",".join(map(str, result.tokens)))
+        echo(format_timing(result), err=True)
 
 
 def _list_defaults(model: Generator, options: dict[str, Any]) -> str:
@@ -212,27 +204,6 @@ def _list_defaults(model: Generator, options: dict[str, Any]) -> str:
     defaults = {name: value for name, value in model.defaults.items() if name in DEFAULTS}
     stated = options.keys() & DEFAULTS.keys()
     return "" if stated else " ".join(f"--{name.replace('_', '-')} {value}" for name, value in defaults.items())
-
-
-def _answer_sound(model: Generator, sound: Any, beams: int, options: dict[str, Any]) -> None:
-    """Print the answer to a sound; token ids if there is no tokenizer."""
-    has_text = model.folder is not None and (model.folder / "tokenizer.json").is_file()
-    if has_text and beams == 1:
-        _print_stream(model.stream(sound, **options))
-        return
-    (result,) = model.generate([sound], beams=beams, **options)
-    echo(result.text if has_text else ",".join(map(str, result.tokens)))
-    echo(format_timing(result), err=True)
-
-
-def _load_assistant(folder: str, device: str, threads: int | None, trust: bool) -> Generator:
-    from weft.backends.runtime import load
-    from weft.backends.runtime.core import generation as generate
-
-    model = load(folder, device, threads, trust=trust)
-    if not isinstance(model, generate.Generator):
-        raise WeftError(f"{folder} is an encoder: an assistant must be a decoder")
-    return model
 
 
 def _print_embedding(model: EncoderModel, prompt: str | list[int], source: str, **options: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ from weft.ir.errors import WeftError
 
 from .completion import complete_sources
 from .open_model import open_model
-from .options import add_loading_options, device_option
+from .options import LOADING, add_loading_options, device_option
 from .terminal import echo, print_note
 
 KEY = "WEFT_API_KEY"
@@ -52,18 +53,9 @@ def serve_command(
     port: int,
     model_name: str | None,
     api_key: str | None,
-    max_batch: int,
-    max_queue: int,
     max_body: int,
-    client_timeout: float,
-    drain: float,
-    device: str,
-    threads: int | None,
-    target: str | None,
     trust: bool,
-    check: bool,
-    adapters: tuple[str, ...],
-    without: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Serve a compiled folder, or any SOURCE, with OpenAI's HTTP API: chats, completions, embeddings.
 
@@ -85,21 +77,17 @@ def serve_command(
         raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
 
     key = api_key if api_key is not None else os.environ.get(KEY)
+    loading = {option: options.pop(option) for option in LOADING}
     with listen(host, port) as listening:  # report all errors before a model is compiled
         local = is_loopback(listening)
         settings = ServerSettings(
             name=model_name or _name_model(source),
-            max_batch=max_batch,
-            max_queue=max_queue,
             api_key=key,
             max_body=max_body << 20,
-            client_timeout=client_timeout,
-            drain=drain,
             hosts=LOOPBACK | {host.lower()} if local else None,
+            **options,
         )
-        with open_model(
-            source, device, threads, target, adapters, without, None, text=True, trusted=[source] * trust, check=check
-        ) as model:
+        with open_model(source, text=True, trusted=[source] * trust, **loading) as model:
             server = Server(model, listening, settings)
             if not local and key is None:
                 print_note(f"{host} can be reached from other machines, and requests need no key: set {KEY}")

@@ -71,21 +71,14 @@ def _print_verification(verification: Verification) -> None:
     if (weights := verification.weights) is not None:
         rows.append(("weights", weights.wrong or f"{weights.tensors} tensors equal their recipes"))
         if weights.fitted:
-            far = (
-                f"the largest relative distance from the original {weights.farthest:.3g}"
-                if weights.farthest
-                else "exact"
-            )
+            distance = f"the largest relative distance from the original {weights.farthest:.3g}"
+            far = distance if weights.farthest else "exact"
             rows.append(("fitted codes", f"{weights.fitted} matrices, taken from the folder; {far}"))
     echo("\n".join(align_pairs(rows)))
     without = f", without: {', '.join(verification.without)}" if verification.without else ""
-    echo(f"passed{without}" if verification.passed else f"FAILED: {_failure_reason(verification)}")
-
-
-def _failure_reason(verification: Verification) -> str:
-    if verification.weights is not None and not verification.weights.passed:
-        return "the weights are not those of the source"
-    return "the errors exceed the rounding tolerance"
+    is_wrong = weights is not None and not weights.passed
+    reason = "the weights are not those of the source" if is_wrong else "the errors exceed the rounding tolerance"
+    echo(f"passed{without}" if verification.passed else f"FAILED: {reason}")
 
 
 def _describe_divergence(verification: Verification) -> str:

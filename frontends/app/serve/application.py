@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,16 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .connections import Connection, Json, JsonReply, StreamReply, read_body, to_api_error, watch_client
+from .connections import (
+    Connection,
+    Json,
+    read_body,
+    receive_pieces,
+    send_json,
+    send_stream,
+    to_api_error,
+    watch_client,
+)
 from .engine.jobs import Channel, ClientGone, Job, QueueFull, ServerClosing
 from .protocol.errors import ApiError, bad_request
 from .protocol.fields import RequestObject
@@ -41,7 +51,7 @@ def build_application(service: Service) -> ASGIApp:
         return await service.read_request(kind, raw), len(raw)
 
     def reply(answering: RunningReply) -> Any:
-        return StreamReply(answering) if answering.stream else JsonReply(answering)
+        return partial(send_stream if answering.stream else send_json, answering)
 
     async def chat(request: Request) -> Any:
         return reply(await service.start_chat(*await read(ChatRequest, request)))
@@ -55,10 +65,7 @@ def build_application(service: Service) -> ASGIApp:
         try:
             async with watch_client(request.receive, channel):
                 while len(results) < len(jobs):
-                    for piece in await channel.receive():
-                        if piece.error is not None:
-                            raise to_api_error(piece.error)
-                        results[piece.index] = piece.value
+                    results |= {piece.index: piece.value for piece in await receive_pieces(channel)}
         finally:
             if len(results) < len(jobs):
                 service.worker.cancel(jobs)
@@ -137,7 +144,10 @@ class RequestChecks:
         finally:
             self._n_requests -= 1
             if scope["method"] == "POST":
-                self._count_request(connection.status)
+                status = connection.status
+                state = "cancelled" if not status else "ok" if status < 400 else "refused" if status < 500 else "failed"
+                with self._service.metrics.lock:
+                    self._service.metrics.requests.add(1, state)
 
     async def _respond(self, scope: Scope, receive: Receive, connection: Connection) -> None:
         """Send the response of the endpoint, or of the error that it raises; raise ClientGone if the client is gone."""
@@ -154,11 +164,6 @@ class RequestChecks:
                 await Json(failure.json(), failure.status, failure.headers)(scope, receive, connection.send)
             elif not connection.ended:
                 connection.abort()  # half a response must not look complete
-
-    def _count_request(self, status: int) -> None:
-        state = "cancelled" if not status else "ok" if status < 400 else "refused" if status < 500 else "failed"
-        with self._service.metrics.lock:
-            self._service.metrics.requests.add(1, state)
 
     def _check(self, scope: Scope) -> None:
         """Raise ApiError for a wrong host, key or content type, JobError in a shutdown or beyond the request limit."""

@@ -107,62 +107,48 @@ class Json(JSONResponse):
         return encode_json(content)
 
 
-class JsonReply:
-    """A response that waits for all answers to a request, and sends them as one JSON object."""
-
-    def __init__(self, answering: RunningReply) -> None:
-        self._answering = answering
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = self._answering
-        try:
-            async with watch_client(receive, answering.channel):
-                while not answering.reply.is_done:
-                    for piece in await answering.channel.receive():
-                        if piece.error is not None:
-                            raise to_api_error(piece.error)
-                        answering.reply.add(piece)
-        except ClientGone:
-            return
-        finally:
-            answering.close()
-        await Json(answering.reply.to_object())(scope, receive, send)
+async def receive_pieces(channel: Channel) -> list[AnswerPiece]:
+    """Wait for pieces of a channel and return them; raise ApiError if one has an error, ClientGone as the channel."""
+    pieces = await channel.receive()
+    if error := next((piece.error for piece in pieces if piece.error is not None), None):
+        raise to_api_error(error)
+    return pieces
 
 
-class StreamReply:
-    """A response that streams answers as server-sent events; errors during the stream are events as well."""
+async def send_json(answering: RunningReply, scope: Scope, receive: Receive, send: Send) -> None:
+    """Wait for all answers to a request, and send them as one JSON object."""
+    try:
+        async with watch_client(receive, answering.channel):
+            while not answering.reply.is_done:
+                for piece in await receive_pieces(answering.channel):
+                    answering.reply.add(piece)
+    except ClientGone:
+        return
+    finally:
+        answering.close()
+    await Json(answering.reply.to_object())(scope, receive, send)
 
-    def __init__(self, answering: RunningReply) -> None:
-        self._answering = answering
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = self._answering
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        try:
-            async with watch_client(receive, answering.channel):
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                while not answering.reply.is_done:
-                    if events := self._events(await answering.channel.receive()):
-                        await send(_make_body_message(events))
-            end = b""
-            if answering.include_usage:
-                end = format_event(answering.reply.envelope.build_chunk([], answering.reply.usage, True))
-            await send(_make_body_message(end + DONE, more=False))
-        except ApiError as error:
-            await send(_make_body_message(format_event(error.json()), more=False))
-        except ClientGone:
-            return
-        finally:
-            answering.close()
-
-    def _events(self, pieces: list[AnswerPiece]) -> bytes:
-        answering, events = self._answering, b""
-        for piece in pieces:
-            if piece.error is not None:
-                raise to_api_error(piece.error)
-            for choice in answering.reply.add_and_chunk(piece):
-                events += format_event(answering.reply.envelope.build_chunk([choice], None, answering.include_usage))
-        return events
+async def send_stream(answering: RunningReply, scope: Scope, receive: Receive, send: Send) -> None:
+    """Stream answers as server-sent events; errors during the stream are events as well."""
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    reply, has_usage = answering.reply, answering.include_usage
+    try:
+        async with watch_client(receive, answering.channel):
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while not reply.is_done:
+                choices = [c for p in await receive_pieces(answering.channel) for c in reply.add_and_chunk(p)]
+                if choices:
+                    chunks = (reply.envelope.build_chunk([choice], None, has_usage) for choice in choices)
+                    await send(_make_body_message(b"".join(map(format_event, chunks))))
+        end = format_event(reply.envelope.build_chunk([], reply.usage, True)) if has_usage else b""
+        await send(_make_body_message(end + DONE, more=False))
+    except ApiError as error:
+        await send(_make_body_message(format_event(error.json()), more=False))
+    except ClientGone:
+        return
+    finally:
+        answering.close()
 
 
 def _make_body_message(content: bytes, more: bool = True) -> Message:

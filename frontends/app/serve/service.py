@@ -118,10 +118,9 @@ class Service:
         """Parse a body as a request of class `kind`; its missing sampling options become the model's defaults."""
         body = parse_body(raw)
         if isinstance(self.model, Generator) and kind in (ChatRequest, CompletionRequest):
-            defaults = {
-                name: v for name, v in self.model.defaults.items() if kind is ChatRequest or name != "max_tokens"
-            }
-            body |= {name: value for name, value in defaults.items() if body.get(name) is None}
+            for name, value in self.model.defaults.items():
+                if body.get(name) is None and (kind is ChatRequest or name != "max_tokens"):
+                    body[name] = value
         return kind.read(body)
 
     async def start_chat(self, request: ChatRequest, size: int) -> RunningReply:
@@ -176,10 +175,7 @@ class Service:
         rows = [await self._encode_prompt(text, "input") for text in texts]
         for ids in rows:
             _check_ids(ids, model.max_length, model.vocab, "input")
-        channel = Channel()
-        jobs = [Job(channel, index, ids=ids) for index, ids in enumerate(rows)]
-        self.worker.submit(jobs)
-        return jobs, channel, sum(map(len, rows))
+        return self._start_encoding([(ids, None) for ids in rows])
 
     async def start_scores(self, request: ScoringRequest) -> tuple[list[Job], Channel, int]:
         """Start a request's scores; return its jobs, their channel and the number of tokens, or raise ApiError."""
@@ -199,15 +195,19 @@ class Service:
         self.worker.check_room(len(texts))
 
         def encode_all() -> list[Encoding]:
-            return [
-                model.encode_input(model.render_pair(*text) if request.ranks else text, truncates) for text in texts
-            ]
+            inputs = [model.render_pair(*text) for text in texts] if request.ranks else texts
+            return [model.encode_input(text, truncates) for text in inputs]
 
         rows = await self._translate_errors(self.prompts.run("large", encode_all), "input")
+        return self._start_encoding([(row.ids, row) for row in rows])
+
+    def _start_encoding(
+        self, inputs: Sequence[tuple[Sequence[int], Encoding | None]]
+    ) -> tuple[list[Job], Channel, int]:
         channel = Channel()
-        jobs = [Job(channel, index, ids=row.ids, encoded=row) for index, row in enumerate(rows)]
+        jobs = [Job(channel, index, ids=ids, encoded=row) for index, (ids, row) in enumerate(inputs)]
         self.worker.submit(jobs)
-        return jobs, channel, sum(len(row.ids) for row in rows)
+        return jobs, channel, sum(len(job.ids) for job in jobs)
 
     def _start_answers(
         self,
@@ -265,16 +265,13 @@ class Service:
     async def _build_guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
             return None
-        return await self._translate_errors(
-            self.prompts.build_guide(size, build_grammar, spec.kind, spec.value), spec.param
-        )
+        guide = self.prompts.build_guide(size, build_grammar, spec.kind, spec.value)
+        return await self._translate_errors(guide, spec.param)
 
     async def _build_tool_guide(self, form: ToolFormat, request: ChatRequest, size: int) -> Guide:
-        special = (
-            await self._translate_errors(self.prompts.find_special_token(form.special), "tools")
-            if form.special
-            else None
-        )
+        special = None
+        if form.special:
+            special = await self._translate_errors(self.prompts.find_special_token(form.special), "tools")
         guide = self.prompts.build_guide(size, form.write_grammar, request.tools, request.choice, special)
         return await self._translate_errors(guide, "tools")
 
@@ -296,13 +293,11 @@ def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None
     if not ids:
         raise bad_request(f"Invalid '{param}': it has no tokens.", param)
     if len(ids) > longest:
-        raise ApiError(
-            400,
+        message = (
             f"This model's maximum context length is {longest} tokens. However, your {param} resulted in "
-            f"{len(ids)} tokens. Please reduce the length of the {param}.",
-            param,
-            "context_length_exceeded",
+            f"{len(ids)} tokens. Please reduce the length of the {param}."
         )
+        raise bad_request(message, param, "context_length_exceeded")
     if min(ids) < 0 or max(ids) >= vocab:
         raise bad_request(f"Invalid '{param}': its token ids must be from 0 to {vocab - 1}.", param)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.backends.runtime.core.answers import Answer
@@ -61,15 +61,8 @@ class Channel:
         """Add a piece; call it in the request's event loop."""
         previous = self._pieces.get(piece.index)
         if previous is not None:
-            piece = AnswerPiece(
-                piece.index,
-                previous.text + piece.text,
-                [*previous.logprobs, *piece.logprobs],
-                piece.tokens,
-                piece.finish,
-                piece.error,
-                piece.value,
-            )
+            text, logprobs = previous.text + piece.text, [*previous.logprobs, *piece.logprobs]
+            piece = replace(piece, text=text, logprobs=logprobs)
         self._pieces[piece.index] = piece
         self._arrived.set()
 
@@ -110,10 +103,10 @@ class Job:
         answer = self.answer
         assert answer is not None
         result = answer.result
-        if not self.streams and result.finish is None and answer.error is None:
+        ended = result.finish is not None or answer.error is not None
+        if not self.streams and not ended:
             return None
         text, logprobs = answer.pop_text(), result.logprobs[self.n_sent :]
-        ended = result.finish is not None or answer.error is not None
         if not text and not ended:
             return None  # log-probabilities are sent with their text
         self.n_sent += len(logprobs)

@@ -60,15 +60,11 @@ class Histogram:
     def format_samples(self) -> Iterator[str]:
         """Yield the lines of the samples: counts up to each bound, sum and count."""
         total = 0
-        for bound, count in zip((*map(_format_number, self._bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*(f"{bound:g}" for bound in self._bounds), "+Inf"), self._counts, strict=True):
             total += count
             yield f'{self.name}_bucket{{le="{bound}"}} {total}'
         yield f"{self.name}_sum {self._sum:g}"
         yield f"{self.name}_count {total}"
-
-
-def _format_number(value: float) -> str:
-    return f"{value:g}"
 
 
 class Metrics:

@@ -94,23 +94,24 @@ class Worker(ABC):
         draining = False
         while True:
             with self._changed:
-                while not (self._new or self._cancelled or self._has_jobs or self._ended or self._draining != draining):
+                while not (
+                    self.n_running or self.n_waiting or self._cancelled or self._ended or self._draining != draining
+                ):
                     self._changed.wait()
                 new, to_cancel, self._new, self._cancelled = self._new, self._cancelled, [], []
                 ended, draining = self._ended, self._draining
             self._admit(new)
             self._drop(to_cancel)
-            if draining:
-                self._end_waiting(ServerClosing("The server is shutting down."))
+            if draining or ended:
+                self._end_jobs(ServerClosing("The server is shutting down."), running=ended)
             if ended:
-                self._end_all(ServerClosing("The server is shutting down."))
                 return
             try:
                 self._run_step()
             except Exception as error:  # the model failed on these jobs; the next request may succeed
                 is_weft_error = isinstance(error, WeftError)
                 _log.error("the model failed: %s", error if is_weft_error else f"{type(error).__name__}: {error}")
-                self._end_all(JobError("The model failed."))
+                self._end_jobs(JobError("The model failed."))
 
     def _send(self, pieces: Sequence[tuple[Job, AnswerPiece]]) -> None:
         """Send pieces to the channels of their jobs."""
@@ -127,11 +128,6 @@ class Worker(ABC):
         except RuntimeError:  # the loop is closed, so there is no reader
             self._ended = True
 
-    @property
-    @abstractmethod
-    def _has_jobs(self) -> bool:
-        """Return whether jobs are running."""
-
     @abstractmethod
     def _admit(self, jobs: Sequence[Job]) -> None:
         """Start new jobs."""
@@ -141,12 +137,8 @@ class Worker(ABC):
         """Drop running jobs; jobs that have already ended stay."""
 
     @abstractmethod
-    def _end_waiting(self, error: JobError) -> None:
-        """End the jobs that have not started with `error`."""
-
-    @abstractmethod
-    def _end_all(self, error: JobError) -> None:
-        """End all jobs with `error`."""
+    def _end_jobs(self, error: JobError, running: bool = True) -> None:
+        """End all jobs with `error`; unless `running`, only those that have not started."""
 
     @abstractmethod
     def _run_step(self) -> None:
@@ -169,10 +161,6 @@ class DecodingWorker(Worker):
     def n_waiting(self) -> int:
         return len(self._batch.waiting) + len(self._new)
 
-    @property
-    def _has_jobs(self) -> bool:
-        return len(self._batch) > 0
-
     def _admit(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             assert job.answer is not None
@@ -187,20 +175,16 @@ class DecodingWorker(Worker):
                 with self.metrics.lock:
                     self.metrics.answers.add(1, "cancelled")
 
-    def _end_waiting(self, error: JobError) -> None:
-        self._end_answers([answer for answer in self._batch.waiting if not answer.result.tokens], error)
-
-    def _end_all(self, error: JobError) -> None:
-        self._end_answers(list(self._jobs), error)
-        self._batch.close()
-
-    def _end_answers(self, answers: Sequence[Answer], error: JobError) -> None:
+    def _end_jobs(self, error: JobError, running: bool = True) -> None:
+        answers = list(self._jobs) if running else [a for a in self._batch.waiting if not a.result.tokens]
         jobs = [self._jobs.pop(answer) for answer in answers]
         for answer in answers:
             self._batch.leave(answer)
         with self.metrics.lock:
             self.metrics.answers.add(len(jobs), "failed")
         self._send([(job, AnswerPiece(job.index, error=error)) for job in jobs])
+        if running:
+            self._batch.close()
 
     def _run_step(self) -> None:
         n_read_before = self._batch.read_tokens
@@ -220,9 +204,8 @@ class DecodingWorker(Worker):
                 if (piece := job.next_piece()) is not None:
                     pieces.append((job, piece))
                 if result.finish is not None or answer.error is not None:
-                    metrics.answers.add(
-                        1, "failed" if answer.error else "length" if result.finish == "length" else "stop"
-                    )
+                    state = "failed" if answer.error else "length" if result.finish == "length" else "stop"
+                    metrics.answers.add(1, state)
                     metrics.answer_time.observe(now - job.start_time)
                     del self._jobs[answer]
                     if answer.error is not None:
@@ -247,10 +230,6 @@ class EncodingWorker(Worker):
     def n_waiting(self) -> int:
         return len(self._queue) + len(self._new)
 
-    @property
-    def _has_jobs(self) -> bool:
-        return bool(self._queue)
-
     def _admit(self, jobs: Sequence[Job]) -> None:
         self._queue += jobs
 
@@ -258,10 +237,7 @@ class EncodingWorker(Worker):
         cancelled = set(map(id, jobs))
         self._queue = [job for job in self._queue if id(job) not in cancelled]
 
-    def _end_waiting(self, error: JobError) -> None:
-        self._end_all(error)
-
-    def _end_all(self, error: JobError) -> None:
+    def _end_jobs(self, error: JobError, running: bool = True) -> None:
         jobs, self._queue, self._working = self._queue, [], 0
         self._send([(job, AnswerPiece(job.index, error=error)) for job in jobs])
 
@@ -272,16 +248,13 @@ class EncodingWorker(Worker):
         jobs = [*itertools.takewhile(lambda j: (j.encoded is not None) == is_scored, self._queue[: self._max_batch])]
         self._working = len(jobs)
         inputs = [job.encoded for job in jobs if job.encoded is not None]
-        results = (
-            self._model.logits(inputs)
-            if inputs
-            else self._model.encode([job.ids for job in jobs], batch=self._max_batch)
-        )
+        ids = [job.ids for job in jobs]
+        results = self._model.logits(inputs) if is_scored else self._model.encode(ids, batch=self._max_batch)
         del self._queue[: len(jobs)]
         self._working, now = 0, time.monotonic()
         with self.metrics.lock:
             self.metrics.batch.observe(len(jobs))
-            self.metrics.prompt_tokens.add(sum(len(job.ids) for job in jobs))
+            self.metrics.prompt_tokens.add(sum(map(len, ids)))
             self.metrics.answers.add(len(jobs), "stop")
             for job in jobs:
                 self.metrics.answer_time.observe(now - job.start_time)
