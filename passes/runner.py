@@ -69,16 +69,10 @@ def run_passes(
     """
     if isinstance(pipeline, str):
         pipeline = parse_pipeline(pipeline, default_pipeline(graph))
-    current = graph.clone()
-    inner_hooks: list[Hook] = [_verify_graph]
+    current, equivalence = graph.clone(), EquivalenceCheck(seed)
     if dump is not None:
-        folder = Path(dump)
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, 0, "input", current)
-        inner_hooks.append(lambda step: _write(folder, step.index, step.applied.name, step.after))
-    equivalence = EquivalenceCheck(seed)
-    if verify:
-        inner_hooks.append(lambda step: _check_effect(step, equivalence))
+        Path(dump).mkdir(parents=True, exist_ok=True)
+        _write(dump, 0, "input", current)
     index, priced = 0, report is not None and report.priced
     price = GraphCost.of(current) if priced else None
     for phase in pipeline.phases:
@@ -93,16 +87,16 @@ def run_passes(
             seconds = time.perf_counter() - start
             step = PassRun(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
             equivalence.largest = None
-            for hook in inner_hooks:
-                hook(step)
+            _verify_graph(step)
+            if dump is not None:
+                _write(dump, index, applied.name, current)
+            if verify:
+                _check_effect(step, equivalence)
             if report is not None:
                 old_price, price = price, GraphCost.of(current) if priced else None
                 prices = (old_price, price) if old_price is not None and price is not None else None
-                evidence = applied.describe_check() if verify else ""
-                record = PassRecord(
-                    phase.name, applied, seconds, trace, step.nodes, prices, evidence, equivalence.largest
-                )
-                report.records.append(record)
+                shown = (applied.describe_check() if verify else "", equivalence.largest)
+                report.records.append(PassRecord(phase.name, applied, seconds, trace, step.nodes, prices, *shown))
             for hook in hooks:
                 hook(step)
     return current
@@ -124,8 +118,8 @@ def _verify_graph(step: PassRun) -> None:
         raise WeftError(f"pass {step.applied} left a broken graph: {e}") from e
 
 
-def _write(folder: Path, index: int, name: str, graph: Graph) -> None:
-    (folder / f"{index:02d}-{name}.weft").write_text(print_graph(graph), encoding="utf-8")
+def _write(folder: str | Path, index: int, name: str, graph: Graph) -> None:
+    Path(folder, f"{index:02d}-{name}.weft").write_text(print_graph(graph), encoding="utf-8")
 
 
 def _check_effect(step: PassRun, equivalence: EquivalenceCheck) -> None:

@@ -131,31 +131,21 @@ class Pass:
 
     def __str__(self) -> str:
         """Return the pass in pipeline syntax, ``name{argument=value}``, without arguments equal to their defaults."""
-        arguments = []
-        for argument in self.arguments():
-            value = getattr(self, argument.name)
-            if argument.required or value != argument.default:
-                arguments.append(f"{argument.name}={spell(value)}")
+        values = ((a, getattr(self, a.name)) for a in self.arguments())
+        arguments = [f"{a.name}={spell(value)}" for a, value in values if a.required or value != a.default]
         return self.name + (f"{{{', '.join(arguments)}}}" if arguments else "")
 
     @classmethod
     def arguments(cls) -> tuple[Argument, ...]:
         """Return the arguments of the pass in call order: positional ones, then keyword-only ones."""
         hints = typing.get_type_hints(cls)
-        arguments = []
-        for f in order_fields(cls):
-            default = f.default if f.default is not MISSING else inspect.Parameter.empty
-            arguments.append(Argument(f.name, hints[f.name], default))
-        return tuple(arguments)
-
-    @classmethod
-    def doc(cls) -> str:
-        return inspect.cleandoc(cls.__doc__ or "")
+        defaults = [(f, inspect.Parameter.empty if f.default is MISSING else f.default) for f in order_fields(cls)]
+        return tuple(Argument(f.name, hints[f.name], default) for f, default in defaults)
 
     @classmethod
     def documentation(cls) -> Documentation:
         """Return the class docstring, split into its parts."""
-        return read_docstring(cls.doc())
+        return read_docstring(cls.__doc__ or "")
 
     @classmethod
     def make(cls, values: Mapping[str, Any]) -> Pass:

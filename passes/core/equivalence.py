@@ -12,6 +12,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ SIZES = {"batch": 3, "seq": 5}
 TILE = 65_521  # big weights repeat this number of values; it is prime, so that rows differ
 
 
+@dataclass(eq=False)
 class RandomReader:
     """A tensor reader that returns random float64 values in place of the float tensors of the checkpoint `real`.
 
@@ -39,19 +41,14 @@ class RandomReader:
     signs: 1 or -1, the sign of all elements of a tensor whose logarithm (or that of its negation) is taken.
     """
 
-    def __init__(
-        self,
-        real: TensorReader,
-        known: Mapping[str, tuple[int, ...]],
-        seed: int,
-        exact: Mapping[str, Array] | None = None,
-        signs: Mapping[str, int] | None = None,
-    ) -> None:
-        self.real = real
-        self.known = known
-        self.seed = seed
-        self.exact, self.signs = exact or {}, signs or {}
-        self.present = set(real.keys())
+    real: TensorReader
+    known: Mapping[str, tuple[int, ...]]
+    seed: int
+    exact: Mapping[str, Array] = field(default_factory=dict)
+    signs: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.present = set(self.real.keys())
         # Weights are read block by block but drawn at once. A cache on the class would keep readers alive.
         self.draw = functools.lru_cache(maxsize=2)(self._draw)
 
@@ -130,7 +127,7 @@ class EquivalenceCheck:
         staged = graph.clone()
         for p in staged.params.values():
             if isinstance(p.recipe, Source):
-                self.known.setdefault(p.recipe.key, _concrete_shape(p))
+                self.known.setdefault(p.recipe.key, p.type.concrete({}))
             p.recipe = self._randomize(p.recipe)
         staged.reader = RandomReader(graph.reader, self.known, self.seed, self.exact, self.signs)
         return staged
@@ -247,7 +244,3 @@ def _find_id_bound(ids: Value) -> int:
         if isinstance(size, int):
             rows.append(size)
     return min(rows, default=2)
-
-
-def _concrete_shape(param: Value) -> tuple[int, ...]:
-    return param.type.concrete({})

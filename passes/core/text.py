@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from weft.ir import WeftError
@@ -43,40 +44,22 @@ class _PipelineParser(Lexer):
         self.default = default
 
     def parse(self) -> Pipeline:
-        phases: list[Phase] = []
-        name, passes = self.parse_label(), list[Pass]()
-
-        def close() -> None:
-            if passes:
-                phases.append(Phase(name, tuple(passes)))
-
+        phases = [Phase(self.parse_label(), ())]  # passes are added to the last one; empty ones are dropped at the end
         while self.token.kind != "end":
             if self.accept("-"):
-                removed = self.expect("name")
-                if not self.remove_pass(removed.text, phases, passes):
-                    self.fail(
-                        f"there is no earlier pass {removed.text!r} to remove: write -name after the pass, as in "
-                        f"'default, -{removed.text.replace('_', '-')}', or without - to add it",
-                        removed.at,
-                    )
+                phases = self.remove_pass(phases)
             elif self.default is not None and self.accept("default"):
-                close()
-                phases += self.default.phases
-                name, passes = "", []
+                phases += (*self.default.phases, Phase("", ()))
             elif self.token.text in PIPELINES:
-                close()
-                phases += PIPELINES[self.next().text].phases
-                name, passes = "", []
+                phases += (*PIPELINES[self.next().text].phases, Phase("", ()))
             else:
-                passes.append(self.parse_pass())
+                phases[-1] = replace(phases[-1], passes=(*phases[-1].passes, self.parse_pass()))
             if self.accept(";"):
-                close()
-                name, passes = self.parse_label(), []
+                phases.append(Phase(self.parse_label(), ()))
             elif self.token.kind != "end":
                 self.expect(",", ";")
                 if self.token.kind == "end":
                     self.fail("expected a pass after the comma")
-        close()
         return Pipeline(tuple(phase for phase in phases if phase.passes))
 
     def parse_label(self) -> str:
@@ -86,21 +69,24 @@ class _PipelineParser(Lexer):
         self.expect(":")
         return name
 
-    @staticmethod
-    def remove_pass(name: str, phases: list[Phase], passes: list[Pass]) -> bool:
-        remaining = [Phase(ph.name, tuple(p for p in ph.passes if p.name != name)) for ph in phases]
-        rest = [p for p in passes if p.name != name]
-        changed = remaining != phases or rest != passes
-        phases[:], passes[:] = remaining, rest
-        return changed
+    def remove_pass(self, phases: list[Phase]) -> list[Phase]:
+        """Parse the name of a pass, and return `phases` without passes of this name; fail if there are none."""
+        removed = self.expect("name")
+        remaining = [replace(ph, passes=tuple(p for p in ph.passes if p.name != removed.text)) for ph in phases]
+        if remaining == phases:
+            self.fail(
+                f"there is no earlier pass {removed.text!r} to remove: write -name after the pass, as in "
+                f"'default, -{removed.text.replace('_', '-')}', or without - to add it",
+                removed.at,
+            )
+        return remaining
 
     def parse_pass(self) -> Pass:
         word = self.expect("name")
         if word.text == "default":
             self.fail("'default' has no meaning here: it depends on a graph, and none was passed", word.at)
         try:
-            cls = lookup(word.text)
-            return cls.make(self.parse_arguments())
+            return lookup(word.text).make(self.parse_arguments())
         except WeftError as e:
             if str(e).startswith("pipeline "):
                 raise
@@ -136,14 +122,12 @@ class _PipelineParser(Lexer):
         try:
             if token.kind == "string":
                 return parse_json_at(token.text, 0)[0]
+            if token.kind == "number" and re.fullmatch(r"[+-]?\d+", token.text):
+                return int(token.text)
             if token.kind == "number":
-                return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else _parse_float(token.text)
+                if math.isinf(number := float(token.text)):
+                    raise ValueError("the number is too large")
+                return number
         except (ValueError, WeftError) as e:
             self.fail(f"{token.text[:20]} cannot be read: {e}", token.at)
         return _CONSTANTS.get(token.text, token.text)
-
-
-def _parse_float(text: str) -> float:
-    if math.isinf(number := float(text)):
-        raise ValueError("the number is too large")
-    return number

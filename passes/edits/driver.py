@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from weft.ir import Graph, Node, Value
 
@@ -56,10 +57,9 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], trace: Trace) -> int:
                 match, name = rule.pattern.match(node), node.output.name
                 miss = _rewrite_match(graph, rule, match, node) if isinstance(match, Match) else match
                 if miss is not None:
-                    best = nearest[rule.name]
-                    nearest[rule.name] = miss if best is None or miss.depth > best.depth else best
-                    if name not in trace.near or miss.depth > trace.near[name].depth:
-                        trace.near[name] = miss
+                    # Of equally deep misses, `max` returns the first.
+                    nearest[rule.name] = max(nearest[rule.name] or miss, miss, key=attrgetter("depth"))
+                    trace.near[name] = max(trace.near.get(name, miss), miss, key=attrgetter("depth"))
                     continue
                 trace.record_rewrite(rule.name, name)
                 fired[rule.name] += 1

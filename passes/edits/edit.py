@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -21,19 +22,14 @@ def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
 
 def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
     """Erase those of `nodes` without a used output, until none is left, and the parameters that only they read."""
-    waiting = list(nodes)
-    progress = True
+    waiting = [node for node in dict.fromkeys(nodes) if not node.erased]
     # `nodes` may list a node before its readers: repeat until a round erases nothing.
-    while progress:
-        progress = False
-        for node in list(waiting):
-            if node.erased or not any(v.uses or v.is_output for v in node.outputs):
-                waiting.remove(node)
-                if not node.erased:
-                    operands = node.inputs
-                    graph.erase(node)
-                    erase_unused_params(graph, operands)
-                    progress = True
+    while unused := [node for node in waiting if not any(v.uses or v.is_output for v in node.outputs)]:
+        for node in unused:
+            operands = node.inputs
+            graph.erase(node)
+            erase_unused_params(graph, operands)
+        waiting = [node for node in waiting if not node.erased]
 
 
 def erase_unused_params(graph: Graph, values: Iterable[Value | None]) -> None:
@@ -67,11 +63,8 @@ def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param
 
 def add_common_prefix(params: Sequence[Param], name: str) -> str:
     """Return `name` prefixed by the longest dotted prefix that the names of all `params` share."""
-    shared: list[str] = []
-    for parts in zip(*(param.name.split(".") for param in params), strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
+    columns = zip(*(param.name.split(".") for param in params), strict=False)
+    shared = [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, columns)]
     return ".".join([*shared, name])
 
 
@@ -143,13 +136,11 @@ def replace_weights(
     old, old_bias = linear.operand("weight"), linear.operand("bias")
     assert isinstance(old, Param)
     count = int(old.shape[0]) if rows is None else rows
-    new, vector = derive_param(old, weight, (count, *old.shape[1:])), old_bias
-    if isinstance(bias, Recipe):
-        vector = (
-            derive_param(old_bias, bias, (count,)) if isinstance(old_bias, Param) else derive_bias(old, bias, count)
-        )
-    elif bias is None:
-        vector = None
+    new, vector = derive_param(old, weight, (count, *old.shape[1:])), old_bias if bias == "same" else None
+    if isinstance(bias, Recipe) and isinstance(old_bias, Param):
+        vector = derive_param(old_bias, bias, (count,))
+    elif isinstance(bias, Recipe):
+        vector = derive_bias(old, bias, count)
     linear = rebuild_node(linear, {"weight": new, "bias": vector})
     # After `rebuild_node`: only a parameter without readers is erased.
     replace_param(old, new)

@@ -188,8 +188,7 @@ class Pattern:
     def match(self, node: Node) -> Match | Miss:
         """Return the first match with `node` as the root; if there is none, the miss with the most matched nodes."""
         search = _Search()
-        start = Match()
-        for state in search.match_node(self.root, node, start, ()):
+        for state in search.match_node(self.root, node, Match(), ()):
             state.exposed = tuple(state.nodes[r.apply].outputs[r.index] for r in self.results)
             # A value with outside readers rules out this match only: another operand order may still fit.
             escape = self._find_escape(state)
@@ -327,7 +326,9 @@ class _Search:
                 self.record_miss(state, node, f"{name}={spell(value)}, not {spell(expected)}")
                 return
         for operands in _list_operand_orders(pattern, node):
-            goals = tuple((*pair, node, _find_operand_name(node.op, i)) for i, pair in enumerate(operands))
+            # Operands beyond the signature belong to its last operand, which is variadic.
+            last = len(node.op.operands) - 1
+            goals = tuple((*pair, node, node.op.operands[min(i, last)].name) for i, pair in enumerate(operands))
             yield from self.solve(goals + rest, state)
 
 
@@ -338,8 +339,3 @@ def _list_operand_orders(pattern: Apply, node: Node) -> Iterator[Sequence[tuple[
     if Trait.COMMUTATIVE in node.op.traits:
         # The swap is enough: commutative ops have two operands.
         yield list(zip(pattern.operands, reversed(node.inputs), strict=True))
-
-
-def _find_operand_name(op: Op, index: int) -> str:
-    # Operands beyond the signature belong to its last operand, which is variadic.
-    return op.operands[min(index, len(op.operands) - 1)].name

@@ -10,7 +10,7 @@ from weft.ir import Graph, Node, Value, ops
 def find_sums(graph: Graph) -> Iterator[Node]:
     """Yield the last node of each sum: an add_norm or add. `graph` may be edited between yields."""
     for node in list(graph.nodes):
-        if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner(node))):
+        if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner_sum(node))):
             yield node
 
 
@@ -22,7 +22,7 @@ def find_summands(total: Node) -> list[Value]:
     values: list[Value] = []
     for v in total.inputs[:2]:
         assert v is not None
-        inner = v.producer is not None and v.producer.op is ops.add and _is_inner(v.producer)
+        inner = v.producer is not None and v.producer.op is ops.add and _is_inner_sum(v.producer)
         values += find_summands(v.producer) if inner and v.producer else [v] if v.type == total.outputs[-1].type else []
     return values
 
@@ -41,8 +41,7 @@ def remove_summand(value: Value) -> None:
     value.graph.erase(reader)
 
 
-def _is_inner(node: Node) -> bool:
-    """Return whether the only reader of the sum `node` is another add or add_norm."""
+def _is_inner_sum(node: Node) -> bool:
     if node.output.is_output or len(node.output.uses) != 1:
         return False
     reader, index = node.output.uses[0]

@@ -47,11 +47,7 @@ def write_pages(folder: Path) -> int:
 
 
 def render_page(pass_type: type[Pass]) -> str:
-    """Return the page of one pass, in Markdown.
-
-    Raises:
-        WeftError: if its example contradicts its effect.
-    """
+    """Return the page of one pass, in Markdown; raise WeftError if its example contradicts its effect."""
     parts = pass_type.documentation()
     before = str(parse(parts.graph, f"the example of {pass_type.name}"))
     after = str(run_passes(parse(parts.graph), parts.pipeline, verify=True))

@@ -88,7 +88,6 @@ def _print_op(op: Op) -> None:
 
 
 def _format_cases(op: Op) -> list[str]:
-    """Return a line for each example case of an op: operand types -> output types."""
     from weft.ir.recipes.spelling import spell
     from weft.ir.types import TensorType, dtypes
 

@@ -44,7 +44,7 @@ class Root(click.Group):
         for option in command.params:
             option.callback = option.callback or _check_bounds
         if command.callback is not None:
-            command.callback = _add_checks(command.callback)
+            command.callback = _add_option_checks(command.callback)
         self.add_command(command)
         self.groups.setdefault(group, []).append(command)
 
@@ -81,9 +81,7 @@ class Root(click.Group):
         sys.exit(_run_command(run))
 
 
-def _add_checks(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the callback `run` wrapped so that the options of its command are checked before it is called."""
-
+def _add_option_checks(run: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run)
     def call(*args: Any, **options: Any) -> Any:
         check_options(click.get_current_context())
@@ -93,8 +91,7 @@ def _add_checks(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_bounds(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return the value of an option; raise BadParameter if it is a number beyond the range of C libraries."""
-    if isinstance(value, (int, float)) and not abs(value) < 2**63:  # nan is not below either
+    if isinstance(value, (int, float)) and not abs(value) < 2**63:  # the range of C libraries; nan is not in it
         raise click.BadParameter(f"{value!r:.30} is not a finite number below 2**63.", ctx, option)
     return value
 
@@ -163,8 +160,6 @@ def _run_command(run: Callable[[], Any]) -> int:
 
 @contextlib.contextmanager
 def _print_warnings() -> Iterator[None]:
-    """While the block runs, print warnings that weft logs on stderr, as notes."""
-
     class Remarks(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             print_note(record.getMessage())

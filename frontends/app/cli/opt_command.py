@@ -157,7 +157,6 @@ def _is_folder(out: str) -> bool:
 
 
 def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
-    """Return the model whose IR text is on stdin; unless `complete`, its checkpoint may be missing."""
     from weft.ir.storage.documents import decode_utf8
     from weft.ir.text.parser import MOST_BYTES
 
@@ -171,7 +170,6 @@ def _read_stdin(complete: bool, adapters: Sequence[str]) -> Model:
 
 
 def _to_text(graph: Graph) -> str:
-    """Return `graph` as IR text; raise WeftError if it reads tensors that passes have computed."""
     from weft.ir.recipes.readers import SpilledTensors
 
     reader, computed = graph.reader, set[str]()

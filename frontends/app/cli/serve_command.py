@@ -98,7 +98,6 @@ def serve_command(
 
 
 def _name_model(source: str) -> str:
-    """Return the name of a source: the last part of a path, without the suffix of a file."""
     path = Path(source)
     name = path.absolute().name if path.is_dir() else path.name
     return name.removesuffix(".gguf").removesuffix(".py") or source

@@ -191,13 +191,11 @@ class RequestChecks:
 
 
 def _parse_host(header: str) -> str:
-    """Return the host name of a Host header, in lower case and without port and brackets."""
     name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
     return name.strip("[]").lower()
 
 
 def _make_route_error(scope: Scope, error: HTTPException) -> ApiError:
-    """Return starlette's `error` (an unknown path, or a method that the path does not allow) as an ApiError."""
     method, path = scope["method"], scope["path"]
     message = f"Not allowed to {method} on {path}." if error.status_code == 405 else f"Invalid URL ({method} {path})"
     return ApiError(error.status_code, message)

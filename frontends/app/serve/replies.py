@@ -52,19 +52,21 @@ class Choice:
         return text, calls, entries
 
 
+@dataclass
 class Reply(ABC):
-    """The reply to a request for `count` answers; `prompt_tokens` is the number of tokens of all prompts."""
+    """The reply to a request for `count` answers.
 
-    def __init__(
-        self,
-        envelope: Envelope,
-        count: int,
-        prompt_tokens: int,
-        stop_ids: Collection[int],
-        token_bytes: TokenBytes | None,
-    ) -> None:
-        self.envelope, self.choices, self._prompt_tokens = envelope, [Choice() for _ in range(count)], prompt_tokens
-        self._stop_ids, self._token_bytes = stop_ids, token_bytes
+    prompt_tokens: number of tokens of all prompts. token_bytes: None without log-probabilities.
+    """
+
+    envelope: Envelope
+    count: int
+    prompt_tokens: int
+    stop_ids: Collection[int]
+    token_bytes: TokenBytes | None
+
+    def __post_init__(self) -> None:
+        self.choices = [Choice() for _ in range(self.count)]
 
     @property
     def is_done(self) -> bool:
@@ -74,11 +76,11 @@ class Reply(ABC):
     @property
     def usage(self) -> dict[str, Any]:
         """Return the usage object: token counts of prompts and answers."""
-        return build_usage(self._prompt_tokens, sum(choice.tokens for choice in self.choices))
+        return build_usage(self.prompt_tokens, sum(choice.tokens for choice in self.choices))
 
     def add(self, piece: AnswerPiece) -> None:
         """Add a piece of an answer."""
-        self.choices[piece.index].add(piece, self._stop_ids)
+        self.choices[piece.index].add(piece, self.stop_ids)
 
     def to_object(self) -> dict[str, Any]:
         """Return the response object with all answers."""
@@ -95,12 +97,11 @@ class Reply(ABC):
         """Return a finished answer as an entry of the response's `choices`."""
 
 
+@dataclass
 class ChatReply(Reply):
     """A reply of chat messages; `named`: the request names the tool to call (then calls finish with "stop")."""
 
-    def __init__(self, *args: Any, named: bool = False) -> None:
-        super().__init__(*args)
-        self._named = named
+    named: bool = False
 
     def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
@@ -108,16 +109,16 @@ class ChatReply(Reply):
             choice.started = True
             yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None, [])
         before = len(choice.calls)
-        text, calls, entries = choice.add(piece, self._stop_ids)
+        text, calls, entries = choice.add(piece, self.stop_ids)
         if text or calls or entries:
             yield self._chunk(index, build_chat_delta(text, calls, before), None, entries)
         if choice.finish is not None:
-            yield self._chunk(index, {}, get_finish_reason(choice.finish, bool(choice.calls), self._named), [])
+            yield self._chunk(index, {}, get_finish_reason(choice.finish, bool(choice.calls), self.named), [])
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None, entries: Sequence[TokenLogprobs]
     ) -> dict[str, Any]:
-        logprobs = build_chat_logprobs(entries, self._token_bytes) if self._token_bytes and entries else None
+        logprobs = build_chat_logprobs(entries, self.token_bytes) if self.token_bytes and entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -125,36 +126,38 @@ class ChatReply(Reply):
         return {
             "index": index,
             "message": build_chat_message(choice.text, choice.calls),
-            "logprobs": build_chat_logprobs(choice.logprobs, self._token_bytes) if self._token_bytes else None,
-            "finish_reason": get_finish_reason(choice.finish, bool(choice.calls), self._named),
+            "logprobs": build_chat_logprobs(choice.logprobs, self.token_bytes) if self.token_bytes else None,
+            "finish_reason": get_finish_reason(choice.finish, bool(choice.calls), self.named),
         }
 
 
+@dataclass
 class CompletionReply(Reply):
     """A reply of completions; `echoes` are the prompts to put before the answers (empty: none)."""
 
-    def __init__(self, *args: Any, echoes: Sequence[str] = ()) -> None:
-        super().__init__(*args)
-        self._echoes = echoes
+    echoes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._offsets = [Offsets() for _ in self.choices]
 
     def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
         was_started, choice.started = choice.started, True
-        text, _, entries = choice.add(piece, self._stop_ids)
-        if not was_started and self._echoes:
-            text = self._echoes[index] + text
+        text, _, entries = choice.add(piece, self.stop_ids)
+        if not was_started and self.echoes:
+            text = self.echoes[index] + text
         if text or entries or choice.finish is not None:
             finish = None if choice.finish is None else get_finish_reason(choice.finish, False, False)
             yield self._choice(index, text, entries, finish)
 
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None
-        text = (self._echoes[index] if self._echoes else "") + choice.text
+        text = (self.echoes[index] if self.echoes else "") + choice.text
         return self._choice(index, text, choice.logprobs, get_finish_reason(choice.finish, False, False))
 
     def _choice(self, index: int, text: str, entries: Sequence[TokenLogprobs], finish: str | None) -> dict[str, Any]:
         logprobs = None
-        if self._token_bytes:
-            logprobs = build_completion_logprobs(entries, self._token_bytes, self._offsets[index])
+        if self.token_bytes:
+            logprobs = build_completion_logprobs(entries, self.token_bytes, self._offsets[index])
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

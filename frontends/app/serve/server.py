@@ -9,7 +9,9 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import uvicorn
@@ -180,22 +182,12 @@ def serve_in_thread(
 ) -> Iterator[Server]:
     """Serve `model` in a thread while the block runs; yield the server. Default socket: a free port of 127.0.0.1."""
     server = Server(model, listen("127.0.0.1", 0) if listening is None else listening, settings)
-    failure: list[BaseException] = []
-
-    def run() -> None:
+    with ThreadPoolExecutor(1, "weft-server") as pool:
+        running = pool.submit(server.run)
         try:
-            server.run()
-        except BaseException as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="weft-server")
-    thread.start()
-    try:
-        while not server.started and thread.is_alive():
-            thread.join(0.01)
-        yield server
-    finally:
-        server.stop()
-        thread.join()
-        if failure:
-            raise failure[0]
+            while not server.started and not running.done():
+                time.sleep(0.01)
+            yield server
+        finally:
+            server.stop()
+            running.result()

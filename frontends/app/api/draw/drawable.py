@@ -82,7 +82,6 @@ def _read_compiled(folder: Path, trust: bool) -> Network:
 
 
 def _rebuild_graph(folder: Path, manifest: Record, trust: bool) -> Graph:
-    """Return the graph that a folder was compiled from: its source, rewritten by its pipeline."""
     pipeline = manifest.text("pipeline", "")
     try:
         graph = load_recorded_source(folder, manifest, trust).graph

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import html
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ....model import SourceLike
 
+if TYPE_CHECKING:
+    from .drawing import Drawing
 
+
+@dataclass(frozen=True, repr=False)
 class Picture:
-    """The result of `show`: an interactive page in a notebook, a tree elsewhere."""
+    """The result of `show`: an interactive page in a notebook, `height` pixels high; a tree elsewhere."""
 
-    def __init__(self, source: SourceLike, height: int, depth: int | None, parts: tuple[str, ...]) -> None:
-        from .drawing import PictureOptions
-        from .pictures import build_drawing
-
-        self.drawing = build_drawing(source, PictureOptions(depth, parts))
-        self.height = height
+    drawing: Drawing
+    height: int
 
     def _repr_html_(self) -> str:
         title, page = (html.escape(text) for text in (self.drawing.sheet.title, self.drawing.page()))
@@ -39,4 +41,7 @@ def show(source: SourceLike, height: int = 640, depth: int | None = None, parts:
     Raises:
         WeftError: if the source cannot be read, or a name of `parts` is unknown.
     """
-    return Picture(source, height, depth, parts)
+    from .drawing import PictureOptions
+    from .pictures import build_drawing
+
+    return Picture(build_drawing(source, PictureOptions(depth, parts)), height)

@@ -73,7 +73,6 @@ def find_dimensions(graph: Graph) -> Dimensions:
 
 
 def _list_layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
-    """Yield the width of every layer's last output, unless it is symbolic."""
     last: dict[str, Value] = {}
     for node in nodes:
         words = node.scope.split(".")

@@ -151,7 +151,6 @@ def align_pairs(facts: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _align_table(table: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the aligned lines of a table; its last column is not truncated."""
     cells = [[*(c if len(c) <= MAX_WIDTH else f"{c[: MAX_WIDTH - 1]}…" for c in row[:-1]), row[-1]] for row in table]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:

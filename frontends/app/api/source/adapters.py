@@ -110,7 +110,6 @@ def _select_files(
 
 
 def _find_folder(source: str | Path) -> Path | None:
-    """Return the folder that `source` names: a path, or a repository in the local hub cache."""
     path = expand_home(source)
     return path if path.is_dir() else find_snapshot(str(source))
 

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -73,9 +74,6 @@ def guard_user_code(path: Path) -> Iterator[None]:
 def _find_line(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.lineno else ""
-    lines, frame = [], error.__traceback__
-    while frame is not None:
-        if os.path.abspath(frame.tb_frame.f_code.co_filename) == os.path.abspath(path):
-            lines.append(frame.tb_lineno)
-        frame = frame.tb_next
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for f, line in frames if os.path.abspath(f.f_code.co_filename) == os.path.abspath(path)]
     return f":{lines[-1]}" if lines else ""

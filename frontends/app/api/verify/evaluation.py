@@ -336,7 +336,6 @@ def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | No
 
 
 def _read_text(path: Path, characters: int) -> str:
-    """Return the first `characters` characters of a file; raise WeftError if it cannot be read or is not UTF-8."""
     try:
         with open(open_regular(path), encoding="utf-8") as file:
             return file.read(characters)

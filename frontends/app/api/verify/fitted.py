@@ -107,7 +107,6 @@ class FittedMatrices:
 
 
 def _forget_codes(recipe: Recipe, name: str) -> Recipe:
-    """Return the `recipe` of the parameter `name` with its codes replaced by a `_MatrixCodes` placeholder."""
     if isinstance(recipe, Quantize):
         return _MatrixCodes(**vars(recipe), matrix=name)
     return recipe.map_parts(lambda part: _forget_codes(part, name))
@@ -125,7 +124,6 @@ def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_MatrixCo
 
 
 def _replace_codes(recipe: Recipe, recipes: Mapping[_MatrixCodes, Recipe]) -> Recipe:
-    """Return `recipe` with each placeholder that is a key of `recipes` replaced by the recipe there."""
     if isinstance(recipe, _MatrixCodes):
         return recipes.get(recipe, recipe)
     return recipe.map_parts(lambda part: _replace_codes(part, recipes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import threading
@@ -103,21 +104,18 @@ class PromptEncoder:
             raise WeftError(f"its grammar has {len(grammar)} characters; the maximum is {MAX_GRAMMAR}")
         if (cached := self._guides.get(grammar)) is not None:
             return cached
-        try:
-            if len(grammar) <= LARGE_INPUT:
+        if len(grammar) <= LARGE_INPUT:
+            with contextlib.suppress(TooSlow):
                 guide = await self.run("grammars", self._build_guide, grammar, SHORT_LIMIT)
                 if len(self._guides) >= MAX_GUIDES:
                     del self._guides[next(iter(self._guides))]
                 self._guides[grammar] = guide
                 return guide
-        except TooSlow:
-            pass
         try:
             return await self.run("large", self._build_guide, grammar, LONG_LIMIT)
         except TooSlow:
-            raise WeftError(
-                f"its grammar takes longer than {LONG_LIMIT:g} seconds to compile: make it smaller"
-            ) from None
+            message = f"its grammar takes longer than {LONG_LIMIT:g} seconds to compile: make it smaller"
+            raise WeftError(message) from None
 
     async def load_token_bytes(self) -> Callable[[int], bytes]:
         """Return the function from a token id to its bytes; raise WeftError if llguidance cannot read the tokenizer."""

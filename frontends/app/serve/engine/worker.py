@@ -114,7 +114,6 @@ class Worker(ABC):
                 self._end_jobs(JobError("The model failed."))
 
     def _send(self, pieces: Sequence[tuple[Job, AnswerPiece]]) -> None:
-        """Send pieces to the channels of their jobs."""
         if not pieces:
             return
         assert self._loop is not None

@@ -192,7 +192,6 @@ _PARTS = TypeAdapter(Items[ContentPart])
 
 
 def _join_parts(value: Any) -> Any:
-    """Return the content of a message as one string, with each of its parts on a new line."""
     return "\n".join(part.text for part in _PARTS.validate_python(value)) if isinstance(value, list) else value
 
 
