@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,25 +22,16 @@ from .edits.legalization import is_fused
 from .report import GraphCost, PassRecord, Report
 
 
-@dataclass
-class PassRun:
-    """A record of one pass that ran, passed to hooks: `index` counts from 1, `nodes` are counts (before, after).
+@dataclass(frozen=True, kw_only=True)
+class PassRun(PassRecord):
+    """The record of a pass that ran, for hooks; `index` counts the passes of the run from 1.
 
     `after` is the pipeline's graph, not a copy; `before` is a copy if the run verifies, else None.
     """
 
     index: int
-    phase: str
-    applied: Pass
-    seconds: float
-    trace: Trace
-    nodes: tuple[int, int]
     after: Graph
     before: Graph | None = None
-
-    @property
-    def rewrites(self) -> int:
-        return self.trace.rewrites.total()
 
 
 Hook = Callable[[PassRun], None]
@@ -73,32 +65,32 @@ def run_passes(
     if dump is not None:
         Path(dump).mkdir(parents=True, exist_ok=True)
         _write(dump, 0, "input", current)
-    index, priced = 0, report is not None and report.priced
-    price = GraphCost.of(current) if priced else None
-    for phase in pipeline.phases:
-        for applied in phase.passes:
-            index += 1
-            before, count = current.clone() if verify else None, len(current)
-            trace = Trace(progress=partial(progress, applied.name))
-            start = time.perf_counter()
-            if not applied.on_fused:
-                refuse_fused(current, applied)
-            applied.run(current, trace)
-            seconds = time.perf_counter() - start
-            step = PassRun(index, phase.name, applied, seconds, trace, (count, len(current)), current, before)
-            equivalence.largest = None
-            _verify_graph(step)
-            if dump is not None:
-                _write(dump, index, applied.name, current)
-            if verify:
-                _check_effect(step, equivalence)
-            if report is not None:
-                old_price, price = price, GraphCost.of(current) if priced else None
-                prices = (old_price, price) if old_price is not None and price is not None else None
-                shown = (applied.describe_check() if verify else "", equivalence.largest)
-                report.records.append(PassRecord(phase.name, applied, seconds, trace, step.nodes, prices, *shown))
-            for hook in hooks:
-                hook(step)
+    price = GraphCost.of(current) if report is not None and report.priced else None
+    steps = [(phase.name, applied) for phase in pipeline.phases for applied in phase.passes]
+    for index, (phase, applied) in enumerate(steps, 1):
+        before, count = current.clone() if verify else None, len(current)
+        trace = Trace(progress=partial(progress, applied.name))
+        start = time.perf_counter()
+        if not applied.on_fused:
+            refuse_fused(current, applied)
+        applied.run(current, trace)
+        seconds = time.perf_counter() - start
+        with _name_pass(f"pass {applied} left a broken graph"):
+            verify_graph(current, recipes=False)
+        if dump is not None:
+            _write(dump, index, applied.name, current)
+        equivalence.largest = None
+        if before is not None:
+            with _name_pass(f"pass {applied} breaks its declared effect ({applied.effect})"):
+                applied.check(before, current, equivalence)
+        before_price, price = price, None if price is None else GraphCost.of(current)
+        costs = None if before_price is None or price is None else (before_price, price)
+        evidence = applied.describe_check() if verify else ""
+        record = PassRecord(phase, applied, seconds, trace, (count, len(current)), costs, evidence, equivalence.largest)
+        if report is not None:
+            report.records.append(record)
+        for hook in hooks:
+            hook(PassRun(**vars(record), index=index, after=current, before=before))
     return current
 
 
@@ -111,20 +103,14 @@ def refuse_fused(graph: Graph, applied: Pass) -> None:
         )
 
 
-def _verify_graph(step: PassRun) -> None:
+@contextlib.contextmanager
+def _name_pass(fault: str) -> Iterator[None]:
+    """Run the block, and put `fault` before the message of its WeftError."""
     try:
-        verify_graph(step.after, recipes=False)
+        yield
     except WeftError as e:
-        raise WeftError(f"pass {step.applied} left a broken graph: {e}") from e
+        raise WeftError(f"{fault}: {e}") from e
 
 
 def _write(folder: str | Path, index: int, name: str, graph: Graph) -> None:
     Path(folder, f"{index:02d}-{name}.weft").write_text(print_graph(graph), encoding="utf-8")
-
-
-def _check_effect(step: PassRun, equivalence: EquivalenceCheck) -> None:
-    assert step.before is not None
-    try:
-        step.applied.check(step.before, step.after, equivalence)
-    except WeftError as e:
-        raise WeftError(f"pass {step.applied} breaks its declared effect ({step.applied.effect}): {e}") from e

@@ -73,18 +73,14 @@ def _print_op(op: Op) -> None:
         "traits": ", ".join(sorted(t.value for t in op.traits)) or "none",
         "body in simpler ops": "yes" if op.has_body else "no",
     }
-    for key, value in facts.items():
-        echo(f"{key}: {value}")
-    echo("lowered by:")
+    echo("\n".join([*(f"{key}: {value}" for key, value in facts.items()), "lowered by:"]))
     for name, target in TARGETS.items():
         try:
             lowerings = target.lowerings(op.name) or ["its body" if op.has_body else "nothing"]
         except WeftError as e:  # for a missing library
             lowerings = [str(e)]
         echo(f"  {name}: {', '.join(lowerings)}")
-    echo("cases:")
-    for line in _format_cases(op):
-        echo(f"  {line}")
+    echo("\n  ".join(["cases:", *_format_cases(op)]))
 
 
 def _format_cases(op: Op) -> list[str]:
@@ -170,10 +166,8 @@ def _print_target(target: Backend) -> None:
         "phases of the default pipeline": ", ".join(target.phases) or "all",
         "passes that it leaves out": ", ".join(target.slower),
     }
-    echo(f"{target.name}: {target.doc}\n")
-    for key, value in facts.items():
-        if value:
-            echo(f"{key}: {value}")
+    lines = [f"{key}: {value}" for key, value in facts.items() if value]
+    echo("\n".join([f"{target.name}: {target.doc}\n", *lines]))
     if options := target.options.list_all().values():
         echo()
         rows = [(o.flag, o.type_text, spell(o.default) if o.default else "", o.help) for o in options]

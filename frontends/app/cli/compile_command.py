@@ -11,8 +11,8 @@ import click
 from weft.backends import DEFAULT_TARGET
 from weft.ir.errors import WeftError
 
-from .completion import complete_dtypes, complete_sources, complete_targets
-from .options import TargetOption, adapter_option, add_passes_option, family_option, seed_option, without_option
+from .completion import complete_dtypes, complete_sources
+from .options import adapter_option, add_passes_option, family_option, seed_option, target_option, without_option
 from .terminal import echo, format_bytes, print_note, show_progress
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ def _require_change(default: Any, ctx: click.Context, option: click.Parameter, v
 @click.command("compile", cls=TargetCommand, short_help="Compile a model to a folder for ONNX Runtime or PyTorch.")
 @click.argument("source", shell_complete=complete_sources)
 @click.option("-o", "--out", required=True, type=click.Path(), help="The folder to write (atomically).")
-@click.option(
-    "--target",
-    cls=TargetOption,
-    default=DEFAULT_TARGET,
-    show_default=True,
-    shell_complete=complete_targets,
-    help="The target: {targets}; see `weft targets`.",
-)
+@target_option("The target: {targets}; see `weft targets`.", default=DEFAULT_TARGET, show_default=True)
 @click.option("--dtype", shell_complete=complete_dtypes, help="f32, f16 or bf16; default: the target's first dtype.")
 @add_passes_option(
     'The pipeline of passes, such as "default, -pack-qkv" (`-name` removes a pass), or @FILE that contains it.',

@@ -11,7 +11,7 @@ import click
 
 from .completion import complete_sources
 from .open_model import check_trust
-from .options import add_passes_option, device_option
+from .options import add_passes_option, default_option, device_option
 from .terminal import echo, format_bytes, format_count, format_json, print_note, print_table, show_progress
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Also score the original with this PEFT adapter merged; may be repeated.",
 )
-@click.option(
-    "--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Maximum number of tokens to predict."
-)
+@default_option("--tokens", 4096, "Maximum number of tokens to predict.", type=click.IntRange(1))
 @click.option(
     "--context",
     type=click.IntRange(1),
@@ -56,13 +54,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Also draw quality against size, and the error and bits of each layer: .svg, .png or .pdf.",
 )
-@click.option(
-    "--theme",
-    type=click.Choice(["light", "dark"]),
-    default="light",
-    show_default=True,
-    help="The colours of the chart.",
-)
+@default_option("--theme", "light", "The colours of the chart.", type=click.Choice(["light", "dark"]))
 @device_option
 @click.option("--trust", is_flag=True, help="Run the Python of folders compiled for PyTorch.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")

@@ -8,7 +8,7 @@ import click
 
 from .completion import complete_sources
 from .opt_command import report_passes
-from .options import adapter_option, add_passes_option, seed_option, without_option
+from .options import adapter_option, add_passes_option, default_option, seed_option, without_option
 from .terminal import print_note, show_progress
 
 
@@ -24,12 +24,11 @@ from .terminal import print_note, show_progress
 @click.option(
     "--dtype", help="f32, f16, bf16 or, for gguf, q8_0; default: the dtype that stores the weights without rounding."
 )
-@click.option(
+@default_option(
     "--weights",
+    "auto",
+    "Write quantized weights as codes, as floats, or (auto) as codes if the format supports all of them.",
     metavar="auto|codes|float",
-    default="auto",
-    show_default=True,
-    help="Write quantized weights as codes, as floats, or (auto) as codes if the format supports all of them.",
 )
 @adapter_option
 @click.option("--trace", is_flag=True, help="Report on stderr: the rewrites and skipped places of each pass.")

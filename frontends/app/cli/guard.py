@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from types import FrameType
 from typing import Any
@@ -67,15 +67,9 @@ class Root(click.Group):
         except KeyboardInterrupt:  # before click prints an empty line for it
             ctx.exit(_report_interrupt())
 
-    def main(  # type: ignore[override]  # click's overloads distinguish types that the flag selects here as well
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         _open_streams()
-        run = partial(super().main, args, prog_name, standalone_mode=False, **extra)
+        run = partial(super().main, *args, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
         sys.exit(_run_command(run))

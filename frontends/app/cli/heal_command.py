@@ -11,7 +11,7 @@ from weft.ir.errors import WeftError
 from weft.ir.storage import check_replaceable
 
 from .completion import complete_sources
-from .options import device_option
+from .options import default_option, device_option
 from .terminal import echo, show_progress
 
 
@@ -33,7 +33,7 @@ from .terminal import echo, show_progress
 @click.option("--batch", type=click.IntRange(1), help="Windows per step; default: 4.")
 @click.option("--context", type=click.IntRange(2), help="Tokens per window; default: 256.")
 @click.option("--bf16", is_flag=True, help="Train with matrix products in bf16, which some CPUs and GPUs speed up.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order of windows and of samples.")
+@default_option("--seed", 0, "Seed of the order of windows and of samples.")
 @device_option
 def heal_command(model: str, out: str, **options: Any) -> None:
     """Train the scales, norms and biases of the quantized MODEL by distillation from the original. Codes do not change.

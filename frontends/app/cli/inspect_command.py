@@ -11,8 +11,8 @@ from click.core import ParameterSource
 
 from weft.backends import DEFAULT_TARGET
 
-from .completion import complete_sources, complete_targets
-from .options import TargetOption, adapter_option
+from .completion import complete_sources
+from .options import adapter_option, default_option, target_option
 from .terminal import echo, format_bytes, format_count, print_table
 
 if TYPE_CHECKING:
@@ -31,26 +31,18 @@ DTYPES = {"f32": 4, "f16": 2, "bf16": 2}  # bytes of a number
     "--tokens", type=click.IntRange(1), help="Tokens to count FLOPs for; default: 512, or the context if shorter."
 )
 @click.option("--parts", is_flag=True, help="Add one line per part: FLOPs and bytes of a prefill and of a decode step.")
-@click.option(
+@default_option(
     "--dtype",
+    "f16",
+    "dtype for the byte counts of parts, and of weights that --weights does not quantize.",
     type=click.Choice(sorted(DTYPES)),
-    default="f16",
-    show_default=True,
-    help="dtype for the byte counts of parts, and of weights that --weights does not quantize.",
 )
 @click.option(
     "--weights",
     metavar="WEIGHTS",
     help='Add the size of the weights after `weft compile --weights WEIGHTS`: int4, "int4{group=64}", …',
 )
-@click.option(
-    "--target",
-    cls=TargetOption,
-    default=DEFAULT_TARGET,
-    show_default=True,
-    shell_complete=complete_targets,
-    help="The target of --weights: {targets}.",
-)
+@target_option("The target of --weights: {targets}.", default=DEFAULT_TARGET, show_default=True)
 @click.option(
     "--parallel",
     metavar="DEGREES",

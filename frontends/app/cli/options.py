@@ -14,7 +14,7 @@ LOADING = ("device", "threads", "check", "adapters", "without", "target")  # opt
 
 
 class TargetOption(click.Option):
-    """An option whose value is a target; {targets} in its help is replaced by the list of targets."""
+    """The option of `target_option`: the targets are only imported when its help is printed."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         from weft.backends.target import TARGETS
@@ -23,12 +23,21 @@ class TargetOption(click.Option):
         return super().get_help_record(ctx)
 
 
-device_option = click.option(
+def default_option(name: str, default: Any, help: str, **more: Any) -> Callable[[T], T]:
+    """Return the decorator that adds an option whose help ends with its `default`; `more` as in `click.option`."""
+    return click.option(name, default=default, show_default=True, help=help, **more)
+
+
+def target_option(help: str, **more: Any) -> Callable[[T], T]:
+    """Return the decorator that adds the option of a target; {targets} in `help` becomes the list of targets."""
+    return click.option("--target", cls=TargetOption, shell_complete=complete_targets, help=help, **more)
+
+
+device_option = default_option(
     "--device",
+    "auto",
+    "The device to run on; auto: a GPU if the model and the runtime can use one, else the CPU.",
     type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="The device to run on; auto: a GPU if the model and the runtime can use one, else the CPU.",
 )
 seed_option = click.option(
     "--seed", type=int, help="Seed of the random weights of a model without a checkpoint; default: 0."
@@ -73,11 +82,8 @@ def add_loading_options(command: T) -> T:
         ),
         adapter_option,
         without_option,
-        click.option(
-            "--target",
-            cls=TargetOption,
-            shell_complete=complete_targets,
-            help="Target for a SOURCE that is not compiled: {targets}; default: ONNX Runtime, if it is available.",
+        target_option(
+            "Target for a SOURCE that is not compiled: {targets}; default: ONNX Runtime, if it is available."
         ),
     )
     for option in reversed(options):  # decorators apply from the bottom up

@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from .completion import complete_sources
 from .guard import print_error
 from .open_model import open_model
-from .options import LOADING, add_loading_options, device_option
+from .options import LOADING, add_loading_options, default_option, device_option
 from .terminal import echo, escape_controls, print_note
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
 )
 @click.option("--chat", is_flag=True, help="Use the model's chat template; without --prompt, start a conversation.")
 @click.option("--system", help="System message (with --chat).")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per answer.")
+@default_option("--max-tokens", 256, "Maximum tokens per answer.", type=click.IntRange(1))
 @click.option("--temperature", type=float, help="0 is greedy; default: 0, or 1 with --top-k, --top-p or --min-p.")
 @click.option("--top-k", type=int, help="Sample from the k most likely tokens; default: all.")
 @click.option("--top-p", type=float, help="Sample from the smallest set of tokens with this probability; default: 1.")
@@ -235,10 +235,8 @@ def format_timing(result: Result) -> str:
     experts = ""
     if t.experts.asked:
         megabytes = t.experts.bytes / 1e6 / max(t.decoded_tokens, 1)
-        experts = (
-            f", {t.experts.found / t.experts.asked:.0%} of experts found on the device, "
-            f"{megabytes:.1f} MB moved per token"
-        )
+        share = f"{t.experts.found / t.experts.asked:.0%} of experts found on the device"
+        experts = f", {share}, {megabytes:.1f} MB moved per token"
     return f"weft: {read}{rest}" + (f" at {t.decode_rate:.1f}/s" if t.decoded_tokens else "") + drafted + experts
 
 

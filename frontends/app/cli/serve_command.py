@@ -12,7 +12,7 @@ from weft.ir.errors import WeftError
 
 from .completion import complete_sources
 from .open_model import open_model
-from .options import LOADING, add_loading_options, device_option
+from .options import LOADING, add_loading_options, default_option, device_option
 from .terminal import echo, print_note
 
 KEY = "WEFT_API_KEY"
@@ -20,30 +20,21 @@ KEY = "WEFT_API_KEY"
 
 @click.command("serve", short_help="Serve a model over HTTP, with OpenAI's API.")
 @click.argument("source", shell_complete=complete_sources)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any free port.")
+@default_option("--host", "127.0.0.1", "Address to listen on; 0.0.0.0: all addresses.")
+@default_option("--port", 8000, "Port; 0: any free port.", type=click.IntRange(0, 65535))
 @click.option("--model-name", help="Name of the model in requests; default: the name of SOURCE.")
 @click.option("--api-key", help=f"Key that requests must send; {KEY} in the environment hides it from other users.")
-@click.option(
-    "--max-batch", type=click.IntRange(1, 1024), default=16, show_default=True, help="Maximum answers in one batch."
-)
-@click.option("--max-queue", type=click.IntRange(1), default=256, show_default=True, help="Maximum waiting answers.")
-@click.option(
-    "--max-body", type=click.IntRange(1), default=4, show_default=True, help="Maximum size of a request, in MiB."
-)
-@click.option(
+@default_option("--max-batch", 16, "Maximum answers in one batch.", type=click.IntRange(1, 1024))
+@default_option("--max-queue", 256, "Maximum waiting answers.", type=click.IntRange(1))
+@default_option("--max-body", 4, "Maximum size of a request, in MiB.", type=click.IntRange(1))
+@default_option(
     "--client-timeout",
+    30,
+    "Seconds after which a client that neither sends nor reads is disconnected.",
     type=click.FloatRange(0.1),
-    default=30,
-    show_default=True,
-    help="Seconds after which a client that neither sends nor reads is disconnected.",
 )
-@click.option(
-    "--drain",
-    type=click.FloatRange(0),
-    default=30,
-    show_default=True,
-    help="Seconds that running answers have to finish after Ctrl-C or SIGTERM.",
+@default_option(
+    "--drain", 30, "Seconds that running answers have to finish after Ctrl-C or SIGTERM.", type=click.FloatRange(0)
 )
 @device_option
 @add_loading_options

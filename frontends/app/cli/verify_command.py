@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import device_option
+from .options import default_option, device_option
 from .terminal import echo, format_json, show_progress
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ DIFFERENT = 1
 @click.argument("folder", type=click.Path())
 @click.option("--against", type=click.Path(), help="A Hugging Face folder that transformers runs as the reference.")
 @click.option("--prompt", help="The text to compare on; default: a built-in sentence.")
-@click.option("--tokens", type=click.IntRange(0), default=16, show_default=True, help="Decode steps after the prompt.")
+@default_option("--tokens", 16, "Decode steps after the prompt.", type=click.IntRange(0))
 @device_option
 @click.option("--trust", is_flag=True, help="Run the code that the folder names: model.py, an architecture file.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON.")
