@@ -174,11 +174,7 @@ def all_passes() -> dict[str, type[Pass]]:
 
 
 def lookup(name: str) -> type[Pass]:
-    """Return the pass named `name`.
-
-    Raises:
-        WeftError: if no pass has this name; the message lists the nearest names.
-    """
+    """Return the pass named `name`; raise WeftError, with the nearest names, if there is none."""
     longer = f"p{name}".replace("_", "-")  # `-ppack-qkv` is -p with its value, and so is -pack-qkv
     if name not in PASSES and longer in PASSES:
         raise WeftError(f"unknown pass {name!r}; -p{name} is read as -p {name}: write -p p{name.replace('_', '-')}")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
 
@@ -18,6 +16,7 @@ import numpy as np
 from weft.ir import Param, WeftError
 from weft.ir.recipes.readers import Array
 from weft.ir.storage.documents import expand_home
+from weft.ir.storage.partials import create_temporary
 from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 
@@ -59,11 +58,10 @@ class ResultStore:
         broken = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
         path = self._folder / f"{key}.npz"
         with contextlib.suppress(*broken), open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            blocks = []
-            for i in range(int(arrays["count"])):
-                zeros = arrays.get(f"zeros{i}")
-                blocks.append(Blocks(arrays[f"codes{i}"], arrays[f"scales{i}"], None, zeros))
-            return blocks
+            return [
+                Blocks(arrays[f"codes{i}"], arrays[f"scales{i}"], None, arrays.get(f"zeros{i}"))
+                for i in range(int(arrays["count"]))
+            ]
         return None
 
     def save(self, key: str, blocks: Sequence[Blocks]) -> None:
@@ -78,14 +76,10 @@ class ResultStore:
             arrays |= {f"codes{i}": block.codes, f"scales{i}": block.scales}
             if block.zeros is not None:
                 arrays[f"zeros{i}"] = block.zeros
-        partial = None
         try:
-            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".partial", delete=False) as file:
-                partial = file.name
-                np.savez(file, allow_pickle=False, **arrays)
-            os.replace(partial, self._folder / f"{key}.npz")
+            with create_temporary(self._folder, folder=False) as partial:
+                with partial.open("wb") as file:
+                    np.savez(file, allow_pickle=False, **arrays)
+                partial.replace(self._folder / f"{key}.npz")
         except OSError as e:
-            if partial is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
             raise WeftError(f"cannot store a result of quantize in the folder {self._folder}: {e.strerror}") from e

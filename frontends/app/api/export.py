@@ -95,8 +95,7 @@ def export(
 def _select_format(out: str | Path, kind: str | None) -> str:
     """Return the format to write: `kind`, else that of the suffix of `out`, else hf; folders count as without suffix.
 
-    Raises:
-        WeftError: if the format is unknown, or the suffix belongs to another format or a file that export cannot write.
+    Raise WeftError if the format is unknown, or the suffix is of another format or a file that export cannot write.
     """
     if kind is not None and kind not in FORMATS:
         raise WeftError(f"unknown format {kind!r}; weft exports {', '.join(FORMATS)}")

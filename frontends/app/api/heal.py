@@ -203,10 +203,8 @@ def _cut_prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
 def _read_windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
     """Return windows [n, context] of a text, enough for `tokens` training tokens and for validation.
 
-    The tokenizer is the quantized model's, else the original's.
-
-    Raises:
-        WeftError: if neither has one, `context` exceeds a position table, or the text is too short or cannot be read.
+    The tokenizer is the quantized model's, else the original's. Raise WeftError if neither has one, `context` exceeds a
+    position table, or the text is too short or cannot be read.
     """
     graphs = [quantized.graph, original.graph]
     longest = min((n for g in graphs if (n := g.meta.get("max_positions"))), default=context)

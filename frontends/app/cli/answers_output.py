@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str]) -> None:
     """Print a line for each label, token, answer or candidate of `pairs`; the score is first in the line.
 
-    Raises:
-        WeftError: if the task needs a second text that is missing, or does not take one.
+    Raise WeftError if the task needs a second text that is missing, or does not take one.
     """
     assert model.task is not None
     task = model.task.name

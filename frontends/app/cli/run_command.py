@@ -217,10 +217,8 @@ def _print_embedding(model: EncoderModel, prompt: str | list[int], source: str, 
 
 def _print_stream(stream: Stream) -> None:
     for piece in stream:
-        sys.stdout.write(escape_controls(piece))
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+        click.echo(escape_controls(piece), nl=False)
+    echo()
     echo(format_timing(stream.result), err=True)
 
 

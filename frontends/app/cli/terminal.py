@@ -39,9 +39,8 @@ def make_console(stderr: bool = False) -> Console:
             raise  # rich calls this in its error handler; the guard ends quietly
 
     stream = sys.stderr if stderr else sys.stdout
-    return Plain(
-        file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=not stream.isatty()
-    )
+    piped = not stream.isatty()
+    return Plain(file=stream, width=PIPE_WIDTH if piped else None, highlight=False, soft_wrap=piped)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: str = "") -> None:
@@ -67,11 +66,7 @@ def print_renderable(renderable: RenderableType) -> None:
 
 
 def format_json(data: Any) -> str:
-    """Return `data` as JSON; infinity and NaN, which JSON does not have, become null.
-
-    Raises:
-        WeftError: if an integer has more digits than Python prints.
-    """
+    """Return `data` as JSON; infinity and NaN become null. Raise WeftError for an integer that Python cannot print."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):

@@ -6,7 +6,7 @@ import hmac
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,17 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .connections import (
-    Connection,
-    Json,
-    read_body,
-    receive_pieces,
-    send_json,
-    send_stream,
-    to_api_error,
-    watch_client,
-)
-from .engine.jobs import Channel, ClientGone, Job, QueueFull, ServerClosing
+from .connections import Connection, Json, collect_results, read_body, send_json, send_stream, to_api_error
+from .engine.jobs import ClientGone, QueueFull, ServerClosing
 from .protocol.errors import ApiError, bad_request
 from .protocol.fields import RequestObject
 from .protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -59,23 +50,11 @@ def build_application(service: Service) -> ASGIApp:
     async def complete(request: Request) -> Any:
         return reply(await service.start_completions(*await read(CompletionRequest, request)))
 
-    async def collect_results(request: Request, jobs: Sequence[Job], channel: Channel) -> list[Any]:
-        """Wait for `jobs` and return their results in order; if one fails, cancel the rest and raise ApiError."""
-        results: dict[int, Any] = {}
-        try:
-            async with watch_client(request.receive, channel):
-                while len(results) < len(jobs):
-                    results |= {piece.index: piece.value for piece in await receive_pieces(channel)}
-        finally:
-            if len(results) < len(jobs):
-                service.worker.cancel(jobs)
-        return [results[index] for index in range(len(jobs))]
-
     def make_score_endpoint(kind: type[Any]) -> Callable[[Request], Awaitable[Response]]:
         async def score(request: Request) -> Response:
             query, _ = await read(kind, request)
             jobs, channel, tokens = await service.start_scores(query)
-            logits = np.stack(await collect_results(request, jobs, channel))
+            logits = np.stack(await collect_results(service.worker, request, jobs, channel))
             counts = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
             facts = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": settings.name, "usage": counts}
             return Json(query.respond(service.model, logits, facts))
@@ -85,7 +64,7 @@ def build_application(service: Service) -> ASGIApp:
     async def embed(request: Request) -> Response:
         query, _ = await read(EmbeddingRequest, request)
         jobs, channel, tokens = await service.start_embeddings(query)
-        vectors = await collect_results(request, jobs, channel)
+        vectors = await collect_results(service.worker, request, jobs, channel)
         if query.dimensions is not None:
             if query.dimensions > vectors[0].size:
                 raise bad_request(f"This model's embeddings have only {vectors[0].size} dimensions.", "dimensions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from .engine.constraints import ConstraintError
-from .engine.jobs import AnswerPiece, Channel, ClientGone, QueueFull, ServerClosing
+from .engine.jobs import AnswerPiece, Channel, ClientGone, Job, QueueFull, ServerClosing
+from .engine.worker import Worker
 from .protocol.errors import ApiError, bad_request
 from .protocol.responses import DONE, encode_json, format_event
 from .service import RunningReply
@@ -107,8 +108,21 @@ class Json(JSONResponse):
         return encode_json(content)
 
 
-async def receive_pieces(channel: Channel) -> list[AnswerPiece]:
-    """Wait for pieces of a channel and return them; raise ApiError if one has an error, ClientGone as the channel."""
+async def collect_results(worker: Worker, request: Request, jobs: Sequence[Job], channel: Channel) -> list[Any]:
+    """Wait for `jobs` and return their results in order; if one fails, cancel the rest and raise ApiError."""
+    results: dict[int, Any] = {}
+    try:
+        async with watch_client(request.receive, channel):
+            while len(results) < len(jobs):
+                results |= {piece.index: piece.value for piece in await _receive_pieces(channel)}
+    finally:
+        if len(results) < len(jobs):
+            worker.cancel(jobs)
+    return [results[index] for index in range(len(jobs))]
+
+
+async def _receive_pieces(channel: Channel) -> list[AnswerPiece]:
+    """Wait for pieces of `channel` and return them; raise ApiError for a failed job, ClientGone for a closed client."""
     pieces = await channel.receive()
     if error := next((piece.error for piece in pieces if piece.error is not None), None):
         raise to_api_error(error)
@@ -120,7 +134,7 @@ async def send_json(answering: RunningReply, scope: Scope, receive: Receive, sen
     try:
         async with watch_client(receive, answering.channel):
             while not answering.reply.is_done:
-                for piece in await receive_pieces(answering.channel):
+                for piece in await _receive_pieces(answering.channel):
                     answering.reply.add(piece)
     except ClientGone:
         return
@@ -137,7 +151,7 @@ async def send_stream(answering: RunningReply, scope: Scope, receive: Receive, s
         async with watch_client(receive, answering.channel):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             while not reply.is_done:
-                choices = [c for p in await receive_pieces(answering.channel) for c in reply.add_and_chunk(p)]
+                choices = [c for p in await _receive_pieces(answering.channel) for c in reply.add_and_chunk(p)]
                 if choices:
                     chunks = (reply.envelope.build_chunk([choice], None, has_usage) for choice in choices)
                     await send(_make_body_message(b"".join(map(format_event, chunks))))

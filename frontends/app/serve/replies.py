@@ -57,6 +57,7 @@ class Reply(ABC):
     """The reply to a request for `count` answers.
 
     prompt_tokens: number of tokens of all prompts. token_bytes: None without log-probabilities.
+    named: the request names the tool to call; then calls finish with "stop".
     """
 
     envelope: Envelope
@@ -64,6 +65,7 @@ class Reply(ABC):
     prompt_tokens: int
     stop_ids: Collection[int]
     token_bytes: TokenBytes | None
+    named: bool = False
 
     def __post_init__(self) -> None:
         self.choices = [Choice() for _ in range(self.count)]
@@ -77,6 +79,10 @@ class Reply(ABC):
     def usage(self) -> dict[str, Any]:
         """Return the usage object: token counts of prompts and answers."""
         return build_usage(self.prompt_tokens, sum(choice.tokens for choice in self.choices))
+
+    def get_finish(self, choice: Choice) -> str | None:
+        """Return the finish_reason of an answer, None while it runs."""
+        return None if choice.finish is None else get_finish_reason(choice.finish, bool(choice.calls), self.named)
 
     def add(self, piece: AnswerPiece) -> None:
         """Add a piece of an answer."""
@@ -97,11 +103,8 @@ class Reply(ABC):
         """Return a finished answer as an entry of the response's `choices`."""
 
 
-@dataclass
 class ChatReply(Reply):
-    """A reply of chat messages; `named`: the request names the tool to call (then calls finish with "stop")."""
-
-    named: bool = False
+    """A reply of chat messages."""
 
     def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
@@ -113,7 +116,7 @@ class ChatReply(Reply):
         if text or calls or entries:
             yield self._chunk(index, build_chat_delta(text, calls, before), None, entries)
         if choice.finish is not None:
-            yield self._chunk(index, {}, get_finish_reason(choice.finish, bool(choice.calls), self.named), [])
+            yield self._chunk(index, {}, self.get_finish(choice), [])
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None, entries: Sequence[TokenLogprobs]
@@ -122,12 +125,11 @@ class ChatReply(Reply):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        assert choice.finish is not None
         return {
             "index": index,
             "message": build_chat_message(choice.text, choice.calls),
             "logprobs": build_chat_logprobs(choice.logprobs, self.token_bytes) if self.token_bytes else None,
-            "finish_reason": get_finish_reason(choice.finish, bool(choice.calls), self.named),
+            "finish_reason": self.get_finish(choice),
         }
 
 
@@ -148,13 +150,11 @@ class CompletionReply(Reply):
         if not was_started and self.echoes:
             text = self.echoes[index] + text
         if text or entries or choice.finish is not None:
-            finish = None if choice.finish is None else get_finish_reason(choice.finish, False, False)
-            yield self._choice(index, text, entries, finish)
+            yield self._choice(index, text, entries, self.get_finish(choice))
 
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        assert choice.finish is not None
         text = (self.echoes[index] if self.echoes else "") + choice.text
-        return self._choice(index, text, choice.logprobs, get_finish_reason(choice.finish, False, False))
+        return self._choice(index, text, choice.logprobs, self.get_finish(choice))
 
     def _choice(self, index: int, text: str, entries: Sequence[TokenLogprobs], finish: str | None) -> dict[str, Any]:
         logprobs = None

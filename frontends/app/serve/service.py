@@ -140,7 +140,8 @@ class Service:
         if form is not None and choice.is_forced:
             guide = await self._build_tool_guide(form, request, size)
         _check_ids(ids, model.decoder.max_prompt, model.decoder.vocab, "messages")
-        envelope, token_bytes = self._make_envelope("chat.completion"), await self._load_token_bytes(request)
+        envelope = Envelope("chat.completion", self.settings.name, self.fingerprint)
+        token_bytes = await self._load_token_bytes(request)
         reply = ChatReply(envelope, request.n, len(ids), model.stop_ids, token_bytes, named=choice.mode == "named")
         for answer in reply.choices if form is not None else ():
             answer.parser = ToolParser(form) if form is not None else None
@@ -158,8 +159,8 @@ class Service:
         if request.echo:
             texts = [text if isinstance(text, str) else model.tokenizer.decode(text) for text in request.prompt]
             echoes = [text for text in texts for _ in range(request.n)]
-        tokens, envelope = sum(map(len, prompts)), self._make_envelope("text_completion")
-        token_bytes = await self._load_token_bytes(request)
+        envelope = Envelope("text_completion", self.settings.name, self.fingerprint)
+        tokens, token_bytes = sum(map(len, prompts)), await self._load_token_bytes(request)
         reply = CompletionReply(envelope, count, tokens, model.stop_ids, token_bytes, echoes=echoes)
         return self._start_answers(model, prompts, request, guide, reply)
 
@@ -283,9 +284,6 @@ class Service:
             return await self.prompts.load_token_bytes()
         except WeftError:  # llguidance cannot read the tokenizer: use the tokenizer's text of a single token
             return lambda token: self.model.tokenizer.decode([token]).encode()
-
-    def _make_envelope(self, kind: str) -> Envelope:
-        return Envelope(kind, self.settings.name, self.fingerprint)
 
 
 def _check_ids(ids: Sequence[int], longest: int, vocab: int, param: str) -> None:

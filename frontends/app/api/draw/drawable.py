@@ -51,7 +51,8 @@ def _find_output(source: Any) -> Path | None:
     path = expand_home(source) if isinstance(source, (str, Path)) else None
     if path is None or (path / GRAPH).is_file():  # a folder of target transformers is a source: it contains its graph
         return None
-    return path if path.suffix == ".onnx" or (path / MANIFEST).is_file() or _is_onnx_folder(path) else None
+    is_onnx_folder = (path / MODEL).is_file() and not any(path.glob("*.safetensors"))  # with them it is a source
+    return path if path.suffix == ".onnx" or (path / MANIFEST).is_file() or is_onnx_folder else None
 
 
 def list_files(*sources: Any) -> list[Path]:
@@ -60,11 +61,6 @@ def list_files(*sources: Any) -> list[Path]:
         s.files if isinstance(s, Model) else (expand_home(s),) for s in sources if isinstance(s, (str, Path, Model))
     )
     return [path for group in paths for path in group if path.is_file()]
-
-
-def _is_onnx_folder(folder: Path) -> bool:
-    """Return whether a folder has a model.onnx, but no safetensors, which would be the source of that model."""
-    return (folder / MODEL).is_file() and not any(folder.glob("*.safetensors"))
 
 
 def _read_compiled(folder: Path, trust: bool) -> Network:

@@ -130,13 +130,11 @@ def _group_nodes(graph: Graph) -> dict[str, list[Node]]:
 
 def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
     """Return the number of learned elements by part; a parameter belongs to the first part that reads it."""
-    unseen, counts = set(find_learned_params(graph)), Counter[str]()
+    unseen, counts = set(find_learned_params(graph)), dict[str, int]()
     for part, nodes in parts.items():
-        for node in nodes:
-            for v in node.inputs:
-                if isinstance(v, Param) and v in unseen:
-                    unseen.remove(v)
-                    counts[part] += count_elements(v)
+        params = {v for node in nodes for v in node.inputs if isinstance(v, Param)} & unseen
+        counts[part] = sum(map(count_elements, params))
+        unseen -= params
     return dict(counts)
 
 

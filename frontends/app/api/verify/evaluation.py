@@ -230,8 +230,7 @@ def _open_all(
 ) -> list[_Candidate]:
     """Open all models, the original first; sources are compiled into folders in `scratch`.
 
-    Raises:
-        WeftError: if one cannot be read, or differs in kind or vocabulary from the first, or none has a tokenizer.
+    Raise WeftError if one cannot be read, or differs in kind or vocabulary from the first, or none has a tokenizer.
     """
     candidates: list[tuple[str, Any]] = []
     for model in (against, *models):

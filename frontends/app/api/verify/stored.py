@@ -90,8 +90,7 @@ def check_weights(
     farthest = max(distances, key=distances.__getitem__, default=None)
     if farthest is not None and not distances[farthest] < 1 and wrong is None:
         wrong = f"{farthest} is farther from the original than zeros: relative distance {distances[farthest]:.2f}"
-    check = WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)
-    return graph, rest, check
+    return graph, rest, WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)
 
 
 def _split_pipeline(pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:

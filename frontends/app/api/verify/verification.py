@@ -8,7 +8,7 @@ the prompt with their encoder, and answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,6 @@ class _Tokens:
     ids: list[int]
     source: list[int]
     watched: int
-
-    def inputs(self, names: Collection[str], tokens: int | None = None) -> dict[str, Array]:
-        """Return model inputs by name, for one sequence of the first `tokens` tokens (None: all)."""
-        return make_inputs(names, self.ids[:tokens], self.source)
 
 
 @dataclass(frozen=True)
@@ -289,7 +285,7 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
                 inner_values[value.name] = array[:, :n_watched].astype(np.float32)
         progress("interpreting", done, len(graph))
 
-    results = interpret(graph, sequence.inputs(graph.inputs), watch=watch)
+    results = interpret(graph, make_inputs(graph.inputs, sequence.ids, sequence.source), watch=watch)
     return _Reference(results[output][0], inner_values, results)
 
 
@@ -356,7 +352,7 @@ def _compare_layers(
     for graph in graphs:
         last = graph is graphs[-1]
         names = [name for name in graph.inputs if name not in encoder_outputs]
-        inputs = sequence.inputs(names, sequence.watched) | encoder_outputs
+        inputs = make_inputs(names, sequence.ids[: sequence.watched], sequence.source) | encoder_outputs
         expected = {name: array[:, : sequence.watched if last else None] for name, array in inside.items()}
         shared = {layer: name for layer, name in graph.boundaries.items() if name in expected}
         errors = _compute_relative_errors(graph.run(inputs, shared.values()), expected)
