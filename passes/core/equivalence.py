@@ -153,8 +153,9 @@ class EquivalenceCheck:
                 self._record_sign(part, -sign if flips else sign)
 
     def make_inputs(self, graph: Graph, **named_sizes: int) -> dict[str, Array]:
-        """Return random inputs of `graph`, by name; `named_sizes` default to batch=3, seq=5 and 4 for most others.
+        """Return random inputs of `graph`, by name. Sizes that are not in `named_sizes` have small defaults.
 
+        They are batch=3, seq=5 and otherwise 4, except that masks and convolutions may need longer axes.
         Token ids are below the number of rows of the smallest table they index. Masks are ones followed by zeros;
         position ids start after the cached tokens that the mask counts, and stay within the position table.
         """

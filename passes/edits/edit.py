@@ -55,7 +55,7 @@ def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = Non
 
 
 def derive_bias(weight: Param, recipe: Recipe, rows: int | None = None) -> Param:
-    """Return a bias with `recipe`, named after `weight` [.., out, in], of shape [.., out], or [rows] unless None."""
+    """Return a bias with `recipe`, named after `weight` [.., out, in]. Its shape is [rows], or [.., out] if None."""
     stem = weight.name.removesuffix("weight")
     shape = tuple(weight.shape[:-1]) if rows is None else (rows,)
     return derive_param(weight, recipe, shape, f"{stem}bias" if stem != weight.name else f"{stem}.bias")
@@ -69,7 +69,7 @@ def add_common_prefix(params: Sequence[Param], name: str) -> str:
 
 
 def add_scope(graph: Graph, name: str) -> str:
-    """Return `name` after the current insertion scope of `graph` and a dot; `name` alone if the scope is empty."""
+    """Return `name` prefixed by the insertion scope of `graph` and a dot; `name` alone if the scope is empty."""
     return f"{graph.insertion_scope}.{name}" if graph.insertion_scope else name
 
 
