@@ -70,7 +70,7 @@ class ToolFormat:
     special: str = ""
 
     def write_grammar(self, tools: Sequence[dict[str, Any]], choice: ToolChoice, special: int | None) -> str:
-        """Return the llguidance grammar of the calls that `choice` allows, after the special token `special`, if any."""
+        """Return the llguidance grammar of calls that `choice` allows, after the special token `special`, if any."""
         calls = [self._schema(t["function"]) for t in tools if choice.named in (None, t["function"]["name"])]
         schema: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
         if self.array:
