@@ -48,7 +48,8 @@ def count_active_parameters(graph: Graph) -> int:
 
 
 def find_cache_sizes(nodes: Iterable[Node]) -> list[tuple[int, int | None]]:
-    """Return (elements per cached token, window or None) of each cache of `nodes`, in order; a shared cache once."""
+    """Return (elements per cached token, window or None) of each cache of `nodes`, in order.
+    A shared cache counts only at its first attention (`find_cache_owner`)."""
     return [
         (_count_per_slot(parts), parts[0].window)
         for node in nodes

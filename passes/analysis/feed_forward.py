@@ -33,7 +33,7 @@ class Projection:
         return self.node.required_operand("x")
 
     def has_same_input(self, other: Projection) -> bool:
-        """Return whether both projections have the same input, op and attributes (such as those of a fused norm)."""
+        """Return whether both projections have the same input, op and attributes (such as eps of a fused norm)."""
         return (self.x, self.node.op, self.node.attrs) == (other.x, other.node.op, other.node.attrs)
 
     @property
@@ -196,7 +196,7 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
 
 def match_gate(node: Node) -> GatedUnit | str | None:
     """Return the gated unit whose last node is `node`: a `glu`, or a product of up and an activated gate.
-    In a product, gate and up must be projections of the same value, clamps must be those of `glu`, and inner values
+    In a product, gate and up must be projections of the same value, clamped as in `glu` if at all, and inner values
     must have no other readers. Return a reason (str) if gate is a projection but another of these conditions fails, and
     None for all other nodes."""
     if node.op is ops.glu:

@@ -3,8 +3,7 @@
 A layer is a sequence of nodes that reads the residual stream as one value and returns one value. A stack is a sequence
 of layers. Passes remove and copy layers, and renumber the layers that follow.
 
-The argument `layers` counts self-attentions, in the order of their caches; those of an encoder come before those of its
-decoder. It is
+The argument `layers` counts self-attentions in the order of their caches, an encoder's before its decoder's. It is
 
 - ``all``, ``even`` (0, 2, 4 …) or ``odd``,
 - an integer (-1 is the last layer), a list of integers, or a string such as ``"0-5, 8"``,

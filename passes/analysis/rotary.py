@@ -117,7 +117,7 @@ class ScalingArguments:
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
     def scale_recipe(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
-        """Return `recipe` with `scaling` and with those of `factor`, `original` and the fields that it uses."""
+        """Return `recipe` with `scaling`, and with `factor`, `original` and fields of `self` if it uses them."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
         return replace(scaled, **{name: settings[name] for name in scaled.used_settings})

@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
     """Replace `param` by a parameter whose recipe rounds it to the nearest codes of `layout` whenever it is read.
-    Layouts with sums get the offsets of HQQ. `scales` are those of `compute_tensor_scales` for nvfp4, else empty."""
+    Layouts with sums get the offsets of HQQ. `scales` come from `compute_tensor_scales` for nvfp4, else are empty."""
     recipe: Recipe
     if layout.small_floats:
         recipe = ToFloat4(param.recipe, str(layout), scales)
@@ -288,7 +288,7 @@ def _fit_experts(
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
     combine = np.concatenate([p.reshape(-1, p.shape[-1]) for p in activations(node.required_operand("combine"))])
     down = node.operand("down") in [matrix.param for matrix in layouts]
-    # None: the weights are those of down, whose inputs differ from expert to expert.
+    # The inputs of down differ from expert to expert.
     pooled = None if down else compute_moment([x]) / len(x)
     blocks: dict[Matrix, list[Blocks]] = {matrix: [] for matrix in layouts}
     attrs = {name: node.attrs[name] for name in ("activation", "limit", "shift")}

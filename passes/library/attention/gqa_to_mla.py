@@ -28,7 +28,7 @@ class GqaToMla(Pass):
 
     Condition: k and v come from linears of one value, q from a linear, with only rotations between linears and
     attention. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one), with heads
-    that are rotated entirely, which leaves no features for a latent, or with one KV head per query head.
+    that are rotated entirely, which leaves no features for a latent, with one KV head per query head, or with a cache.
 
     Source: Meng 2025, TransMLA (arXiv 2502.07864), section 3; DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434).
 

@@ -151,8 +151,8 @@ class _StoredRowsCollector:
 
     def collect_rows(self, add_rotated: bool) -> list[StoredRows]:
         """Return [keys, values], each with one row per token; [keys] if the attention has no operand v.
-        With `add_rotated`, append the keys rotated to positions spread over the context. Without RoPE, append the same
-        keys again: all readers of a cache must return the same number of rows."""
+        With `add_rotated`, keys have further rows: all tokens but the first of a sequence, rotated to positions spread
+        over the context. Without RoPE these keys are repeated: all readers of a cache must return equally many rows."""
         rotated = self._rotate_to_positions()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         bias_value = self.node.operand("bias")

@@ -63,7 +63,8 @@ class FuseNormLinear(Pass):
 
     RMSNorm divides a row by a scalar, which commutes with the product: ((x/r) ⊙ g) Wᵀ + b = (x W′ᵀ)/r + b with
     W′ = W diag(g), so that the product need not wait for the sum of squares; b′ = b + W β if the norm has a bias β.
-    An add_norm is split into an addition and a norm, which is fused. Packed linears are fused as one.
+    An add_norm is split into an addition and a norm, which is fused (not with fold=false). Packed linears are fused as
+    one.
 
     With fold=false weights are unchanged, and g and β become operands of norm_linear: the kernels of a decode step need
     this form, because they share the weights of the module. Then mixtures may also read the norm, and linears that read

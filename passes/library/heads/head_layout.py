@@ -16,7 +16,7 @@ from ...edits.edit import derive_param, rebuild_node, replace_param, replace_wei
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """A new arrangement of heads along an axis: new head i is old head heads[i] (`width` features) and `zeros` 0s."""
+    """An arrangement of heads along an axis: new head i is old head heads[i] (`width` features), then `zeros` zeros."""
 
     heads: tuple[int, ...]
     width: int

@@ -26,7 +26,7 @@ class PadHeadDim(Pass):
 
     Condition: q, k and v come from linears and a linear reads the result. The pass refuses attentions with a node
     between linear and attention that maps zeros to other values (a LayerNorm, an added constant, a clip whose range
-    excludes 0), with keys that are also the values, or with a cache.
+    excludes 0), with a norm of the values, with keys that are also the values, or with a cache.
 
     Source: Dao 2022, FlashAttention (arXiv 2205.14135), whose kernels are for such sizes; linearity.
 

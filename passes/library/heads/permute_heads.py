@@ -29,7 +29,7 @@ class PermuteHeads(Pass):
 
     Condition: the query heads of a group stay together. The pass refuses attentions with a cache, with a node other
     than norms, scales, clips and rotations between linear and attention, with a reader of the result other than a
-    linear, or with a bias per head that is not a parameter, ALiBi or a table of distances.
+    linear, with computed sinks, or with a bias per head that is not a parameter, ALiBi or a table of distances.
 
     Source: Vaswani 2017, Attention Is All You Need; addition commutes.
 

@@ -22,7 +22,8 @@ class RotateHeads(Pass):
     O → O R for each query head. R mixes all features of a head, so that outliers in a few of them are spread over all:
     a preparation for quantization. R is a recipe, drawn from `seed`.
 
-    Condition: values come directly from a linear and are not cached yet, and only a linear reads the output.
+    Condition: values come directly from a linear and are not cached yet, only a linear reads the output, and no other
+    nodes read the weights of these linears.
 
     Source: QuaRot (Ashkboos 2024, 2404.00456); SpinQuant (Liu 2024, 2405.16406), whose R2 this is.
 

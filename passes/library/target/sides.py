@@ -145,7 +145,7 @@ _IN_WHOLE = {"input_ids": IDS, "attention_mask": MASK, STATES: HIDDEN, LOSS: f"{
 
 
 def _split_values(graph: Graph) -> tuple[set[Value], set[Value]]:
-    """Return the values that depend on inputs of the source and on no other input, and those that depend on others."""
+    """Return (the values that depend on inputs of the source only, the values that depend on other inputs)."""
     source_values = {v for name, v in graph.inputs.items() if name in SOURCE}
     later_values = set(graph.inputs.values()) - source_values
     for node in graph.nodes:
