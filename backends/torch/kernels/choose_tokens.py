@@ -165,8 +165,8 @@ def finish_keep(
     values, tokens, count, uniforms, spent, largest, whole, row, vocab, most, temperature, top_k, top_p, min_p,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Apply the filters to the `count` gathered candidates of a row, `values` and `tokens`; draw a token of those that
-    remain, and return it. `whole` is the total weight of the row."""
+    """Apply the filters to the `count` gathered candidates of a row, `values` and `tokens`. Draw one of the remaining
+    tokens, and return it. `whole` is the total weight of the row."""
     least, last = tl.full([], LOWEST, tl.int64), tl.zeros([], tl.int64) + vocab
     if top_k > 0:
         least, _ = search_key(values, tokens, count, largest, temperature, least, last, 0.0, top_k, False, True, CHUNK)

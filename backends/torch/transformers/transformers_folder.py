@@ -90,8 +90,8 @@ class TransformersFolder:
         self._sides = lower_sides(forms)
         self._head = self._sides[0].head
         self.modeling = write_modeling(self._sides, self._name, self._stem)
-        self.plans, more = make_plans(self.modeling.bases), self._list_fields()
-        self._config = write_configuration(self.modeling, self._name, self._stem, self.plans.by_name, more)
+        self.plans, fields = make_plans(self.modeling.bases), self._list_fields()
+        self._config = write_configuration(self.modeling, self._name, self._stem, self.plans.by_name, fields)
         self.refusals = find_refusals(self.modeling.bases)
         self._explained = explain_engines(self.refusals, self.base.lowered, self.plans)
         for engine in (e for e, reasons in self.refusals.items() if reasons):

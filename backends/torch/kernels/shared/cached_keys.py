@@ -160,6 +160,6 @@ def write_cache(
 
 
 def check_positions(positions: torch.Tensor, q: torch.Tensor) -> None:
-    """Check that `positions` has one position per batch row of q. Raise ValueError if the numbers differ."""
+    """Check that `positions` has one position per batch row of q; raise ValueError otherwise."""
     if positions.numel() != q.shape[0]:
         raise ValueError(f"positions {[*positions.shape]} must be one per row of q {[*q.shape]}")

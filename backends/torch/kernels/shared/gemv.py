@@ -300,8 +300,8 @@ def norm_affine(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return norm(x) Wᵀ + bias, fp32 [BLOCK_M, BLOCK_N], over all K columns; the parameters are those of
-    `norm_product`. Load the first weights, wait for the preceding kernel, then multiply."""
+    """Return norm(x) Wᵀ + bias, fp32 [BLOCK_M, BLOCK_N], over all K columns; parameters as in `norm_product`. Load the
+    first weights, wait for the preceding kernel, then multiply."""
     first = load_first_weights(weight, rows, K, 0, K, BLOCK_K, STAGES, BITS, PDL)
     wait_for_previous(PDL)
     out = norm_product(

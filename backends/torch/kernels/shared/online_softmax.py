@@ -101,8 +101,8 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, ax
 
 
 def shared_memory(x: torch.Tensor) -> int:
-    """Return the bytes of shared memory that a program may use on the device of x; on a CPU, those of Hopper. Source:
-    CUDA C++ Programming Guide, table of compute capabilities."""
+    """Return the bytes of shared memory that a program may use on the device of x, on a CPU as on Hopper (CUDA C++
+    Programming Guide, table of compute capabilities)."""
     version = capability(x.get_device()) if x.is_cuda else (9, 0)
     if version[0] in (9, 10):
         return HOPPER

@@ -94,10 +94,10 @@ def store_split(
     """Store the partial sums of one split of block `group`, or the output if `used` is 1. If INSIDE, the last of the
     block's `used` programs merges the partial sums into the output.
 
-    Blocks are those of `block_rows`, on the rows of `out` […, GROUP, WIDTH]. acc [r, c] is the sum of 2^(score − m) ·
-    v, m [r] the maxima, `total` [r] the sums of the weights; r ≥ TAKEN, c ≥ WIDTH. Scratch: partial f32 [groups,
-    splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets i32 [groups]. Tickets are counters if INSIDE,
-    else they receive `used`, for `merge_kernel`.
+    Each block (see `block_rows`) is TAKEN of the GROUP rows of `out` […, GROUP, WIDTH]. acc [r, c] is the sum of
+    2^(score − m) · v, m [r] the maxima, `total` [r] the sums of the weights; r ≥ TAKEN, c ≥ WIDTH. Scratch: partial f32
+    [groups, splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets i32 [groups]. Tickets are counters if
+    INSIDE, else they receive `used`, for `merge_kernel`.
     """
     row, column = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
     within = (column < WIDTH)[None, :]

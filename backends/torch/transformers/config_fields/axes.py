@@ -31,8 +31,9 @@ class AxisClasses:
         are not fixed, above 1 and equal."""
         if a is None or b is None or self.get_size(a) != self.get_size(b) or self.get_size(a) is None:
             return
-        if (root := self._find_root(a)) != (other := self._find_root(b)):
-            self._parents[root] = other
+        a, b = self._find_root(a), self._find_root(b)
+        if a != b:
+            self._parents[a] = b
 
     def get_size(self, axis: Axis) -> int | None:
         """Return the size of an axis; None if it is symbolic or 1."""
@@ -76,12 +77,12 @@ class AxisClasses:
         total_value = node.required_operand("x") if node.op is ops.split else node.output
         axis = node.attrs["axis"] % len(total_value.shape)
         total, part_names = self.get_name((total_value, axis)), [self.get_name((p, axis)) for p in parts]
-        known = sizes.sum_sizes(s for s in part_names if s is not None)
+        named_sum = sizes.sum_sizes(s for s in part_names if s is not None)
         if None not in part_names:
-            return self.set_name((total_value, axis), known)
+            return self.set_name((total_value, axis), named_sum)
         if total is None or part_names.count(None) != 1:
             return False
-        return self.set_name((parts[part_names.index(None)], axis), total + known * -1)
+        return self.set_name((parts[part_names.index(None)], axis), total + named_sum * -1)
 
     def _name_product(self, node: Node, values: dict[str, int]) -> bool:
         """Name an axis of the reshape `node` if it splits the last axis in two or merges two: the merged axis as a

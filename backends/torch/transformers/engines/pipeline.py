@@ -42,8 +42,8 @@ def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
     entering = loop.calls[0].inputs[loop.chained[0]]
     if before or copies.get(entering, entering) is not e.embeds:
         return f"{', '.join(sorted(before)) or 'more than the embedding'} computes the input of its layers"
-    others = [v for c in loop.calls for i, v in enumerate(c.inputs) if i != loop.chained[0]]
-    if not _find_dependent_values(e.embeds, items[:place], lowered).isdisjoint(others):
+    operands = [v for c in loop.calls for i, v in enumerate(c.inputs) if i != loop.chained[0]]
+    if not _find_dependent_values(e.embeds, items[:place], lowered).isdisjoint(operands):
         return "its layers also read the embeddings"
     after = _follow_chain(loop.results[0], items[place + 1 :])
     if after is None or (lowered.head is not None and after[1] is not lowered.hidden):

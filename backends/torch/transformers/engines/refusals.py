@@ -84,7 +84,7 @@ def _list_common_reasons(base: BaseModel) -> list[str]:
 
 
 def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
-    """Yield the reasons that apply to vLLM and SGLang, except those about experts."""
+    """Yield the reasons that apply to vLLM and SGLang; `_list_expert_reasons` yields more."""
     if "s_aux" in _find_features(lowered):
         yield "attention has sinks"
     if not lowered.emitter.embedding:

@@ -133,8 +133,8 @@ def _has_unlike_attentions(lowered: LoweredModel) -> bool:
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in group_statements(lowered.base).walk():
         for item in (i for i in method.items if isinstance(i, Statement) and i in lowered.emitter.attentions):
-            own = lowered.emitter.attentions[item].module_attributes
-            if attributes.setdefault(method.key, own) != own:
+            values = lowered.emitter.attentions[item].module_attributes
+            if attributes.setdefault(method.key, values) != values:
                 return True
     return False
 

@@ -254,11 +254,8 @@ class HFEmitter(Emitter):
 
 
 def find_cross_attentions(graph: Graph) -> set[Node]:
-    """Return the cross-attentions of a decoder: attentions whose keys do not depend on the decoder's inputs.
-
-    Raises:
-        WeftError: if no operand of an attention, including its queries, depends on the decoder's inputs.
-    """
+    """Return the cross-attentions of a decoder: attentions whose keys do not depend on the decoder's inputs. Raise
+    WeftError if no operand of an attention, including its queries, depends on the decoder's inputs."""
     if HIDDEN not in graph.inputs:
         return set()
     ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, MASK)}

@@ -165,7 +165,8 @@ class HFClassWriter(ClassWriter):
         return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
     def is_indexed(self, method: Method) -> bool:
-        """Return whether the constructor has the parameter layer_idx, as those of layers and of modules with caches."""
+        """Return whether the constructor has the parameter layer_idx: it does for layers, and for modules with
+        caches."""
         return not self.emitter.shares_weights and (self.takes_index(method) or self.is_layer(method.path))
 
     def is_layer(self, path: str) -> bool:
@@ -294,8 +295,8 @@ def read_config(lines: list[str], init: list[str], top: bool = False) -> None:
     replaces it. `lines` and `init` change in place.
     """
     used = [*dict.fromkeys(m[1] for line in lines for m in FIELD.finditer(line))]
-    taken = {line.split(" ")[0].removeprefix("self.").split(".")[0] for line in init if line.startswith("self.")}
-    attributes = [] if top else [name for name in used if name not in taken]
+    assigned = {line.split(" ")[0].removeprefix("self.").split(".")[0] for line in init if line.startswith("self.")}
+    attributes = [] if top else [name for name in used if name not in assigned]
     from_config = [name for name in used if name not in attributes]
     lines[:] = [
         FIELD.sub(lambda m: f"self.{m[1]}" if m[1] in attributes else f"self.config.{m[1]}", line) for line in lines

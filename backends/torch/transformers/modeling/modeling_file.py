@@ -101,7 +101,7 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
     functions_and_masks = [*functions, *(base.lowered.masks for base in in_order if base.lowered.masks)]
     page = load_template("modeling.py.j2", Path(__file__).parent)
     snippets_by_name = {name: part for name, part in read_library().items() if name not in IMPORTS}
-    snippets_by_name |= read_library(own_snippets.__name__)  # replace those of target torch with equal names
+    snippets_by_name |= read_library(own_snippets.__name__)  # override snippets of target torch
     used = find_names(ast.parse(page.render(about=[], imports=[], parts=functions_and_masks, **fields)))
     parts = select_snippets(used, snippets_by_name)
     used = used.union({"torch"}, *(p.uses for p in parts))
@@ -193,11 +193,7 @@ TASKS = {  # task: (end of its class name, class of its outputs, label arguments
 
 
 def get_task_class(task: str | None) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return the entry of `task` in `TASKS`; None if `task` is None.
-
-    Raises:
-        WeftError: if `TASKS` has no entry for it.
-    """
+    """Return the entry of `task` in `TASKS`; None if `task` is None. Raise WeftError if `TASKS` has no entry for it."""
     if task is not None and task not in TASKS:
         raise WeftError(
             f"target transformers has no class for the task {task}: use target torch, or {', '.join(TASKS)}"
