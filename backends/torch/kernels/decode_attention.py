@@ -1,5 +1,4 @@
-"""Decode attention of one new token per row to its KV cache: grouped-query Flash-Decoding with split keys in one
-launch.
+"""Decode attention of one new token per row: grouped-query Flash-Decoding over split keys of a cache, in one launch.
 
 One program takes all query heads of a KV head, as the rows of a matrix product, through one split of the keys
 (Flash-Decoding, Dao 2023; grouped queries: Ainslie 2023, arXiv 2305.13245; softmax: Dao 2022, arXiv 2205.14135). The
@@ -171,7 +170,7 @@ def decode_attention(
       is below `window`, all stored keys are visible
     - softcap: scores s become softcap · tanh(s / softcap)
     - sinks: [heads], scores of one more key per head, with value 0
-    - slopes: [heads], ALiBi's factors of the distance
+    - slopes: [heads], ALiBi: slope · (key position − query position) is added to scores
     - k_scale, v_scale: f32 [kv_heads], scales of an FP8 cache, whose k and v are u8, the bytes of e4m3 values
     - tickets: counters that are 0 between launches (see `zero_counters`); batch · heads suffice
     - splits: number of parts of the keys that run in parallel, by default chosen for the device

@@ -56,7 +56,7 @@ def norm_glu(
 
     weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, gate is first capped at
     `limit`, and up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. `kernel`
-    forces Triton or torch. For more than 64 rows, torch computes the product x Wᵀ, and `gated_activation` the
+    is as in `uses_torch`. For more than 64 rows, torch computes the product x Wᵀ, and `gated_activation` the
     activation. Raise ValueError if shapes do not fit, or the norm or activation is unknown.
     """
     check(x, weight, norm, bias)

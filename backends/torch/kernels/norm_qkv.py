@@ -137,7 +137,7 @@ def norm_qkv(
     else to keep_first + (p − keep_first) modulo (capacity − keep_first). Tokens whose slot is outside the cache are not
     written. With `k_scale` and `v_scale` f32 [kv_heads] the caches are u8 bytes of FP8 (e4m3): keys and values are
     divided by their scales and rounded. `tickets`: counters, see `linear_residual`; heads + kv_heads suffice. `kernel`
-    forces Triton or torch. For more than 64 tokens, torch computes the products, and `norm_rope_cache` norms, rotates
+    is as in `uses_torch`. For more than 64 tokens, torch computes the products, and `norm_rope_cache` norms, rotates
     and writes. Raise ValueError if shapes do not fit, or a norm is unknown.
     """
     check(x, weight, norm, bias)

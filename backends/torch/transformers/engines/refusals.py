@@ -104,8 +104,7 @@ def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
         for node in lowered.graph.nodes
         if node.op is ops.moe
         and get_experts_path(node).rpartition(".")[2] == "experts"
-        and node.operand("up_bias") is None
-        and node.operand("down_bias") is None
+        and all(node.operand(bias) is None for bias in ("up_bias", "down_bias"))
     ]
     plain = {"activation": "silu", "limit": None, "shift": 0}
     if any(n.operand("gate") is None or any(n.attrs[k] != value for k, value in plain.items()) for n in replaced):

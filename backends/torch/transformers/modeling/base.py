@@ -138,10 +138,8 @@ def finish_classes(base: BaseModel) -> None:
 def write_init_weights(base: BaseModel, usual: float) -> list[str]:
     """Return the lines of ``_init_weights`` for all classes of `base`; `usual` as in `write_base_model`."""
     methods, weights = {**base.inner_methods, base.name: base.method}, base.lowered.base.weights
-    return [
-        *write_init_lines(methods, weights, usual),
-        *write_expert_lines(base.lowered.emitter.experts, weights, usual),
-    ]
+    lines = write_init_lines(methods, weights, usual)
+    return lines + write_expert_lines(base.lowered.emitter.experts, weights, usual)
 
 
 def write_recorders(base: BaseModel) -> list[str]:

@@ -41,9 +41,8 @@ class Stages:
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
-        return sorted(
-            {self.find_stage(path)} | ({self.count - 1} if path in self.lowered.tied_keys.values() else set())
-        )
+        last = {self.count - 1} if path in self.lowered.tied_keys.values() else set()
+        return sorted({self.find_stage(path)} | last)
 
     def map_nodes(self) -> dict[Node, int]:
         """Map each node of the graph to its stage: that of its layer, the last for the head, and for other nodes that
