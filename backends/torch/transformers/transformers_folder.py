@@ -218,8 +218,9 @@ class TransformersFolder:
 
 
 def derive_class_name(name: str) -> str:
-    """Return a CamelCase class name for the model `name` without its size ("smol-135M" → "Smol"), or "Weft". A name
-    that begins like a model of transformers or an engine, or with a digit, gets the prefix Weft."""
+    """Return a CamelCase class name for the model `name` without its size ("smol-135M" → "Smol"); "Weft" if nothing or
+    Model remains. RESERVED_WORD becomes Ssm. A name that begins with a digit or one of ENGINE_PREFIXES gets the prefix
+    Weft."""
     words = [w for w in re.split(r"[^A-Za-z0-9]+", name) if w and not re.fullmatch(r"\d+(\.\d+)?[mbkMBK]", w)]
     joined = "".join(w[0].upper() + w[1:] for w in words)
     if joined in ("", "Model"):  # else its base model would be called ModelModel

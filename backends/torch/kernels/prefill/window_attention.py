@@ -32,9 +32,11 @@ def attend_range(
     KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
     """Return the running softmax (m, total, acc) of `query` [queries, d] after keys lo to hi − 1 of the KV head `head`.
-    k, v are tensor descriptors of [batch, kv_heads, keys, d] with blocks [1, 1, KEYS, d]; elements outside are 0. The
-    `distance` of a query is its position − the position of key 0: visible keys are at a distance from 0 to WINDOW − 1
-    (0: unlimited). If not MASKED, all queries attend to all keys, and KEYS must divide hi − lo."""
+
+    k, v are tensor descriptors of [batch, kv_heads, keys, d] with blocks [1, 1, KEYS, d]; elements outside are 0.
+    `distance` [queries] is the position of each query − the position of key 0: key j is visible if 0 ≤ distance − j <
+    WINDOW (no upper bound if WINDOW is 0). If not MASKED, all queries attend to all keys, and KEYS must divide hi − lo.
+    """
     batch = tl.program_id(2)
     n = tl.arange(0, KEYS)
     # No hoisting of loop invariants: they would not fit in registers.

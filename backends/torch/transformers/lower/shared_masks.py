@@ -12,8 +12,8 @@ from .model_emitter import BIDIRECTIONAL, CHUNKED, FULL, RECURRENT, SLIDING, STA
 
 
 def get_mask(e: HFEmitter, node: Node) -> Var:
-    """Return the mask of the attention `node`, emitted once for all attentions with the same visible keys. Raise
-    WeftError if a cross-attention has a window or pattern."""
+    """Return the mask of the attention `node`, emitted once for all attentions with the same visible keys; for a
+    cross-attention the padding mask of the source. Raise WeftError if a cross-attention has a window or pattern."""
     if node in e.cross_attentions:
         return _emit_source_mask(e, node)
     kind, condition = get_mask_kind(e, node)

@@ -37,7 +37,8 @@ class Stages:
         return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
 
     def list_stages(self, key: str) -> list[int]:
-        """Return the stages that store the weight `key`, ascending; the last also stores one tied to the head."""
+        """Return the stages that store the weight `key`, ascending. The last stage stores the weights of the head, and
+        also a weight of another stage that is tied to the head."""
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
