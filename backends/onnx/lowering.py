@@ -100,8 +100,8 @@ def lowering(
 
 
 def list_refusals(node: Node, target: Backend) -> list[str] | None:
-    """Return None if a lowering accepts `node` on `target`, else a line per lowering with its reason; lowerings that
-    refuse without a reason have no line."""
+    """Return None if a lowering accepts `node` on `target`, else a line per lowering with its reason. Lowerings that
+    refuse without a reason have no line; if there are no others, return a line that none is registered."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):

@@ -91,9 +91,6 @@ def _append_block(entry: str, source: Any, target: Any, end: int) -> tuple[str, 
         os.posix_fallocate(target.fileno(), end, start + int(length) - end)
     source.seek(int(offset))
     target.seek(start)
-    remaining = int(length)
-    while remaining:
-        chunk = source.read(min(remaining, COPY))
-        target.write(chunk)
-        remaining -= len(chunk)
+    for copied in range(0, int(length), COPY):
+        target.write(source.read(min(COPY, int(length) - copied)))
     return f"{key}|{';'.join([str(start), length, *rest])}", start + int(length)

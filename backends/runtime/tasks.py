@@ -60,15 +60,20 @@ class Tasks(ABC):
         return Tokenizer(self.folder)
 
     def run(
-        self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], names: Sequence[str], skipped: int = 0
+        self,
+        rows: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None,
+        names: Sequence[str],
+        skipped: int = 0,
     ) -> list[Floats]:
         """Run the model on a batch, right-padded to its longest row; return the outputs `names` in order, as float32.
-        `rows` and `types` are the token ids and token types of each batch row. The first `skipped` tokens of each row
-        get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph leaves them out."""
+        `rows` and `types` are the token ids and token types (None: all 0) of each batch row. The first `skipped` tokens
+        of each row get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph leaves
+        them out."""
         ids, mask = pad_rows(rows)
         mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
-        values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": pad_rows(types)[0]}
-        return self._outputs(values, names)
+        type_ids = np.zeros_like(ids) if types is None else pad_rows(types)[0]
+        return self._outputs({"input_ids": ids, "attention_mask": mask, "token_type_ids": type_ids}, names)
 
     @abstractmethod
     def _outputs(self, values: Mapping[str, NDArray[Any]], names: Sequence[str]) -> list[Floats]:

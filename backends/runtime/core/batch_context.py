@@ -84,7 +84,7 @@ class BatchContext(ABC):
                 logits = self._append_tokens(first, run)
             for row, part in enumerate(run):
                 convert_to_float32(logits[row, min(len(part), logits.shape[1]) - 1], self._scores[first + row])
-        self._record_ends(prompts)
+        self._record_ends(0, [prompt[-1] for prompt in prompts])
         if len(prompts) < self.lengths.size:
             rows = np.repeat(np.arange(len(prompts)), self.lengths.size // len(prompts))
             self.gather_rows(rows)
@@ -111,7 +111,7 @@ class BatchContext(ABC):
     def rewind(self, lengths: Ints | int) -> None:
         """Drop the tokens of every row after its first `lengths` (a number, or an array [batch]; at least 1)."""
         self._truncate_rows(lengths)
-        self._record_ends([self._ids[row, :length].tolist() for row, length in enumerate(self.lengths)])
+        self._record_ends(0, self._ids[np.arange(self.lengths.size), self.lengths - 1].tolist())
 
     def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
         """Append token `tokens[r]` to each row r with `active[r]` (default: all rows). Return the logits [batch, vocab]
@@ -143,13 +143,12 @@ class BatchContext(ABC):
         """Append the tokens `parts[i]` to row `first + i` for each i; return logits after them, [len(parts), vocab]. If
         there are several parts, their rows must be empty; unless the batch is `padded`, parts must have equal
         length."""
-        self._prepare_rows(first, len(parts))
         logits = self._append_tokens(first, parts)
         ends = [min(len(part), logits.shape[1]) - 1 for part in parts]
         scores = np.empty((len(parts), self._scores.shape[1]), np.float32)
         for row, end in enumerate(ends):
             convert_to_float32(logits[row, end], scores[row])
-        self._record_rows(first, [part[-1] for part in parts])
+        self._record_ends(first, [part[-1] for part in parts])
         return scores
 
     def step_first(self, tokens: Ints) -> Floats:
@@ -233,17 +232,16 @@ class BatchContext(ABC):
         """Prepare for `calls` model calls that together run one prompt, or a group of prompts, in empty rows."""
 
     @abstractmethod
-    def _record_ends(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Record the last token of each of `prompts`, which are in the first rows: idle rows repeat it."""
+    def _record_ends(self, first: int, last: Sequence[int]) -> None:
+        """Record that row `first + i` ran `last[i]` as its last token, for each i: an idle row repeats this token."""
 
     @abstractmethod
     def _run_tokens(
         self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
     ) -> NDArray[Any]:
         """Run the tokens `parts[i]` in row `first + i`, for each i; the row has `past[i]` tokens before the call and
-        `total[i]` after. Return logits on the host, valid until the next call. Their shape is [len(parts), seq, vocab],
-        or [len(parts), 1, vocab] for the last token of each row; the latter is not allowed with `every` if the model
-        can return all."""
+        `total[i]` after. Return logits on the host, valid until the next call: [len(parts), 1, vocab] for the last
+        token of each row, or [len(parts), seq, vocab] for all tokens. With `every`, return all if the model can."""
 
     @abstractmethod
     def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
@@ -253,13 +251,6 @@ class BatchContext(ABC):
     @abstractmethod
     def _clear_row(self, row: int) -> None:
         """Set the recurrent states of row `row` to their initial values."""
-
-    def _prepare_rows(self, first: int, rows: int) -> None:  # noqa: B027 - most have nothing to prepare
-        """Prepare for a model call that runs only the `rows` rows from row `first` on."""
-
-    @abstractmethod
-    def _record_rows(self, first: int, last: Sequence[int]) -> None:
-        """Record that row `first + i` ran `last[i]` as its last token, for each i: an idle row repeats this token."""
 
     @abstractmethod
     def _gather_rows(self, rows: Ints, used: int) -> None:

@@ -168,10 +168,18 @@ class OrtContext(BatchContext):
             mask = self._inputs["attention_mask"].host
             mask[np.arange(mask.shape[1]) >= self.lengths[:, None]] = 0
 
-    def extend_all(self, given: Sequence[Sequence[int]]) -> list[Floats]:
+    def append(self, first: int, parts: Sequence[Sequence[int]]) -> Floats:
+        memory, rows = self._memory, len(parts)
+        memory.sync_rows(first, rows)
+        scores = super().append(first, parts)
+        # The call swapped the copies of these rows only: move their states back to the copy of the other rows.
+        memory.sync_rows(first, rows, (memory.copy_index + 1) % memory.copy_count)
+        return scores
+
+    def extend_all(self, parts: Sequence[Sequence[int]]) -> list[Floats]:
         # Row by row: GroupQueryAttention accepts several tokens after a past for a single row only.
-        logits = [np.empty((0, self.model.vocab), np.float32) for _ in given]
-        for row, part in enumerate(given):
+        logits = [np.empty((0, self.model.vocab), np.float32) for _ in parts]
+        for row, part in enumerate(parts):
             if part:
                 logits[row] = np.array(self._append_tokens(row, [part], every=True)[0], np.float32)
         return logits
@@ -187,11 +195,11 @@ class OrtContext(BatchContext):
     def _prepare_prefill(self, calls: int) -> None:
         self._memory.copy_index = calls % self._memory.copy_count  # the states of every row end in the same copy
 
-    def _record_ends(self, prompts: Sequence[Sequence[int]]) -> None:
-        for row, prompt in enumerate(prompts):
-            self._inputs["input_ids"].host[row] = prompt[-1]
+    def _record_ends(self, first: int, last: Sequence[int]) -> None:
+        rows = np.arange(first, first + len(last))
+        self._inputs["input_ids"].host[rows, 0] = last
         if "position_ids" in self._inputs:
-            self._inputs["position_ids"].host[:, 0] = self.lengths - 1
+            self._inputs["position_ids"].host[rows, 0] = self.lengths[rows] - 1
 
     def _run_tokens(
         self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
@@ -243,16 +251,6 @@ class OrtContext(BatchContext):
         self._memory.clear_row(row)
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[row] = 0
-
-    def _prepare_rows(self, first: int, rows: int) -> None:
-        self._memory.sync_rows(first, rows)
-
-    def _record_rows(self, first: int, last: Sequence[int]) -> None:
-        self._memory.sync_rows(first, len(last), (self._memory.copy_index + 1) % self._memory.copy_count)
-        rows = np.arange(first, first + len(last))
-        self._inputs["input_ids"].host[rows, 0] = last
-        if "position_ids" in self._inputs:
-            self._inputs["position_ids"].host[rows, 0] = self.lengths[rows] - 1
 
     def _gather_rows(self, rows: Ints, used: int) -> None:
         self._memory.gather_rows(rows, used)

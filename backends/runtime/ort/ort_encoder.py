@@ -101,7 +101,8 @@ class EncoderModel(Tasks):
         if pooled_by_graph and (pad := self.embedding.pad) is not None:
             rows = [row + [pad] * (self.max_length - len(row)) for row in rows]
         for indices in self.split_batches(list(map(len, rows)), batch):
-            states = self._run_padded([rows[row] for row in indices], SENTENCE if pooled_by_graph else HIDDEN, skipped)
+            names = [SENTENCE if pooled_by_graph else HIDDEN]
+            (states,) = self.run([rows[row] for row in indices], None, names, skipped)
             for row, state in zip(indices, states, strict=True):
                 vectors[row] = state if pooled_by_graph else _pool(state[: len(rows[row])], pooled, skipped)
         if not pooled_by_graph and normalize is None and self.normalize and pooled != "none":
@@ -122,7 +123,8 @@ class EncoderModel(Tasks):
             check_ids("a row", ids, self.vocab, self.max_length, "cut it")
         lengths, states = list(map(len, rows)), dict[int, Floats]()
         for indices in self.split_batches(lengths, max(len(rows), 1)):
-            states.update(zip(indices, self._run_padded([rows[row] for row in indices], HIDDEN), strict=True))
+            (outputs,) = self.run([rows[row] for row in indices], None, [HIDDEN])
+            states.update(zip(indices, outputs, strict=True))
         longest = max(lengths, default=0)
         if not rows:
             return np.empty((0, 0, 0), np.float32)
@@ -136,12 +138,6 @@ class EncoderModel(Tasks):
             raise WeftError(f"{self.folder} has no prompt {name!r}; its prompts are {', '.join(prompts)}")
         name = name or self.embedding.default
         return prompt if prompt is not None else prompts[name] if name is not None else ""
-
-    def _run_padded(self, rows: Sequence[Sequence[int]], output: str, skipped: int = 0) -> Floats:
-        """Return the model's `output` for `rows` of token ids, right-padded. The graph does not pool the first
-        `skipped` tokens of each row."""
-        (values,) = self.run(rows, [[0] * len(row) for row in rows], [output], skipped)
-        return values
 
     def _tokenize(self, inputs: Sequence[object], prompt: str, truncate: bool) -> list[list[int]]:
         """Return the token ids of each of `inputs`: a string is tokenized with the prefix `prompt`, token ids are

@@ -13,15 +13,11 @@ from ...torch.kernels.shared.tickets import Tickets
 from ..core.sampler import Sampler, Sampling
 
 
-def can_draw(samplers: Sequence[Sampler]) -> bool:
-    """Return whether a `DeviceSampler` can replace `samplers`: none may have a penalty or a logit bias."""
-    return not any(s.sampling.has_adjustments for s in samplers)
-
-
 class DeviceSampler:
-    """A sampler on the device for `batch` rows with equal sampling options; its tensors have fixed addresses. Each row
-    draws the first token whose cumulative probability exceeds u, the next random number of the row's host sampler. If
-    only one token can follow, no random number is used up. `most` random numbers are stored per row."""
+    """A sampler on the device for `batch` rows with equal sampling options, without penalties and logit bias; its
+    tensors have fixed addresses. Each row draws the first token whose cumulative probability exceeds u, the next random
+    number of the row's host sampler. If only one token can follow, no random number is used up. `most` random numbers
+    are stored per row."""
 
     def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
         self.sampling = sampling

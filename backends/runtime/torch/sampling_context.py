@@ -14,7 +14,7 @@ from ..arrays import Bools, Ints
 from ..core.batch_context import BatchContext
 from ..core.sampler import Sampler
 from .cuda_graphs import CapturedSteps
-from .device_sampling import DeviceSampler, can_draw
+from .device_sampling import DeviceSampler
 
 
 class SamplingContext(BatchContext):
@@ -32,7 +32,7 @@ class SamplingContext(BatchContext):
     def new_sampling_step(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
         """Return a function (tokens [batch], active [batch]) → next tokens [batch]. The function runs a step of the
         active rows, as `step` does, and draws on the device. Return None if a sampler needs the logits on the host."""
-        if not can_draw(samplers):
+        if any(s.sampling.has_adjustments for s in samplers):
             return None
         # Rows differ only in their seeds, and each draws with the random numbers of its own sampler.
         sampling = replace(samplers[0].sampling, seed=None)

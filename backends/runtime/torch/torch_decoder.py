@@ -156,8 +156,8 @@ class TorchContext(SamplingContext):
         )
         return cache
 
-    def _record_ends(self, prompts: Sequence[Sequence[int]]) -> None:
-        self.record_step(np.arange(len(prompts)), np.array([prompt[-1] for prompt in prompts]), self.lengths - 1)
+    def _record_ends(self, first: int, last: Sequence[int]) -> None:
+        self.record_step(np.arange(first, first + len(last)), np.array(last), self.lengths - 1)
 
     def _run_tokens(
         self, first: int, parts: Sequence[Sequence[int]], past: Ints, total: Ints, every: bool
@@ -211,9 +211,6 @@ class TorchContext(SamplingContext):
     def _clear_row(self, row: int) -> None:
         with torch.inference_mode():
             caches.clear_states(caches.narrow_rows(self._cache, row, 1))
-
-    def _record_rows(self, first: int, last: Sequence[int]) -> None:
-        self.record_step(np.arange(first, first + len(last)), np.array(last), self.lengths - 1)
 
     def load_step(self, rows: Ints, tokens: Ints, first: int | None = None) -> None:
         steps, (ids, positions) = self._steps_of[first], self._last.copy()

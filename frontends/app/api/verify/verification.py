@@ -143,7 +143,7 @@ def verify_folder(
         actual, positions = runnable.hidden_states([ids])[0], list(range(len(ids)))
         names = [name for name in runnable.outputs if name != HIDDEN]
         if names:  # ONNX Runtime returns all outputs if none is named
-            head_outputs = dict(zip(names, runnable.run([ids], [[0] * len(ids)], names), strict=True))
+            head_outputs = dict(zip(names, runnable.run([ids], None, names), strict=True))
         sequence = _Tokens(ids, source, len(ids))
     else:
         if runnable.decoder.start is not None:
