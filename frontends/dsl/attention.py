@@ -276,9 +276,8 @@ class Attention:
         sinks = param("sinks", (self.heads,), fill(0.0)) if self.sinks else None
         attrs = select_attrs(self, ops.attention) | select_attrs(self.mask or Mask(), ops.attention)
         attrs |= {"kv_heads": self.groups, "causal": causal, "scale": scale}
-        return ops.attention(
-            *(q, k, v, self._compute_bias(x, causal) if memory is None else None, mask, sinks), **attrs
-        )
+        bias = provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
+        return ops.attention(*(q, k, v, bias if memory is None else None, mask, sinks), **attrs)
 
     def _convolve(self, v: Value, taps: int) -> Value:
         """Convolve v [batch, seq, heads·d] over time, with zeros past the sequence ends; padding is not masked."""
@@ -295,9 +294,6 @@ class Attention:
             return ops.mul(y, gate, name="gated")
         split = ops.reshape(y, shape=(*y.shape[:2], self.heads, y.width // self.heads), name="heads_apart")
         return ops.reshape(ops.mul(split, ops.unsqueeze(gate, axes=(3,))), shape=y.shape, name="gated")
-
-    def _compute_bias(self, x: Value, causal: bool) -> Value | None:
-        return provided("position_bias") if self.bias is None else self.bias(x, self.heads, causal)
 
     def _project_qkv(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
         """Return q [batch, seq, heads·d] of x, and k and v [batch, keys, kv_heads·d] of `source`, normalized; q and k
@@ -340,10 +336,8 @@ class Attention:
 
 def _append_mask_feature(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
     """Return q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one more feature per head, a mask of keys.
-
     The feature is 1 in queries. In keys it is 0 for tokens in the provided ``chosen`` [batch, seq], else `mark`, so
-    that the key cache also records the chosen tokens.
-    """
+    that the key cache also records the chosen tokens."""
     chosen = provided("chosen")
     assert chosen is not None
     by_head = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]

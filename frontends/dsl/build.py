@@ -275,8 +275,7 @@ def _choose_name(module: Any, builder: _Builder) -> str:
 
 
 def named(module: Callable[P, R], name: str) -> Callable[P, R]:
-    """Return a function that calls `module` in the scope `name`, as in ``named(self.norm, "n")(x)``; "" is the
-    caller's."""
+    """Return a function that calls `module` in the scope `name` ("": the caller's): ``named(self.norm, "n")(x)``."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_module(module):
@@ -288,11 +287,9 @@ def named(module: Callable[P, R], name: str) -> Callable[P, R]:
     return run
 
 
-@contextlib.contextmanager
-def scope(name: str) -> Iterator[None]:
+def scope(name: str) -> contextlib.AbstractContextManager[None]:
     """Append `name` to the current scope, for ops and parameters created inside the block."""
-    with get_builder().graph.scope(name):
-        yield
+    return get_builder().graph.scope(name)
 
 
 def get_leaf_name() -> str:

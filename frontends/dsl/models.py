@@ -92,9 +92,7 @@ def provide_positions(x: Value) -> Iterator[None]:
 
 def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
     """Apply the layers to x [batch, seq, dim] and return the result; store x and all outputs as ``hidden_states``.
-
-    All layers are provided with the model's ``position_bias``, x as ``embedded``, layer i with its ``per_layer``.
-    """
+    All layers are provided with the model's ``position_bias``, x as ``embedded``, layer i with its ``per_layer``."""
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(embedded=x, **facts):

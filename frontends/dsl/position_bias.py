@@ -237,10 +237,8 @@ class TransientGlobals:
 
     def _compute_bias(self, x: Value, near: Value, query_blocks: Value, blocks: Value) -> Value:
         """Return the bias [batch · runs, heads, window, keys] of the scores in each run; −∞ outside the window.
-
         Keys are tokens at offsets `near` [3 · window] from the start of a run, then the global tokens of `blocks`
-        [globals]; `query_blocks` [batch · runs, window] are the block indices of the queries.
-        """
+        [globals]; `query_blocks` [batch · runs, window] are the block indices of the queries."""
         rows, window = query_blocks.shape
         queries, keys = ops.unsqueeze(emit_indices(x, window), axes=(0,)), ops.unsqueeze(near, axes=(0,))
         tables = [param(f"{name}.weight", (self.buckets, self.heads)) for name in ("local", "blocks")]

@@ -135,10 +135,6 @@ def _slice_stream(x: Value, i: int) -> Value:
     return ops.squeeze(ops.slice(x, axis=2, start=i, stop=i + 1), axes=(2,))
 
 
-def _stack_streams(streams: list[Value]) -> Value:
-    return ops.concat(*(ops.unsqueeze(s, axes=(2,)) for s in streams), axis=2, name="streams")
-
-
 @module
 class SpreadStreams:
     """A map from x [batch, seq, dim] to streams [batch, seq, streams, dim] (Gemma 3n).
@@ -156,7 +152,7 @@ class SpreadStreams:
         for i in range(self.streams - 1):
             y = linear(x, x.width, f"projections.{i}")
             computed.append(ops.div(ops.mul(y, size), _compute_rms(y, 1e-5)))
-        return _stack_streams(computed)
+        return ops.concat(*(ops.unsqueeze(stream, axes=(2,)) for stream in computed), axis=2, name="streams")
 
 
 @module

@@ -119,18 +119,14 @@ def load_facts() -> Mapping[str, Mapping[str, Any]]:
 
 def explain(path: str, config: Mapping[str, Any] | None = None) -> str:
     """Return the reason why the key at the dotted `path` does not affect the outputs; "" if it may.
-
-    With `config`, a nested key that the top level lacks also matches by its last part.
-    """
+    With `config`, a nested key that the top level lacks also matches by its last part."""
     spellings = (path,) if config is None or path in config else (path, path.rpartition(".")[2])
     return next((reason for reason, names in _REASONS if any(map(names.fullmatch, spellings))), "")
 
 
 def normalize_config(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     """Return `config` in which both spellings of a setting have the value that transformers uses.
-
-    rope_scaling is merged into rope_parameters. The result is `config` itself if nothing changes.
-    """
+    rope_scaling is merged into rope_parameters. The result is `config` itself if nothing changes."""
     type_facts = _find_facts(config, model_type)
     # transformers assigns an overriding key last, so it wins whatever their order in the file, unless it is `ordered`.
     ordered, places = type_facts.get("ordered", ()), {key: i for i, key in enumerate(config)}

@@ -70,10 +70,8 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
 
 def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: frozenset[str]) -> Table:
     """Return `table`, changed if the checkpoint has a tensor for the head although the config ties it to the embedding.
-
     If that tensor differs from the embedding, the head is separate, as in transformers; if there is no embedding, the
-    embedding reads the head's tensor.
-    """
+    embedding reads the head's tensor."""
     if not settings.tie:
         return table
     side = "decoder." if settings.kind == "encoder-decoder" else ""

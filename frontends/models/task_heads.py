@@ -192,10 +192,8 @@ def write_head_config(table: Family, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
     """Return the head of the class that `config` names as left out; None if `table.tasks` lists it.
-
     It is also None if none of the tensors `unread_keys` can belong to a head, or if the class is a language model and
-    the model outputs `logits`.
-    """
+    the model outputs `logits`."""
     suffix = find_class_suffix(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
         return None
@@ -216,9 +214,7 @@ SPANS = Head("question-answering", "qa_outputs")
 
 def build_lm_head(home: str, dense: str, norm: str, out: str = "decoder", **options: Any) -> Head:
     """Return a masked-language-model head with layers `home`.`dense`, `home`.`norm`, `home`.`out` and `home`.bias.
-
-    `options` are further fields of `Head`.
-    """
+    `options` are further fields of `Head`."""
     names: dict[str, Any] = {"dense": f"{home}.{dense}", "norm": f"{home}.{norm}", "out_bias": f"{home}.bias"}
     return Head("fill-mask", f"{home}.{out}", **{"activation": "gelu", "tied": _tied, **names, **options})
 

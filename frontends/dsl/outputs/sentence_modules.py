@@ -166,10 +166,8 @@ ALONE = (*MODES, "token", "end")
 
 def _pool_tokens(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
     """Return x [batch, seq, dim] pooled by `mode` over the tokens where `pooled` [batch, seq] is true, [batch, dim].
-
     `unpadded` [batch, seq] is true except for padding; mode weighted counts positions by it. The sum of `weights`
-    [batch, seq, 1], if given, is the divisor of means instead of the number of tokens.
-    """
+    [batch, seq, 1], if given, is the divisor of means instead of the number of tokens."""
     if mode == "max":
         return ops.max(mask_fill(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
     if mode in ("cls", "last", "token", "end"):

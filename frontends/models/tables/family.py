@@ -318,10 +318,8 @@ def _evaluate(name: str, rule: Any, config: Config) -> Any:
 
 def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
     """Return `e`, the error of `make(config)`, as a WeftError whose message starts with the config keys that cause it.
-
     A key causes the error if the message changes without the key. A key whose value is a positive integer n causes it
-    if the message contains n and changes when the value is n + 1.
-    """
+    if the message contains n and changes when the value is n + 1."""
     numbers = set(re.findall(r"\d+", str(e)))
     culprits = []
     for name, value in config.items():

@@ -44,9 +44,7 @@ _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 @template
 def deinterleave_heads(fetch: Fetch, part: str, s: Settings, name: str, role: str) -> Recipe:
     """Return the projection `name` of q or k (`role`), with the first rows of a head's pairs before the second rows.
-
-    In llama.cpp's row order the two rows of each rotated pair are adjacent.
-    """
+    In llama.cpp's row order the two rows of each rotated pair are adjacent."""
     heads = s.groups if role == "k" else s.head_count
     half = s.head_size // 2
     rest = (-1,) if part == "weight" else ()
@@ -66,10 +64,8 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
 
 def find_local_layers(config: Config, every: int) -> list[bool]:
     """Return for each layer whether it is local, with a sliding window; the others are global.
-
     attention.sliding_window_pattern lists them, or is a period that overrides `every`: each `every`-th layer is global.
-    Period 0 means that all layers are local.
-    """
+    Period 0 means that all layers are local."""
     pattern, layers = config.get("attention.sliding_window_pattern", every), range(config["block_count"])
     if isinstance(pattern, list):  # it may have more entries, for layers that predict more tokens
         return [bool(is_local) for is_local in pattern[: len(layers)]]
@@ -98,10 +94,8 @@ def build_interleaved_rope(config: Config) -> RoPE:
 @rule
 def build_two_ropes(config: Config, windows: Rule, near_scaled: bool, near_theta: float | None = None) -> Any:
     """Return the RoPE of each layer, or one for all if no layer is local: `windows(config)` is None.
-
     The base of local layers is rope.freq_base_swa, by default `near_theta`; if that is None, the base of global layers.
-    RoPE scaling applies to local layers only if `near_scaled`.
-    """
+    RoPE scaling applies to local layers only if `near_scaled`."""
     wide, local = read_gguf_rope(config), windows(config)
     near = replace(
         wide if near_scaled else RoPE(dim=wide.dim), theta=config.get("rope.freq_base_swa", near_theta or wide.theta)
@@ -219,9 +213,7 @@ def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> 
 
 def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Router:
     """Return the router that `config` states; `scoring` (softmax or sigmoid) and `renormalize` are its defaults.
-
-    Routers with sigmoid scores always have a correction bias.
-    """
+    Routers with sigmoid scores always have a correction bias."""
     gating = config.get("expert_gating_func") or _GATING.index(scoring)
     if gating not in (1, 2):
         raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")

@@ -95,10 +95,8 @@ def read_rope(config: Mapping[str, Any], partial: bool = False) -> RoPE:
 @rule
 def rope_with(config: Mapping[str, Any], /, *, interleaved: bool = False, **defaults: Any) -> RoPE:
     """Return `read_rope` of `config` with `defaults` for keys that are missing or null.
-
     `interleaved`: rotated pairs are adjacent features. With a default for partial_rotary_factor, that key is applied. A
-    default for rope_parameters applies only if the config has neither rope_parameters nor rope_scaling.
-    """
+    default for rope_parameters applies only if the config has neither rope_parameters nor rope_scaling."""
     partial = "partial_rotary_factor" in defaults
     stated = {name: value for name, value in config.items() if value is not None}
     if stated.get("rope_scaling"):
@@ -141,9 +139,7 @@ def build_ropes(
 
 def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
     """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the width of a head.
-
-    `partial`: partial_rotary_factor is always in them, as the family's default is not 1.
-    """
+    `partial`: partial_rotary_factor is always in them, as the family's default is not 1."""
     fraction = (rope.dim or head) / head
     kind = next((kind for kind, scaling in _KINDS.items() if scaling == rope.scaling), rope.scaling)
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": rope.theta}

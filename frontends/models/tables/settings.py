@@ -171,9 +171,7 @@ class Settings:
     @property
     def resolved(self) -> Settings:
         """Return these settings with tuples of equal values replaced by the value, and with defaults computed.
-
-        These are kv_heads, head_dim and the number of rotated features of RoPE.
-        """
+        These are kv_heads, head_dim and the number of rotated features of RoPE."""
 
         def resolve_rope(rope: RoPE | None) -> RoPE | None:
             return rope and replace(rope, dim=rope.dim or int(rope.fraction * self.head_size), fraction=1.0)
@@ -281,9 +279,7 @@ def _build_arguments(module: type[Decoder | Encoder], s: Settings, cross: bool =
 
 def _build_layers(s: Settings, cross: bool = False) -> tuple[Any, Any]:
     """Return the arguments `layers` and `block` of a model; `cross`: add cross-attention to its blocks.
-
-    If all blocks are equal, these are their number and one block; else the list of blocks and None.
-    """
+    If all blocks are equal, these are their number and one block; else the list of blocks and None."""
     norm, n_blocks = build_norm(s), s.shared_layers or s.layers
     if s.layers % n_blocks:
         raise WeftError(f"shared_layers={n_blocks} must divide layers={s.layers}")

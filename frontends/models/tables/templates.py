@@ -29,10 +29,8 @@ def slice_qkv(
     fetch: Fetch, part: str, s: Settings, name: str, which: str, *, grouped: bool = False, transposed: bool = False
 ) -> Recipe:
     """Return the rows of q, k or v (`which`) in the fused linear layer `name`.
-
     Its outputs are all queries, then all keys, then all values; or, if `grouped`, for each key/value head its queries,
-    its key and its value. `transposed`: its weight is stored [in, out].
-    """
+    its key and its value. `transposed`: its weight is stored [in, out]."""
     weight = transpose_linear(name)(fetch, part, s) if transposed else fetch(f"{name}.{part}")
     heads, d = s.head_count, s.head_size
     runs, queries, keys = (s.groups, heads // s.groups, 1) if grouped else (1, heads, s.groups)

@@ -65,10 +65,8 @@ def alternate_windows(
     config: Config, every: int, first_global: bool = False, window: int | None = 4096, period: str = ""
 ) -> tuple[int | None, ...]:
     """Return the window of each layer; of each `every` layers, all except the last (`first_global`: first) are local.
-
     Global layers have None. Local layers have sliding_window, by default `window`. The config key `period`, if given,
-    overrides `every`; layer_types overrides both.
-    """
+    overrides `every`; layer_types overrides both."""
     layers = range(key("num_hidden_layers")(config))
     length = (config.get(period) if period else None) or every
     wide = 0 if first_global else length - 1

@@ -265,18 +265,13 @@ def _fetch_adapter(fetch: Fetch, part: str, settings: Settings, which: str) -> R
     return fetch(f"{LAYER}.output.adapter_modules.{settings.multipliers['language']}.{which}.{part}")
 
 
-def _fetch_adapter_norm(fetch: Fetch, part: str, settings: Settings) -> Recipe:
-    """Return the norm before the adapter: adapter_layer_norm if stored, else the feed-forward's norm."""
-    adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
-    return fetch(adapter_norm if fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
-
-
 @template
 def _choose_norm(fetch: Fetch, part: str, settings: Settings, which: str) -> Recipe:
-    """Return the norm `which` (ffn or adapter): either BERT's LayerNorm, or the norm before the adapter.
-    The latter is ``adapter_norm`` in pre-norm blocks, and ``ffn_norm`` in post-norm blocks."""
-    before = (which == "adapter") == (settings.arrangement == "pre")
-    return _fetch_adapter_norm(fetch, part, settings) if before else fetch(f"{LAYER}.output.LayerNorm.{part}")
+    """Return the norm `which` (ffn or adapter). The one before the adapter is adapter_layer_norm, if it is stored.
+    This is ``adapter_norm`` in pre-norm blocks, ``ffn_norm`` in post-norm blocks. The other is BERT's LayerNorm."""
+    before_adapter = (which == "adapter") == (settings.arrangement == "pre")
+    adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
+    return fetch(adapter_norm if before_adapter and fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")
 
 
 XMOD = ROBERTA.derive(

@@ -124,10 +124,8 @@ LONGT5 = T5.derive(
 
 def _build_block_mask(config: Config) -> BlockSparse | None:
     """Return the visible blocks of keys as in transformers' inference; None for full attention.
-
     There, all random blocks are the first block, which counts once more for each of them. Sequences of at most
-    5 + 2 · num_random_blocks blocks have full attention.
-    """
+    5 + 2 · num_random_blocks blocks have full attention."""
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
         raise WeftError(f"attention_type={kind!r} is not supported")

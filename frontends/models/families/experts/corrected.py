@@ -237,9 +237,7 @@ ERNIE4_5_MOE = ERNIE4_5.derive(
 
 
 def _build_granite_moe(config: Config) -> Any:
-    if config.get("shared_intermediate_size"):
-        return build_granite_experts(config)
-    return GRANITE_MOE.settings["moe"](config)
+    return (build_granite_experts if config.get("shared_intermediate_size") else GRANITE_MOE.settings["moe"])(config)
 
 
 @template

@@ -40,10 +40,8 @@ def slice_head_rows(fetch: Fetch, part: str, settings: Settings, name: str, whic
 
 def _build_rope(config: Config) -> RoPE:
     """Return the RoPE of the rotary part of each head, all of whose features are rotated.
-
     A partial_rotary_factor is ignored if it states the size of that part, relative to either head size, or the type is
-    default; `read_rope` refuses any other factor, since it would omit frequencies.
-    """
+    default; `read_rope` refuses any other factor, since it would omit frequencies."""
     settings, (plain, rotary) = dict(find_rope(config)), read_required(config, "qk_nope_head_dim", "qk_rope_head_dim")
     fraction = settings.get("partial_rotary_factor") or 1.0
     sizes = [config["head_dim"]] if config.get("head_dim") else [rotary, plain + rotary]
@@ -86,10 +84,8 @@ def find_sparse_layers(config: Config, first_dense: int | None) -> Iterator[bool
 
 def make_moe_rule(routing: Rule, first_dense: int | None, biased: bool = False, shared: Any = REQUIRED) -> Rule:
     """Return the rule for `moe` of each layer: experts in the layers of `find_sparse_layers`, None in all others.
-
     `routing` is the rule for the `Router`, `shared` the default number of shared experts (0: none, whatever the config
-    states). With `biased`, mlp_bias also applies to the shared experts.
-    """
+    states). With `biased`, mlp_bias also applies to the shared experts."""
 
     def make(config: Config) -> MoE:
         hidden, act = key("moe_intermediate_size")(config), read_activation(config)

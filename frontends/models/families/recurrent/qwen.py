@@ -34,9 +34,7 @@ def _slice_per_head(fetch: Fetch, part: str, s: Settings, name: str, index: int)
 @template
 def _slice_per_group(fetch: Fetch, part: str, settings: Settings, name: str, *which: int, of: int) -> Recipe:
     """Return the parts `which` of linear layer `name`, concatenated; its rows are all parts of group 0, then of 1, ….
-
-    The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2.
-    """
+    The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2."""
     delta = find_delta_rule(settings)
     groups = delta.groups or delta.heads
     keys, values = (width // groups for width in delta.widths)

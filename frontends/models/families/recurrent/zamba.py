@@ -58,10 +58,6 @@ def _build_blocks(config: Config) -> tuple[MemoryBlock, ...]:
     return tuple(fed if hybrid else alone for hybrid in _find_hybrid_layers(config))
 
 
-def _list_hybrid_layers(settings: Settings) -> list[int]:
-    return [i for i, block in enumerate(settings.block) if block.attn is not None]
-
-
 @template
 def _adapt(
     fetch: Fetch,
@@ -74,7 +70,7 @@ def _adapt(
 ) -> Recipe:
     """Return the weight `name` of the hybrid layer's `block`, which several layers share.
     The layer's low-rank `adapter` is added if stored. `half` 0 (gate) or 1 (up) selects one half of the rows."""
-    layers = _list_hybrid_layers(settings)
+    layers = [i for i, memory in enumerate(settings.block) if memory.attn is not None]
     turn = layers.index(int(fetch.layer))
     # Without tied embeddings transformers does not share blocks either: every layer has one.
     is_separate = fetch.has(f"layers.{{i}}.{block}.self_attn.q_proj.weight")
