@@ -46,7 +46,8 @@ class BlockSparse:
         need(self, problem is None, problem or "")
 
     def __call__(self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, scale: float | None = None) -> Value:
-        """Map q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] to [batch, seq, heads·d]."""
+        """Map q [batch, seq, heads·d], k and v [batch, seq, kv_heads·d] to [batch, seq, heads·d]; `scale` as in
+        `Attention`."""
         if is_causal():
             raise WeftError("block-sparse attention reads later tokens: it belongs in an Encoder")
         attrs = select_attrs(self, ops.block_sparse_attention)

@@ -258,7 +258,8 @@ def _weigh(x: Value, y: Value, r: Value) -> Value:
 
 def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
     """Return `block` of `rows` [batch, n, dim], the tokens of x [batch, seq, dim] at the indices `chosen` [batch, n],
-    with their original positions provided. If it reads none, the nodes and a new input for positions are removed."""
+    with their original positions provided. If `block` reads no positions, their nodes and a new input for them are
+    removed."""
     graph = get_builder().graph
     had_positions = "position_ids" in graph.inputs or provided("positions") is not None
     all_positions = positions(x)

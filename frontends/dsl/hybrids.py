@@ -145,8 +145,8 @@ class NormedResidual:
 
 
 def causal_conv(u: Value, width: int, with_bias: bool, activation: str = "identity") -> Value:
-    """Return `activation` of the causal depthwise convolution of u [batch, seq, channels], [batch, seq, channels].
-    Parameters: ``conv.weight`` [channels, width] and, `with_bias`, ``conv.bias`` [channels]."""
+    """Return `activation` of the causal depthwise convolution over `width` tokens of u [batch, seq, channels], same
+    shape. Parameters: ``conv.weight`` [channels, width] and, `with_bias`, ``conv.bias`` [channels]."""
     bias = param("conv.bias", (u.width,), fill(0.0)) if with_bias else None
     weight = param("conv.weight", (u.width, width), uniform(width**-0.5))
     return ops.causal_conv(u, weight, bias, activation=activation, name="conv")

@@ -40,7 +40,7 @@ def _check_settings(model: Decoder | Encoder) -> None:
 
 
 def check_layers(model: Any) -> None:
-    """Raise WeftError unless the fields layers and block of `model` are a number and a module, or modules and None."""
+    """Raise WeftError unless layers and block of `model` are a positive number and a module, or modules and None."""
     if isinstance(model.layers, int):
         need_int(model, "layers")
         need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")

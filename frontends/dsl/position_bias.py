@@ -41,7 +41,7 @@ class ALiBi:
         need_positive(self, "max_bias", "scale")
 
     def __call__(self, x: Value, heads: int, causal: bool | None = None) -> Value:
-        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]."""
+        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]; `causal` None follows the model."""
         slopes = AlibiSlopes(heads, self.max_bias)
         table = constant_param("alibi.slopes", (heads,), slopes if self.scale == 1 else Scale(slopes, self.scale))
         at = _find_positions(x)
@@ -68,7 +68,8 @@ class T5Bias:
         need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
     def __call__(self, x: Value, heads: int | None = None, causal: bool | None = None) -> Value:
-        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]."""
+        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]. The field `heads`, if set, overrides
+        the argument; `causal` None follows the model."""
         heads = self.heads or heads
         if heads is None:
             raise WeftError("a bias that all layers share needs heads=...")
@@ -98,8 +99,8 @@ class RelativeTable:
         need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return ``relative_table`` [2·span, dim], and its row for each query and key, ``relative_rows`` [1, seq,
-        seq]."""
+        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq], its row for each query and
+        key."""
         row = provided("position_row")
         if row is None:
             raise WeftError("a table of relative positions belongs in an Encoder")
@@ -139,8 +140,7 @@ class SinusoidalDistances:
 
     def __call__(self, x: Value) -> dict[str, Value]:
         """Return ``relative_table`` [2·seq, dim] with rows for the distances 0, 1, …, then 0, −1, …, and
-        ``relative_rows`` [1, seq, seq], the row for each query and key. A distance is the query's position minus the
-        key's."""
+        ``relative_rows`` [1, seq, seq], its row for each query and key. A distance is query position − key position."""
         row = provided("position_row")
         if row is None or x.width % 2:
             raise WeftError(f"sinusoidal distances belong in an Encoder of even width; this width is {x.width}")

@@ -23,7 +23,7 @@ class CrossAttention(Attention):
     Generation computes keys and values once per source sequence."""
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
-        """Map x [batch, seq, dim] to [batch, seq, out_dim]; `memory` [batch, source, width] defaults to the encoder's
+        """Map x [batch, seq, dim] to [batch, seq, out_dim]; `memory` [batch, source, width] None is the encoder's
         output."""
         memory = provided("memory") if memory is None else memory
         if memory is None:

@@ -145,9 +145,9 @@ def normalize_config(config: Mapping[str, Any], model_type: str) -> Mapping[str,
 def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
     """Return the RoPE settings of `config`, merging rope_scaling and rope_parameters as transformers does.
 
-    `form` and `original` are the entries `rope` and `original` of config_keys.json. If `form` is `_FLAT` or `_LATEST`,
-    rope_scaling replaces rope_parameters. Else `form` lists layer types, rope_scaling is merged into the settings of
-    each, and settings that are not by layer type are ignored.
+    `form` and `original` are the entries `rope` and `original` of config_keys.json. If `form` is `_FLAT`, rope_scaling
+    replaces rope_parameters unless it is empty; if `_LATEST`, also if it is empty. Else `form` lists layer types,
+    rope_scaling is merged into the settings of each, and settings that are not by layer type are ignored.
     """
     parameters, scaling = config.get(_ROPE), config.get(_SCALING)
     if form in (_FLAT, _LATEST):

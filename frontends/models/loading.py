@@ -88,7 +88,8 @@ def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: 
 
 
 def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str) -> None:
-    """Raise WeftError if `config` has more layers than `keys` has tensors: rules would loop over all these layers."""
+    """Raise WeftError if `config` has more layers than `keys` has tensors: rules would loop over all these layers.
+    Without tensors, and for layers that share weights, the limit is `MOST_LAYERS`."""
     limit = MOST_LAYERS if not keys or "shared_layers" in table.settings else len(keys)
     for name in _DEPTHS:
         value = config.get(name)

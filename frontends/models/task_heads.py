@@ -92,7 +92,8 @@ class Head:
 
 
 def read_labels(config: Config) -> int | tuple[str, ...]:
-    """Return the names in id2label, by ascending id; without them num_labels, by default 2 as in transformers."""
+    """Return the names in id2label, by ascending id; raise WeftError if an id is not an integer. Without id2label,
+    return num_labels, by default 2 as in transformers."""
     names = config.get("id2label")
     if isinstance(names, Mapping) and names:
         try:
