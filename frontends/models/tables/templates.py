@@ -118,7 +118,7 @@ def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> R
 def scale_linear(
     fetch: Fetch, part: str, settings: Settings, name: str, *multipliers: str, bias: tuple[str, ...] | None = None
 ) -> Recipe:
-    """Return the linear layer `name` times the settings' `multipliers`; `bias`: those of its bias, if others."""
+    """Return the linear layer `name` times the settings' `multipliers`, its bias times those in `bias`, if not None."""
     factors = multipliers if part == "weight" or bias is None else bias
     factor = math.prod(settings.multipliers[m] for m in factors)
     tensor = fetch(f"{name}.{part}")
