@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.ir import Graph, Node, Param, Value, ops
@@ -47,19 +48,23 @@ class DropKBias(Pass):
     see = ("v-bias-to-o-bias",)
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for node in graph.nodes:
-            if node.op is not ops.attention:
-                continue
-            k = find_branch(node, "k")
-            if isinstance(k, str):
-                trace.refuse(self.name, node.output.name, k)
-            elif (bias := _find_nonzero_bias(k)) is not None:
-                reason = _find_key_bias_effect(node, k)
-                if reason is not None:
-                    trace.refuse(self.name, node.output.name, reason)
-                    continue
+        for node, k, bias in _find_biases(graph, "k", self.name, trace):
+            if (reason := _find_key_bias_effect(node, k)) is not None:
+                trace.refuse(self.name, node.output.name, reason)
+            else:
                 trace.record_rewrite(self.name, bias.name)
                 _drop_bias(k)
+
+
+def _find_biases(graph: Graph, role: str, rule: str, trace: Trace) -> Iterator[tuple[Node, Branch, Param]]:
+    """Yield (attention, path to operand `role`, bias) for each nonzero bias; pass `rule` refuses other attentions."""
+    for node in graph.nodes:
+        if node.op is ops.attention and node.operand(role) is not None:
+            branch = find_branch(node, role)
+            if isinstance(branch, str):
+                trace.refuse(rule, node.output.name, branch)
+            elif (bias := _find_nonzero_bias(branch)) is not None:
+                yield node, branch, bias
 
 
 def _find_key_bias_effect(node: Node, k: Branch) -> str | None:
@@ -119,18 +124,13 @@ class VBiasToOBias(Pass):
     )
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        for node in graph.nodes:
-            if node.op is not ops.attention or node.operand("v") is None:
-                continue
-            v = find_branch(node, "v")
-            if isinstance(v, str):
-                trace.refuse(self.name, node.output.name, v)
-            elif (bias := _find_nonzero_bias(v)) is not None:
-                o = find_output_linear(node)
-                reason = o if isinstance(o, str) else _find_value_bias_obstacle(node, v)
-                if reason is not None or isinstance(o, str):
-                    trace.refuse(self.name, node.output.name, str(reason))
-                    continue
+        for node, v, bias in _find_biases(graph, "v", self.name, trace):
+            o = find_output_linear(node)
+            if isinstance(o, str):
+                trace.refuse(self.name, node.output.name, o)
+            elif (reason := _find_value_bias_obstacle(node, v)) is not None:
+                trace.refuse(self.name, node.output.name, reason)
+            else:
                 trace.record_rewrite(self.name, bias.name)
                 _move_bias(node, v, bias, o)
                 _drop_bias(v)

@@ -65,9 +65,7 @@ class TakeEmbeddings(Pass):
             trace.record_rewrite(self.name, node.output.name)
         erase_unused(graph, [*tables, *lookups])
         del graph.inputs[IDS]
-        other_inputs = {name: value for name, value in graph.inputs.items() if name != EMBEDDED}
-        graph.inputs.clear()
-        graph.inputs.update({EMBEDDED: rows, **other_inputs})
+        graph.inputs = {EMBEDDED: rows} | graph.inputs  # first, where the ids were
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
         """Check that the rows of the table at the ids give the same outputs as the ids."""
