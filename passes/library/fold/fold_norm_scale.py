@@ -31,7 +31,7 @@ def _find_bias(norm: Node) -> Value | None:
 
 
 def find_site(norm: Node) -> Site | str:
-    """Return `norm` with its readers; a reason (str) if one of them cannot absorb the weight and bias of the norm."""
+    """Return `norm` with its readers; a reason (str) if not all of them can absorb the norm's weight and bias."""
     readers = find_readers(norm.output)
     if isinstance(readers, str):
         return readers

@@ -93,7 +93,8 @@ def list_writer_edits(node: Node, factor: Factor, start: int = 0, stop: int | No
 
 
 def list_reader_edits(value: Value, factor: Factor) -> list[Edit] | str:
-    """Return edits that multiply weight columns of all readers of `value`; a reason (str) if one is not a linear."""
+    """Return edits that multiply weight columns of all readers of `value`.
+    Return a reason (str) if a reader is not a linear with a weight parameter, or if `value` is a graph output."""
     if value.is_output:
         return f"%{value.name} is an output of the graph"
     for node, i in value.uses:

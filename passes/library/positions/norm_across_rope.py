@@ -67,8 +67,8 @@ class NormAcrossRope(Pass):
 
 
 def _find_norm(rotation: Node, before: bool) -> list[Node]:
-    """Return a norm and reshapes around it, in order, that compute the input of `rotation` or read only its output.
-    `before` selects the input. Return [] without a norm, or if the type of the last output is not that of the input."""
+    """Return a norm and the reshapes around it, in order, directly before `rotation`, or after it unless `before`.
+    Nodes after it must be its only readers. Return [] without a norm, or if they change the type of their input."""
     chain: list[Node] = []
     value = rotation.required_operand("x") if before else rotation.output
     while before or len(value.uses) == 1:

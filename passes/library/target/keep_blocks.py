@@ -15,10 +15,10 @@ from ... import Pass, Trace
 class KeepBlocks(Pass):
     """Mark weights whose products targets compute from the stored blocks of codes, not from dequantized values.
 
-    `which` selects weights: all that quantize has not rounded; among these, head selects weights with one row per token
-    id; quantized selects the weights that quantize has rounded. They are blocks anyway: products with them are then
-    computed in f32, without rounding activations to 8 bits. With activations=fp8, products of many tokens with FP8
-    blocks round activations to FP8. A target that cannot read the blocks of a weight reads its dequantized values.
+    `which` selects the weights: all (that quantize has not rounded), head (of these, weights with one row per token id)
+    or quantized (that quantize has rounded). Quantized weights are blocks anyway: products with them are then computed
+    in f32, without rounding activations to 8 bits. With activations=fp8, products of many tokens with FP8 blocks round
+    activations to FP8. A target that cannot read the blocks of a weight reads its dequantized values.
 
     Condition: none; the weights keep their values.
 
