@@ -94,10 +94,6 @@ class Report:
     records: list[PassRecord] = field(default_factory=list)
     priced: bool = False
 
-    @property
-    def seconds(self) -> float:
-        return sum(r.seconds for r in self.records)
-
     def __str__(self) -> str:
         return "\n".join(map(str, self.records))
 

@@ -32,11 +32,7 @@ class Documentation:
 
 
 def read_docstring(docstring: str) -> Documentation:
-    """Split `docstring` into its parts.
-
-    Raises:
-        WeftError: if it has two paragraphs ``Condition:`` or two paragraphs ``Source:``.
-    """
+    """Split `docstring` into its parts; raise WeftError for a second paragraph ``Condition:`` or ``Source:``."""
     sections: dict[str, str] = {}
     text: list[str] = []
     body = inspect.cleandoc(docstring)

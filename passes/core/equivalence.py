@@ -36,13 +36,13 @@ class RandomReader:
     """A tensor reader that returns random float64 values in place of the float tensors of the checkpoint `real`.
 
     Integer tensors and all shapes are unchanged.
-    known: the shapes of further tensors, by name.
+    shapes: the shapes of further tensors, by name.
     exact: values to return instead of random ones.
     signs: 1 or -1, the sign of all elements of a tensor whose logarithm (or that of its negation) is taken.
     """
 
     real: TensorReader
-    known: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]]
     seed: int
     exact: Mapping[str, Array] = field(default_factory=dict)
     signs: Mapping[str, int] = field(default_factory=dict)
@@ -57,14 +57,14 @@ class RandomReader:
         return self.real.path
 
     def keys(self) -> Iterable[str]:
-        return [*self.present, *self.known]
+        return [*self.present, *self.shapes]
 
     def shape(self, key: str) -> tuple[int, ...]:
         if key in self.present:
             return self.real.shape(key)
-        if key not in self.known:
+        if key not in self.shapes:
             raise WeftError(f"the shape of tensor {key!r} is unknown without a checkpoint; load one to verify")
-        return self.known[key]
+        return self.shapes[key]
 
     def dtype(self, key: str) -> DType:
         return self.real.dtype(key) if key in self.present and self.real.dtype(key).is_int else dtypes.f64
@@ -99,7 +99,7 @@ class EquivalenceCheck:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.largest: float | None = None
-        self.known: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.exact: dict[str, Array] = {}
         self.signs: dict[str, int] = {}
 
@@ -127,15 +127,15 @@ class EquivalenceCheck:
         staged = graph.clone()
         for p in staged.params.values():
             if isinstance(p.recipe, Source):
-                self.known.setdefault(p.recipe.key, p.type.concrete({}))
+                self.shapes.setdefault(p.recipe.key, p.type.concrete({}))
             p.recipe = self._randomize(p.recipe)
-        staged.reader = RandomReader(graph.reader, self.known, self.seed, self.exact, self.signs)
+        staged.reader = RandomReader(graph.reader, self.shapes, self.seed, self.exact, self.signs)
         return staged
 
     def _randomize(self, recipe: Recipe) -> Recipe:
         if isinstance(recipe, (Normal, Uniform, Full)):
             key = f"{recipe.name} {recipe!r}"
-            self.known[key] = recipe.dims
+            self.shapes[key] = recipe.dims
             if not isinstance(recipe, Normal):  # their own values, but in float64: recipes of them do not round
                 self.exact[key] = recipe.evaluate(EMPTY).astype(np.float64)
             return Source(key)

@@ -23,10 +23,8 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 class ResultStore:
     """A store of fitted blocks in `folder` (None: inactive). Keys depend on all parameters fitted before.
 
-    `tokens` (arrays of token ids) and `settings` (the constants of the method) enter every key.
-
-    Raises:
-        WeftError: if the folder cannot be created.
+    `tokens` (arrays of token ids) and `settings` (the constants of the method) enter every key. WeftError is raised if
+    the folder cannot be created.
     """
 
     def __init__(self, folder: str | None, tokens: Sequence[Array], *settings: object) -> None:
@@ -65,11 +63,7 @@ class ResultStore:
         return None
 
     def save(self, key: str, blocks: Sequence[Blocks]) -> None:
-        """Store `blocks` as `key`, atomically: the file is written completely or not at all.
-
-        Raises:
-            WeftError: if the file cannot be written.
-        """
+        """Store `blocks` as `key` atomically; raise WeftError if the file cannot be written."""
         assert self._folder is not None
         arrays: dict[str, Array] = {"count": np.array(len(blocks))}
         for i, block in enumerate(blocks):

@@ -21,7 +21,7 @@ def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
 
 
 def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase those of `nodes` without a used output, until none is left, and the parameters that only they read."""
+    """Erase nodes among `nodes` that have no used output, until none is left, and parameters that only they read."""
     waiting = [node for node in dict.fromkeys(nodes) if not node.erased]
     # `nodes` may list a node before its readers: repeat until a round erases nothing.
     while unused := [node for node in waiting if not any(v.uses or v.is_output for v in node.outputs)]:

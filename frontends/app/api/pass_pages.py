@@ -34,11 +34,7 @@ def format_signature(pass_type: type[Pass]) -> str:
 
 
 def write_pages(folder: Path) -> int:
-    """Write the page of every pass, and an index, into `folder`; return the number of pages.
-
-    Raises:
-        WeftError: if the example of a pass contradicts its effect.
-    """
+    """Write the page of every pass and an index into `folder`; return the number of files. Errors of `render_page`."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = {f"{name}.md": render_page(pass_type) for name, pass_type in all_passes().items()} | {INDEX: render_index()}
     for name, text in pages.items():

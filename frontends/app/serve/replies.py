@@ -10,17 +10,7 @@ from typing import Any
 from weft.backends.runtime.core.results import Finish, TokenLogprobs
 
 from .engine.jobs import AnswerPiece
-from .protocol.responses import (
-    Envelope,
-    Offsets,
-    TokenBytes,
-    build_chat_delta,
-    build_chat_logprobs,
-    build_chat_message,
-    build_completion_logprobs,
-    build_usage,
-    get_finish_reason,
-)
+from .protocol import responses
 from .protocol.tools import ToolCall, ToolParser
 
 
@@ -60,11 +50,11 @@ class Reply(ABC):
     named: the request names the tool to call; then calls finish with "stop".
     """
 
-    envelope: Envelope
+    envelope: responses.Envelope
     count: int
     prompt_tokens: int
     stop_ids: Collection[int]
-    token_bytes: TokenBytes | None
+    token_bytes: responses.TokenBytes | None
     named: bool = False
 
     def __post_init__(self) -> None:
@@ -78,11 +68,15 @@ class Reply(ABC):
     @property
     def usage(self) -> dict[str, Any]:
         """Return the usage object: token counts of prompts and answers."""
-        return build_usage(self.prompt_tokens, sum(choice.tokens for choice in self.choices))
+        return responses.build_usage(self.prompt_tokens, sum(choice.tokens for choice in self.choices))
 
     def get_finish(self, choice: Choice) -> str | None:
         """Return the finish_reason of an answer, None while it runs."""
-        return None if choice.finish is None else get_finish_reason(choice.finish, bool(choice.calls), self.named)
+        return (
+            None
+            if choice.finish is None
+            else responses.get_finish_reason(choice.finish, bool(choice.calls), self.named)
+        )
 
     def add(self, piece: AnswerPiece) -> None:
         """Add a piece of an answer."""
@@ -114,21 +108,21 @@ class ChatReply(Reply):
         before = len(choice.calls)
         text, calls, entries = choice.add(piece, self.stop_ids)
         if text or calls or entries:
-            yield self._chunk(index, build_chat_delta(text, calls, before), None, entries)
+            yield self._chunk(index, responses.build_chat_delta(text, calls, before), None, entries)
         if choice.finish is not None:
             yield self._chunk(index, {}, self.get_finish(choice), [])
 
     def _chunk(
         self, index: int, delta: dict[str, Any], finish: str | None, entries: Sequence[TokenLogprobs]
     ) -> dict[str, Any]:
-        logprobs = build_chat_logprobs(entries, self.token_bytes) if self.token_bytes and entries else None
+        logprobs = responses.build_chat_logprobs(entries, self.token_bytes) if self.token_bytes and entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
     def _build_choice(self, index: int, choice: Choice) -> dict[str, Any]:
         return {
             "index": index,
-            "message": build_chat_message(choice.text, choice.calls),
-            "logprobs": build_chat_logprobs(choice.logprobs, self.token_bytes) if self.token_bytes else None,
+            "message": responses.build_chat_message(choice.text, choice.calls),
+            "logprobs": responses.build_chat_logprobs(choice.logprobs, self.token_bytes) if self.token_bytes else None,
             "finish_reason": self.get_finish(choice),
         }
 
@@ -141,7 +135,7 @@ class CompletionReply(Reply):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._offsets = [Offsets() for _ in self.choices]
+        self._offsets = [responses.Offsets() for _ in self.choices]
 
     def add_and_chunk(self, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
         choice, index = self.choices[piece.index], piece.index
@@ -159,5 +153,5 @@ class CompletionReply(Reply):
     def _choice(self, index: int, text: str, entries: Sequence[TokenLogprobs], finish: str | None) -> dict[str, Any]:
         logprobs = None
         if self.token_bytes:
-            logprobs = build_completion_logprobs(entries, self.token_bytes, self._offsets[index])
+            logprobs = responses.build_completion_logprobs(entries, self.token_bytes, self._offsets[index])
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

@@ -21,17 +21,9 @@ from .engine.jobs import Channel, Job
 from .engine.metrics import Metrics
 from .engine.prompts import LARGE_INPUT, PromptEncoder
 from .engine.worker import DecodingWorker, EncodingWorker, Worker
+from .protocol import requests
 from .protocol.errors import ApiError, bad_request
 from .protocol.fields import RequestObject
-from .protocol.requests import (
-    ChatRequest,
-    CompletionRequest,
-    ConstraintSpec,
-    EmbeddingRequest,
-    GenerationRequest,
-    Prompt,
-    parse_body,
-)
 from .protocol.responses import Envelope, TokenBytes
 from .protocol.scoring import ScoringRequest
 from .protocol.tools import ToolFormat, ToolParser, find_tool_format
@@ -116,14 +108,14 @@ class Service:
 
     def _parse_request(self, kind: type[R], raw: bytes) -> R:
         """Parse a body as a request of class `kind`; its missing sampling options become the model's defaults."""
-        body = parse_body(raw)
-        if isinstance(self.model, Generator) and kind in (ChatRequest, CompletionRequest):
+        body = requests.parse_body(raw)
+        if isinstance(self.model, Generator) and kind in (requests.ChatRequest, requests.CompletionRequest):
             for name, value in self.model.defaults.items():
-                if body.get(name) is None and (kind is ChatRequest or name != "max_tokens"):
+                if body.get(name) is None and (kind is requests.ChatRequest or name != "max_tokens"):
                     body[name] = value
         return kind.read(body)
 
-    async def start_chat(self, request: ChatRequest, size: int) -> RunningReply:
+    async def start_chat(self, request: requests.ChatRequest, size: int) -> RunningReply:
         """Start the answers to a chat request whose body has `size` bytes; raise ApiError if the request is invalid."""
         model = self._require_decoder(request.model)
         if self.prompts.template is None:
@@ -147,7 +139,7 @@ class Service:
             answer.parser = ToolParser(form) if form is not None else None
         return self._start_answers(model, [ids], request, guide, reply)
 
-    async def start_completions(self, request: CompletionRequest, size: int) -> RunningReply:
+    async def start_completions(self, request: requests.CompletionRequest, size: int) -> RunningReply:
         """Start the continuations of a request's prompts (body: `size` bytes); raise ApiError if it is invalid."""
         model, count = self._require_decoder(request.model), len(request.prompt) * request.n
         self.worker.check_room(count)
@@ -164,7 +156,7 @@ class Service:
         reply = CompletionReply(envelope, count, tokens, model.stop_ids, token_bytes, echoes=echoes)
         return self._start_answers(model, prompts, request, guide, reply)
 
-    async def start_embeddings(self, request: EmbeddingRequest) -> tuple[list[Job], Channel, int]:
+    async def start_embeddings(self, request: requests.EmbeddingRequest) -> tuple[list[Job], Channel, int]:
         """Start a request's embeddings; return its jobs, their channel and the number of tokens, or raise ApiError."""
         self.check_model(request.model)
         model = self.model
@@ -214,7 +206,7 @@ class Service:
         self,
         model: Generator,
         prompts: Sequence[list[int]],
-        request: GenerationRequest,
+        request: requests.GenerationRequest,
         guide: Guide | None,
         reply: Reply,
     ) -> RunningReply:
@@ -253,7 +245,7 @@ class Service:
             )
         return self.model
 
-    async def _encode_prompt(self, prompt: Prompt, param: str) -> list[int]:
+    async def _encode_prompt(self, prompt: requests.Prompt, param: str) -> list[int]:
         return await self._translate_errors(self.prompts.encode(prompt), param) if isinstance(prompt, str) else prompt
 
     async def _translate_errors(self, preparation: Coroutine[Any, Any, T], param: str) -> T:
@@ -263,20 +255,20 @@ class Service:
         except WeftError as error:
             raise bad_request(f"Invalid '{param}': {error}".replace(f"{self.model.folder}/", ""), param) from error
 
-    async def _build_guide(self, spec: ConstraintSpec | None, size: int) -> Guide | None:
+    async def _build_guide(self, spec: requests.ConstraintSpec | None, size: int) -> Guide | None:
         if spec is None:
             return None
         guide = self.prompts.build_guide(size, build_grammar, spec.kind, spec.value)
         return await self._translate_errors(guide, spec.param)
 
-    async def _build_tool_guide(self, form: ToolFormat, request: ChatRequest, size: int) -> Guide:
+    async def _build_tool_guide(self, form: ToolFormat, request: requests.ChatRequest, size: int) -> Guide:
         special = None
         if form.special:
             special = await self._translate_errors(self.prompts.find_special_token(form.special), "tools")
         guide = self.prompts.build_guide(size, form.write_grammar, request.tools, request.choice, special)
         return await self._translate_errors(guide, "tools")
 
-    async def _load_token_bytes(self, request: GenerationRequest) -> TokenBytes | None:
+    async def _load_token_bytes(self, request: requests.GenerationRequest) -> TokenBytes | None:
         """Return the function from tokens to their bytes; None if the request wants no log-probabilities."""
         if request.top_logprobs is None:
             return None

@@ -69,7 +69,7 @@ def _list_groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
 
 
 def _list_numbers(inspection: Inspection) -> dict[str, int]:
-    """Return the numbers by which a gallery sorts models, by name, without those that the model does not have."""
+    """Return by name each number by which a gallery sorts models; a number that the model lacks is left out."""
     numbers = {
         "parameters": inspection.parameters,
         "active parameters": inspection.active_parameters,

@@ -14,16 +14,7 @@ from weft.ir.graph.step import Step
 from weft.ir.op import Op, Trait
 from weft.ir.recipes.spelling import spell
 from weft.ir.types import sizes
-from weft.passes.analysis.costs import (
-    AUDIO_SIZES,
-    count_active_parameters,
-    count_cross_cache,
-    count_elements,
-    count_parameters,
-    count_state_bytes,
-    find_cache_sizes,
-    find_learned_params,
-)
+from weft.passes.analysis import costs
 from weft.passes.analysis.recurrences.formulas import write_formulas
 
 from ....model import SourceLike
@@ -53,7 +44,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     graph = model.graph
     context = graph.meta.get("context")
     n = tokens or choose_tokens(graph)
-    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **AUDIO_SIZES}
+    binding = {"batch": 1, "seq": n, "past": 0, "total": n, "capacity": n, "source": n, **costs.AUDIO_SIZES}
     prefill = sizes.evaluate(sum_node_costs(graph.nodes).flops, binding)
     parts = _group_nodes(graph)
     parameters = _count_parameters(graph, parts)
@@ -61,7 +52,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     for scope, nodes in parts.items():
         folded.setdefault(hash_structure(nodes) if _is_layer(scope) else scope, []).append(scope)
     blocks = tuple(_count_block(s, parts[s[0]], parameters.get(s[0], 0), binding) for s in folded.values())
-    caches = find_cache_sizes(graph.nodes)
+    caches = costs.find_cache_sizes(graph.nodes)
     decoder = graph.meta.get("kind") in ("decoder", "encoder-decoder")
     context_cache = (
         sum(width * min(window or context, context) for width, window in caches) if decoder and context else None
@@ -73,16 +64,16 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
         model_type=graph.meta.get("model_type"),
         vocab=graph.meta.get("vocab"),
         context=context,
-        parameters=count_parameters(graph),
-        active_parameters=count_active_parameters(graph),
+        parameters=costs.count_parameters(graph),
+        active_parameters=costs.count_active_parameters(graph),
         parameters_by_storage=_count_by_dtype(graph),
         tokens=n,
         flops_per_token=prefill // n,
         flops_prefill=prefill,
         cache_per_token=sum(width for width, _ in caches) if decoder else None,
         cache_at_context=context_cache,
-        cache_per_source_token=count_cross_cache(graph.nodes) or None,
-        state_bytes={d: count_state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
+        cache_per_source_token=costs.count_cross_cache(graph.nodes) or None,
+        state_bytes={d: costs.count_state_bytes(graph.nodes, b) for d, b in CACHE_DTYPES.items()} if decoder else None,
         layers=_count_layers([scope for block in blocks for scope in block.scopes if _is_layer(scope)]),
         dimensions=find_dimensions(graph),
         blocks=blocks,
@@ -130,10 +121,10 @@ def _group_nodes(graph: Graph) -> dict[str, list[Node]]:
 
 def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
     """Return the number of learned elements by part; a parameter belongs to the first part that reads it."""
-    unseen, counts = set(find_learned_params(graph)), dict[str, int]()
+    unseen, counts = set(costs.find_learned_params(graph)), dict[str, int]()
     for part, nodes in parts.items():
         params = {v for node in nodes for v in node.inputs if isinstance(v, Param)} & unseen
-        counts[part] = sum(map(count_elements, params))
+        counts[part] = sum(map(costs.count_elements, params))
         unseen -= params
     return dict(counts)
 
@@ -141,15 +132,15 @@ def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict
 def _count_by_dtype(graph: Graph) -> dict[str, int]:
     """Return the number of learned elements by the dtype of the checkpoint's tensor, else by the declared dtype."""
     counts = Counter[str]()
-    for p in find_learned_params(graph):
+    for p in costs.find_learned_params(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))
-        counts[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += count_elements(p)
+        counts[graph.reader.dtype(keys[0]).name if keys else p.type.dtype.name] += costs.count_elements(p)
     return dict(counts)
 
 
 def _count_block(scopes: list[str], nodes: list[Node], parameters: int, binding: Mapping[str, int]) -> RepeatedPart:
     flops = sizes.evaluate(sum_node_costs(nodes).flops, binding) // binding["seq"]
-    cache = sum(width for width, _ in find_cache_sizes(nodes))
+    cache = sum(width for width, _ in costs.find_cache_sizes(nodes))
     return RepeatedPart(tuple(scopes), parameters, flops, cache, tuple(_describe_ops(nodes)))
 
 

@@ -100,7 +100,7 @@ def _select_files(
 ) -> tuple[Path, tuple[Path, ...]]:
     """Return the tokenizer's folder (the last of `adapters` with a tokenizer, else `base`), and all files of a model.
 
-    These are the `files` of the base, its tokenizer's replaced by the adapter's, and those of the `merged` adapters.
+    The files are the base's `files`, with its tokenizer replaced by the adapter's, and the `merged` adapters' files.
     """
     home = next((folder for folder in reversed(adapters) if (folder / "tokenizer.json").is_file()), base)
     if home != base:

@@ -234,13 +234,11 @@ _NOT_SOURCES = {  # descriptions of files that are not sources, with the source 
 
 
 def _build_model(
-    module: Any, name: str, spec: str, description: str, seed: int, stamps_before: Mapping[Path, Stamp] | None = None
+    module: Any, name: str, spec: str, description: str, seed: int, stamps: Mapping[Path, Stamp] | None = None
 ) -> Model:
     graph: Graph = module.graph(seed=seed, name=name)
-    stamps = stamps_before or {}
-    return Model(
-        graph, spec, description, seed, module, files=tuple(stamps), stamps=stamps, random_init=_is_random(graph)
-    )
+    model = Model(graph, spec, description, seed, module, random_init=_is_random(graph))
+    return replace(model, files=tuple(stamps), stamps=stamps) if stamps else model
 
 
 def _is_random(graph: Graph) -> bool:

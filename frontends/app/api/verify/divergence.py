@@ -102,8 +102,7 @@ def _extend_logits(decoder: CachedDecoder[Any], context: BatchContext, ids: Sequ
 def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int]], progress: Progress) -> list[float]:
     """Return the mean cosine between each model's embeddings of `rows` (token ids) and the first model's.
 
-    Raises:
-        WeftError: if the embeddings differ in width.
+    Raise WeftError if the embeddings differ in width.
     """
     sums = [0.0 for _ in models]
     for start in range(0, len(rows), _BATCH):

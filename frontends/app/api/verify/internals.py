@@ -80,10 +80,7 @@ class Internals:
     def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
         """Return the values called `names` in float32, by name, for `inputs` (integers, or results of `run_outputs`).
 
-        Caches start empty, with the length of the input.
-
-        Raises:
-            WeftError: with ONNX Runtime's message if it fails.
+        Caches start empty, with the length of the input. Raise WeftError with ONNX Runtime's message if it fails.
         """
         outputs = {name: f"weft.watched.{i}" for i, name in enumerate(names)}
         if not outputs:
@@ -107,11 +104,7 @@ class Internals:
         return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
     def run_outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the outputs of a model without caches, as ONNX Runtime values for another model.
-
-        Raises:
-            WeftError: with ONNX Runtime's message if it fails.
-        """
+        """Return the outputs of a model without caches as ONNX Runtime values; raise WeftError if it fails."""
         session = self.session.ort
         with convert_ort_errors(str(self.folder)):
             binding = session.io_binding()

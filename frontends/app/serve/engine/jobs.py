@@ -41,10 +41,6 @@ class AnswerPiece:
     error: Exception | None = None
     value: Any = None  # an embedding, or scores
 
-    @property
-    def last(self) -> bool:
-        return self.finish is not None or self.error is not None or self.value is not None
-
 
 class Channel:
     """A queue of the pieces of a request's jobs, from the model's thread to the event loop of the request.

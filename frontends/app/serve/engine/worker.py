@@ -137,7 +137,7 @@ class Worker(ABC):
 
     @abstractmethod
     def _end_jobs(self, error: JobError, running: bool = True) -> None:
-        """End all jobs with `error`; unless `running`, only those that have not started."""
+        """End all jobs with `error`; unless `running`, only jobs that have not started."""
 
     @abstractmethod
     def _run_step(self) -> None:

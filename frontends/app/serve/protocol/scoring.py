@@ -88,7 +88,6 @@ class TeiRerankRequest(RerankRequest):
         return data
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return an array of indices and scores, the highest score first."""
         ranked = self._rank_documents(model, logits)
         return [{"index": i, "score": s, **({"text": text} if self.return_documents else {})} for i, s, text in ranked]
 
@@ -112,7 +111,6 @@ class ScoreRequest(ScoringRequest):
         return list(zip(first, self.text_2, strict=True))
 
     def respond(self, model: Any, logits: Any, usage: dict[str, Any]) -> Any:
-        """Return a list of scores in the order of the pairs."""
         data = [
             {"index": i, "object": "score", "score": score} for i, score in enumerate(model.compute_relevance(logits))
         ]

@@ -18,6 +18,6 @@ def test_unread_pieces_are_joined() -> None:
         channel.put(AnswerPiece(0, "end", tokens=1001, finish="stop"))
         one, other = sorted(await channel.receive(), key=lambda piece: piece.index)
         assert one.text == "x" * 500 + "end" and one.finish == "stop" and one.tokens == 1001
-        assert other.text == "x" * 500 and not other.last
+        assert other.text == "x" * 500 and other.finish is None
 
     asyncio.run(run())
