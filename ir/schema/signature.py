@@ -35,15 +35,18 @@ class Signature:
         returned = hints.get("return")
         several = typing.get_origin(returned) is tuple and typing.get_args(returned)[1:] == (Ellipsis,)
         self.returns_tuple = several and not output_names  # an attribute determines the number of results
-        operands, attrs = [], []
+        self.operands: tuple[Operand, ...] = ()
+        self.attrs: dict[str, Attr] = {}
+        parameters = []
         for p in inspect.signature(reference).parameters.values():
             if p.kind is p.KEYWORD_ONLY:
-                attrs.append(Attr(p.name, hints[p.name], p.default))
+                self.attrs[p.name] = Attr(p.name, hints[p.name], p.default)
+                parameters.append(p.replace(annotation=hints[p.name]))
             else:
-                operands.append(Operand(p.name, p.default is None, p.kind is p.VAR_POSITIONAL))
-        self.operands: tuple[Operand, ...] = tuple(operands)
-        self.attrs: dict[str, Attr] = {a.name: a for a in attrs}
-        self.__signature__ = self._for_inspect()
+                self.operands += (Operand(p.name, p.default is None, p.kind is p.VAR_POSITIONAL),)
+                parameters.append(p.replace(annotation=p.empty))
+        name = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default=None)  # of the outputs
+        self.__signature__ = inspect.Signature([*parameters, name])  # for inspect, help and stubs
 
     def call_names(self, attrs: Mapping[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return (operand names, output names) of a call; for some ops, such as `scan`, they depend on `attrs`, unless
@@ -140,22 +143,6 @@ class Signature:
         if len(outputs) == 1:
             return outputs[0]
         return results_class(self.name, self.output_names[: len(outputs)])(*outputs)
-
-    def _for_inspect(self) -> inspect.Signature:
-        """Return the signature for `inspect`, `help` and stubs: operands, attributes, and `name` (of the outputs)."""
-        parameter, empty = inspect.Parameter, inspect.Parameter.empty
-        operands = [
-            parameter(
-                o.name,
-                parameter.VAR_POSITIONAL if o.variadic else parameter.POSITIONAL_OR_KEYWORD,
-                default=None if o.optional else empty,
-            )
-            for o in self.operands
-        ]
-        attrs = [
-            parameter(a.name, parameter.KEYWORD_ONLY, default=a.default, annotation=a.type) for a in self.attrs.values()
-        ]
-        return inspect.Signature([*operands, *attrs, parameter("name", parameter.KEYWORD_ONLY, default=None)])
 
 
 class OpCall:
