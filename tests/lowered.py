@@ -18,7 +18,7 @@ from weft.backends.torch.package import explain as explaining
 from weft.backends.torch.package import module
 from weft.backends.torch.package import source_folder as export
 from weft.backends.torch.package.explain import HOPPER, Explanation
-from weft.frontends.app.api.modules import build_module_graphs
+from weft.frontends.app.api.modules import build_module_graphs, build_step_graphs
 from weft.ir import Graph
 from weft.passes import Report
 from weft.passes.forms import derive_graphs
@@ -37,13 +37,13 @@ def lower(graph: Graph) -> LoweredGraph:
 
 def step_of(graph: Graph) -> DecodeStep | None:
     """The decode step of `graph` in PyTorch, if there is one."""
-    made = forms(graph, "torch")
+    made = build_step_graphs(graph)
     return export.lower_step_of(made, lowering.lower(made[MODEL]))
 
 
 def write_step(graph: Graph, float8_caches: bool = False) -> tuple[str, list[str]]:
     """The text of the decode step of `graph`, and the files of its kernels."""
-    made = forms(graph, "torch")
+    made = build_step_graphs(graph)
     lowered = lowering.lower(made[MODEL], float8_caches)
     return source.write_step(lowered, export.lower_step_of(made, lowered))
 
@@ -55,7 +55,7 @@ def build_module(graph: Graph, **place: Any) -> nn.Module:
 
 def build_step(graph: Graph, made: nn.Module, **caches: bool) -> Callable[..., torch.Tensor]:
     """The decode step of `graph` over the weights of a module."""
-    return module.build_step(forms(graph, "torch"), made, **caches)
+    return module.build_step(build_step_graphs(graph), made, **caches)
 
 
 def explain(

@@ -117,6 +117,12 @@ def build_module_graphs(graph: Graph) -> dict[str, Graph]:
     return derive_graphs(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
 
 
+def build_step_graphs(graph: Graph) -> dict[str, Graph]:
+    """Return the graphs of `build_module_graphs`, and as "step" the fused graph of a decode step."""
+    target = TARGETS["torch"]
+    return derive_graphs(graph, target.forms(graph, target.choose({})))
+
+
 def simplify_trainable(graph: Graph) -> Graph:
     """Return `graph` after the first phase of the pipeline for training, which keeps dropout and folds no weights."""
     simplify, *_ = default_pipeline(graph, trains=True).phases
