@@ -54,10 +54,8 @@ def open_model(
     """Yield the model of a compiled folder, or of a source, compiled into a folder that is removed after the block.
 
     text: a source needs a tokenizer. trusted: folders that may run their Python. verifies: compile a source with the
-    logits of all tokens, to verify drafts. The other arguments are options of the command.
-
-    Raises:
-        WeftError: if the model cannot be loaded, or an option of the command does not apply to it.
+    logits of all tokens, to verify drafts. The other arguments are options of the command. Raise WeftError if the model
+    cannot be loaded, or an option of the command does not apply to it.
     """
     from weft.backends.runtime import load
     from weft.backends.runtime.compiled_folder import read_facts

@@ -40,8 +40,7 @@ def draw_difference(
 ) -> ComparisonDrawing:
     """Return the drawing of `source` (before) compared with `other` (after). `look` None: default options.
 
-    Raises:
-        WeftError: if one of them cannot be read, or would run code without `trust`.
+    Raise WeftError if one of them cannot be read, or would run code without `trust`.
     """
     models = [load_model(s) for s in (source, other)]
     networks = [read_network(s if m is None else m, trust) for s, m in zip((source, other), models, strict=True)]

@@ -23,8 +23,7 @@ from weft.ir.storage.documents import format_error, read_bytes
 def run_file(path: Path) -> dict[str, Any]:
     """Run the architecture file at `path`, which may import files next to it, and return the names that it defines.
 
-    Raises:
-        WeftError: if there is no such file, or its code fails: with the line.
+    Raise WeftError if there is no such file, or its code fails (with the line).
     """
     if not path.is_file():
         raise WeftError(f"{path}: no such architecture file")
@@ -50,8 +49,7 @@ def run_file(path: Path) -> dict[str, Any]:
 def guard_user_code(path: Path) -> Iterator[None]:
     """Run the block, which executes the architecture file at `path`; then restore working folder and import path.
 
-    Raises:
-        WeftError: for any exception of the code, with the line. Interrupts and exits by a signal stay as they are.
+    Raise WeftError for any exception of the code, with the line; interrupts and exits by a signal stay as they are.
     """
     import_path, working_folder = list(sys.path), os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
     try:

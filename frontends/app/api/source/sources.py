@@ -160,8 +160,7 @@ def _load_text(spec: str, path: Path) -> Model:
 def parse_graph(text: str, name: str, complete: bool = True) -> Graph:
     """Parse and verify the IR text `text`, called `name` in errors; its checkpoint is opened only if `complete`.
 
-    Raises:
-        WeftError: if it is not a graph, has impossible metadata, or its checkpoint is needed and missing.
+    Raise WeftError if it is not a graph, has impossible metadata, or its checkpoint is needed and missing.
     """
     from weft.ir.graph.verifier import verify
     from weft.ir.text.parser import parse

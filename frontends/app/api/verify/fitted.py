@@ -48,10 +48,8 @@ class FittedMatrices:
         """Set the graph's matrices to the codes of a folder, or to floats if its target stores dequantized values.
 
         `tensors` are those that the target derives from the graph, `arrays` their stored contents. Return the tensors
-        that can be compared, as recipes over the codes: all except tensors stored as floats.
-
-        Raises:
-            WeftError: if a recipe cannot be inverted.
+        that can be compared, as recipes over the codes: all except tensors stored as floats. Raise WeftError if a
+        recipe cannot be inverted.
         """
         parts: dict[_MatrixCodes, dict[str, Array]] = defaultdict(dict)
         for name, tensor in tensors.items():

@@ -160,8 +160,7 @@ class Internals:
 def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] = ()) -> dict[str, Array]:
     """Return inputs [1, tokens] by name for the tokens `ids`; the encoder of an encoder-decoder reads `source`.
 
-    Raises:
-        WeftError: if `names` has an input that token ids do not determine.
+    Raise WeftError if `names` has an input that token ids do not determine.
     """
     row, source_row = (np.asarray(x, np.int64)[None] for x in (ids, source))
     values = {

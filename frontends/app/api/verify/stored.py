@@ -66,9 +66,8 @@ def check_weights(
     Return (graph, rest, check): the source's graph after its passes up to the last that quantizes, with the folder's
     fitted codes; the passes after these; and the result of the comparison.
 
-    Raises:
-        WeftError: if the weights cannot be read, the source cannot be rewritten, or later passes change fitted matrices
-            so that their codes cannot be recovered.
+    Raise WeftError if the weights cannot be read, the source cannot be rewritten, or later passes change fitted
+    matrices so that their codes cannot be recovered.
     """
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
     first, rest = _split_pipeline(pipeline)
