@@ -22,7 +22,7 @@ def run_prompt(model: Model, prompt: str, step: prompts.Step = lambda done, coun
     if model.random_init:
         raise WeftError(f"{model.description} has no trained weights, so its attention is random; use a checkpoint")
     if model.tokenizer is None:
-        raise WeftError(f"{model.description} has no tokenizer to read the prompt with")
+        raise WeftError(f"{model.description} has no tokenizer to read the prompt with: draw it without --prompt")
     with scratch_folder() as folder:
         model.tokenizer(folder)
         tokenizer = Tokenizer(folder)

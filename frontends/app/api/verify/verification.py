@@ -132,7 +132,7 @@ def verify_folder(
     if not isinstance(runnable, EncoderModel) and runnable.decoder.sound is not None:
         raise WeftError(f"{folder} reads sound, but weft verify supports models of tokens only")
     if not manifest.data:
-        raise WeftError(f"{folder}: it has no {MANIFEST}, so its source is unknown")
+        raise WeftError(f"{folder}: it has no {MANIFEST}, so its source is unknown: compile the model again")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
     model, weights = (None, None) if against is not None else _load_source(folder, manifest, trust, progress)
     graphs, head_outputs = open_internals(runnable), dict[str, Array]()
@@ -235,7 +235,7 @@ def _encode_prompt(runnable: Generator | EncoderModel, prompt: str | None, vocab
         ids = np.random.default_rng(0).integers(0, vocab, MAX_WATCHED).tolist()
     longest = runnable.max_length if isinstance(runnable, EncoderModel) else runnable.decoder.max_prompt
     if not ids:
-        raise WeftError("the prompt has no tokens, and at least one is needed")
+        raise WeftError("the prompt has no tokens, and at least one is needed: give another --prompt")
     if prompt is not None and len(ids) > longest:
         raise WeftError(f"a prompt of {len(ids)} tokens is longer than the maximum of {longest} tokens; shorten it")
     return ids[:longest]
