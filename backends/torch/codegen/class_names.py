@@ -46,7 +46,9 @@ def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]
     names: dict[Hashable, str] = {}
     for title, keys in groups.items():
         for key, name in zip(keys, _distinguish(title, [places[k] for k in keys], within), strict=True):
-            names[key] = whole if key == top.key else _make_unique(name, taken.union({whole}, names.values()))
+            used = taken.union({whole}, names.values())
+            numbered = itertools.chain([name], (f"{name}{n}" for n in itertools.count(2)))
+            names[key] = whole if key == top.key else next(new for new in numbered if new not in used)
     return names
 
 
@@ -118,8 +120,3 @@ def _choose_words(classes: Sequence[list[Node]]) -> list[str]:
         unique = [k for k in mine if sum(k in theirs for theirs in kinds) == 1]
         words.append(next((prefixes[k] for k in (*unique, *mine)), ""))
     return words
-
-
-def _make_unique(name: str, taken: set[str]) -> str:
-    numbered = (f"{name}{n}" for n in itertools.count(2))
-    return next(new for new in itertools.chain([name], numbered) if new not in taken)

@@ -105,9 +105,8 @@ class ClassWriter(ABC):
             parameters.append(self.write_cache_parameter(method))
         types = [o.type if isinstance(o, Var) else "Tensor" for o in method.outputs]
         returns = types[0] if len(types) == 1 else f"tuple[{', '.join(types)}]"
-        constants = top and any(
-            isinstance(h, ParamRef) and h.constant for m in method.walk() for h in m.members.values()
-        )
+        members = (member for m in method.walk() for member in m.members.values())
+        constants = top and any(isinstance(member, ParamRef) and member.constant for member in members)
         doc = write_class_doc(method, inner, self.list_described_nodes(method))
         init, cache = self.write_init(method, inner), self.write_cache(method)
         self.classes[name] = ClassSource(name, doc, init, parameters, lines, returns, *cache, constants)

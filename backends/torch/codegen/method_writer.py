@@ -178,9 +178,8 @@ class MethodWriter:
         calls, first = loop.calls, loop.calls[0]
         results = loop.results
         chained = dict(zip(loop.chained, results, strict=True))
-        arguments, rests = _split_common(
-            [[self.token(chained.get(i, o)) for i, o in enumerate(c.inputs)] for c in calls]
-        )
+        inputs = [[self.token(chained.get(i, o)) for i, o in enumerate(call.inputs)] for call in calls]
+        arguments, rests = _split_common(inputs)
         sources: list[tuple[str, str]] = []  # loop variable, iterable
         body, callee = list[str](), self.member(first.path)
         if any(c.path != first.path for c in calls):

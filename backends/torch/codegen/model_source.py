@@ -45,9 +45,8 @@ def write_source(lowered: LoweredGraph, package: str = "kernels") -> GeneratedSo
     writer.write(top)
     classes, functions = list(writer.classes.values()), list(program.functions.values())
     # Rendered once without imports and snippets, to find the ones that the classes use.
-    used = find_names(
-        ast.parse(load_template("model.py.j2").render(about=[], imports=[], parts=functions, classes=classes))
-    )
+    draft = load_template("model.py.j2").render(about=[], imports=[], parts=functions, classes=classes)
+    used = find_names(ast.parse(draft))
     parts = select_snippets(used)
     used = used.union({"torch"}, *(p.uses for p in parts))
     files = list_kernel_modules(used)
@@ -137,7 +136,8 @@ def _write_new_cache(method: Method) -> str:
             continue
         first, repeated = item.calls[0], len({call.path for call in item.calls}) == 1
         path = write_attribute("self", relative_to(first.path, method.path))
-        arguments = f"batch, length, {_find_weight(method)}" if _needs_like(first.callee) else "batch, length"
+        needs_like = "like" in re.findall(r"\w+", _write_new_cache(first.callee))  # a weight of another module
+        arguments = f"batch, length, {_find_weight(method)}" if needs_like else "batch, length"
         if isinstance(item, ModuleCall):
             texts.append(f"{path}.new_cache({arguments})")
         elif repeated:
@@ -162,13 +162,5 @@ def _find_weight(method: Method) -> str:
 
 def _has_parameters(method: Method) -> bool:
     """Return whether the module or one inside it has parameters; codes of quantized blocks and buffers do not count."""
-    return any(
-        "codes" not in member.tensors if isinstance(member, Submodule) else not member.constant
-        for inner in method.walk()
-        for member in inner.members.values()
-    )
-
-
-def _needs_like(method: Method) -> bool:
-    """Return whether `new_cache` of the class of `method` has the parameter `like`, a weight of another module."""
-    return "like" in re.findall(r"\w+", _write_new_cache(method))
+    members = (member for inner in method.walk() for member in inner.members.values())
+    return any("codes" not in m.tensors if isinstance(m, Submodule) else not m.constant for m in members)

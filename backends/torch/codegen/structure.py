@@ -177,11 +177,12 @@ class _StructureBuilder:
         while True:
             direct = {p for p in inner - flat if not any(is_inside(p, q) for q in inner - flat)}
             groups = list(_group_by_module(statements, direct))
-            bad = _find_cyclic_modules(groups)
-            if not bad:
+            cycles = (c for c in nx.strongly_connected_components(_build_dependencies(groups)) if len(c) > 1)
+            cyclic = {name for c in cycles for i in c if (name := groups[i][0]) is not None}
+            if not cyclic:
                 return groups
             # Modules that depend on each other cannot each be one call: their statements go to this method instead.
-            flat |= bad
+            flat |= cyclic
 
 
 def _group_by_module(
@@ -223,12 +224,6 @@ def _build_dependencies(groups: Sequence[tuple[str | None, list[Statement]]]) ->
     return graph
 
 
-def _find_cyclic_modules(groups: Sequence[tuple[str | None, list[Statement]]]) -> set[str]:
-    graph = _build_dependencies(groups)
-    cycles = [c for c in nx.strongly_connected_components(graph) if len(c) > 1]
-    return {name for c in cycles for i in c if (name := groups[i][0]) is not None}
-
-
 def _sort_groups(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple[str | None, list[Statement]]]:
     early = [name is None and members[0].early for name, members in groups]
     # The order of the graph as far as dependencies allow, with statements that layers share first.
@@ -238,9 +233,8 @@ def _sort_groups(groups: list[tuple[str | None, list[Statement]]]) -> list[tuple
 
 def _iterate_ancestors(path: str) -> Iterator[str]:
     """Yield the scopes around `path`, outermost ("") first; `path` is not included."""
-    parts = path.split(".") if path else []
-    for i in range(len(parts)):
-        yield ".".join(parts[:i])
+    if path:
+        yield from ("", *itertools.accumulate(path.split(".")[:-1], "{}.{}".format))
 
 
 def _is_list(path: str, paths: set[str]) -> bool:
@@ -279,7 +273,6 @@ def _roll_loops(items: list[Item]) -> list[Item]:
 
 
 def _split_call_runs(items: list[Item]) -> Iterator[list[Item]]:
-    """Split `items` into runs: calls of successive modules of a list, calls of one module, or a single item."""
     run: list[Item] = []
     for item in items:
         if run and not _is_next_call(run[-1], item):

@@ -24,14 +24,10 @@ from .step_registry import STEPS
 
 @dataclass
 class DecodeStep:
-    """A decode step of the fused `graph`.
-
-    - program, method: its statements, and the same statements grouped into classes
-    - choices: for each node the kernel that computes it, or the reason why none does
-    - any_length: steps of one token launch the same kernels at any sequence length
-    - reads_prompts: it takes several consecutive tokens per batch row
-    - kernels: source, by name, of the kernels generated for this model
-    """
+    """A decode step of the fused `graph`: its statements as a `program`, and the same grouped into classes as `method`.
+    choices: for each node the kernel that computes it, or the reason why none does. any_length: steps of one token
+    launch the same kernels at any sequence length. reads_prompts: it takes several consecutive tokens per batch row.
+    kernels: source, by name, of the kernels generated for this model."""
 
     graph: Graph
     program: Program
@@ -112,8 +108,9 @@ def make_refusal_check(graph: Graph) -> Accepts:
 def can_read_prompts(graph: Graph) -> bool:
     """Return whether decode steps of `graph` can take several tokens per batch row. Then its only states are KV caches
     that do not roll, and it has no mixture of experts."""
-    cached = find_cached_nodes(graph)
-    plain = all(
-        n.op is ops.attention and n.operand("v") is not None and find_rolling_capacity(n) is None for n in cached
+    if any(n.op in (ops.moe, ops.route) for n in graph.nodes):
+        return False
+    states = find_cached_nodes(graph)
+    return all(
+        n.op is ops.attention and n.operand("v") is not None and find_rolling_capacity(n) is None for n in states
     )
-    return plain and not any(n.op in (ops.moe, ops.route) for n in graph.nodes)

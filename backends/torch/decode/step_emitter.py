@@ -30,12 +30,9 @@ Refusal = Callable[[torch.dtype], "str | None"]  # why no kernel takes weights o
 
 @dataclass
 class Implementation:
-    """The implementation of `node` in a decode step.
-
-    - kernel: name of the kernel that computes it; "" if the model's lowering to torch does
-    - reason: why no kernel does, if `kernel` is ""
-    - refusals: functions from a dtype to None, or to the reason why the kernel falls back to torch in this dtype
-    """
+    """The implementation of `node` in a decode step: a call of the kernel called `kernel`; or if that is "", the
+    model's lowering to torch, for a `reason`. refusals: functions from a dtype to the reason why the kernel falls back
+    to torch in this dtype, or to None."""
 
     node: Node
     kernel: str = ""
@@ -45,12 +42,9 @@ class Implementation:
 
 class StepEmitter(Emitter):
     """Collects the statements of a decode step; `choices` records the implementation of each node of the fused `graph`.
-
     In its `Submodule`s, `init` is an expression in which ``{0}`` is the model's module that contains their path.
-
     functions: source of the functions that the model generates, by name. reads_prompts: a step takes several tokens per
-    batch row. float8_caches: as for the model.
-    """
+    batch row. float8_caches: as for the model."""
 
     def __init__(
         self, graph: Graph, functions: Mapping[str, str], reads_prompts: bool = False, float8_caches: bool = False

@@ -51,7 +51,6 @@ def write_constructor(method: Method, inner: Mapping[str, str]) -> list[str]:
 
 
 def _write_member(source: Submodule | ParamRef, path: str) -> str:
-    """Return the expression that computes the member `source` at `path` from the argument ``module``."""
     if isinstance(source, ParamRef):
         return write_attribute("module", path)
     return source.init.format(write_attribute("module", path.rpartition(".")[0]))

@@ -55,9 +55,8 @@ def write_step(
     fields: dict[str, Any] = {"name": lowered.graph.name, "model": model, "classes": list(writer.classes.values())}
     fields |= {"any_length": step.any_length, "reads_prompts": step.reads_prompts}
     # Rendered once without imports and snippets, to find those that the classes use.
-    used = find_names(
-        ast.parse(load_template("decode.py.j2").render(**fields, imports=[], kernels=[], shared=[], parts=[]))
-    )
+    draft = load_template("decode.py.j2").render(**fields, imports=[], kernels=[], shared=[], parts=[])
+    used = find_names(ast.parse(draft))
     new = step.program.functions.keys() - lowered.program.functions.keys()
     functions = {name: text for name, text in step.program.functions.items() if name in used & new}
     used |= find_names(ast.parse("\n".join(functions.values())))

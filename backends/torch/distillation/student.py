@@ -37,10 +37,8 @@ TRAINED_OPERANDS = {
 
 
 class _Product(torch.autograd.Function):
-    """The product of integer codes [..., groups, group] and scales [..., groups], which alone have a gradient.
-
-    It saves the codes for the backward pass as integers; autograd would save them as floats.
-    """
+    """The product of integer codes [..., groups, group] and scales [..., groups], which alone have a gradient. It saves
+    the codes for the backward pass as integers; autograd would save them as floats."""
 
     @staticmethod
     def forward(ctx: Any, codes: Tensor, scales: Tensor) -> Tensor:
@@ -57,10 +55,8 @@ _multiply_codes: Callable[[Tensor, Tensor], Tensor] = _Product.apply  # torch gi
 
 
 class ScaledCodes(nn.Module):
-    """A torch parametrization of a weight [..., out, width] by relative changes [..., out, groups] of its scales.
-
-    The weight is codes · scales · (1 + change), cut to the first `width` columns.
-    """
+    """A torch parametrization of a weight [..., out, width] by relative changes [..., out, groups] of its scales. The
+    weight is codes · scales · (1 + change), cut to the first `width` columns."""
 
     codes: Tensor
     scales: Tensor
@@ -102,11 +98,9 @@ class _EvaluatingReader:
 
 @dataclass
 class Student:
-    """A module of a quantized `graph`, with its trainable parameters by their names in the graph.
-
-    scales: weight → (its parametrization, the trainable relative change of its scales); tied weights have the same.
-    vectors: trainable norm weights and biases.
-    """
+    """A module of a quantized `graph`, with its trainable parameters by their names in the graph. scales: weight → (its
+    parametrization, the trainable relative change of its scales); tied weights have the same. vectors: trainable norm
+    weights and biases."""
 
     graph: Graph
     module: nn.Module
@@ -204,11 +198,9 @@ def find_vector_params(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class FloatCopy:
-    """A copy of a graph that reads quantized weights and trained vectors as float tensors.
-
-    names_by_key: the key of each of these tensors → the names of the parameters that read it. scaled: names of weights
-    whose scales are trained. vectors: names of norms and biases that are trained.
-    """
+    """A copy of a graph that reads quantized weights and trained vectors as float tensors. names_by_key: the key of
+    each of these tensors → the names of the parameters that read it. scaled: names of weights whose scales are trained.
+    vectors: names of norms and biases that are trained."""
 
     graph: Graph
     names_by_key: Mapping[str, list[str]]
@@ -219,11 +211,9 @@ class FloatCopy:
 def copy_as_floats(
     graph: Graph, scaled: Iterable[str] | None = None, vectors: Iterable[str] | None = None
 ) -> FloatCopy:
-    """Return a copy of `graph` that reads quantized weights and trained vectors as float tensors.
-
-    scaled: names of weights whose scales are trained (None: `find_scaled_params`). vectors: names of norms and biases
-    that are trained (None: `find_vector_params`).
-    """
+    """Return a copy of `graph` that reads quantized weights and trained vectors as float tensors. scaled: names of
+    weights whose scales are trained (None: `find_scaled_params`). vectors: names of norms and biases that are trained
+    (None: `find_vector_params`)."""
     scales = set(find_scaled_params(graph) if scaled is None else scaled)
     trained = set(find_vector_params(graph) if vectors is None else vectors)
     recipes, names, read = dict[str, Recipe](), dict[str, list[str]](), dict[str, Recipe]()
@@ -245,11 +235,9 @@ def copy_as_floats(
 
 
 def open_student(graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the student of the quantized `graph` on `device`.
-
-    floats: `copy_as_floats(graph)`. forms: its graph, compiled for target torch (graphs by name; MODEL is built).
-    Weights whose tensors the compiled graph has transformed are not trained.
-    """
+    """Return the student of the quantized `graph` on `device`. floats: `copy_as_floats(graph)`. forms: its graph,
+    compiled for target torch (graphs by name; MODEL is built). Weights whose tensors the compiled graph has transformed
+    are not trained."""
     module = build_module(forms, device=device).requires_grad_(False)
     scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = {}
     trained: dict[str, nn.Parameter] = {}

@@ -79,10 +79,8 @@ class KeyCache:
 
 def slot_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
     """Return the position in each slot of a rolling cache, [batch, slots], given the last written position, `newest`
-    [batch, 1]; −1 if the slot is empty.
-
-    The first `keep` positions are never overwritten; position p ≥ keep is in slot keep + (p − keep) mod (slots − keep).
-    """
+    [batch, 1]; −1 if the slot is empty. The first `keep` positions are never overwritten; position p ≥ keep is in slot
+    keep + (p − keep) mod (slots − keep)."""
     slot = torch.arange(slots, device=newest.device)
     rolled = newest - (newest - slot) % max(slots - keep, 1)
     positions_held = torch.where(slot < keep, slot, torch.where(rolled < keep, -1, rolled))

@@ -71,10 +71,8 @@ def chunk_matrix_states(first: Tensor, kept: Tensor, written: Tensor) -> tuple[T
 
 
 def unit_inverse(links: Tensor) -> Tensor:
-    """Return (I + links)⁻¹ for strictly lower triangular `links` [..., n, n], n a power of 2.
-
-    Inverted diagonal blocks double in size: the inverse of [[A, 0], [C, B]] is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]].
-    """
+    """Return (I + links)⁻¹ for strictly lower triangular `links` [..., n, n], n a power of 2. Inverted diagonal blocks
+    double in size: the inverse of [[A, 0], [C, B]] is [[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]."""
     n = links.shape[-1]
     inverse = torch.ones_like(links[..., :1])[..., None]  # [..., blocks, size, size]
     for size in (2**i for i in range(n.bit_length() - 1)):

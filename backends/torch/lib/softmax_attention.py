@@ -22,7 +22,6 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Return softmax(scale · q kᵀ + bias) v for q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width].
-
     Scores s become softcap · tanh(s / softcap) before the bias; `mask` is True where a key is visible; `sinks` [heads]
     are scores of one more key with value 0."""
     groups = q.shape[1] // k.shape[1]
@@ -42,10 +41,8 @@ def attention(
 
 def lightning_index(q: Tensor, k: Tensor, weights: Tensor, top_k: int, seen: Tensor | None = None) -> Tensor:
     """Return a bias [batch, 1, seq, keys]: 0 for the `top_k` visible keys with the largest scores, −∞ for the rest.
-
     Scores are Σ_h weights_h · relu(q_h·k); the first wins a tie (DeepSeek-V3.2, 2025). q [batch, heads, seq, d], k
-    [batch, 1, keys, d], weights [batch, seq, heads]; the mask `seen` broadcasts to the bias.
-    """
+    [batch, 1, keys, d], weights [batch, seq, heads]; the mask `seen` broadcasts to the bias."""
     by_token = wide(q.detach()).transpose(1, 2)
     scores = F.relu(by_token.flatten(1, 2) @ wide(k.detach())[:, 0].mT).unflatten(1, by_token.shape[1:3])
     scores = (wide(weights.detach())[:, :, None] @ scores).transpose(1, 2)

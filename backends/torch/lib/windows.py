@@ -28,10 +28,8 @@ WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads wider than 128 need
 
 class KeyVisibility:
     """The keys that the new tokens attend to, by a predicate on positions; it computes each mask once for all layers.
-
     queries [batch or 1, seq] and keys [batch or 1, n] are positions; `first` is the position of query 0 if positions
-    are consecutive and equal in all batch rows, and only causality and a window hide keys; else None.
-    """
+    are consecutive and equal in all batch rows, and only causality and a window hide keys; else None."""
 
     def __init__(
         self, queries: Tensor, keys: Tensor, sees: Callable[[Tensor, Tensor], Tensor], first: int | None = None
@@ -121,10 +119,8 @@ def attend(
 
 
 def in_blocks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
-    """Return whether to use flex_attention: with gradients, 128 tokens or more, on a GPU with Triton.
-
-    It needs heads of 16 to 256 elements, and is never used in an exported program, which must run on all devices.
-    """
+    """Return whether to use flex_attention: with gradients, 128 tokens or more, on a GPU with Triton. It needs heads of
+    16 to 256 elements, and is never used in an exported program, which must run on all devices."""
     if not requires_grad(q, k, v, sinks) or not q.is_cuda or q.shape[2] < 128 or torch.compiler.is_exporting():
         return False
     widest = max(q.shape[-1], v.shape[-1])
@@ -141,10 +137,8 @@ def skips(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
 
 
 def fits_window(seen: KeyVisibility, window: int) -> bool:
-    """Return whether the keys are exactly the queries' tokens, all within one window.
-
-    In an exported program, whose lengths are symbolic, return False.
-    """
+    """Return whether the keys are exactly the queries' tokens, all within one window. In an exported program, whose
+    lengths are symbolic, return False."""
     queries, keys = seen.queries.shape[1], seen.keys.shape[1]
     return not torch.compiler.is_exporting() and queries == keys and queries <= window
 

@@ -137,7 +137,7 @@ def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Oper
     scaled = add_scales(e, node) if bits is None else tuple(cache_codes.find_scales(e, node))
     like = "{like}" if scaled is None else "{like}.new_empty(0, dtype=torch.uint8)"
     if bits is not None:
-        dtype, codes = cache_codes.find_storage(node)
+        dtype, codes = ("torch.int8", 1) if bits == 8 else ("torch.uint8", 2)  # codes per stored element
         like, widths = f"{{like}}.new_empty(0, dtype={dtype})", [width // codes for width in widths]
     slot = CacheSlot("cache", f"{kind}(batch, {kv_heads}, {length}, {', '.join(map(str, widths))}, {like}{rest})", kind)
     assert mask is not None

@@ -7,7 +7,7 @@ from weft.ir.graph import Graph, Node, Param
 from weft.ir.recipes import Full, Recipe, Reshape
 from weft.ir.recipes.cache_scales import HeadScales
 from weft.ir.types import TensorType, dtypes
-from weft.passes.analysis.projections import Branch, find_branch, slice_rows
+from weft.passes.analysis.projections import find_branch, slice_rows
 
 from ..program.emitter import Emitter
 from ..program.stateful_nodes import find_cached_nodes
@@ -56,7 +56,10 @@ def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:
     x = branch.linear.required_operand("x").producer
     if x is None or x.op not in NORMS:
         return Full(1.0, (heads,)), f"{role} is a linear map without a norm before it"
-    weight, *biases = (_slice_rows(branch, packed) for packed in (branch.weight, branch.bias) if packed is not None)
+    params = [p for p in (branch.weight, branch.bias) if p is not None]
+    weight, *biases = (p.recipe for p in params)
+    if branch.is_packed:  # only the rows that the branch uses
+        weight, *biases = (slice_rows(p.recipe, *branch.span, p.graph.reader) for p in params)
     return HeadScales(weight, heads, width, _find_recipe(x, "weight"), tuple(biases)), ""
 
 
@@ -77,11 +80,6 @@ def find_kv_attentions(graph: Graph) -> list[Node]:
     """Return the nodes of `graph` with a cache whose op has an operand v, even if the node leaves it out (latent
     attention)."""
     return [n for n in graph.nodes if n in find_cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
-
-
-def _slice_rows(branch: Branch, packed: Param) -> Recipe:
-    """Return the recipe of the weight or bias `packed`; if it is packed, only of the rows that `branch` uses."""
-    return slice_rows(packed.recipe, *branch.span, packed.graph.reader) if branch.is_packed else packed.recipe
 
 
 def _find_recipe(node: Node, operand: str) -> tuple[Recipe, ...]:

@@ -8,11 +8,6 @@ from ..program.emitter import Emitter
 from ..program.statements import Operand, ParamRef, Var
 
 
-def find_storage(node: Node) -> tuple[str, int]:
-    """Return the dtype of the cache of `node`, such as "torch.int8", and the number of codes per stored element."""
-    return ("torch.int8", 1) if node.attrs["cache_bits"] == 8 else ("torch.uint8", 2)
-
-
 def find_scales(e: Emitter, node: Node) -> list[Operand]:
     """Return the operands k_scale and v_scale that `node` has; parameters become weights of the program."""
     operands: list[Operand] = []

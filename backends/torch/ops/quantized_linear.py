@@ -16,7 +16,6 @@ from ..program.statements import TORCH_NAMES, ParamRef, Submodule, Var
 
 
 def _refuse_blocks(node: Node) -> str | None:
-    """Return None if the weights of `node` stay in blocks, else the reason (str) why they are dequantized at load."""
     layout = find_layout(node.operand("weight" if node.op is ops.linear else "table"))
     return layout if isinstance(layout, str) else None
 

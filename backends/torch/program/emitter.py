@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -254,10 +255,9 @@ class Emitter:
 
     def _has_other_members(self, path: str, params: tuple[Param, ...]) -> bool:
         if self._name_counts is None:
-            scopes = {node.scope for node in self.graph.nodes}
-            self._name_counts = Counter(
-                outer for name in (*scopes, *self.graph.params) for outer in _list_prefixes(name)
-            )
+            names = (*{node.scope for node in self.graph.nodes}, *self.graph.params)
+            prefixes = (itertools.accumulate(name.split("."), "{}.{}".format) for name in names)
+            self._name_counts = Counter(itertools.chain.from_iterable(prefixes))
         return self._name_counts[path] > len(params)  # a weight in blocks has several tensors
 
     def resolve_param(self, param: Param) -> Operand:
@@ -335,11 +335,6 @@ class Emitter:
             texts.append(text.format(*(f"{{{start + i}}}" for i in range(len(used)))))
             operands += used
         return texts, operands
-
-
-def _list_prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def choose_name(value: Value) -> str:

@@ -56,13 +56,9 @@ class NoKernel(Exception):
 
 @dataclass(frozen=True)
 class ScanKernel:
-    """A generated kernel for one token of a recurrence.
-
-    - text: its source, with the placeholder ``{name}`` for its name
-    - count: number of positions per batch row in those axes of the states that are not reduced
-    - block: number of these positions that a program computes
-    - outputs: shape of each output without batch
-    """
+    """A generated kernel for one token of a recurrence. text: its source, with ``{name}`` for its name. count: number
+    of positions per batch row in those axes of the states that are not reduced. block: number of these positions that a
+    program computes. outputs: shape of each output without batch."""
 
     text: str
     count: int

@@ -71,7 +71,6 @@ def emit_attention(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _refuse_scores(node: Node) -> str | None:
-    """Return None, or the reason (str) why no kernel computes the scores of the attention `node`."""
     a = node.attrs
     if node.op is ops.relative_attention:
         return "its keys and values depend on distances"

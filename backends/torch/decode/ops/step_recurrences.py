@@ -39,7 +39,6 @@ def _is_stateless(e: StepEmitter, node: Node) -> bool:
 
 
 def _refuse_weights(e: StepEmitter, node: Node) -> str | None:
-    """Return None, or the reason (str) why the weights of a recurrence cannot be arguments of its kernel."""
     weights = "weight", "bias", "b_weight", "c_weight", "a_log"
     return None if e.find_node_scope(node, *weights) == node.scope else "its weights are in other modules"
 
@@ -135,7 +134,6 @@ def emit_linear_attention(e: StepEmitter, node: Node) -> Var | None:
 
 
 def _refuse_matrix(node: Node, dtype: torch.dtype) -> str | None:
-    """Return None, or the reason (str) why no kernel computes one token of a recurrence with a matrix state."""
     state = [n for n in find_states(node)[0].row_shape if isinstance(n, int)]
     return matrix_step.refusal(torch.empty(1, dtype=dtype, device="meta"), torch.empty(state, device="meta"))
 
