@@ -91,7 +91,7 @@ class ModelWriter(ClassWriter):
 
     def list_top_parameters(self, method: Method) -> list[NamedOperand]:
         inputs = [v for v in self.inputs if v in method.inputs or not v.default]
-        return [*(v for v in inputs if not v.default), *(v for v in inputs if v.default)]
+        return [*sorted(inputs, key=lambda v: bool(v.default))]
 
     def write_cache_parameter(self, method: Method) -> str:
         return f"cache: {_write_cache_type(method)} | None = None"

@@ -16,7 +16,7 @@ from ..codegen.structure import Loop, Method, ModuleCall, group_statements
 from ..lower.lower import LoweredGraph, emit_nodes, find_last_mixing, list_refusals, select_live_statements
 from ..program.stateful_nodes import find_cached_nodes
 from ..program.statements import TOP, Program
-from ..program.token_positions import find_rolling_capacity
+from ..program.token_positions import add_cache_advance, find_rolling_capacity
 from . import step_constants as tables
 from .step_emitter import Implementation, StepEmitter
 from .step_registry import STEPS
@@ -65,7 +65,7 @@ def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
     program = emitter.program
     program.nodes = list(model.graph.nodes)
     program.outputs = {"logits": emitter[graph.outputs["logits"]]}
-    program.statements = emitter.add_cache_advance(select_live_statements(program))
+    program.statements = add_cache_advance(emitter, select_live_statements(program))
     tables.move_tables(program, emitter.most_tickets)
     readers = (s for s in program.statements if emitter.start in s.operands)
     # decode_attention reads `start` only for several tokens.

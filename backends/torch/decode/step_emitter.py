@@ -61,8 +61,12 @@ class StepEmitter(Emitter):
         self._norms: dict[tuple[str, str], list[float]] = {}  # ε of norms without weights, by scope and kind
         positions = self.declare_input("position_ids", "", "Tensor")
         self._hoisted["position_ids"] = self._hoisted["written"] = (positions,)
-        self.start = self.emit(*self._write_advance(), name="start")
+        text, operands = "{0}.advance(1)", [self.declare_input("cache", "", "Cache")]
+        if reads_prompts:
+            text, operands = "{0}.advance({1}.shape[1])", [*operands, self.declare_input("input_ids", "", "Tensor")]
+        self.start = self.emit(text, *operands, name="start")
         self.start.type = "int"
+        self.advance = Statement(text, tuple(operands), (), TOP)
 
     def declare_input(self, name: str, default: str, type: str) -> Var:
         if name == "last":
@@ -72,21 +76,6 @@ class StepEmitter(Emitter):
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         leaf = super().make_submodule(init, **weights)
         return None if leaf is None else Submodule(f"{leaf.path}.module", "{0}", leaf.tensors)
-
-    def add_cache_advance(self, statements: list[Statement]) -> list[Statement]:
-        """Return `statements`, with a first one that advances the cache if none does."""
-        if any(self.start in s.results for s in statements):
-            return statements
-        text, *operands = self._write_advance()
-        return [Statement(text, tuple(operands), (), TOP), *statements]
-
-    def _write_advance(self) -> tuple[str, *tuple[Var, ...]]:
-        """Return an expression (text, *operands) that advances the cache by the new tokens and returns its old
-        length."""
-        cache = self.declare_input("cache", "", "Cache")
-        if not self.reads_prompts:
-            return "{0}.advance(1)", cache
-        return "{0}.advance({1}.shape[1])", cache, self.declare_input("input_ids", "", "Tensor")
 
     @property
     def positions(self) -> Operand:

@@ -24,6 +24,7 @@ TEXTS = {
     **{name: f"torch.{name}({{0}}, {{1}})" for name in ("maximum", "minimum")},
     **{"neg": "-{0}", "logical_not": "~{0}", "where": "torch.where({0}, {1}, {2})"},
     **{"relu": "F.relu({0})", "relu2": "F.relu({0}).square()", "softplus": "F.softplus({0})"},
+    "fourier": "torch.fft.fft2({0}.float()).real.to({0}.dtype)",  # fft has no f16 and bf16 on all devices
 }
 MAX_LITERAL = 8  # most characters of a number that is written in full
 ACTIVATIONS = {  # of glu and moe, see `write_activation`
@@ -157,12 +158,6 @@ def _reduce(e: Emitter, node: Node) -> Var:
 def _cumsum(e: Emitter, node: Node) -> Var:
     text = f"{{0}}.cumsum({node.attrs['axis']})"
     return e.emit(f"{text} - {{0}}" if node.attrs["exclusive"] else text, node.required_operand("x"))
-
-
-@lowering(ops.fourier)
-def _fourier(e: Emitter, node: Node) -> Var:
-    x = node.required_operand("x")  # fft has no f16 and bf16 on all devices
-    return e.emit("torch.fft.fft2({0}.float()).real.to({0}.dtype)", x)
 
 
 @lowering(ops.softmax)

@@ -53,6 +53,7 @@ class Emitter:
         self.scope = TOP
         self.node: Node | None = None
         self.start: Var | None = None  # the length of the cache before the call
+        self.advance: Statement | None = None  # it advances the cache if no statement needs `start`
         for name, value in graph.inputs.items():
             self.program.inputs.append(var := Var(name, value.type.shape))
             self._operands[value] = var

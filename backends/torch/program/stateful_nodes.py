@@ -12,24 +12,21 @@ def find_cached_nodes(graph: Graph) -> set[Node]:
     """Return the causal self-attentions and recurrences of a decoder that can generate with a cache. The set is empty
     if the graph has cache operands, reads no tokens, is neither a decoder nor an encoder-decoder, or if one of these
     nodes runs on a subset of the tokens (`find_subset_node`)."""
-    if not _can_generate(graph) or find_subset_node(graph) is not None:
-        return set()
-    return {n for n in graph.nodes if find_caches(n) or find_states(n)}
+    return set() if find_subset_node(graph) is not None else set(_list_stateful_nodes(graph))
 
 
-def _can_generate(graph: Graph) -> bool:
-    kind = graph.meta.get("kind") in ("decoder", "encoder-decoder")
-    return kind and not has_cache(graph) and find_tokens(graph) is not None
+def _list_stateful_nodes(graph: Graph) -> list[Node]:
+    """Return the nodes that need a cache or state to generate; [] if `graph` cannot generate, or has cache operands."""
+    generates = graph.meta.get("kind") in ("decoder", "encoder-decoder") and find_tokens(graph) is not None
+    return [n for n in graph.nodes if find_caches(n) or find_states(n)] if generates and not has_cache(graph) else []
 
 
 def find_subset_node(graph: Graph) -> Node | None:
     """Return the first node that needs a cache or state but runs on a subset of the tokens, chosen from the sequence.
     Return None if there is no such node, or if the graph cannot generate with a cache for another reason."""
-    tokens = find_tokens(graph)
-    if tokens is None or not _can_generate(graph):
-        return None
-    nodes = (n for n in graph.nodes if find_caches(n) or find_states(n))
-    return next((n for n in nodes if n.inputs[0] is not None and n.inputs[0].shape[1] != tokens.shape[1]), None)
+    seq = None if (tokens := find_tokens(graph)) is None else tokens.shape[1]
+    nodes = ((n, n.inputs[0]) for n in _list_stateful_nodes(graph))
+    return next((node for node, x in nodes if x is not None and x.shape[1] != seq), None)
 
 
 def check_cache_writes(graph: Graph) -> None:

@@ -7,7 +7,7 @@ from weft.ir.graph import Node, Value
 from weft.passes.analysis.states import SOURCE, find_tokens
 
 from .emitter import Emitter
-from .statements import Operand, Statement, Var
+from .statements import TOP, Operand, Statement, Var
 
 ARANGE = "torch.arange({1}, {1} + {2}.shape[1], device={2}.device)[None]"
 
@@ -22,6 +22,7 @@ def begin_forward(e: Emitter) -> None:
     if e.cached:
         cache = e.declare_input("cache", "None", "Cache | None")
         e.start = e.emit("0 if {0} is None else {0}.advance({1}.shape[1])", cache, tokens, name="start")
+        e.advance = Statement("if {0} is not None: {0}.advance({1}.shape[1])", (cache, e[tokens]), (), TOP)
     sources = SOURCE if e.cross_attentions else ()
     for value in (v for name, v in e.graph.inputs.items() if name in sources or v is positions):
         operand = e[value]
@@ -35,13 +36,9 @@ def begin_forward(e: Emitter) -> None:
 def add_cache_advance(e: Emitter, statements: list[Statement]) -> list[Statement]:
     """Return `statements`, preceded by one that advances the cache if none of them does; unchanged if there is no
     cache."""
-    start = e.start
-    if start is None or any(start in s.results for s in statements):
+    if e.start is None or e.advance is None or any(e.start in s.results for s in statements):
         return statements
-    cache, tokens = e.declare_input("cache", "None", "Cache | None"), find_tokens(e.graph)
-    assert tokens is not None
-    text = "if {0} is not None: {0}.advance({1}.shape[1])"
-    return [Statement(text, (cache, e[tokens]), (), ""), *statements]
+    return [e.advance, *statements]
 
 
 def emit_query_positions(e: Emitter) -> Operand:
