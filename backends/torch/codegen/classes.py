@@ -21,10 +21,9 @@ from .value_names import NamedOperand
 
 @dataclass(frozen=True)
 class ClassSource:
-    """A generated class, as a template needs it. `init` and `lines` are the lines of ``__init__`` and of the forward;
-    `parameters` and `returns` are the forward's parameters and return type. `cache` is the expression that constructs
-    its cache ("" for none), and `cache_type` the annotation of that cache. `constants`: the class keeps the dtype of
-    constant tables."""
+    """A generated class, as a template needs it. `init` and `lines` are the lines of ``__init__`` and of the forward,
+    whose parameters and return type are `parameters` and `returns`. `cache` is the expression that constructs the cache
+    ("" for none), and `cache_type` its annotation. `constants`: the class keeps the dtype of tables."""
 
     name: str
     doc: str
@@ -78,8 +77,8 @@ class ClassWriter(ABC):
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def write_cache(self, method: Method) -> tuple[str, str]:
-        """Return the expression that constructs the cache of a class, and the type of the cache; ("", "") without
-        one."""
+        """Return the expression that constructs the cache of a class, and the cache's type; ("", "") without a
+        cache."""
         return "", ""
 
     def list_described_nodes(self, method: Method) -> list[Node]:

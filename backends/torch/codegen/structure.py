@@ -30,7 +30,7 @@ from ..program.statements import (
 
 @dataclass(eq=False, repr=False)
 class ModuleCall:
-    """A call of `callee`, the forward of the module at `path`, on `inputs`; `slots` is its number of states."""
+    """A call of `callee`, the forward of the module at `path`: it maps `inputs` to `results`. It has `slots` states."""
 
     path: str
     callee: Method
@@ -67,8 +67,7 @@ Item = Statement | ModuleCall | Loop
 
 @dataclass(eq=False, repr=False)
 class Method:
-    """The forward of the module at `path`: its `items` in order, inputs, outputs and members. Methods with equal `key`
-    can share a class."""
+    """The forward of the module at `path`, with its `items` in order. Methods with equal `key` can share a class."""
 
     path: str
     items: list[Item]
@@ -80,8 +79,8 @@ class Method:
 
     @property
     def slots(self) -> int:
-        """Return the number of items with states. The cache of one item is its state; that of several items is a
-        tuple."""
+        """Return the number of items with states. The cache has the state of one item, or a tuple of those of
+        several."""
         return len(self.stateful)
 
     @property
@@ -96,8 +95,8 @@ class Method:
 
 
 def has_state(item: Item) -> bool:
-    """Return whether `item` reads a cache or state. Statements without results, such as the cache advance, do not
-    count."""
+    """Return whether `item` reads a cache or state. Statements without results do not count, such as the cache
+    advance."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0

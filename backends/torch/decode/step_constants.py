@@ -12,9 +12,9 @@ TICKETS = Submodule("tickets", "Tickets")
 
 
 def move_tables(program: Program, tickets: int) -> None:
-    """Make the statements in the top scope of `program` that read only constants and the device attributes of the step,
-    which computes them once. Another attribute gets the counters of `tickets` tickets per batch row, with which blocks
-    of a kernel synchronize."""
+    """Make statements in the top scope of `program` that read only constants and the device attributes of the step,
+    computed once. Another attribute has the counters of `tickets` tickets per batch row, which synchronize blocks of
+    kernels."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}

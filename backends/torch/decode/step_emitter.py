@@ -100,8 +100,7 @@ class StepEmitter(Emitter):
         self.choices.append(Implementation(self.node, reason=reason))
 
     def make_placeholders(self, node: Node) -> tuple[Var, ...]:
-        """Return new variables for the outputs of `node`. Their reader emits the call of the kernel as one of its
-        arguments."""
+        """Return new variables for the outputs of `node`. The reader of these emits the kernel call, as an argument."""
         return tuple(Var(choose_name(value)) for value in node.outputs)
 
     # -- weights of kernels
@@ -144,8 +143,8 @@ class StepEmitter(Emitter):
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def make_norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
-        """Return a norm of `kind` "rms" or "layer" as kernels take it. Its weight is `gain` and its bias `shift`; None
-        for none."""
+        """Return a norm of `kind` "rms" or "layer" as kernels take it, with weight `gain` and bias `shift` (None:
+        none)."""
         assert all(w is None or isinstance(w, Param) for w in (gain, shift))
         paths = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
@@ -181,8 +180,7 @@ class StepEmitter(Emitter):
             self.scope = outer
 
     def can_move_state(self, node: Node, scope: str) -> bool:
-        """Return whether the state update of `node` can move out to `scope` without changing the nesting of the
-        cache."""
+        """Return whether the state update of `node` can move out to `scope` while the cache stays nested as it is."""
         inner = f"{scope}." if scope else ""
         within = [n for n in self._cache_owners if n.scope == scope or n.scope.startswith(inner)]
         counts = Counter((n.scope, n.op) for n in within)

@@ -40,7 +40,7 @@ def causal_relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> 
 
 
 def relative_rows(table: Tensor, distance: Tensor) -> Tensor:
-    """Return rows clip(j − i, ±R) + R, [batch, 1, seq, keys], of table [2R + 1, d] for distance [batch, seq, keys]."""
+    """Return row indices clip(j − i, ±R) + R [batch, 1, seq, keys] of table [2R + 1, d]: j − i [batch, seq, keys]."""
     reach = table.shape[0] // 2
     return distance[:, None].clamp(-reach, reach) + reach
 

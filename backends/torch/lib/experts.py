@@ -34,8 +34,7 @@ def moe(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stac
 
 
 def moe_by_expert(x: Tensor, combine: Tensor, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Return Σ_e combine_e · expert_e(x), computed expert by expert: x [tokens, dim], combine [tokens, experts], 0
-    where not chosen."""
+    """Return Σ_e combine_e · expert_e(x), computed expert by expert: x [tokens, dim], combine [tokens, experts]."""
     y = torch.zeros_like(wide(x))
     for weight, *tensors in zip(combine.unbind(1), *(s.unbind(0) for s in stacks), strict=True):
         token = weight.nonzero().squeeze(1)

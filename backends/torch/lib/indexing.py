@@ -30,8 +30,7 @@ def scatter_rows(x: Tensor, rows: Tensor, indices: Tensor, dim: int = 1) -> Tens
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest elements of the last axis, largest first, and their indices. The first wins a tie, unlike in
-    torch.topk."""
+    """Return the k largest elements of the last axis, largest first, and their indices. The first wins a tie."""
     values, indices = x.sort(dim=-1, descending=True, stable=True)
     return values[..., :k], indices[..., :k]
 

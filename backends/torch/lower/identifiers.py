@@ -38,7 +38,7 @@ def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[
 
 
 def _select_plain_modules(graph: Graph, usual: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries (old: new) of `usual` whose new name is free, and whose module has only a weight and perhaps a
+    """Return the entries (old: new) of `usual` with a free new name, whose module has only a weight and perhaps a
     bias."""
     values = (v.name for n in graph.nodes for v in n.outputs)
     used = {name.partition(".")[0] for name in (*graph.params, *(n.scope for n in graph.nodes), *values)}

@@ -77,14 +77,12 @@ def describe_limits(graph: Graph) -> list[str]:
 
 
 def find_kv_attentions(graph: Graph) -> list[Node]:
-    """Return the nodes of `graph` with a cache whose op has an operand v, even if the node leaves it out (latent
-    attention)."""
+    """Return the nodes of `graph` with a cache whose op has an operand v, even if latent attention leaves it out."""
     return [n for n in graph.nodes if n in find_cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 
 def _find_recipe(node: Node, operand: str) -> tuple[Recipe, ...]:
-    """Return the recipe of the parameter `operand` of a norm as a tuple of one; () if the norm has no such
-    parameter."""
+    """Return the recipe of a norm's parameter `operand` as a tuple of one; () if the norm has no such parameter."""
     param = node.operand(operand) if operand in {o.name for o in node.op.operands} else None
     return (param.recipe,) if isinstance(param, Param) else ()
 

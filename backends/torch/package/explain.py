@@ -93,8 +93,7 @@ def explain_cpu(dtype: torch.dtype) -> str:
 def _explain_choice(
     choice: Implementation, unfused: str, dtype: torch.dtype, capability: tuple[int, int] | None
 ) -> Explanation:
-    """Return the explanation of `choice` without the node's name; `unfused` is the reason why it is not fused
-    further."""
+    """Return the explanation of `choice` without the node's name; `unfused`: the reason why it is not fused further."""
     op, reasons = choice.node.op.name, ["Triton does not run on a CPU"]
     if capability is not None:
         with assume_capability(capability):

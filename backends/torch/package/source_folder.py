@@ -61,8 +61,7 @@ def generate_model(forms: Mapping[str, Graph], float8_caches: bool = False) -> G
 
 
 def lower_step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeStep | None:
-    """Return the decode step of the model `lowered`; None if `forms` has none, or if their caches would differ in
-    nesting."""
+    """Return the decode step of the model `lowered`; None if `forms` has none, or if their caches differ in nesting."""
     return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 

@@ -51,8 +51,8 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def find_plain_vector(graph: Graph) -> Param | None:
-    """Return the trained float parameter of rank 1 with the fewest dots in its name; None if there is none. Its dtype
-    is that of the model."""
+    """Return the trained float parameter of rank 1 with the fewest dots in its name, which has the model's dtype, or
+    None."""
     floats = (p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses)
     vectors = (p for p in floats if not p.recipe.is_constant)
     return min(vectors, key=lambda p: p.name.count("."), default=None)

@@ -90,12 +90,12 @@ class Emitter:
     # -- states
 
     def zero_padding(self, value: Value | Operand) -> Value | Operand:
-        """Return `value` [batch, seq, width] with zeros at padding tokens. Here inputs have no padding: return
-        `value`."""
+        """Return `value` [batch, seq, width] with zeros at padding tokens: here unchanged, as inputs have no
+        padding."""
         return value
 
     def padding_mask(self) -> Var | None:
-        """Return the mask [batch, seq] of tokens that are not padding. Here inputs have no padding: return None."""
+        """Return the mask [batch, seq] of tokens that are not padding: here None, as inputs have no padding."""
         return None
 
     def emit_with_state(
@@ -234,7 +234,7 @@ class Emitter:
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         """Return a module constructed by `init` whose parameters are `weights`, by attribute; arguments of None are
         skipped. Return None if these are not exactly the members of one module in this scope, or if an earlier
-        statement reads one of them directly. The statement must then read the weights themselves."""
+        statement reads one of them directly. The caller's statement must then read the weights themselves."""
         present = {name: w for name, w in weights.items() if w is not None}
         params = tuple(w for w in present.values() if isinstance(w, Param))
         path = next(w.name.removesuffix(f".{name}") for name, w in present.items())
@@ -340,8 +340,7 @@ class Emitter:
 
 def choose_name(value: Value) -> str:
     """Return a variable name for `value`: the last part of its name. If that is only the name of its op, return the
-    name of the operand that its first reader calls it; but y for a float that the reader calls x, xs or y, or is its
-    only operand."""
+    name that its first reader has for this operand; but y for a float if that is x, xs or y, or the only operand."""
     name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
     name = f"v_{name}" if name.isdigit() else name  # an index of a list of modules
     fused = maker is not None and Trait.FUSED in maker.op.traits and name in OPS  # named after an op that it replaced

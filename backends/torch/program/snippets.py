@@ -89,8 +89,7 @@ def find_bound_names(tree: ast.AST) -> frozenset[str]:
 
 
 def select_snippets(wanted: Iterable[str], known: Mapping[str, Snippet] | None = None) -> list[Snippet]:
-    """Return the snippets named in `wanted`, and all that they use, in the order of `known` (default:
-    `read_library()`)."""
+    """Return the snippets named in `wanted` and all that they use, in the order of `known` (default: the library's)."""
     snippets = read_library() if known is None else known
     needed: set[str] = set()
     queue = [n for n in wanted if n in snippets]

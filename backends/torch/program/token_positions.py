@@ -34,8 +34,7 @@ def begin_forward(e: Emitter) -> None:
 
 
 def add_cache_advance(e: Emitter, statements: list[Statement]) -> list[Statement]:
-    """Return `statements`, preceded by one that advances the cache if none of them does; unchanged if there is no
-    cache."""
+    """Return `statements`, after one that advances the cache if none of them does; unchanged if there is no cache."""
     if e.start is None or e.advance is None or any(e.start in s.results for s in statements):
         return statements
     return [e.advance, *statements]

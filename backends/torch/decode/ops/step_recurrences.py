@@ -31,7 +31,7 @@ TOKEN_OPERANDS = ("x", "delta", "b", "c")  # operands of a state space with a ro
 
 
 def _is_stateless(e: StepEmitter, node: Node) -> bool:
-    """Return whether no cache or state of the step belongs to `node`. If its state is an operand, record that as the
+    """Return whether the cache has no state for `node`. If an operand of `node` is its state, record that as the
     reason."""
     if node in e.cached and has_state(node):
         e.record_fallback("its state is an operand")
