@@ -44,7 +44,7 @@ def test_explanation_states_why_a_kernel_refuses_a_node() -> None:
     odd = decoder(Attention(3, 1, 7)).graph()
     assert "torch, as norm_qkv: an odd number of elements per head" in explain_op(odd, "norm_qkv")
     wide = decoder(Attention(2, 1, 600)).graph()
-    assert "torch, as decode_attention: a key and its value are 2048 numbers" in explain_op(wide, "attention")
+    assert "torch, as decode_attention: a key and its value have 2048 elements" in explain_op(wide, "attention")
     assert "torch.float64 is not one of bf16, fp16, fp32" in explain_op(odd, "norm_glu", torch.float64)
 
 
