@@ -16,7 +16,6 @@ from torch import nn
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
-from weft.ir.recipes.blocks import Stored
 from weft.ir.recipes.readers import TensorReader
 from weft.ir.recipes.streams import cast_finite, stream_rows
 from weft.ir.types import dtypes
@@ -27,6 +26,7 @@ from ..codegen.model_source import GeneratedSource, write_source
 from ..decode.lower_step import explain_refusal
 from ..decode.step_source import write_step
 from ..lower.lower import lower
+from ..program.constants import get_stored_dtype
 from ..program.statements import TORCH_NAMES
 from .shipped.load import Failure, check_device
 from .source_folder import lower_step_of
@@ -92,17 +92,13 @@ def evaluate_param(param: Param, reader: TensorReader, dtype: torch.dtype) -> to
     Raises:
         WeftError: if a value is beyond the range of the dtype.
     """
-    kind = param.type.dtype
     blocks = [np.atleast_1d(block) for block in stream_rows(param.recipe, reader)]
     array = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
     tensor = torch.tensor(np.ascontiguousarray(array)).reshape(param.type.concrete({}))  # a copy: readers keep theirs
-    if not kind.is_float:
-        return tensor.to(getattr(torch, TORCH_NAMES[kind.name]))
-    if param.recipe.is_constant:
-        return tensor.to(torch.float32)
-    stored = tensor.to(getattr(torch, TORCH_NAMES[kind.name]) if param.recipe.has(Stored) else dtype)
-    if not torch.isfinite(stored).all():
-        cast_finite(array, dtypes.parse(str(stored.dtype).removeprefix("torch.")), param.name)  # raises
+    kind = get_stored_dtype(param, dtypes.parse(str(dtype).removeprefix("torch.")))
+    stored = tensor.to(getattr(torch, TORCH_NAMES[kind.name]))
+    if kind.is_float and not param.recipe.is_constant and not torch.isfinite(stored).all():
+        cast_finite(array, kind, param.name)  # raises
     return stored
 
 

@@ -3,7 +3,10 @@ products by weights libraries compute before its kernel."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
+
+from networkx.utils import UnionFind
 
 from weft.ir import ops
 from weft.ir.graph import Graph, Node, Value
@@ -63,26 +66,16 @@ class StepAxes:
     """The axes of `step`: classes of dimensions of its values (above size 1) that ops iterate over together."""
 
     def __init__(self, step: Step) -> None:
-        self._joined: dict[Axis, Axis] = {}
-        for node in step.graph.nodes:
-            self._join_all(_pair_dims(node))
-        for name in step.states:
-            old, new = step.graph.inputs[name], step.new_state(name)
-            self._join_all(((old, d), (new, d)) for d in range(len(old.shape)))
+        self._joined = UnionFind()
+        states = ((step.graph.inputs[name], step.new_state(name)) for name in step.states)
+        kept = [((old, d), (new, d)) for old, new in states for d in range(len(old.shape))]
+        for a, b in itertools.chain(kept, *map(_pair_dims, step.graph.nodes)):
+            if 1 not in (a[0].shape[a[1]], b[0].shape[b[1]]):
+                self._joined.union(a, b)
 
     def axes_of(self, value: Value) -> tuple[Axis | None, ...]:
         """Return the axis of each dimension of `value`; None for a dimension of size 1."""
-        return tuple(None if n == 1 else self._root((value, d)) for d, n in enumerate(value.shape))
-
-    def _root(self, axis: Axis) -> Axis:
-        while axis in self._joined:
-            axis = self._joined[axis]
-        return axis
-
-    def _join_all(self, pairs: Iterable[tuple[Axis, Axis]]) -> None:
-        for a, b in pairs:
-            if 1 not in (a[0].shape[a[1]], b[0].shape[b[1]]) and self._root(a) != self._root(b):
-                self._joined[self._root(a)] = self._root(b)
+        return tuple(None if n == 1 else self._joined[value, d] for d, n in enumerate(value.shape))
 
 
 def find_reduced_dims(node: Node) -> set[int]:
