@@ -106,7 +106,8 @@ def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, l
 
 
 def _choose_words(classes: Sequence[list[Node]]) -> list[str]:
-    """Return for each class a word that names a kind of op which the other classes lack; "" if there is none."""
+    """Return a prefix for each class: a kind of op that the other classes lack, else its first kind, else "". If all
+    classes have the same kinds, return "NoPE" for classes without RoPE where others have it, and "" for the rest."""
     kinds = [_list_kinds(nodes) for nodes in classes]
     union = set().union(*kinds)
     if len({tuple(k) for k in kinds}) == 1:

@@ -54,7 +54,7 @@ def sum_divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean KL divergence from the teacher on held-back windows, nats per token, before and after `steps` of
+    """Mean KL divergence from the teacher on held-back windows [nats per token] before and after `steps` of
     training."""
 
     before: float

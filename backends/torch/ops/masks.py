@@ -77,8 +77,8 @@ def has_position_mask(node: Node) -> bool:
 
 
 def emit_visibility(e: Emitter, node: Node) -> Var:
-    """Emit and return the `KeyVisibility`, the rule of visible keys by position, of an attention with
-    `has_position_mask`. Attentions with a cache share equal rules."""
+    """Emit and return the `KeyVisibility` of an attention with `has_position_mask`: the rule by which positions decide
+    which keys are visible. Attentions with a cache share equal rules."""
     rule = f"lambda q, k: {write_visibility(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"

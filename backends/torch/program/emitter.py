@@ -59,11 +59,11 @@ class Emitter:
             self._operands[value] = var
 
     def enter(self, node: Node) -> None:
-        """Attribute the statements that are emitted next to `node`, and put them into its scope."""
+        """Make `node` the origin of the statements emitted from now on, and its scope the current scope."""
         self.node, self.scope = node, node.scope
 
     def leave(self) -> None:
-        """Attribute the statements that are emitted next to no node, and put them into the scope of the whole model."""
+        """Emit the following statements for no node, and in the scope of the whole model."""
         self.node, self.scope = None, TOP
 
     def __getitem__(self, value: Value) -> Operand:
@@ -90,12 +90,11 @@ class Emitter:
     # -- states
 
     def zero_padding(self, value: Value | Operand) -> Value | Operand:
-        """Return `value` [batch, seq, width] with zeros at padding tokens: here unchanged, as inputs have no
-        padding."""
+        """Return `value` [batch, seq, width] with zeros at padding tokens: here unchanged, as no input is padded."""
         return value
 
     def padding_mask(self) -> Var | None:
-        """Return the mask [batch, seq] of tokens that are not padding: here None, as inputs have no padding."""
+        """Return the mask [batch, seq] of tokens that are not padding: here None, as no input is padded."""
         return None
 
     def emit_with_state(
@@ -206,8 +205,8 @@ class Emitter:
         return any(s.early and var in s.results for s in self.program.statements)
 
     def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
-        """Return an expression for `var`, with statements of the current scope inlined, and its operands. Placeholders
-        count from `first`. Statements of other scopes and those with a cache are not inlined."""
+        """Return an expression for `var` and its operands. Statements of the current scope are inlined into it, except
+        those with a cache. Placeholders count from `first`."""
         s = next((s for s in self.program.statements if var in s.results), None)
         if s is None or s.scope != self.scope or any(isinstance(o, CacheSlot) for o in s.operands):
             return f"{{{first}}}", [var]
@@ -339,8 +338,9 @@ class Emitter:
 
 
 def choose_name(value: Value) -> str:
-    """Return a variable name for `value`: the last part of its name. If that is only the name of its op, return the
-    name that its first reader has for this operand; but y for a float if that is x, xs or y, or the only operand."""
+    """Return a variable name for `value`: the last part of its name, unless that is only the name of its op. Then
+    return the name that its first reader has for this operand, beyond reshapes and transposes; but y for a float if
+    that name is x, xs or y, or if the reader has only one operand."""
     name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
     name = f"v_{name}" if name.isdigit() else name  # an index of a list of modules
     fused = maker is not None and Trait.FUSED in maker.op.traits and name in OPS  # named after an op that it replaced

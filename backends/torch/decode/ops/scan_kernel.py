@@ -78,8 +78,7 @@ def write_scan_kernel(step: Step) -> ScanKernel:
     """Return the kernel that computes one token of `step`.
 
     Raises:
-        NoKernel: if an op is neither elementwise nor a reduction over one axis of the states, if the states differ in
-            shape, or if a value has an axis that the states lack.
+        NoKernel: with the reason, such as an op that is neither elementwise nor a reduction over an axis of the states.
     """
     return _Writer(step).write()
 
@@ -115,9 +114,8 @@ class _Writer:
         self._find_axes()
 
     def _find_axes(self) -> None:
-        """Find the axes of the states. Set `inner` and `length` to the reduced axis (or None) and its size, `across` to
-        the sizes of the other axes, and `count` to their product. Raise NoKernel if a kernel cannot run over the
-        axes."""
+        """Set `inner` and `length` to the reduced axis of the states (or None) and its size, `across` to the sizes of
+        the other axes, and `count` to their product. Raise NoKernel if a kernel cannot run over the axes."""
         states = [self.graph.inputs[name] for name in self.step.states]
         axes, shape = self.axes.axes_of(states[0]), _find_row_shape(states[0])
         if any(self.axes.axes_of(state) != axes for state in states):
@@ -323,8 +321,8 @@ class _Writer:
 
 
 def _undo_reshapes(value: Value) -> Value:
-    """Follow the reshapes that end in `value` back to their first operand that has the batch as its first axis; return
-    it. It has the same order in memory as `value`."""
+    """Return the operand of the reshapes that end in `value`, followed back as long as the batch is its first axis. The
+    operand has the same order in memory as `value`."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required_operand("x")
