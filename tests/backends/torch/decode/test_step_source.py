@@ -147,7 +147,7 @@ def test_folders_decode_without_weft(name: str, tmp_path: Path) -> None:
     with alone(tmp_path), torch.inference_mode():
         model, decode = (importlib.import_module(name) for name in ("model", "decode"))
         net = model.Model()
-        for weight in net.parameters():
+        for weight in (*net.parameters(), *net.buffers()):  # all: their memory is uninitialized
             torch.nn.init.normal_(weight, std=0.3, generator=torch.Generator().manual_seed(0))
         ids, at = torch.tensor([[3], [5]]), torch.zeros(2, 1, dtype=torch.int64)
         want = net(ids, cache=net.new_cache(2, 4))
