@@ -24,9 +24,10 @@ EarlyStopping = bool | Literal["never"]
 class Beams:
     """Options of beam search: the number of `beams`, and the number of best sequences `returned`.
 
-    The score of a sequence of n tokens is its log-probability / n^length_penalty. `early_stopping` decides when the
-    search ends after `beams` sequences have ended: at once (True), when no open sequence scores higher at its current
-    length (False), or at any length ("never"); Meister et al. 2020 (arXiv 2010.02650) discuss such rules.
+    The score of a sequence of n tokens is its log-probability / n^length_penalty. Once `beams` sequences have ended,
+    `early_stopping` decides when the search ends: True: at once; False: when no open sequence scores higher than the
+    worst of them at its current length; "never": when none can do so at any length. Meister et al. 2020 (arXiv
+    2010.02650) discuss such rules.
 
     Raises WeftError on a value outside its range.
     """

@@ -26,7 +26,7 @@ class CachedDecoder(ABC, Generic[C]):
     """A language model with caches on `device`, "cpu" or "cuda".
 
     - start: a tuple of the token that begins every row of an encoder-decoder; None if a row begins with its prompt
-    - max_prompt: the maximum length of a prompt; of an encoder-decoder `max_source`, that of a source
+    - max_prompt: the maximum length of a prompt in tokens; for an encoder-decoder that of a source, `max_source`
     - every_position: a model call returns the logits of all new tokens, not only of the last token
     - padded: the rows of a model call may have different numbers of new tokens
     - can_rewind: rows can drop their last tokens, which recurrent states and rolling caches cannot

@@ -140,7 +140,8 @@ class TokenRules:
 
     - begin: the allowed tokens at each of the first positions
     - last: the only token allowed at the length limit; None: any
-    - never, never_first: tokens not allowed after the positions of `begin`: at any position, at the first one
+    - never: tokens not allowed at any position after those of `begin`
+    - never_first: tokens not allowed at the first position after those of `begin`
     """
 
     begin: tuple[tuple[int, ...], ...] = ()

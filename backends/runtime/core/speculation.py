@@ -38,7 +38,8 @@ class Drafter(ABC):
 
 class PromptLookup(Drafter):
     """A drafter by prompt look-up (Saxena 2023): it finds the longest n-gram (2 to 4 tokens) at the end of the sequence
-    that occurred before, and proposes the tokens that followed the last earlier occurrence."""
+    that occurred before, and proposes the tokens that followed its last earlier occurrence, in a loop if they are too
+    few. Without such an n-gram it proposes nothing."""
 
     def __init__(self) -> None:
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> end of its last occurrence
@@ -83,7 +84,7 @@ class Assistant(Drafter):
 class Speculation:
     """The settings of speculative decoding: drafts of at most `prompt_lookup_num_tokens` tokens by prompt look-up, or
     of at most `num_assistant_tokens` by the model `assistant`. Its truth value is False if neither is set. Raises
-    WeftError on a value outside its range, on both sources, and on `num_assistant_tokens` without an assistant."""
+    WeftError on a value outside its range, if both are set, and on `num_assistant_tokens` without an assistant."""
 
     prompt_lookup_num_tokens: int = 0
     assistant: CachedDecoder[Any] | None = None
@@ -104,7 +105,8 @@ class Speculation:
         return self.prompt_lookup_num_tokens > 0 or self.assistant is not None
 
     def check(self, decoder: CachedDecoder[Any]) -> None:
-        """Check that `decoder` can verify drafts and the assistant, if set, propose them. Raises WeftError if not."""
+        """Check that `decoder` can verify drafts: it must rewind, accept padding and return all logits. The assistant,
+        if set, must rewind and have the same vocabulary. Raises WeftError if not."""
         if not decoder.can_rewind or not decoder.padded:
             why = "its tokens compete" if decoder.can_rewind else "states and rolling caches cannot drop tokens again"
             raise WeftError(f"the model cannot verify drafted tokens: {why}; generate without drafts")

@@ -58,8 +58,8 @@ class Buffer:
         self.write(self.host)
 
     def download(self) -> NDArray[Any]:
-        """Return the contents as a host array: on the CPU the memory itself, on CUDA a copy; changes to either take
-        effect when the array is passed to `write`."""
+        """Return the contents as a host array: on the CPU the memory itself, on CUDA a copy. Pass it to `write` after
+        changes."""
         return self.host if self.device == "cpu" else self._value.numpy()
 
     def write(self, values: NDArray[Any]) -> None:

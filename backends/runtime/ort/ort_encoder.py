@@ -60,9 +60,10 @@ class EncoderModel(Tasks):
         Pooling "mean" averages the vectors of a text's tokens, "weighted" averages them with weights 1, 2, … in order;
         "max" takes the maximum of each feature, "cls" the vector of the first token, "last" that of the last token.
         `normalize` scales every vector to unit length. None means the setting of the sentence-transformers folder that
-        the model was compiled from, else "mean" without scaling; with pooling None, the model's own output
-        sentence_embedding is used if it has one. Texts of similar length run together, `batch` at a time, right-padded;
-        if tokens compete for experts, texts of different lengths run separately.
+        the model was compiled from, else "mean" without scaling. With pooling None, the model's own output
+        sentence_embedding is used if it has one and `normalize` is not False, or if modules after the pooling compute
+        it. Texts of similar length run together, `batch` at a time, right-padded; if tokens compete for experts, texts
+        of different lengths run separately.
 
         The text `prompt`, else the model's prompt called `prompt_name`, else the model's default prompt is put before
         each string; token ids get no prompt. Vectors keep their first `truncate_dim` features (Kusupati 2022,
@@ -186,8 +187,8 @@ def _normalize(vectors: Floats) -> Floats:
 
 
 def _pool(states: Floats, pooling: str, skipped: int = 0) -> Floats:
-    """Return the vectors `states` [tokens, dim] of a text pooled to [dim], without those of the first `skipped` tokens;
-    for pooling "none" return all vectors."""
+    """Return the vectors `states` [tokens, dim] of a text pooled to [dim], without those of the first `skipped` tokens
+    (at least one remains); for pooling "none" return all vectors."""
     begin = min(skipped, len(states) - 1) if pooling != "none" else 0
     states, count = states[begin:], len(states)
     if pooling in ("mean", "weighted"):

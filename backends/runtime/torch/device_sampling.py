@@ -35,7 +35,7 @@ class DeviceSampler:
 
     @property
     def changed_tensors(self) -> list[Tensor]:
-        """Return the tensors that a draw changes: the numbers of random numbers used up."""
+        """Return the tensors that a draw changes: the number of random numbers used up, [batch, 1]."""
         return [self._spent]
 
     def __call__(self, logits: Tensor, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from .device_sampling import DeviceSampler
 
 class SamplingContext(BatchContext):
     """A batch context whose `steps` can sample on the device: while the host reads the tokens of a step, the device
-    runs the next step already. `discard_step` discards that step, because it has the old rows."""
+    runs the next step already. `discard_step` discards that next step before rows change."""
 
     steps: CapturedSteps
 

@@ -32,8 +32,9 @@ class TorchDecoder(CachedDecoder["TorchContext"]):
 
     - step: the function that runs a decode step; None: the model itself
     - compares: tokens of a model call compete, for example for the capacity of experts
-    - start, max_source, sound: of an encoder-decoder, the first token of its answers, and the maximum number of source
-      tokens, or the format of the sound that it takes instead of tokens
+    - start: the first token of an encoder-decoder's answers; None for a decoder
+    - max_source, sound: the maximum number of tokens of its sources, and the kind of sound that it takes instead of
+      tokens
     - draws: sample tokens on the device if the sampling options allow it; None: on CUDA
     - offloaded: the manager of the experts; None: all experts are on the device
 
