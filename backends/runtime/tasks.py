@@ -131,8 +131,8 @@ class Tasks(ABC):
         return task
 
     def tag(self, text: str, *, ignore: Sequence[str] = ("O",)) -> list[Span]:
-        """Return a span with the likeliest label for each token of `text`, except tokens with a label in `ignore`.
-        Raises WeftError if the head is for another task, or `text` is empty or too long."""
+        """Return a span with the likeliest label for each token of `text`, except special tokens and those with a label
+        in `ignore`. Raises WeftError if the head is for another task, or `text` is empty or too long."""
         task, encoded = self.require_task("token-classification"), self.encode_input(text, False)
         (logits,) = self.run([encoded.ids], [encoded.types], ["logits"])
         probabilities = _softmax(logits[0])
@@ -209,8 +209,9 @@ class Tasks(ABC):
         return np.stack(rows) if rows else np.empty((0, 1), np.float32)
 
     def split_batches(self, lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
-        """Yield lists of indices of the texts to run together, given their `lengths` in tokens: at most `batch` texts
-        of similar length, or a single text if padding would change its routing to experts."""
+        """Yield lists of indices of the texts to run together, given their `lengths` in tokens, the shortest first: at
+        most `batch` texts, or a single text of more than `compares_above` tokens if padding would change its routing to
+        experts."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         singles = [i for i in order if self.compares and lengths[i] > self.compares_above]
         batched = order[: len(order) - len(singles)]

@@ -30,7 +30,7 @@ class ChatTemplate:
     """The chat templates of a compiled folder: "tool_use" renders prompts with tools, "default" all others. A template
     is untrusted, like the model: it runs in jinja2's immutable sandbox, in a process limited to 2 seconds and 512 MiB.
     Each prompt starts a new process unless `renderer` is set, which stays alive. Raises WeftError when the folder has
-    no template, or its file is not text."""
+    neither of the two templates, or its file is not text."""
 
     def __init__(self, folder: Path) -> None:
         self.renderer: Renderer | None = None
@@ -120,8 +120,8 @@ class Renderer(AbstractContextManager["Renderer"]):
             os.killpg(process.pid, signal.SIGKILL)
 
     def send_request(self, request: bytes) -> tuple[int, bytes, bytes]:
-        """Send a request; return (exit status of its fork, its output, b""), like `_ask_once`. Raises OSError if the
-        process cannot be started or ends."""
+        """Send a request; return (exit status of its fork, its output, b""). Raises OSError if the process cannot be
+        started or ends."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = _start_process(self._command, errors=subprocess.DEVNULL)
