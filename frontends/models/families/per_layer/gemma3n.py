@@ -6,21 +6,21 @@ import math
 
 from weft.ir.recipes import Recipe, Reshape, Slice
 
-from ....dsl import (
-    AltUpLayer,
-    Attention,
-    GatedMLP,
-    GatherStreams,
-    PerLayerEmbedding,
-    PerLayerInput,
-    RMSNorm,
-    SpreadStreams,
-)
+from ....dsl import AltUpLayer, Attention, GatedMLP, GatherStreams, PerLayerInput, RMSNorm, SpreadStreams
 from ...tables import gguf
 from ...tables.family import Config, Fetch, key, set_all, template
 from ...tables.settings import ACTIVATIONS, Settings
 from ..dense.llama import LLAMA
-from .gemma4 import GGUF_PER_LAYER, GGUF_SETTINGS, PER_LAYER, build_rope, convert_keys, name_kv, read_types
+from .gemma4 import (
+    GGUF_PER_LAYER,
+    GGUF_SETTINGS,
+    PER_LAYER,
+    build_embedding,
+    build_rope,
+    convert_keys,
+    name_kv,
+    read_types,
+)
 
 _BASES = {
     "sliding_attention": key("rope_local_base_freq", default=10_000.0),
@@ -66,12 +66,6 @@ def _build_layers(config: Config) -> tuple[AltUpLayer, ...]:
     return tuple(layer(i) for i in range(layers))
 
 
-def _build_embedding(config: Config) -> PerLayerEmbedding:
-    width = config.get("hidden_size_per_layer_input", 256)
-    norm = RMSNorm(key("rms_norm_eps", default=1e-6)(config))
-    return PerLayerEmbedding(config.get("vocab_size_per_layer_input", 262_144), width, norm)
-
-
 def _build_gguf_layers(config: Config) -> tuple[AltUpLayer, ...]:
     """Return the layers of a file; as in llama.cpp, by default the first 20 have separate keys and values."""
     shared = {"attention.shared_kv_layers": max(config["block_count"] - 20, 0)}
@@ -110,7 +104,7 @@ GEMMA3N_GGUF = gguf.BASE.derive(
     unused=(*gguf.BASE.unused, *(f"*.attn_{n}.weight" for n in ("k", "v", "k_norm"))),
     **GGUF_SETTINGS,
     block=_build_gguf_layers,
-    per_layer=lambda c: _build_embedding(convert_keys(c)),
+    per_layer=lambda c: build_embedding(convert_keys(c)),
     spread=lambda c: SpreadStreams(c.get("altup.num_inputs", 4)),
     gather=lambda c: GatherStreams(),
     logit_softcap=lambda c: c.get("final_logit_softcapping", 30.0) or None,
@@ -137,7 +131,7 @@ GEMMA3N = LLAMA.derive(
     **set_all(None, "heads", "kv_heads", "head_dim", "ffn", "rope"),
     context=key("max_position_embeddings", default=None),
     block=_build_layers,
-    per_layer=_build_embedding,
+    per_layer=build_embedding,
     spread=lambda c: SpreadStreams(c.get("altup_num_inputs", 4)),
     gather=lambda c: GatherStreams(),
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),

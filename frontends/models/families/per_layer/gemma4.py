@@ -116,7 +116,8 @@ def _build_layers(config: Config) -> tuple[LayerWithInput, ...]:
     return tuple(layer(i) for i in range(len(types)))
 
 
-def _build_embedding(config: Config) -> PerLayerEmbedding | None:
+def build_embedding(config: Config) -> PerLayerEmbedding | None:
+    """Return the embedding for every layer; None if hidden_size_per_layer_input is 0."""
     width = config.get("hidden_size_per_layer_input", 256)
     norm = RMSNorm(key("rms_norm_eps", default=1e-6)(config))
     return PerLayerEmbedding(config.get("vocab_size_per_layer_input", 262_144), width, norm) if width else None
@@ -262,7 +263,7 @@ GEMMA4_GGUF = gguf.SPARSE_BASE.derive(
     },
     **GGUF_SETTINGS,
     block=_build_gguf_layers,
-    per_layer=lambda c: _build_embedding(convert_keys(c)),
+    per_layer=lambda c: build_embedding(convert_keys(c)),
     logit_softcap=lambda c: c.get("final_logit_softcapping") or None,
 )
 GEMMA4 = LLAMA.derive(
@@ -289,7 +290,7 @@ GEMMA4 = LLAMA.derive(
     **set_all(None, "heads", "kv_heads", "head_dim", "ffn", "rope"),
     context=key("max_position_embeddings", default=None),
     block=_build_layers,
-    per_layer=_build_embedding,
+    per_layer=build_embedding,
     embed_scale=lambda c: math.sqrt(c["hidden_size"]),
     logit_softcap=key("final_logit_softcapping", default=None),
     defaults={"tie_word_embeddings": True},

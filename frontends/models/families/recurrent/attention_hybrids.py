@@ -16,6 +16,7 @@ from ...tables.rope_config import read_gguf_rope, read_rope, rope_with
 from ...tables.settings import ACTIVATIONS, Settings
 from ...tables.templates import scale_linear
 from ..dense.llama import LLAMA
+from ..experts.deepseek import make_v3_router
 from ..experts.mixtral import map_expert_names, stack_experts
 from .mamba import HEADED_STATES, NO_LIMIT, build_gguf_mamba2, map_mamba2_names, reshape_conv
 
@@ -274,14 +275,7 @@ def _build_nemotron_experts(config: Config) -> MoE:
         gated=False,
         shared=MLP(key("moe_shared_expert_intermediate_size", default=7688)(config), act, bias),
         latent=config.get(latent),
-        router=Router(
-            scoring="sigmoid",
-            correction=True,
-            renormalize=config.get("norm_topk_prob", True),
-            scale=float(config.get("routed_scaling_factor", 1.0)),
-            groups=config.get("n_group", 1),
-            top_groups=config.get("topk_group", 1),
-        ),
+        router=make_v3_router(scale=1.0, groups=1, top_groups=1)(config),
     )
 
 
