@@ -36,8 +36,9 @@ def make_scale_refs(e: Emitter, node: Node) -> tuple[ParamRef, ParamRef] | None:
 
 
 def can_be_float8(node: Node) -> bool:
-    """Return whether the attention `node` can cache keys and values in FP8: it has values and no integer codes."""
-    return node.operand("v") is not None and node.attrs.get("cache_bits") is None
+    """Return whether `node` can cache keys and values in FP8: it has an operand v, and no cache of integer codes."""
+    has_values = "v" in {o.name for o in node.op.operands} and node.operand("v") is not None
+    return has_values and node.attrs.get("cache_bits") is None
 
 
 def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:

@@ -23,7 +23,7 @@ from weft.ir import Graph, WeftError
 
 from ....e2e.random_models import strong
 from ....lowered import build_module, build_step, write_step
-from ....passes.zoo_variants import BIASED, attends, decoder
+from ....passes.zoo_variants import BIASED, VARIANTS, attends, decoder
 from ....sampling import each
 from ..generated import assert_close, call, tolerance
 from ..kernels.shared.test_quantized_gemv import EIGHT, NUMBERS
@@ -166,3 +166,8 @@ def test_limits_of_float8_caches_are_described(tmp_path: Path) -> None:
         build_module(graph, float8_caches=True)
     with pytest.raises(WeftError, match="--cache-dtype 'int3' is not known; it takes int8 or int4 or fp8"):
         weft.compile(attends(), tmp_path / "out", target="torch", cache_dtype="int3")
+
+
+def test_latent_attention_that_chooses_keys_has_no_float8_caches() -> None:
+    module = build_module(VARIANTS["latent, keys chosen"].graph(), float8_caches=True)
+    assert not [key for key in module.state_dict() if "scale" in key]
