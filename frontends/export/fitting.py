@@ -98,7 +98,6 @@ def _is_pooled_by_modules(graph: Graph) -> bool:
 
 
 def _matrix_kinds(graph: Graph) -> dict[str, str]:
-    """Map the names of checkpoint tensors to the kinds of the matrices of `graph` that read them."""
     read = [(param, matrix) for param, matrix in find_matrices(graph).items() if isinstance(matrix, Matrix)]
     return {key: matrix.kind for param, matrix in read for key in param.recipe.sources()}
 

@@ -148,7 +148,7 @@ def _describe_input(graph: Graph, value: Value) -> str:
 
 
 def _param_values(param: Param) -> np.ndarray[Any, Any]:
-    """Return the values of a computed parameter; rotary frequencies in full precision, whatever their `length`."""
+    """Return the values of a computed parameter; rotary frequencies in full precision and independent of `length`."""
     recipe = param.recipe
     if isinstance(recipe, RopeFrequencies):
         arrays = [recipe.frequencies()]

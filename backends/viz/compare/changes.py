@@ -109,7 +109,8 @@ def _join_first(names: Sequence[str]) -> str:
 
 
 def _describe_type(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the first changed type of `before`, without an equal shape; all its types if only their number changed."""
+    """Return the first changed type of `before` (its dtype if only that changed), or all if only their number
+    changed."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
     if not pairs:
         return ", ".join(before)

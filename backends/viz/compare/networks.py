@@ -91,8 +91,7 @@ def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> di
 
 
 def _choose_recipe_text(before: Network, after: Network) -> Recipe:
-    """Return the function from a weight to its recipe; tensor names are stripped if the networks have none in
-    common."""
+    """Return the function from a weight to its recipe, without tensor names if both networks share none."""
 
     def keys(network: Network) -> set[str]:
         return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}

@@ -201,7 +201,6 @@ def _label_points(axes: Axes, names: Mapping[Line2D, str]) -> None:
 
 
 def _shorten_name(name: str) -> str:
-    """Return a point's label of at most 34 characters: the path's last component, or all of a name with a brace."""
     return _truncate(name if "{" in name else name.rstrip("/").rpartition("/")[2], 34)
 
 

@@ -279,7 +279,6 @@ def _order_rows(rows: list[list[Item | LineGap]], graph: nx.DiGraph) -> list[lis
     and return `rows`."""
 
     def find_neighbours(x: Item | LineGap, row: Mapping[object, float], above: bool) -> list[float]:
-        """Return the positions of the cells that `x` has a line to; `row` is the adjacent row, above or below `x`."""
         if isinstance(x, LineGap):
             ends: list[Item | LineGap] = [x, Item(x.source if above else x.target)]
             return [row[end] for end in ends if end in row][:1]

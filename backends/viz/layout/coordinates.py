@@ -182,15 +182,14 @@ class _Placer:
 
 
 def _stack_sizes(sizes: Sequence[Size]) -> Size:
-    """Return the total size of boxes stacked from top to bottom, GAP apart, with their axes on one vertical line."""
     axis = max(s.axis for s in sizes)
     height = sum(s.height for s in sizes) + GAP * (len(sizes) - 1)
     return Size(axis + max(s.width - s.axis for s in sizes), height, axis)
 
 
 def _join_sizes(sizes: Sequence[Size], gap: float) -> Size:
-    """Return the total size of boxes next to each other, `gap` apart. Its axis is that of the middle box, or half the
-    width if the number of boxes is even."""
+    """Return the size of boxes in a row; its axis is that of the middle box, or the center for an even number of
+    boxes."""
     width = sum(s.width for s in sizes) + gap * (len(sizes) - 1)
     half = len(sizes) // 2
     middle = sum(s.width + gap for s in sizes[:half]) + sizes[half].axis if len(sizes) % 2 else width / 2

@@ -103,8 +103,8 @@ def _find_stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[in
 
 
 def _drop_lines(parts: Sequence[PicturePart], wiring: Wiring, stream: Sequence[int]) -> None:
-    """Replace lines of `wiring` by notes: model inputs and parts independent of `stream` keep a line to one reader.
-    That is the first reader that uses more than the shape, if any. Lines to END are unchanged."""
+    """Replace lines of `wiring` by notes, except lines to END: a model input, or a part independent of `stream`, keeps
+    only the line to its first reader that uses more than the shape, or else to the first reader."""
     graph = link_parts(parts, wiring.links)
     for i, part in enumerate(parts):
         readers = sorted(b for a, b in wiring.links if a == i)
@@ -123,6 +123,6 @@ def _reads_shape(part: PicturePart) -> bool:
 
 
 def _is_independent(graph: nx.DiGraph, i: int, stream: Sequence[int]) -> bool:
-    """Return whether part `i` depends on no part of `stream` (itself included) and on no line from START."""
+    """Return whether part `i` is not in `stream` and depends neither on a part of it nor on a line from START."""
     above = nx.ancestors(graph, i) | {i}
     return START not in above and not above & {*stream}

@@ -99,8 +99,8 @@ def _add_bits(part: PicturePart, text: Label) -> Label:
 
 
 def _apply_sign(part: PicturePart, text: Label) -> Label:
-    """Return `text` with the sign of `part` in a comparison as its kind, and a line about the changes; `text` itself
-    if there is no comparison."""
+    """Return `text` with the sign of `part` as its kind and a line about changes; `text` itself without a
+    comparison."""
     marks = [v.mark for v in part.all_vertices()]
     sign = find_common_sign(marks)
     if sign in ("", KEPT):

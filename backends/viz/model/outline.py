@@ -274,7 +274,7 @@ def _inline_lists(children: list[PicturePart]) -> list[PicturePart]:
 
 
 def _fold_repeats(parts: list[PicturePart]) -> list[PicturePart]:
-    """Return `parts` with consecutive numbered parts that are equal, or repeat an equal sequence, folded to repeats."""
+    """Return `parts` with runs of equal numbered parts, and of equal sequences of them, folded to repeats."""
     folded: list[PicturePart] = []
     for numbered, run in itertools.groupby(parts, lambda p: p.name.isdigit() and bool(p.children)):
         members = list(run)

@@ -116,7 +116,7 @@ def _find_unread(loaded: LoadedModel, architecture: str, unread_keys: Collection
 
 
 def _list_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator[LeftOut]:
-    """Yield the keys of `metadata` without the prefix of the `architecture` that nothing reads."""
+    """Yield the keys of `metadata` that nothing reads; skip keys with the prefix of the `architecture`."""
     for key, value in metadata.items():
         if not key.startswith(f"{architecture}.") and not _KNOWN_KEYS.fullmatch(key):
             yield LeftOut("key", key, quote_value(value))

@@ -267,7 +267,7 @@ def extract_submodel(
 
 
 def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
-    """Yield the unread files of `folder`, whose top folder is `root`, and unread keys of all files but config.json."""
+    """Yield the unread files in `root`, and unread keys of quantization_config and of sentence-transformers' files."""
     if isinstance(scheme := folder.config.get(QUANTIZED), RecordingConfig):
         yield from find_unread_scheme(scheme)
     if folder.sentence is not None:

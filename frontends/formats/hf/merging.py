@@ -223,7 +223,8 @@ class Merger(abc.ABC):
         return Scale(merged, Scale(adapter.tensor(update.magnitude), lengths), axis)
 
     def _put(self, home: str, key: str, adapter: Adapter, changed: Mapping[str, str]) -> None:
-        """Replace the weight `home` by tensor `key` of `adapter`, unless an earlier adapter in `changed` changed it."""
+        """Replace the weight `home` by tensor `key` of `adapter`; raise WeftError if its shape differs or it is in
+        `changed`."""
         if home in changed:
             raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
         if adapter.reader.shape(key) != self._shape(home):

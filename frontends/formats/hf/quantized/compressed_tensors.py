@@ -49,7 +49,8 @@ class PackedIntegers(Integers):
 
 
 def _unpack_words(words: Array, bits: int, count: int, stream: bool) -> Array:
-    """Return the first `count` codes (u8) of each row of `words` i32 [rows, n]; with `stream` they may cross words."""
+    """Return the first `count` codes (u8) of each row of `words` i32 [rows, n]; with `stream`, codes may cross
+    words."""
     if stream and bits in INTEGER_BITS:
         return unpack_codes(to_bytes(words), bits, count)
     if stream:
@@ -214,7 +215,8 @@ def _read_bytes(
 def _find_tile(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: Collection[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return (height, width) of tiles, `counts` per axis of `shape`: the first of `tiles` that fits, else quotients."""
+    """Return the (height, width) of tiles, `counts` per axis of `shape`: the first of `tiles` that fits, else the exact
+    quotients; None if neither fits."""
     quotients = tuple(n // count if count and n % count == 0 else 0 for n, count in zip(shape, counts, strict=True))
     for height, width in (*tiles, quotients):
         if height and width and (-(-shape[0] // height), -(-shape[1] // width)) == counts:

@@ -132,7 +132,8 @@ class Sentence:
 
 
 def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
-    """Return the rule for `window` of bidirectional layers that see w (`rule`) tokens per side; `is_split`: w // 2."""
+    """Return a rule by which bidirectional layers see w tokens per side (w // 2 if `is_split`), where w is from
+    `rule`."""
 
     def windows(config: Config) -> Any:
         window = rule(config) if callable(rule) else rule
@@ -339,7 +340,7 @@ def _read_transformer(
 
 
 def _read_prompts(root: Path, files: list[Path], records: list[Record]) -> dict[str, Any]:
-    """Return entries of graph.meta from config_sentence_transformers.json; append it to `files` and `records`."""
+    """Return entries of graph.meta from config_sentence_transformers.json; add its path and record to the lists."""
     record = _read_record(root / CONFIG, files)
     records.append(record)
     record.choice("model_type", ("SentenceTransformer",), "SentenceTransformer")

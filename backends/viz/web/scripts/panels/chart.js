@@ -1,6 +1,5 @@
 // Line charts with labels at the ends, values under the pointer, and the data as a table.
 const STROKES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"]; // dashes also distinguish the lines
-const TEXT = 11; // font size, pixels
 const tabRoom = () => (innerWidth <= 760 ? innerWidth : Math.min(640, innerWidth * 0.55)) - 50; // width of the content of a wide panel, pixels
 
 // Returns an axis from pixel `from` to `to`: { at: value -> pixel, ticks }.
