@@ -125,8 +125,7 @@ def describe_layouts(stored: Mapping[str, StoredCodes]) -> str:
 
 def list_first(keys: Collection[str]) -> str:
     """Return the first SHOWN of `keys` and the number of the remaining ones, as a phrase for a note."""
-    first = list(keys)[:SHOWN]
-    return ", ".join(first) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
+    return ", ".join(list(keys)[:SHOWN]) + (f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else "")
 
 
 def _list_refusals(refusals: Mapping[str, str]) -> str:

@@ -184,8 +184,7 @@ def _label_points(axes: Axes, names: Mapping[Line2D, str]) -> None:
 
     points = {line: np.asarray(line.get_xydata())[0] for line in names}
     points = {line: point for line, point in points.items() if point[1] > 0}
-    centers = map(axes.transData.transform, points.values())
-    occupied = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in centers]
+    occupied = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in map(axes.transData.transform, points.values())]
     for line, point in sorted(points.items(), key=lambda pair: -pair[1][1]):
         rule = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6, "shrinkA": 0}
         label = axes.annotate(

@@ -210,8 +210,7 @@ class _Arranger:
     def arrange_column(self, members: frozenset[int]) -> Column:
         """Return the column of the parts `members`: the parts on every path through them, and boxes of the parts
         between. Edges from and to other parts count as edges from START and to END."""
-        inner = self.graph.subgraph(members)
-        flow: nx.DiGraph = nx.DiGraph(inner)
+        flow: nx.DiGraph = nx.DiGraph(self.graph.subgraph(members))
         flow.add_nodes_from((START, END))
         for n in members:
             before, after = set(self.graph.predecessors(n)), set(self.graph.successors(n))
@@ -269,8 +268,7 @@ class _Arranger:
                 continue
             for r in range(first, last):
                 rows[r].append(LineGap(a, b))
-            above = range(first, last + 1)
-            self.lanes[a, b] = tuple((r, crossed[r].setdefault(a, len(crossed[r]))) for r in above)
+            self.lanes[a, b] = tuple((r, crossed[r].setdefault(a, len(crossed[r]))) for r in range(first, last + 1))
         return PartRows(tuple(map(tuple, _order_rows(rows, self.graph))), tuple(map(len, crossed)))
 
 

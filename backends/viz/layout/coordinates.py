@@ -139,8 +139,7 @@ class _Placer:
         if isinstance(box, Column):
             return _stack_sizes([self._measure_box(shape, b) for b in box.boxes])
         if isinstance(box, Branches):
-            sizes = [self._measure_box(shape, b) for b in box.boxes]
-            size = _join_sizes(sizes, APART)
+            size = _join_sizes([self._measure_box(shape, b) for b in box.boxes], APART)
             return Size(size.width + LANE, size.height, LANE / 2) if box.bypass else size
         size = _stack_sizes([_join_sizes([self._measure_box(shape, x) for x in row], APART / 2) for row in box.rows])
         return Size(size.width, size.height + ACROSS * sum(box.lanes), size.axis)

@@ -21,8 +21,7 @@ def load_advances(bold: bool) -> dict[str, int]:
 def measure_text(text: str, size: float, bold: bool = False) -> float:
     """Return the width of `text` in pixels at font size `size`; a character that the font lacks counts as a W."""
     wide = load_advances(bold)
-    widest = wide["W"]
-    return sum(wide.get(c, widest) for c in text) * size / 1000
+    return sum(wide.get(c, wide["W"]) for c in text) * size / 1000
 
 
 def join_lines(text: str) -> str:

@@ -16,12 +16,10 @@ def find_links(placed: PlacedShape) -> list[tuple[str, str]]:
     closed = [p for p in placed.all() if not p.open]
     makers = {name: p.shape.key for p in closed for name in p.shape.part.results}
     # Values of later rounds of a repeat -> their names in the first round.
-    first = {
-        later: earlier
-        for part in (p.shape.part for p in placed.all() if p.open)
-        for body in part.later_rounds
-        for earlier, later in zip(_list_results(part.children), _list_results(body), strict=True)
-    }
+    first: dict[str, str] = {}
+    for part in (p.shape.part for p in placed.all() if p.open):
+        for body in part.later_rounds:
+            first |= zip(_list_results(body), _list_results(part.children), strict=True)
     edges: dict[tuple[str, str], None] = {}
     for p in closed:
         for name in p.shape.part.read:

@@ -184,8 +184,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
                 continue
             inner = dict(zip(function.input, [*op.inputs, *[""] * len(function.input)], strict=False))
             inner |= {a: b for a, b in zip(function.output, op.outputs, strict=False) if b}
-            defaults = {a.name: a for a in function.attribute_proto}
-            yield from of(list(function.node), names, inner, defaults | attrs)
+            yield from of(list(function.node), names, inner, {a.name: a for a in function.attribute_proto} | attrs)
 
     yield from of(list(model.graph.node), (), {}, {})
 

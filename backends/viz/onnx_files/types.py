@@ -56,8 +56,7 @@ def format_attribute(attribute: onnx.AttributeProto) -> str:
         return ", ".join(f"{n} operation{'s' * (n != 1)}" for n in counts)
     if attribute.type == kind.TENSOR:
         return format_tensor(attribute.t) or f"{format_dtype(attribute.t.data_type)}{list(attribute.t.dims)}"
-    value = onnx.helper.get_attribute_value(attribute)
-    return truncate(_format_value(value))
+    return truncate(_format_value(onnx.helper.get_attribute_value(attribute)))
 
 
 def _format_value(value: object) -> str:

@@ -31,5 +31,4 @@ PANELS: dict[str, Callable[[Network], Any]] = {
 
 def build_panels(network: Network) -> dict[str, Any]:
     """Return the data of the panels of `network` by name; omit empty ones."""
-    panels = {name: panel(network) for name, panel in PANELS.items()}
-    return {name: panel for name, panel in panels.items() if panel}
+    return {name: panel for name, build in PANELS.items() if (panel := build(network))}

@@ -67,8 +67,7 @@ def shrink_kind(kind: Kind) -> Kind:
     """Return `kind` with windows and strides reduced so that the pattern is visible within `TOKENS` tokens."""
     stride, summary = kind.keys.stride, kind.keys.summary
     if kind.keys.pattern != "dense":
-        most = 3 if kind.keys.pattern == "dilated" else 6
-        stride = min(kind.keys.stride, most)
+        stride = min(kind.keys.stride, 3 if kind.keys.pattern == "dilated" else 6)
         summary = min(stride, max(1, round(kind.keys.summary * stride / kind.keys.stride)))
     window = kind.keys.window
     if window is not None and window > TOKENS // 2:
@@ -85,8 +84,7 @@ def compute_mask(kind: Kind) -> Any:
     SOURCE keys of cross-attention."""
     if kind.blocks is not None:
         return kind.blocks.counts(TOKENS) > 0
-    keys = SOURCE if kind.cross else TOKENS
-    query, key = np.arange(TOKENS)[:, None], np.arange(keys)[None]
+    query, key = np.arange(TOKENS)[:, None], np.arange(SOURCE if kind.cross else TOKENS)[None]
     return kind.keys.mask(query, key)
 
 

@@ -58,8 +58,7 @@ class Observer:
         self.step(self.done, len(self.graph))
 
     def _operands(self, node: Node) -> dict[str, Array | None]:
-        names = [o.name for o in node.op.operands]
-        return {name: self._value(v) for name, v in zip(names, node.inputs, strict=False)}
+        return {o.name: self._value(v) for o, v in zip(node.op.operands, node.inputs, strict=False)}
 
     def _value(self, value: Value | None) -> Array | None:
         if isinstance(value, Param):
@@ -106,8 +105,7 @@ def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]],
     inputs = {name: feeds[name] for name in graph.inputs}
     observer = Observer(graph, step)
     observer.arrays = {value: inputs[name] for name, value in graph.inputs.items()}
-    outputs = interpret(graph, inputs, watch=observer.watch)
-    logits = outputs.get("logits")
+    logits = interpret(graph, inputs, watch=observer.watch).get("logits")
     return {
         "tokens": [_decode_added(text, ids, i) for i in range(len(ids))],
         "layers": [_pack_weights(node, weights) for node, weights in observer.weights.items()],

@@ -26,8 +26,7 @@ def build_panel(network: Network) -> list[dict[str, Any]] | None:
 
 
 def _to_dict(rotary: RopeFrequencies, places: list[tuple[str, str, float]], context: int | None) -> dict[str, Any]:
-    plain = replace(rotary, scaling="none")
-    after, before = compute_wavelengths(rotary), compute_wavelengths(plain)
+    after, before = (compute_wavelengths(r) for r in (rotary, replace(rotary, scaling="none")))
     return {
         "where": abbreviate_layers(scope for scope, _, _ in places),
         "at": places[0][1],

@@ -32,8 +32,7 @@ def build_tokenizer_metadata(
         WeftError: if GGUF has no keys for this kind of tokenizer, or it has more tokens than `rows`.
     """
     if (origin := model.origin("gguf")) is not None:
-        metadata = GGUFTensors(origin).metadata
-        described = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+        described = {k: value for k, value in GGUFTensors(origin).metadata.items() if k.startswith("tokenizer.")}
     elif model.tokenizer is None:
         return {}
     else:

@@ -231,5 +231,4 @@ def name_ggml_type(ggml_type: int) -> str:
     """Return ggml's name of the tensor type number `ggml_type`, or "the unknown type N"."""
     from gguf.constants import GGMLQuantizationType
 
-    names = {t.value: t.name for t in GGMLQuantizationType}
-    return names.get(ggml_type, f"the unknown type {ggml_type}")
+    return {t.value: t.name for t in GGMLQuantizationType}.get(ggml_type, f"the unknown type {ggml_type}")

@@ -197,8 +197,7 @@ class Merger(abc.ABC):
                 bias = self.find(name.removesuffix("weight") + "bias")
                 if bias is None or bias not in self.read:
                     raise adapter.error(f" has {update.bias!r} (lora_bias), but {home} has no bias to add it to")
-                added = scale_by(adapter.tensor(update.bias), update.scale)
-                self.weights[bias] = Add((self.weight(bias), added))
+                self.weights[bias] = Add((self.weight(bias), scale_by(adapter.tensor(update.bias), update.scale)))
                 self._check(bias, reader, adapter, update.bias)
 
     def weight(self, key: str) -> Recipe:
@@ -292,8 +291,7 @@ class Merger(abc.ABC):
                 merged[param.name] = self.stacks[name][0], param.recipe.substitute(updates)
                 names_read.add(name)
         for name in self.stacks.keys() - names_read:
-            adapter = self.stacks[name][0]
-            raise adapter.error(f" updates {name!r}, which {self.source} does not read")
+            raise self.stacks[name][0].error(f" updates {name!r}, which {self.source} does not read")
         return merged
 
 

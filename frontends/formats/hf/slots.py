@@ -89,8 +89,7 @@ def _add_path(graph: Graph, param: Param, shapes: Mapping[str, tuple[int, ...]],
     for node in param.users:
         x, y = node.required_operand("x"), node.output
         with graph.inserting(after=node):
-            update = ops.linear(ops.linear(x, a, name=down), b, name=up)
-            total = ops.add(y, update)
+            total = ops.add(y, ops.linear(ops.linear(x, a, name=down), b, name=up))
         assert total.producer is not None
         y.replace_uses(total, keep=[total.producer])
         y.name, total.name = total.name, y.name

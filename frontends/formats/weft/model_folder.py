@@ -136,8 +136,7 @@ def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     for part, (stored, dtype) in parts.items():
         key = f"{param.name}.{part}"
         sources[part] = Source(key)
-        shape = (*lead, sizes[stored])
-        tensors[key] = Tensor(shape, dtype, partial(stream_rows, Stored(recipe, stored), reader))
+        tensors[key] = Tensor((*lead, sizes[stored]), dtype, partial(stream_rows, Stored(recipe, stored), reader))
     if layout.small_floats:
         return Float4(sources["codes"], sources["scales"], sources.get("tensor_scales"), width, str(layout)), tensors
     if layout.floats:

@@ -56,8 +56,7 @@ class LookupTensor(QuantizedTensor):
         codes = np.stack([packed >> 4, packed & 15], -1).reshape(-1)[first % 2 :][: last - first]
         values = read_all(reader, self.keys["quant_map"])[codes]
         blocks = np.arange(first // self.block, -(-last // self.block))
-        scales = self._scales(reader, blocks).repeat(self.block)[first % self.block :]
-        values *= scales[: last - first]
+        values *= self._scales(reader, blocks).repeat(self.block)[first % self.block :][: last - first]
         return values.reshape(stop - start, *self.size[1:])
 
     def _scales(self, reader: TensorReader, blocks: Array) -> Array:

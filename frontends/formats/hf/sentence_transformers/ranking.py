@@ -59,8 +59,7 @@ def read_ranking(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     in_config = config.get("sentence_transformers")
     activation = in_config.get("activation_fn") if isinstance(in_config, Mapping) else None
     activation = activation or config.get("sbert_ce_default_activation_function") or record.data.get("activation_fn")
-    inputs = _read_record(folder / _INPUTS)
-    modalities = inputs.data.get("modality_config")
+    modalities = _read_record(folder / _INPUTS).data.get("modality_config")
     template = (folder / "chat_template.jinja").is_file() and bool(read_modules(folder))
     prompts, name = record.record("prompts", {}), record.text("default_prompt_name", "") or ""
     return {
