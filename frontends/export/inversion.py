@@ -217,6 +217,9 @@ class ShapedRecipe(NamedTuple):
         return self if shape == self.shape else ShapedRecipe(Slice(self.recipe, axis, start, stop), shape)
 
 
+Equation = tuple[Recipe, ShapedRecipe]  # a recipe, and the value that it yields
+
+
 def _concat_tensors(parts: Iterable[ShapedRecipe], axis: int) -> ShapedRecipe:
     parts = tuple(parts)
     size = sum(p.shape[axis] for p in parts)
@@ -225,7 +228,7 @@ def _concat_tensors(parts: Iterable[ShapedRecipe], axis: int) -> ShapedRecipe:
 
 
 def invert_recipes(
-    equations: Iterable[tuple[Recipe, ShapedRecipe]],
+    equations: Iterable[Equation],
     layout: Layout = lambda name, count: None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> dict[str, ShapedRecipe]:
@@ -256,9 +259,7 @@ def invert_recipes(
     return solved
 
 
-def _undo_step(
-    recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: TensorReader
-) -> list[tuple[Recipe, ShapedRecipe]]:
+def _undo_step(recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: TensorReader) -> list[Equation]:
     """Return (part, value of the part) for each part of `recipe`, whose result is `value`; [] for a constant."""
     if not any(True for _ in recipe.sources()):
         return []  # a constant
@@ -268,10 +269,8 @@ def _undo_step(
     match recipe:
         case Concat(items, axis):
             length = shape[axis] if axis < len(shape) else 0
-            sizes = [
-                shape_of_item[axis] if (shape_of_item := _read_shape(i, reader)) else length // len(items)
-                for i in items
-            ]
+            shapes = [_read_shape(i, reader) for i in items]
+            sizes = [item_shape[axis] if item_shape else length // len(items) for item_shape in shapes]
             if sum(sizes) != length:
                 raise WeftError(f"the sizes of {_list_sources(recipe)}, which the model concatenates, are unknown")
             ends = itertools.accumulate(sizes)
@@ -284,9 +283,8 @@ def _undo_step(
         case Permute(_, axes):
             shape = tuple(shape[a] for a in np.argsort(axes))
         case Reshape():
-            shape = (
-                _read_shape(item, reader) or _infer_shape(item, math.prod(shape)) or _guess_shape(item, shape, layout)
-            )
+            exact_shape = _read_shape(item, reader) or _infer_shape(item, math.prod(shape))
+            shape = exact_shape or _guess_shape(item, shape, layout)
             if shape == value.shape:
                 return [(item, value)]
     return [(item, ShapedRecipe(invert_step(recipe, value.recipe, shape), shape))]
@@ -313,10 +311,8 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
         if [(s.start, s.step) for s, _ in parts] != [(i, step) for i in range(step)]:
             raise WeftError(f"the slices of {read} do not cover it")
         expanded = [v.reshape((*v.shape[: axis + 1], 1, *v.shape[axis + 1 :])) for _, v in parts]
-        joined = _concat_tensors(expanded, axis + 1)
-        return joined.reshape(
-            (*joined.shape[:axis], math.prod(joined.shape[axis : axis + 2]), *joined.shape[axis + 2 :])
-        )
+        stack = _concat_tensors(expanded, axis + 1)
+        return stack.reshape((*stack.shape[:axis], math.prod(stack.shape[axis : axis + 2]), *stack.shape[axis + 2 :]))
     # Several parameters may read one slice (tied weights): equal slices count once.
     distinct = [next(equal) for _, equal in itertools.groupby(parts, key=lambda part: (part[0].start, part[1]))]
     for s, _ in distinct:
@@ -326,9 +322,7 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
     return _concat_tensors((value for _, value in distinct), axis)
 
 
-def _keep_stored(
-    recipes: Iterable[Recipe], item: Recipe, reader: TensorReader
-) -> list[tuple[Recipe, ShapedRecipe]] | None:
+def _keep_stored(recipes: Iterable[Recipe], item: Recipe, reader: TensorReader) -> list[Equation] | None:
     """Return the tensors that `recipes` read, as stored; None unless `reader` has all and `item` reads none of them."""
     keys = _list_keys(recipes)
     if set(keys) - set(reader.keys()) or set(keys) & set(item.sources()):

@@ -153,9 +153,8 @@ def _param_values(param: Param) -> np.ndarray[Any, Any]:
     if isinstance(recipe, RopeFrequencies):
         arrays = [recipe.frequencies()]
         if "length" in recipe.used_settings:  # parameters of the growth beyond the original context
-            arrays.append(
-                np.array([recipe.original, recipe.factor, recipe.theta, *recipe.factors, *recipe.long_factors])
-            )
+            settings = [recipe.original, recipe.factor, recipe.theta, *recipe.factors, *recipe.long_factors]
+            arrays.append(np.array(settings))
         return np.concatenate(arrays)
     return np.asarray(recipe.evaluate(param.graph.reader))
 

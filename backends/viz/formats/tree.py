@@ -27,9 +27,8 @@ def render_tree(placed: PlacedShape, sheet: Sheet) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
-    table.add_row(
-        Text(join_lines(sheet.title), "bold"), Text(join_lines(sheet.about)), _format_parameters(placed.shape.part)
-    )
+    parameters = _format_parameters(placed.shape.part)
+    table.add_row(Text(join_lines(sheet.title), "bold"), Text(join_lines(sheet.about)), parameters)
     for p in placed.inner:
         for cells in _list_rows(p, "", p is placed.inner[-1]):
             table.add_row(*cells)

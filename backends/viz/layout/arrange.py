@@ -141,7 +141,11 @@ def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
             wiring.unwired_results.setdefault(a, []).extend(values)
         else:
             notes.setdefault(b, []).extend(values)
-    rails = list(_find_rails(wiring, parts, paths, box))[:RAILS]
+    rails = [
+        name
+        for name, readers in wiring.side.items()
+        if all(len(parts[i].read) > 1 and _is_rightmost(box, paths[i]) for i in readers)
+    ][:RAILS]
     rails.sort(key=lambda name: min(paths[i] for i in wiring.side[name]), reverse=True)  # the lowest outermost
     for k, name in enumerate(rails):
         for i in wiring.side[name]:
@@ -149,15 +153,6 @@ def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
             if parts[i].has_layers:  # other parts keep the note next to the line
                 notes[i].remove(name)
     return Arrangement(parts, box, lines, notes, wiring.unwired_results, len(rails))
-
-
-def _find_rails(
-    wiring: Wiring, parts: Sequence[PicturePart], paths: Mapping[int, tuple[int, ...]], box: Box
-) -> Iterator[str]:
-    """Yield the values of `wiring.side` whose readers all read several values and have no other box to the right."""
-    for name, readers in wiring.side.items():
-        if all(len(parts[i].read) > 1 and _is_rightmost(box, paths[i]) for i in readers):
-            yield name
 
 
 def _is_rightmost(box: Box, path: Sequence[int]) -> bool:
@@ -238,12 +233,10 @@ class _Arranger:
                 boxes.append(self._split(between, flow, flow.has_edge(a, b), between == members))
         return Column(tuple(boxes))
 
-    def _split(
-        self, members: frozenset[int], flow: nx.DiGraph, bypass: bool, is_whole_column: bool
-    ) -> Branches | PartRows:
+    def _split(self, members: frozenset[int], flow: nx.DiGraph, bypass: bool, is_whole: bool) -> Branches | PartRows:
         components = sorted(nx.weakly_connected_components(self.graph.subgraph(members)), key=min)
         # As a column these members would recurse without end.
-        if is_whole_column and not bypass and len(components) == 1:
+        if is_whole and not bypass and len(components) == 1:
             return self._arrange_rows(members)
         return Branches(tuple(self.arrange_column(frozenset(branch)) for branch in components), bypass)
 

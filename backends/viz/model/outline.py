@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -116,9 +116,8 @@ def build_outline(network: Network) -> PicturePart:
     leaves += _make_leaves(network, layer_inputs, outputs)
     for name, (value, kind) in network.outputs.items():
         if name not in outputs.get(value, ()):
-            leaves.append(
-                PicturePart(name, f"out.{name}", (_make_io(network, f"out.{name}", "output", (value,), (), kind),))
-            )
+            vertex = _make_io(network, f"out.{name}", "output", (value,), (), kind)
+            leaves.append(PicturePart(name, vertex.name, (vertex,)))
     root = PicturePart(network.name, "", children=_group_leaves(leaves, ""))
     if {"local", "global"} <= {_find_reach(v) for v in root.all_vertices()}:
         _set_reach(root)
@@ -160,9 +159,7 @@ def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str
     return inputs, outputs
 
 
-def _make_leaves(
-    network: Network, layer_inputs: Mapping[str, None], outputs: Mapping[str, Sequence[str]]
-) -> list[PicturePart]:
+def _make_leaves(network: Network, layer_inputs: Collection[str], outputs: dict[str, list[str]]) -> list[PicturePart]:
     """Return a leaf for every operation; views and biases join the leaf of their source if both are in one scope."""
     makers: dict[str, PicturePart] = {}
     leaves = []

@@ -28,6 +28,8 @@ DEEPEST = 64  # nested function calls
 MOST = 30_000  # operations in inlined functions; exporters call each function a few times
 NEWEST = 1 << 16  # largest opset version accepted; the newest is 25 today
 
+Attributes = dict[str, onnx.AttributeProto]
+
 
 def read_onnx_network(path: Path) -> Network:
     """Read the ONNX model at `path` as a network to draw.
@@ -153,10 +155,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
     count = 0
 
     def of(
-        nodes: list[onnx.NodeProto],
-        calls: tuple[str, ...],
-        values: Mapping[str, str],
-        outer: Mapping[str, onnx.AttributeProto],
+        nodes: list[onnx.NodeProto], calls: tuple[str, ...], values: Mapping[str, str], outer: Attributes
     ) -> Iterator[OnnxOperation]:
         if len(calls) > DEEPEST:
             raise WeftError(f"{path}: the function {calls[-1]!r} calls itself")
@@ -189,9 +188,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
     yield from of(list(model.graph.node), (), {}, {})
 
 
-def _resolve_attributes(
-    node: onnx.NodeProto, outer: Mapping[str, onnx.AttributeProto]
-) -> dict[str, onnx.AttributeProto]:
+def _resolve_attributes(node: onnx.NodeProto, outer: Attributes) -> Attributes:
     """Return the attributes of a node by name; `outer` are attributes of its function, which they may refer to."""
     bound = {a.name: outer.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
     return {name: a for name, a in bound.items() if a is not None}
@@ -204,28 +201,22 @@ def _find_captured(node: onnx.NodeProto) -> tuple[str, ...]:
         for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
             inner_values = {v.name for v in (*graph.input, *graph.initializer)}
             for inner in graph.node:
-                captured |= dict.fromkeys(
-                    x for x in (*inner.input, *_find_captured(inner)) if x and x not in inner_values
-                )
+                operands = (*inner.input, *_find_captured(inner))
+                captured |= dict.fromkeys(x for x in operands if x and x not in inner_values)
                 inner_values |= {*inner.output}
             captured |= dict.fromkeys(v.name for v in graph.output if v.name not in inner_values)
     return tuple(captured)
 
 
-def _check_values(
-    path: Path, ops: list[OnnxOperation], defined: set[str], outputs: Mapping[str, tuple[str, str]]
-) -> None:
+def _check_values(path: Path, ops: list[OnnxOperation], defined: set[str], outputs: Collection[str]) -> None:
     """Raise WeftError unless every value is in `defined`, or produced exactly once and before its readers."""
     for op in ops:
+        where = f"{path}: {'/'.join(op.names)} ({op.kind})"
         for name in (*op.inputs, *op.captured):
             if name and name not in defined:
-                raise WeftError(
-                    f"{path}: {'/'.join(op.names)} ({op.kind}) reads {name!r}, which no earlier operation produces"
-                )
+                raise WeftError(f"{where} reads {name!r}, which no earlier operation produces")
         if duplicates := defined.intersection(filter(None, op.outputs)):
-            raise WeftError(
-                f"{path}: {'/'.join(op.names)} ({op.kind}) produces {min(duplicates)!r}, which already exists"
-            )
+            raise WeftError(f"{where} produces {min(duplicates)!r}, which already exists")
         defined.update(op.outputs)
     if missing := next((name for name in outputs if name not in defined), ""):
         raise WeftError(f"{path}: no operation produces the output {missing!r}")

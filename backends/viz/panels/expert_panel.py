@@ -91,9 +91,8 @@ def _to_dict(rule: RoutingRule, vertices: list[Vertex]) -> dict[str, Any]:
 
 def _describe_rule(rule: RoutingRule) -> Iterator[str]:
     if rule.k is not None:
-        yield f"Each token is routed to {rule.k} of {rule.experts} experts" + (
-            " and to a shared one." if rule.shared else "."
-        )
+        shared = " and to a shared one" if rule.shared else ""
+        yield f"Each token is routed to {rule.k} of {rule.experts} experts{shared}."
     scores = "The sigmoid" if rule.scoring == "sigmoid" else "The softmax"
     weight = " divided by their sum" if rule.renormalize and rule.k != 1 else ""
     times = f", times {rule.scale:g}" if rule.scale != 1 else ""

@@ -184,9 +184,8 @@ def compute_reach(network: Network) -> dict[str, Any] | None:
         for below in reversed(mixers[: i + 1]):  # from the layer down to the tokens
             first = None if first is None or below.name not in kinds else _find_earliest(kinds[below.name], first)
         kind = kinds.get(v.name)
-        steps.append(
-            [v.scope or v.name, None if first is None else last - first, name_kind(kind) if kind else "recurrence"]
-        )
+        title = name_kind(kind) if kind else "recurrence"
+        steps.append([v.scope or v.name, None if first is None else last - first, title])
     return {"context": network.context, "steps": steps}
 
 

@@ -129,14 +129,12 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
     The divisors convert the rotary frequencies of `reference` to those of `graph`, for a formula that GGUF lacks
     (Llama 3's). For other formulas, return `reference` and {}.
     """
-    frequencies, default = (
-        [p for p in g.params.values() if isinstance(p.recipe, RopeFrequencies)] for g in (graph, reference)
-    )
-    recipes = [p.recipe for p in (*frequencies, *default) if isinstance(p.recipe, RopeFrequencies)]
-    if len(frequencies) != 1 or len(default) != 1 or recipes[0].scaling != "llama3" or recipes[0].dim != recipes[1].dim:
+    ours, theirs = ([p for p in g.params.values() if isinstance(p.recipe, RopeFrequencies)] for g in (graph, reference))
+    recipes = [p.recipe for p in (*ours, *theirs) if isinstance(p.recipe, RopeFrequencies)]
+    if len(ours) != 1 or len(theirs) != 1 or recipes[0].scaling != "llama3" or recipes[0].dim != recipes[1].dim:
         return reference, {}
     divisors = Literal.from_array((recipes[1].frequencies() / recipes[0].frequencies()).astype(np.float32))
-    divided = reference.clone({default[0].name: Scale(recipes[1], Map(divisors, "reciprocal"))})
+    divided = reference.clone({theirs[0].name: Scale(recipes[1], Map(divisors, "reciprocal"))})
     return divided, {FREQUENCIES: ShapedRecipe(divisors, divisors.dims)}
 
 

@@ -21,9 +21,7 @@ _GPT2 = SPLITS["gpt-2"]
 MOST_TOKENS = 1 << 24  # an outlying id would create gigabytes of filler tokens
 
 
-def build_tokenizer_metadata(
-    model: Model, rows: int, note: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
+def build_tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Return the GGUF metadata of the tokenizer of `model`, whose embedding has `rows` rows; {} without a tokenizer.
 
     `note` reports tokens that end an answer but have no key.
@@ -79,9 +77,8 @@ def _convert_files(folder: Path, model: Model, rows: int, note: Callable[[str], 
     keys |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
     keys["add_bos_token"] = _adds_bos(tokenizer, ids["bos"], index)
     metadata = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    return metadata | {
-        "tokenizer.chat_template" + f".{name}".removesuffix(".default"): t for name, t in templates.items()
-    }
+    metadata |= {"tokenizer.chat_template" + f".{name}".removesuffix(".default"): t for name, t in templates.items()}
+    return metadata
 
 
 def _read_tokens(tokenizer: Mapping[str, Any], model: Model, rows: int) -> tuple[list[str], list[int]]:
@@ -104,9 +101,8 @@ def _read_tokens(tokenizer: Mapping[str, Any], model: Model, rows: int) -> tuple
             return CONTROL if added[i]["special"] else USER_DEFINED
         if (token := by_id.get(i)) is None:
             return UNUSED
-        return (
-            BYTE if len(token) == 6 and token.startswith("<0x") and tokenizer["model"].get("byte_fallback") else NORMAL
-        )
+        is_byte = len(token) == 6 and token.startswith("<0x") and tokenizer["model"].get("byte_fallback")
+        return BYTE if is_byte else NORMAL
 
     if count > MOST_TOKENS:
         raise WeftError(f"{model.spec}: its tokenizer has a token {count - 1}, beyond the maximum of {MOST_TOKENS}")
@@ -138,9 +134,7 @@ def _find_split(tokenizer: Mapping[str, Any], model: Model) -> str:
             patterns.append(r"\p{N}" if step.get("individual_digits") else r"\p{N}+")
         elif step.get("type") == "ByteLevel" and step.get("use_regex"):
             patterns += _GPT2
-    match = next(
-        (name for name, steps_of_name in SPLITS.items() if steps_of_name == tuple(patterns) and name != "default"), None
-    )
+    match = next((name for name, rules in SPLITS.items() if rules == tuple(patterns) and name != "default"), None)
     if match is None:
         raise WeftError(f"{model.spec}: llama.cpp has no name for how the tokenizer splits text: {patterns}")
     return match

@@ -76,9 +76,8 @@ def copy_generation(source: Path, folder: Path) -> bool:
 def _list_tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
     """Return the checkpoint's tensors by key; write them in this order, because groups are computed on demand."""
     graph, reader = model.graph, model.graph.reader
-    restored = itertools.chain(
-        restore_tensors(graph, params=params), ((key, Source(key).evaluate(reader)) for key in model.idle)
-    )
+    copied = ((key, Source(key).evaluate(reader)) for key in model.idle)
+    restored = itertools.chain(restore_tensors(graph, params=params), copied)
 
     def blocks() -> Iterator[Array]:
         yield next(restored)[1]

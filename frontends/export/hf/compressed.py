@@ -109,9 +109,8 @@ def _read_words(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
 def _read_float8(codes: StoredCodes, reader: TensorReader) -> Iterator[Array]:
     width = codes.shape[1]
     for rows in stream_rows(codes.part("packed"), reader):
-        yield np.ascontiguousarray(rows.reshape(-1, codes.groups * codes.layout.group)[:, :width]).view(
-            dtypes.f8e4m3.numpy
-        )
+        values = rows.reshape(-1, codes.groups * codes.layout.group)[:, :width]
+        yield np.ascontiguousarray(values).view(dtypes.f8e4m3.numpy)
 
 
 def _pack_zero_points(codes: StoredCodes, reader: TensorReader) -> list[Array]:

@@ -132,10 +132,8 @@ def _make_text_candidate(table: Family, text: Mapping[str, Any], shapes: Mapping
     """Return a candidate for the language model of a multimodal model, with tensors named as in text-only models."""
     name, head = table.model_types[0], "lm_head."
     begin = FAMILIES[name].prefix
-    text_shapes = {
-        begin + key.removeprefix(table.prefix): s for key, s in shapes.items() if key.startswith(table.prefix)
-    }
-    text_shapes |= {head + key.rpartition(head)[2]: s for key, s in shapes.items() if head in key}
+    text_shapes = {begin + k.removeprefix(table.prefix): s for k, s in shapes.items() if k.startswith(table.prefix)}
+    text_shapes |= {head + k.rpartition(head)[2]: s for k, s in shapes.items() if head in k}
     return _make_candidate(name, {**text, "model_type": name}, text_shapes)
 
 

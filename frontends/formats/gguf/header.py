@@ -119,10 +119,8 @@ class _HeaderParser:
     ) -> TensorInfo:
         dtype = list_dtypes().get(ggml_type)
         if dtype is None:
-            supported = ", ".join(t.name.upper() for t in list_dtypes().values())
-            raise self.error(
-                f"stores tensor {name} as {name_ggml_type(ggml_type)}, which weft cannot decode; it decodes {supported}"
-            )
+            kind, supported = name_ggml_type(ggml_type), ", ".join(t.name.upper() for t in list_dtypes().values())
+            raise self.error(f"stores tensor {name} as {kind}, which weft cannot decode; it decodes {supported}")
         if shape[-1] % dtype.block:
             raise self.error(
                 f"has tensor {name} with rows of {shape[-1]} elements, which is not a multiple of the "

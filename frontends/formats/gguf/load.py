@@ -93,9 +93,8 @@ def load_gguf(path: Path) -> tuple[GGUFTensors, LoadedModel]:
         source={"format": "gguf", "path": str(path)},
     )
     metadata = {k: _to_decimal(v) for k, v in reader.metadata.items() if k.startswith("general.sampling.")}
-    if sampling := read_sampling_defaults(
-        Record(path, metadata), {ours: f"general.sampling.{k}" for ours, k in _SAMPLING.items()}
-    ):
+    names = {ours: f"general.sampling.{k}" for ours, k in _SAMPLING.items()}
+    if sampling := read_sampling_defaults(Record(path, metadata), names):
         loaded.graph.meta["sampling"] = sampling
     if (start := config.get("decoder_start_token_id")) is not None:
         loaded.graph.meta["decoder_start_token_id"] = start
@@ -108,9 +107,8 @@ def _find_unread(loaded: LoadedModel, architecture: str, unread_keys: Collection
     yield from find_unread_modules(loaded.unread, [k for p in loaded.graph.params.values() for k in p.recipe.sources()])
     rotates = any(node.op.name == "rope" for node in loaded.graph.nodes)
     for part in loaded.left_out:
-        expected = (
-            part.name in DERIVED_KEYS or part.name not in unread_keys or (part.name.startswith("rope.") and not rotates)
-        )
+        is_idle = part.name.startswith("rope.") and not rotates
+        expected = part.name in DERIVED_KEYS or part.name not in unread_keys or is_idle
         if part.kind == "key" and not expected:
             yield replace(part, name=f"{architecture}.{part.name}")
 

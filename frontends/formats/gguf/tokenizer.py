@@ -235,9 +235,8 @@ def _build_sentencepiece(vocab: _Vocab) -> Tokenizer:
     byte_fallback = all(f"<0x{byte:02X}>" in vocab.index for byte in range(256))
     merges = vocab.read_merges() if "tokenizer.ggml.merges" in vocab.metadata else vocab.derive_merges()
     unk_token = None if unknown is None else vocab.tokens[unknown]
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocab.index, merges=merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
-    )
+    model = models.BPE(vocab.index, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
+    tokenizer = Tokenizer(model)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if vocab.metadata.get("tokenizer.ggml.add_space_prefix", True):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

@@ -149,10 +149,8 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
         _check_complete(adapter, module, update)
         name = f"{module}.weight"
         if parameters := _find_targets(config, module):
-            if len(parameters) != n_wrappers[module]:
-                raise adapter.error(
-                    f": {module} has {n_wrappers[module]} updates, but target_parameters names {', '.join(parameters)}"
-                )
+            if len(parameters) != (n := n_wrappers[module]):
+                raise adapter.error(f": {module} has {n} updates, but target_parameters names {', '.join(parameters)}")
             name = f"{module}.{parameters[-1 - depth]}"  # the last parameter is wrapped last, so it is outermost
         elif depth:
             raise adapter.error(f": the parameter that {update.down!r} belongs to is not stated")
@@ -212,9 +210,8 @@ def _read_indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
         or len(shape) != 2
         or shape[0] != len(indices)
     ):
-        raise adapter.error(
-            f": trainable_token_indices={indices!r} does not name the tokens of {adapter.describe_tensors(key)}"
-        )
+        tensor = adapter.describe_tensors(key)
+        raise adapter.error(f": trainable_token_indices={indices!r} does not name the tokens of {tensor}")
     return tuple(indices)
 
 

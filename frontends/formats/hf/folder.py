@@ -288,9 +288,8 @@ def _report_towers(
         parts = [replace(p, name=f"text_config.{p.name}") if p.kind == "key" else p for p in parts]
         parts.extend(contents.find_unread_outer(around, read))
     loaded.left_out[:] = [*contents.find_unread_towers(towers, loaded.ignored), *parts]
-    loaded.ignored[:] = [
-        key for key in loaded.ignored if not contents.is_inside(key, towers)
-    ]  # these are listed by tower
+    # Tensors in towers are listed by tower.
+    loaded.ignored[:] = [key for key in loaded.ignored if not contents.is_inside(key, towers)]
 
 
 def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]]:

@@ -112,13 +112,11 @@ def find_group(group: int) -> int:
     return next((size for size in GROUPS if group % size == 0), 0 if group % 8 else group)
 
 
-def has_act_order(
-    reader: TensorReader, key: str, width: int, group: int, groups: int, unset: int | None = None
-) -> bool:
+def has_act_order(reader: TensorReader, key: str, width: int, group: int, count: int, unset: int | None = None) -> bool:
     """Return whether the tensor `key`, the group of each input, differs from consecutive groups of `group` inputs.
 
     Return False if `key` is "", or if all elements are `unset`. Raise WeftError if the tensor does not list a group
-    below `groups` for each of `width` inputs.
+    below `count` for each of `width` inputs.
     """
     if not key:
         return False
@@ -127,8 +125,8 @@ def has_act_order(
     index = read_all(reader, key)
     if width and unset is not None and (index == unset).all():
         return False
-    if width and not 0 <= index.min() <= index.max() < groups:
-        raise WeftError(f"{key!r} puts an input into group {int(index.max())} or {int(index.min())} of {groups}")
+    if width and not 0 <= index.min() <= index.max() < count:
+        raise WeftError(f"{key!r} puts an input into group {int(index.max())} or {int(index.min())} of {count}")
     return not np.array_equal(index, np.arange(width) // group)
 
 

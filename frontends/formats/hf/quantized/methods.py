@@ -77,6 +77,5 @@ def dequantize_reader(reader: TensorReader, config: Mapping[str, Any], source: s
         quantized = METHODS[method](reader, keys, scheme)
     except WeftError as e:
         raise WeftError(f"{source}: the weights are quantized ({method}), but {e}") from e
-    return DequantizedReader(
-        reader, quantized, ct.find_activation_keys(keys) if method == "compressed-tensors" else frozenset()
-    )
+    hidden = ct.find_activation_keys(keys) if method == "compressed-tensors" else frozenset()
+    return DequantizedReader(reader, quantized, hidden)

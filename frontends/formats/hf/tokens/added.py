@@ -96,9 +96,8 @@ def _list_added(folder: Path, config: Record, special: Collection[str]) -> list[
 
     if "added_tokens_decoder" in config:
         tokens = config.record("added_tokens_decoder")
-        return [
-            _build_token(tokens.record(i)) for i in sorted(tokens.data, key=lambda i: int(i) if i.isdecimal() else -1)
-        ]
+        order = sorted(tokens.data, key=lambda i: int(i) if i.isdecimal() else -1)
+        return [_build_token(tokens.record(i)) for i in order]
     older = folder / "added_tokens.json"
     ids: dict[str, int] = Record(older, {"": read_json(older)}).get("", dict[str, int]) if older.is_file() else {}
     kinds = {text: text in special for text in sorted(ids, key=ids.__getitem__)}
