@@ -28,10 +28,8 @@ from .matching import GraphMatch, check_exportable, match_graphs
 
 @dataclass(frozen=True)
 class Candidate:
-    """The model that a `family` builds from a `config`.
-
-    `shapes` are the shapes of its tensors, if known; `extra_tensors`: others in its checkpoint.
-    """
+    """The model that a `family` builds from a `config`. `shapes`: the shapes of its tensors, if known. `extra_tensors`:
+    further tensors of its checkpoint."""
 
     family: str
     config: Mapping[str, Any]
@@ -48,10 +46,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FamilyFit:
-    """A family's model that computes the same as a graph: its config, and its checkpoint's tensors by name.
-
-    `kinds`: tensor name → use of the matrix in products and lookups (`weft.passes.fitting.matrices`).
-    """
+    """A family's model that computes the same as a graph: its config, and its checkpoint's tensors by name. `kinds`:
+    tensor name → use of the matrix in products and lookups (`weft.passes.fitting.matrices`)."""
 
     family: str
     config: Mapping[str, Any]
@@ -120,10 +116,8 @@ def invert_match(reference: Graph, result: GraphMatch, candidate: Candidate) -> 
 
 
 def fit_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
-    """Return the smallest dtype that represents `tensors`, recipes over parameters of `graph`, exactly.
-
-    It is the dtype that the graph was cast to, else the checkpoint's if elements only move, else f32.
-    """
+    """Return a dtype that represents `tensors`, recipes over parameters of `graph`, exactly: the dtype that the graph
+    was cast to, else the checkpoint's if elements only move, else f32."""
     cast_dtypes = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, *RANDOM)}
     if len(cast_dtypes) == 1 and cast_dtypes < set(STORED) and dtypes.f32 not in cast_dtypes:
         return cast_dtypes.pop()

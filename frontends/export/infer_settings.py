@@ -184,11 +184,9 @@ def _infer_mixture(node: Node) -> MoE:
     sum_ = _find_reader(node.output, ops.add)
     shared = None if sum_ is None else next((v for v in sum_.inputs if v is not None and v is not node.output), None)
     inner = _find_shared_expert(shared)
-    options: dict[str, Any] = (
-        {} if inner is None else {"shared": GatedMLP(inner.output.width, activation), "shared_gate": True}
-    )
+    mlp = None if inner is None else GatedMLP(inner.output.width, activation)
     gated = node.operand("gate") is not None
-    return MoE(experts, hidden, route.attrs["k"], activation, router, gated, **options)
+    return MoE(experts, hidden, route.attrs["k"], activation, router, gated, shared=mlp, shared_gate=mlp is not None)
 
 
 def _find_shared_expert(value: Value | None) -> Node | None:

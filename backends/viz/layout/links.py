@@ -10,9 +10,7 @@ from .coordinates import PlacedShape
 
 def find_links(placed: PlacedShape) -> list[tuple[str, str]]:
     """Return (key of the producer, key of the reader) for each pair of closed parts that a value connects, once each.
-
-    If a repeat is drawn as its first round only, that round counts as the producer of the results of all rounds.
-    """
+    If a repeat is drawn as its first round only, that round counts as the producer of the results of all rounds."""
     closed = [p for p in placed.all() if not p.open]
     makers = {name: p.shape.key for p in closed for name in p.shape.part.results}
     # Values of later rounds of a repeat -> their names in the first round.

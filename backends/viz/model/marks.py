@@ -16,10 +16,8 @@ def sign_to_kind(sign: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """A changed property (`what`) of an operation, with the texts of its old and new value for a panel.
-
-    `named`: these texts contain names of values or tensors, which differ between layers.
-    """
+    """A changed property (`what`) of an operation, with the texts of its old and new value for a panel. `named`: these
+    texts contain names of values or tensors, which differ between layers."""
 
     what: str
     before: str
@@ -30,9 +28,7 @@ class Change:
 @dataclass(frozen=True)
 class Mark:
     """A sign of `SIGNS`; `words` are lines for the operation's box ("was 9 heads"), `changes` lists all differences.
-
-    `other` is the name of the corresponding operation in the other network, if there is one.
-    """
+    `other`: the name of the corresponding operation in the other network, "" without one."""
 
     sign: str = KEPT
     words: tuple[str, ...] = ()

@@ -18,8 +18,7 @@ from weft.ir.errors import WeftError
 from weft.ir.storage.documents import quote_value
 from weft.ir.types import dtypes
 
-from .operation import OnnxOperation
-from .types import format_dtype, format_tensor, truncate
+from .types import OnnxOperation, format_dtype, format_tensor, truncate
 
 Terms = str | tuple[str, ...]  # a size, or a tuple of sizes; a single text "f(x)" if the sizes are unknown
 

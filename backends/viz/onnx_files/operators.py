@@ -70,9 +70,7 @@ VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", 
 
 def find_equivalent(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
     """Return the equivalent weft operation of `v`, with attributes and weights as in weft; None if there is none.
-
-    `types` are the types of its operands by role.
-    """
+    `types` maps operand names of `v` to types."""
     if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
         heads, kv_heads = (_read_heads(types.get(role, "")) for role in ("Q", "K"))
         attrs = {**v.attrs, "q_num_heads": heads, "kv_num_heads": kv_heads}
@@ -150,10 +148,8 @@ _CONVERTERS: Mapping[str, Callable[[Vertex], Vertex | None]] = {
 
 
 def label_gates(vertices: list[Vertex]) -> list[Vertex]:
-    """Return `vertices` with products labelled: x · sigmoid(x) as Swish, an activation times a linear as a gated unit.
-
-    Exporters write these functions as separate operations.
-    """
+    """Return `vertices` with products labelled, which exporters write as separate operations: x · sigmoid(x) as Swish,
+    an activation times a linear as a gated unit."""
     makers = {name: i for i, v in enumerate(vertices) for name in v.makes}
     fused = list(vertices)
     for i, v in enumerate(vertices):

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from .onnx_constants import Constant
-from .operation import OnnxOperation
 from .segments import find_layer_segments
+from .types import OnnxOperation
 
 NUMBERED = re.compile(r"(.*?)[\W_]*(\d+)")
 PLAIN = re.compile(r"[A-Za-z_]\w*(\.\w+)*")  # a name that is a path already
@@ -143,9 +143,7 @@ def _split_number(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Sc
 
 def _find_common_root(scopes: Sequence[Scope]) -> str | None:
     """Return the first word of all scopes with layer numbers, or of all scopes if none has one; None if it differs.
-
-    Return None also if the word names a list of layers or is in HALVES, or if scopes begin with more than two words.
-    """
+    Return None also if the word names a list of layers or is in HALVES, or if scopes begin with more than two words."""
     first = {scope[0]: None for scope in scopes if scope}
     layered = {scope[0] for scope in scopes if any(word.isdigit() for word in scope[1:])}
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .onnx_constants import Constant
-from .operation import OnnxOperation
+from .types import OnnxOperation
 
 SHORTEST = 5  # least number of operations in a layer
 

@@ -1,10 +1,11 @@
-"""Types and attributes of ONNX as text, in the notation of weft."""
+"""Operations of an ONNX file, and its types and attributes as text, in the notation of weft."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -17,6 +18,25 @@ from weft.ir.types import dtypes
 MOST = 16  # maximum number of elements that are listed
 LONGEST = 60  # characters
 INVENTED = re.compile(r"unk__\d+")
+
+
+@dataclass
+class OnnxOperation:
+    """An operation of the file.
+
+    `names`: the function calls that contain it, then its own name. `scopes`: the modules that contain it, if the
+    exporter records them. `inputs`: value names, "" for an omitted operand. `captured`: outer values that subgraphs in
+    its attributes read.
+    """
+
+    kind: str
+    domain: str
+    names: tuple[str, ...]
+    scopes: tuple[str, ...] | None
+    inputs: list[str]
+    outputs: list[str]
+    attrs: dict[str, onnx.AttributeProto]
+    captured: tuple[str, ...] = ()
 
 
 @functools.cache

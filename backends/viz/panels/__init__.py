@@ -16,16 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..model.network import Network
-from . import cache_panel as caches
-from . import expert_panel as experts
-from . import mask_panel as attention
-from . import rope_panel as positions
+from . import cache_panel, expert_panel, mask_panel, rope_panel
 
 PANELS: dict[str, Callable[[Network], Any]] = {
-    "attention": attention.build_panel,
-    "positions": positions.build_panel,
-    "caches": caches.build_panel,
-    "experts": experts.build_panel,
+    "attention": mask_panel.build_panel,
+    "positions": rope_panel.build_panel,
+    "caches": cache_panel.build_panel,
+    "experts": expert_panel.build_panel,
 }
 
 

@@ -31,9 +31,7 @@ class PipelineStep:
 
 def render_steps(start: Network, steps: Sequence[PipelineStep], tokens: int) -> str:
     """Return the HTML page for `steps` of a pipeline, beginning with the graph `start`; FLOPs are for `tokens` tokens.
-
-    Parts that are equal in several steps are stored once.
-    """
+    Parts that are equal in several steps are stored once."""
     pool = _Pool()
     before, records = start, []
     counted = compute_totals(start, tokens)

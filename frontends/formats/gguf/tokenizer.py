@@ -42,10 +42,8 @@ _DEFAULT_IDS = {
 
 @dataclass(frozen=True)
 class TokenIds:
-    """The ids of the tokens that begin, end and pad a sequence; None for a token that the tokenizer lacks.
-
-    eos: all tokens that end generation, the file's EOS first. add_bos, add_eos: encoding adds BOS, or the first of eos.
-    """
+    """The ids of the tokens that begin, end and pad a sequence; None for a token that the tokenizer lacks. eos: all
+    tokens that end generation, the file's EOS first. add_bos, add_eos: encoding adds BOS, or the first of eos."""
 
     bos: int | None
     eos: list[int]

@@ -15,21 +15,15 @@ from ...models.left_out import LeftOut, summarize
 
 # Glob patterns of files that do not affect the outputs, by the reason.
 _MEANINGLESS = {
-    "for people": (
-        *("*.md", "LICEN[CS]E*", "NOTICE*", "USE_POLICY*", "*.png", "*.jpg", "*.jpeg", "*.gif", "*.svg", "*.pdf"),
-    ),
-    "lists of the weights": ("model.safetensors.index.json",),
-    "of git and the hub": (".git*", ".cache", ".locks", "*.lock", ".DS_Store", "*.metadata"),
-    "of training": (
-        *("training_args.bin", "trainer_state.json", "optimizer*", "scheduler*", "rng_state*", "*tfevents*", "runs"),
-        *("*_results.json", "checkpoint-*", "trainer_log*", "training_loss*", "eval", "global_step*", "latest"),
-        *("zero_to_fp32.py", "data_config.json", "train_script.py"),
-    ),
-    "the same weights for other libraries": (
-        *("*.bin", "*.bin.index.json", "*.h5", "*.msgpack", "*.ot", "*.pth", "*.pt", "*.ckpt", "*.gguf", "*.onnx*"),
-        *("onnx", "openvino", "coreml", "original", "*.mlpackage", "*.tflite", "consolidated*", "params.json"),
-    ),
-    "weft's own": ("provenance.json", "model.weft"),
+    "for people": "*.md LICEN[CS]E* NOTICE* USE_POLICY* *.png *.jpg *.jpeg *.gif *.svg *.pdf",
+    "lists of the weights": "model.safetensors.index.json",
+    "of git and the hub": ".git* .cache .locks *.lock .DS_Store *.metadata",
+    "of training": "training_args.bin trainer_state.json optimizer* scheduler* rng_state* *tfevents* runs "
+    "*_results.json checkpoint-* trainer_log* training_loss* eval global_step* latest zero_to_fp32.py "
+    "data_config.json train_script.py",
+    "the same weights for other libraries": "*.bin *.bin.index.json *.h5 *.msgpack *.ot *.pth *.pt *.ckpt *.gguf "
+    "*.onnx* onnx openvino coreml original *.mlpackage *.tflite consolidated* params.json",
+    "weft's own": "provenance.json model.weft",
 }
 _PREPARES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "mel_filters.npz")
 # Keys of generation_config.json: those that weft reads, patterns of those that never change a token, and values at
@@ -79,7 +73,8 @@ def find_unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut
 
 def explain_file(name: str) -> str:
     """Return the reason why the file `name` does not affect the outputs; "" if it may."""
-    return next((reason for reason, names in _MEANINGLESS.items() if any(fnmatch.fnmatch(name, n) for n in names)), "")
+    patterns = ((pattern, reason) for reason, names in _MEANINGLESS.items() for pattern in names.split())
+    return next((reason for pattern, reason in patterns if fnmatch.fnmatch(name, pattern)), "")
 
 
 def find_unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
@@ -92,9 +87,7 @@ def find_unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
 
 def find_unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
     """Yield a part for each of the unread `modules`; `keys` are the names of the ignored tensors, for its detail.
-
-    Vision and audio towers and projectors do not change the logits of text-only input.
-    """
+    Vision and audio towers and projectors do not change the logits of text-only input."""
     for module in sorted(modules):
         kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
         detail = summarize([key for key in keys if is_inside(key, [module])])
@@ -107,10 +100,8 @@ def is_inside(key: str, modules: Collection[str]) -> bool:
 
 
 def find_unread_outer(config: Mapping[str, Any], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield a part for each key at the top level of a composite `config`, such as LLaVA's, that nothing reads.
-
-    Keys in `read` (which the language model uses), of vision and audio towers, and without effect are skipped.
-    """
+    """Yield a part for each key at the top level of a composite `config`, such as LLaVA's, that nothing reads. Skip
+    keys in `read` (which the language model uses), keys of vision and audio towers, and keys without effect."""
     for key, value in config.items():
         if value is not None and key not in ("text_config", *read) and not explain(key) and not OF_TOWERS.search(key):
             yield LeftOut("key", key, f"{value!r:.60}")

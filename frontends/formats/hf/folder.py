@@ -107,10 +107,9 @@ class Folder:
         return dequantize_reader(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
     def read_tokens(self) -> dict[str, Any]:
-        """Return special tokens as entries of graph.meta; generation_config.json overrides config.json.
-
-        An entry is an id, or a list of ids (eos_token_ids, suppress_tokens, …). Missing tokens have no entry.
-        """
+        """Return special tokens as entries of graph.meta; generation_config.json overrides config.json. An entry is an
+        id, or a list of ids (eos_token_ids, suppress_tokens, …). Missing tokens have no entry, except eos_token_ids:
+        []."""
 
         def ids(name: str) -> list[int]:
             for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):

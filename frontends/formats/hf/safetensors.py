@@ -242,10 +242,8 @@ def _strip_wrappers(keys: Iterable[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """Return the sorted paths of the model's safetensors files in `folder`, and of those that an index names.
-
-    Adapter weights are left out; an index counts only without a model.safetensors.
-    """
+    """Return the sorted paths of the model's safetensors files in `folder`, and of those that an index names. Adapter
+    weights are left out; an index counts only without a model.safetensors."""
     paths = {path for path in folder.glob("*.safetensors") if path.name != ADAPTER_WEIGHTS}
     if (folder / INDEX).is_file() and not (folder / "model.safetensors").is_file():
         paths |= {path for name in set(_read_index(folder).values()) if (path := folder / name).is_file()}

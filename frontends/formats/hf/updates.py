@@ -22,10 +22,8 @@ def transpose_matrix(recipe: Recipe) -> Recipe:
 
 
 def find_transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
-    """Yield the keys of weights that `recipe` reads transposed, because they are stored [in, out] (Conv1D).
-
-    `flipped`: the caller transposes the result of `recipe`.
-    """
+    """Yield the keys of weights that `recipe` reads transposed, because they are stored [in, out] (Conv1D). `flipped`:
+    the caller transposes the result of `recipe`."""
     if isinstance(recipe, Source) and flipped:
         yield recipe.key
     if isinstance(recipe, Permute) and recipe.axes in ((1, 0), (0, 2, 1)):

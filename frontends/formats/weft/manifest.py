@@ -30,9 +30,7 @@ def build_manifest(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
     """Return the manifest weft.json of `graph`, which the passes `pipeline` rewrote, compiled for `target` in `dtype`.
-
-    model: the source of the graph. hashes: SHA-256 of its files, by name. length: longest sequence in tokens.
-    """
+    model: the source of the graph. hashes: SHA-256 of its files, by name. length: longest sequence in tokens."""
     from weft import __version__
 
     meta = graph.meta

@@ -116,9 +116,7 @@ def _read_provenance(path: Path) -> dict[str, Any]:
 
 def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
     """Return the recipe that dequantizes `param` from stored parts (codes, scales, …), and these parts by tensor name.
-
-    Return None if the parameter is not quantized in a block layout.
-    """
+    Return None if the parameter is not quantized in a block layout."""
     reader, recipe = param.graph.reader, param.recipe
     layout = find_block_layout(recipe, reader) if recipe.has(BlockRecipe) else ""
     if isinstance(layout, str):
@@ -166,10 +164,8 @@ def collect_weights(graph: Graph, dtype: DType | None = None, leave: Collection[
 
 
 def find_exact_dtype(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
-    """Return a dtype that represents the result of `recipe`, a tensor of `dtype`, exactly.
-
-    If `dtype` is f32 and `recipe` only moves elements of tensors of one dtype, it is that dtype; else it is `dtype`.
-    """
+    """Return a dtype that represents the result of `recipe`, a tensor of `dtype`, exactly. If `dtype` is f32 and
+    `recipe` only moves elements of tensors of one dtype, it is that dtype; else it is `dtype`."""
     if dtype != dtypes.f32 or not _only_moves(recipe):
         return dtype
     stored = {reader.dtype(key) for key in recipe.sources()}

@@ -63,10 +63,8 @@ def _unpack_words(words: Array, bits: int, count: int, stream: bool) -> Array:
 
 @dataclass(frozen=True)
 class Bytes(Integers):
-    """A weight i8 [out, in] of codes in two's complement of `bits`, one per byte.
-
-    several: there is at least one scale per output, not a single scale for the tensor.
-    """
+    """A weight i8 [out, in] of codes in two's complement of `bits`, one per byte. several: there is at least one scale
+    per output, not a single scale for the tensor."""
 
     several: bool
 

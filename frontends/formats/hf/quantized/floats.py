@@ -44,10 +44,8 @@ class Floats(QuantizedTensor):
 
 @dataclass(frozen=True)
 class MXFP4(Floats):
-    """Weights of experts [experts, in, out] in MXFP4, whose codes are stored transposed.
-
-    codes: u8 [experts, out, in / 32, 16], two per byte. scales: exponents u8 [experts, out, in / 32].
-    """
+    """Weights of experts [experts, in, out] in MXFP4, whose codes are stored transposed. codes: u8 [experts, out, in /
+    32, 16], two per byte. scales: exponents u8 [experts, out, in / 32]."""
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         experts, rows, count, _ = reader.shape(self.codes)

@@ -17,10 +17,8 @@ from weft.ir.types.dtypes import DType
 
 @dataclass(frozen=True)
 class QuantizedTensor(ABC):
-    """A quantized tensor, which a checkpoint stores as several tensors.
-
-    keys: the keys of these tensors by role ("codes", "scales", …); "" for an optional tensor that is absent.
-    """
+    """A quantized tensor, which a checkpoint stores as several tensors. keys: the keys of these tensors by role
+    ("codes", "scales", …); "" for an optional tensor that is absent."""
 
     keys: Mapping[str, str]
 
@@ -42,19 +40,15 @@ class QuantizedTensor(ABC):
         """Return rows `start:stop` along axis 0, dequantized to float32."""
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
-        """Return rows `start:stop` as stored, u8 [rows, blocks per row, bytes per block].
-
-        Raise WeftError if the tensor is not in a block layout.
-        """
+        """Return rows `start:stop` as stored, u8 [rows, blocks per row, bytes per block]. Raise WeftError if the tensor
+        is not in a block layout."""
         raise WeftError(f"{reader.path}: {self.parts[0]!r} is not in a block layout that weft can read as stored")
 
 
 @dataclass(frozen=True)
 class DequantizedReader:
-    """A reader of `reader` with the tensors `quantized` (by key) in place of their parts.
-
-    hidden: keys to leave out besides the parts, such as scales of activations, which weft does not round.
-    """
+    """A reader of `reader` with the tensors `quantized` (by key) in place of their parts. hidden: keys to leave out
+    besides the parts, such as scales of activations, which weft does not round."""
 
     reader: TensorReader
     quantized: Mapping[str, QuantizedTensor]

@@ -24,9 +24,7 @@ _KNOWN = {
 
 def read_score_tokens(folder: Path) -> list[int]:
     """Return the ids of the tokens whose logits score a pair: true ("yes"), then false ("no") if the module has it.
-
-    [] if `folder` has no LogitScore module.
-    """
+    Return [] if `folder` has no LogitScore module."""
     subfolder = read_modules(folder).get(LOGIT_SCORE)
     if subfolder is None:
         return []

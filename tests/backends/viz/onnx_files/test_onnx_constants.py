@@ -15,7 +15,7 @@ from weft.backends.viz.onnx_files.onnx_constants import (
     read_constant,
     read_initializer,
 )
-from weft.backends.viz.onnx_files.operation import OnnxOperation
+from weft.backends.viz.onnx_files.types import OnnxOperation
 from weft.ir.errors import WeftError
 
 from ..onnx_models import DIM

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from weft.backends.viz.model.outline import PicturePart, build_outline
 from weft.backends.viz.onnx_files.onnx_constants import Constant
-from weft.backends.viz.onnx_files.operation import OnnxOperation
 from weft.backends.viz.onnx_files.segments import find_layer_segments
+from weft.backends.viz.onnx_files.types import OnnxOperation
 
 from .. import onnx_models
 from ..onnx_models import Builder
