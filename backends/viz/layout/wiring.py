@@ -41,7 +41,7 @@ def wire_parts(
 ) -> Wiring:
     """Return the wiring of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first of `entering` that a part reads enters at the top. `within`: numbers of parts that get no line out of the
+    The first of `entering` that any part reads enters at the top. `within`: numbers of parts without a line out of the
     scope; if it is given, a part that does not depend on the stream gets a line only to its first reader.
     """
     wiring = Wiring()
