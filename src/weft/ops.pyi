@@ -236,7 +236,7 @@ def block_sparse_attention(
 
     A block of `block` queries attends to these blocks of keys (Child 2019, arXiv 1904.10509; Zaheer 2020, arXiv
     2007.14062, BigBird): itself, `sides` blocks before and after it, the first `first` and the last `last` blocks of
-    the sequence. Queries of the latter attend to all keys. Not causal. The method `counts` of
+    the sequence. Queries of these first and last blocks attend to all keys. Not causal. The method `counts` of
     `weft.ir.schema.visible_blocks.VisibleBlocks` defines c, also with `first_weight` and `dense`.
 
     q [batch, seq, heads·d], k [batch, seq, kv_heads·d], v [batch, seq, kv_heads·dv] → [batch, seq, heads·dv]; heads,
@@ -331,7 +331,7 @@ def choose_tokens(
     """
 
 def clip(x: Value, *, low: float | None = None, high: float | None = None, name: str | None = None) -> Value:
-    """x clipped to low … high, without a bound that is None (bounds are integers for an integer x)."""
+    """x clipped to low … high; a bound that is None does not clip, and for an integer x bounds are integers."""
 
 def concat(*xs: Value, axis: int, name: str | None = None) -> Value:
     """Concatenation of `xs` along `axis`."""
@@ -844,9 +844,9 @@ def limit_capacity(
     batched: bool = False,
     name: str | None = None,
 ) -> Value:
-    """`combine` [..., tokens, experts] with each expert's tokens after the first C set to 0: C is `capacity`, or
-    ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped token on). If
-    `batched`, the tokens of all batch rows, in order, share C.
+    """`combine` [..., tokens, experts] for the first C tokens that are routed to each expert, else 0: C is
+    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped
+    token on). If `batched`, the tokens of all batch rows, in order, share C.
     """
 
 def linear(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
