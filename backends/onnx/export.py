@@ -99,14 +99,9 @@ def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progr
         offset = -(-offset // align) * align
         external.append(_Region(equal_weights[0], offset))
         for w in equal_weights:
+            dtype, shape, name = ONNX_DTYPES[w.dtype.name], onnx.Shape(w.shape), str(w.value.name)
             w.value.const_value = onnx.ExternalTensor(
-                DATA,
-                offset,
-                size,
-                ONNX_DTYPES[w.dtype.name],
-                shape=onnx.Shape(w.shape),
-                name=str(w.value.name),
-                base_dir=folder,
+                DATA, offset, size, dtype, shape=shape, name=name, base_dir=folder
             )
         offset += size
     with (folder / DATA).open("wb") as file:

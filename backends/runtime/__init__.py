@@ -8,7 +8,7 @@ outside of `torch`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..target import TARGETS
 from .compiled_folder import read_facts
@@ -50,8 +50,7 @@ def load(
         check_count("experts_on_device", experts_on_device)
         model = target.open_offloaded(facts, device, threads, experts_on_device)
     if facts.kind == "encoder":
-        encoder: EncoderModel = model
-        return encoder
+        return cast("EncoderModel", model)
     from .core.generation import Generator
     from .core.sampler import TokenRules
 

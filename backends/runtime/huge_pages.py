@@ -87,8 +87,7 @@ def _subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
 
 
 def _collapse_ranges(ranges: Ranges, page: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    advise = libc.madvise
+    advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     stride = max(page, _STRIDE // page * page)
     trouble: set[str] = set()

@@ -90,8 +90,7 @@ def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
         codes, scales, zeros = (_gather_part(e, ids, table, layout, name, axis) for name in names)
         rows = _dequantize(e, codes, scales, zeros, layout, -1 if axis == 0 else 0)
         return e.op("Transpose", rows, perm=[*range(1, ids.type.rank + 1), 0]) if axis else rows
-    pairs, scales = (_gather_part(e, ids, table, layout, name) for name in ("halves", "steps"))
-    zeros = _gather_part(e, ids, table, layout, "middles") if layout.has_zeros else None
+    pairs, scales, zeros = (_gather_part(e, ids, table, layout, name) for name in ("halves", "steps", "middles"))
     return _dequantize_nibbles(e, pairs, scales, zeros, table, layout)
 
 
@@ -99,9 +98,9 @@ def _dequantize_nibbles(
     e: OnnxEmitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
 ) -> Out:
     """Return rows of `weight` [..., in], dequantized from their packed codes of up to 4 bits, `pairs` [..., in / 2]."""
-    four = e.constant(4, dtypes.u8.numpy)
-    low = e.op("BitwiseAnd", pairs, e.constant(15, dtypes.u8.numpy))
-    codes = e.op("Concat", low, e.op("BitShift", pairs, four, direction="RIGHT"), axis=-1)
+    four, fifteen = (e.constant(number, dtypes.u8.numpy) for number in (4, 15))
+    low, high = e.op("BitwiseAnd", pairs, fifteen), e.op("BitShift", pairs, four, direction="RIGHT")
+    codes = e.op("Concat", low, high, axis=-1)
     if zeros is None:
         zeros = e.op("Expand", e.constant(layout.middle, dtypes.u8.numpy), e.op("Shape", scales))
     return _drop_padding(e, _dequantize(e, codes, scales, zeros, layout, -1), weight, layout)
@@ -167,7 +166,7 @@ def _emit_part(
     """Return the initializer of the part `name` (codes, scales or zero points) of `weight`, transposed if `transposed`
     is 1; None for zero points if the weight has none. A table that is also an output head has separate initializers for
     each `role`, with the same bytes in the file: ONNX Runtime does not fuse nodes that read a shared initializer."""
-    if name == "signed_zeros" and not layout.has_zeros:
+    if name in ("signed_zeros", "middles") and not layout.has_zeros:
         return None
     recipe: Recipe = Stored(weight.recipe, name)
     row_size = weight.width + layout.sums * -(-weight.width // layout.group)

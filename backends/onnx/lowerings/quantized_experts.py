@@ -14,8 +14,6 @@ experts are active, QMoE chooses further ones with a weight of zero.
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as onnx
 
 from weft.ir import ops
@@ -83,17 +81,17 @@ def QMoE(e: OnnxEmitter, node: Node) -> Out:
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, combine.width]))
     fits = x.type.rank in (2, 3)
     rows = e[x] if fits else e.op("Reshape", e[x], e.constant([-1, x.width]))
-    unit = list_activation_attributes(node)
-    quantized: dict[str, Any] = {"quant_type": "int", "block_size": first.group, "expert_weight_bits": first.bits}
+    attrs = list_activation_attributes(node) | {"quant_type": "int", "block_size": first.group}
+    attrs["expert_weight_bits"] = first.bits
     if second.bits != first.bits:
-        quantized["fc2_expert_weight_bits"] = second.bits
+        attrs["fc2_expert_weight_bits"] = second.bits
     if e.target.device == "cuda":
-        quantized["weights_prepacked"] = 0
+        attrs["weights_prepacked"] = 0
     elif not is_exact(up):
-        quantized["accuracy_level"] = 4
+        attrs["accuracy_level"] = 4
     operands = [rows, flat, fc1[0], fc1[1], bias, fc2[0], fc2[1], e[down_bias], None, None, None, fc1[2], fc2[2], None]
     k = node.attrs["active"] or combine.width
-    y = e.op("QMoE", *operands, flat, domain=MS, k=k, normalize_routing_weights=0, **unit, **quantized)
+    y = e.op("QMoE", *operands, flat, domain=MS, k=k, normalize_routing_weights=0, **attrs)
     return y if fits else reshape_like(e, y, x)
 
 

@@ -178,11 +178,10 @@ def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[s
     if status in (-signal.SIGALRM, -signal.SIGXCPU, -signal.SIGKILL):
         raise WeftError(f"{name}: the chat template takes longer than {SECONDS} seconds")
     try:
-        reply: dict[str, str] = json.loads(written)
+        return dict(json.loads(written))
     except ValueError:
         why = (words.decode(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
         raise WeftError(f"{name}: the chat template cannot be rendered: its process ended with {why}") from None
-    return reply
 
 
 def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:

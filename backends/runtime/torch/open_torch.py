@@ -60,8 +60,7 @@ def open_decoder(facts: FolderFacts, device: str, threads: int | None, experts: 
 
 def open_encoder(facts: FolderFacts, device: str, threads: int | None) -> TorchEncoder:
     """Return the encoder of a folder of the target torch. Raises WeftError as `open_decoder` does."""
-    model, _ = _open_model(facts, device, threads)
-    return TorchEncoder(model, facts)
+    return TorchEncoder(_open_model(facts, device, threads)[0], facts)
 
 
 class TorchEncoder(EncoderModel):
