@@ -30,9 +30,8 @@ class Cache(list[Any]):
 
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
-    """Return the causal mask [batch or 1, 1, seq, n] of queries at `positions` [batch or 1, seq] over `keys`
-    (positions) [batch or 1, n]. On a GPU with `first`, where all rows begin, and seq > 1: a bias for flash
-    attention."""
+    """Return the causal mask [batch or 1, 1, seq, n] of queries at `positions` [batch or 1, seq] over keys at `keys`
+    [batch or 1, n]; on a GPU a bias for flash attention if all rows begin at `first` (not None) and seq > 1."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
