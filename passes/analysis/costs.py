@@ -16,8 +16,10 @@ EXPERTS = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")  # operand
 
 def find_learned_params(graph: Graph) -> list[Param]:
     """Return the parameters with trained or initialized values, in the order of `graph.params`.
+
     Excluded are tables computed by a formula (`Recipe.is_constant`) and the correction bias of a router (DeepSeek-V3).
-    A rule updates this bias during training; published counts also exclude it."""
+    A rule updates this bias during training; published counts also exclude it.
+    """
 
     def corrects(param: Param) -> bool:
         readers = [node.op is ops.route and node.operand("bias") is param for node in param.users]
@@ -80,8 +82,10 @@ AUDIO_SIZES = {"samples": 16_000, "frames": 100}  # one second of a waveform at 
 
 def compute_cost(graph: Graph, **named_sizes: int) -> Cost:
     """Return the FLOPs, bytes read and bytes written of one run of `graph`.
+
     `named_sizes` default to batch=1, seq=64, past=0, and one second of audio (samples=16000, frames=100); all others,
-    such as the number of keys, default to past + seq."""
+    such as the number of keys, default to past + seq.
+    """
     binding = DEFAULT_SIZES | AUDIO_SIZES | named_sizes
     binding = dict.fromkeys(list_named_sizes(graph), binding["past"] + binding["seq"]) | binding
     flops = read = written = 0

@@ -64,8 +64,10 @@ def _run_on_labels(node: Node, labels: list[Array]) -> list[Array]:
 
 def trace_sources(value: Value) -> dict[Value, Array]:
     """Trace the features of `value` back through ops that only move features, to the values they come from.
+
     Return, for each source value, an array in the shape of one token of `value`: the index of the feature within one
-    token of the source, counted from 1, or 0 where the feature comes from another source."""
+    token of the source, counted from 1, or 0 where the feature comes from another source.
+    """
     labelled: dict[Value, Array] = {}
     starts: dict[Value, int] = {}
     count = 0  # the largest label in use
@@ -92,8 +94,10 @@ def trace_sources(value: Value) -> dict[Value, Array]:
 @dataclass(frozen=True)
 class LinearOrigin:
     """The linear that computes the features of a value, and the nodes in between.
+
     `steps` are the nodes after `linear`, in order, each with the labels of its output; `labels` are those of the value.
-    A label is the index of the weight row that computes a feature; label arrays have the shape of one token."""
+    A label is the index of the weight row that computes a feature; label arrays have the shape of one token.
+    """
 
     linear: Node
     steps: tuple[tuple[Node, Array], ...]
@@ -102,7 +106,9 @@ class LinearOrigin:
 
 def trace_origin(value: Value) -> LinearOrigin | str:
     """Trace `value` back to the linear that computes its features; return a reason (str) if there is no such path.
-    On the path, every value has a single use, and nodes after the linear only move, normalize or scale features."""
+
+    On the path, every value has a single use, and nodes after the linear only move, normalize or scale features.
+    """
     path: list[Value] = []
     while (node := value.producer) is not None:
         if len(value.uses) != 1 or value.is_output:
@@ -134,7 +140,9 @@ def trace_origin(value: Value) -> LinearOrigin | str:
 @dataclass(frozen=True)
 class Destination:
     """The attention `node` that reads a value as its operand `role` ("q" or "k").
-    `labels` [heads, head_dim] are the labels of this operand, with its number of heads (KV heads for k)."""
+
+    `labels` [heads, head_dim] are the labels of this operand, with its number of heads (KV heads for k).
+    """
 
     node: Node
     role: str
@@ -143,8 +151,10 @@ class Destination:
 
 def trace_destination(value: Value, token: Array) -> Destination | str:
     """Follow `value` to the attention that reads it as q or k; return a reason (str) if there is no such path.
+
     `token` has the labels of one token of `value`. On the path, every value has a single use, and nodes move features
-    or treat all alike; a norm requires that all its rows have the same labels, in any order."""
+    or treat all alike; a norm requires that all its rows have the same labels, in any order.
+    """
     labels = _make_labels(value, token)
     while True:
         if len(value.uses) != 1 or value.is_output:

@@ -83,7 +83,9 @@ def _find_input(nodes: Iterable[Node], y: Value, where: str) -> Value:
 
 def renumber_layers(graph: Graph, stack: str, number: Mapping[int, int]) -> None:
     """Renumber layer i of `stack` to `number[i]`, in place: in scopes and in names of values and parameters.
-    Layers that are not keys of `number` keep their number."""
+
+    Layers that are not keys of `number` keep their number.
+    """
     layer = re.compile(rf"{re.escape(stack)}\.(\d+)(?=\.|$)")
 
     def rename(text: str) -> str:

@@ -69,7 +69,9 @@ class Branch:
 @dataclass(frozen=True)
 class Projections:
     """The attention `node`, the branches that compute its q, k and v, and its output projection `o`.
-    `v` is None for an attention without an operand v (latent attention, whose keys contain the values)."""
+
+    `v` is None for an attention without an operand v (latent attention, whose keys contain the values).
+    """
 
     node: Node
     q: Branch
@@ -127,8 +129,10 @@ def find_output_linear(node: Node) -> Node | str:
 
 def find_branch(node: Node, role: str) -> Branch | str:
     """Return the path to the operand `role` (q, k or v) of the attention `node`; a reason (str) if there is none.
+
     The nodes on the path treat tokens independently, and no others read its values. Weight and bias are parameters.
-    There is no path to k and v of an attention with a quantized cache."""
+    There is no path to k and v of an attention with a quantized cache.
+    """
     value = node.required_operand(role)
     if role in "kv" and node.attrs.get("cache_bits") is not None:
         return f"{role} (%{value.name}) is rounded to codes with scales of its own; quantize-cache has to come later"

@@ -36,8 +36,10 @@ class ResidualStream:
 
 def find_streams(graph: Graph) -> list[ResidualStream]:
     """Return the residual streams of `graph` that a norm reads, in the order of their first additions.
+
     A pre-norm decoder has one, a post-norm model several (each norm starts a new stream), and an encoder-decoder at
-    least two."""
+    least two.
+    """
     all_streams: list[ResidualStream] = []
     seen: set[Value] = set()
     for node in graph.nodes:
@@ -136,7 +138,9 @@ def _add_reader(stream: ResidualStream, value: Value, reader: Node, index: int, 
 
 def find_stream_operands(node: Node, output: Value) -> tuple[int, ...]:
     """Return the indices of the operands whose rows `node` only adds, moves or scales to compute `output`.
-    Return () if it does more, such as adding a constant."""
+
+    Return () if it does more, such as adding a constant.
+    """
     width = output.shape[-1:]
     wide = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.shape[-1:] == width)
     match node.op:
@@ -158,8 +162,10 @@ def find_stream_operands(node: Node, output: Value) -> tuple[int, ...]:
 
 def explain_unmappable(stream: ResidualStream, norms: bool = False) -> str | None:
     """Return why a linear map of `stream` cannot be absorbed by its writers, naming the first that prevents it.
+
     Return None if all can absorb it. Added parameters always can; norms that write to the stream can if `norms` is
-    true."""
+    true.
+    """
     for writer, value in stream.writers.items():
         if isinstance(writer, Param):
             continue
@@ -182,8 +188,10 @@ def map_writers(
     heads: Collection[Node] = (),
 ) -> None:
     """Absorb the map `along` into the weights of every writer of `streams`, in place.
+
     With `rows`, norms without a weight and embeddings whose table is also read by nodes other than writers and `heads`
-    (the output linears) stay unchanged; after these, `rows(value)` emits nodes that map the written value."""
+    (the output linears) stay unchanged; after these, `rows(value)` emits nodes that map the written value.
+    """
     writers = {w for stream in streams for w in stream.writers}
     readers = {*writers, *heads}
     mapped_after = {w for w in writers if rows is not None and isinstance(w, Node) and not _has_own_weight(w, readers)}

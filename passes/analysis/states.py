@@ -52,7 +52,9 @@ def find_cache_owner(node: Node) -> Node:
 
 def find_cache_sharers(node: Node) -> list[Node]:
     """Return all attentions, in graph order, that share the cache of `node` (the same keys and values), and `node`.
-    An attention with a window shares its cache with no other, because its cache may roll."""
+
+    An attention with a window shares its cache with no other, because its cache may roll.
+    """
     key = _make_cache_key(node)
     sharers = set() if key is None else {n for n in node.required_operand("k").users if _make_cache_key(n) == key}
     return [node] if len(sharers) < 2 else [n for n in node.graph.nodes if n in sharers]
@@ -131,6 +133,7 @@ def name_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
 
 def find_state_inputs(graph: Graph) -> Iterator[NamedState]:
     """Yield (spec, input name, output name) of each input of `graph` that is a cache or state, in the inputs' order.
+
     The spec of a shared cache is that of the node whose output is a graph output; without one, the output name is "".
     """
     for name, value in graph.inputs.items():
@@ -198,6 +201,8 @@ def make_manifest_records(graph: Graph, states: Iterable[NamedState]) -> dict[st
 
 def limit_source(graph: Graph, length: int) -> int:
     """Return the maximum source length, in tokens, of an encoder-decoder compiled for outputs of `length` tokens.
-    It is the larger of `length` and the metadata's source_context, limited by max_source_positions."""
+
+    It is the larger of `length` and the metadata's source_context, limited by max_source_positions.
+    """
     limit = max(length, graph.meta.get("source_context") or 0)
     return min(limit, graph.meta.get("max_source_positions") or limit)

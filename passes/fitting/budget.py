@@ -79,8 +79,10 @@ def _count_bits(matrix: Matrix, layout: BlockLayout) -> float:
 
 def solve_knapsack(tables: Sequence[Sequence[LayoutChoice]], capacity: float) -> list[LayoutChoice]:
     """Return one entry per table, with at most `capacity` bits in total and an approximately minimal total cost.
+
     The smallest entries must fit into `capacity`. A price for bits is bisected; the remaining bits are spent greedily
-    on the entries that reduce the cost most per bit."""
+    on the entries that reduce the cost most per bit.
+    """
 
     def choose(price: float) -> list[LayoutChoice]:
         return [min(table, key=lambda c: (c.cost + price * c.bits, c.bits)) for table in tables]
@@ -189,7 +191,9 @@ def _compute_input_squares(activations: Activations, matrix: Matrix) -> Array:
 
 def measure_divergence(exact: Sequence[Array], changed: Sequence[Array], logits: bool) -> float:
     """Return the divergence of `changed` from `exact`, two lists of arrays [..., n] (one per batch).
-    For `logits`, it is the mean over positions of KL(exact ‖ changed) in nats; else |exact - changed|² / |exact|²."""
+
+    For `logits`, it is the mean over positions of KL(exact ‖ changed) in nats; else |exact - changed|² / |exact|².
+    """
     total, count = 0.0, 0.0
     for before, after in zip(exact, changed, strict=True):
         if logits:

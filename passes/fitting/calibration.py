@@ -101,7 +101,9 @@ def sample_tokens(
 
 def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
     """Return every n-th sequence of the batches `texts` (ids [batch, length]), in new batches by ascending length.
-    n = max(1, tokens // limit), so that about `limit` to 2 · `limit` tokens remain."""
+
+    n = max(1, tokens // limit), so that about `limit` to 2 · `limit` tokens remain.
+    """
     every = max(1, sum(ids.size for ids in texts) // limit)
     return _make_batches(sorted([row for ids in texts for row in ids][::every], key=len))
 
@@ -184,10 +186,12 @@ def make_inputs(graph: Graph, ids: Array) -> dict[str, Array]:
 
 class Activations:
     """Values of `graph` on the batches `texts` (ids [batch, length]), each as a list of one array per batch.
+
     Values are computed on request and discarded after their last reader. Nodes that read a requested value may be
     edited before the next request. Memory is needed for the requested values, for values that are read later, and for
     `MAX_ELEMENTS` elements of weights. Weights are cast to `dtype` unless it is None. Activations are float32, or
-    float64 if an operand is."""
+    float64 if an operand is.
+    """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], dtype: type[np.floating[Any]] | None = None) -> None:
         self.graph = graph
@@ -206,7 +210,9 @@ class Activations:
     @contextlib.contextmanager
     def override(self, values: Mapping[Value, list[Array]] = {}, weights: Mapping[Value, Array] = {}) -> Iterator[None]:
         """Return a context in which `values` replace computed values, and `weights` the elements of parameters.
-        Its end discards the activations computed inside, so that their nodes may be edited afterwards."""
+
+        Its end discards the activations computed inside, so that their nodes may be edited afterwards.
+        """
         saved, self._replaced = (dict(self._known), set(self._done)), weights
         self._known.update(values)
         try:

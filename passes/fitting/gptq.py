@@ -36,7 +36,9 @@ F32_INPUTS = 4096  # moments of more inputs are factored in f32, to save memory
 @dataclass(frozen=True)
 class MomentFactors:
     """The factors of a regularized moment H = (U + I) D (U + I)ᵀ, whose inputs are permuted by `order` [in].
-    `unit` is U f32 [in, in], `left` is the diagonal of D f32 [in], `diagonal` f32 [in] is the diagonal of H."""
+
+    `unit` is U f32 [in, in], `left` is the diagonal of D f32 [in], `diagonal` f32 [in] is the diagonal of H.
+    """
 
     order: Array
     unit: Array
@@ -46,7 +48,9 @@ class MomentFactors:
 
 def factor_moment(moment: Array, group: int, ridge: float = RIDGE) -> MomentFactors:
     """Return the factors of `moment` [n, n], padded with zeros to a multiple of `group` inputs.
-    Groups and their inputs are in descending order of the diagonal, to which `ridge` times its mean is added."""
+
+    Groups and their inputs are in descending order of the diagonal, to which `ridge` times its mean is added.
+    """
     width = len(moment)
     count = width + -width % group
     mean = float(np.trace(moment)) / width or 1.0
@@ -88,8 +92,10 @@ def _order_by_size(sizes: Array, group: int) -> Array:
 
 def compute_correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
     """Return the matrix C [in, in] for which W C = W + `CORRECTION` · (L − W), with L x the least-squares fit to W x₀.
+
     x₀ are the original inputs, x the changed ones; `moment` [in, in] is Σ x xᵀ, `crossed` [in, in] is Σ x₀ xᵀ. `ridge`
-    times the mean of the diagonal of `moment` is added to its diagonal."""
+    times the mean of the diagonal of `moment` is added to its diagonal.
+    """
     mean = float(np.trace(moment)) / len(moment) or 1.0
     unit = np.eye(len(moment), dtype=np.float32)
     away = np.linalg.solve(moment + np.float32(ridge * mean) * unit, (crossed - moment).T).T
@@ -133,8 +139,10 @@ def quantize_gptq(weight: Array, factors: MomentFactors, layout: BlockLayout) ->
 
 def search_scales(groups: Array, weights: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
     """Return the scales f32 [out] and zero points [out] (None for layouts without) of one group of columns.
+
     They minimize the squared rounding errors of `groups` [group, out], weighted by `weights` [group], over the range of
-    each column times the factors `SHRINK`."""
+    each column times the factors `SHRINK`.
+    """
     low, high = groups.min(0), groups.max(0)
     scales, zeros = fit_range(low, high, layout)
     least = weights @ _squared_errors(groups, scales, zeros, layout)

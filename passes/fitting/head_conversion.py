@@ -39,8 +39,10 @@ def _compute_root(product: Array) -> Array:
 
 def fit_shared_rows(products: list[Array], members: list[Array], moment: Array) -> tuple[Array, list[Array]]:
     """Return (B, [A_m]): B [d, n] with orthonormal rows, and one A_m [d, d] per W_m of `members` [d, n]; A_m B ≈ W_m.
+
     They minimize the sum over m of E[eᵀ P_m e] for e = W_m x − A_m B x, where x has the second `moment` [n, n].
-    `products` are P_m [d, d]: for values, Oᵀ O summed over the heads that read m; for keys, E[q qᵀ]."""
+    `products` are P_m [d, d]: for values, Oᵀ O summed over the heads that read m; for keys, E[q qᵀ].
+    """
     d = len(members[0])
     root, inverse = compute_whitening(moment)
     white = [w @ root for w in members]
@@ -54,8 +56,10 @@ def fit_shared_rows(products: list[Array], members: list[Array], moment: Array) 
 
 def fit_shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Array, Array]:
     """Return (B, a) for the `members` W [members, pairs, n]: B [pairs, n], a [members, pairs], and a_m ⊙ B ≈ W_m.
+
     Arrays are complex: a row is a pair of RoPE as a complex number, and only complex factors commute with the rotation.
-    `energies` [members, pairs] are the E|q|² of the queries that multiply each pair; `moment` [n, n] is E[x xᵀ]."""
+    `energies` [members, pairs] are the E|q|² of the queries that multiply each pair; `moment` [n, n] is E[x xᵀ].
+    """
     root, inverse = compute_whitening(moment)
     white = members @ root  # [m, pairs, n]
     strong = np.moveaxis(white * np.sqrt(energies)[..., None], 1, 0)  # [pairs, m, n]
@@ -88,8 +92,10 @@ def merge_keys(
     q: Array, k: Array, groups: int, q_moment: Array, k_moments: Array, spread: Array, rotation: Rotation
 ) -> tuple[Array, Array]:
     """Return query maps [heads, d, n] and key maps [groups, d, m] that replace `q` [heads, d, n], `k` [kv_heads, d, m].
+
     They minimize the squared errors of scores, weighted by `spread` [heads], assuming that the inputs of queries and of
-    keys are independent and have the second moments `q_moment` [n, n] and `k_moments` [groups, m, m]."""
+    keys are independent and have the second moments `q_moment` [n, n] and `k_moments` [groups, m, m].
+    """
     heads, d, _ = q.shape
     real, imaginary, rest = rotation.parts(d)
     readers = np.arange(heads).reshape(len(k), -1)  # of each old key head
@@ -116,6 +122,7 @@ def merge_keys(
 
 def merge_values(v: Array, o: Array, groups: int, moments: Array) -> tuple[Array, Array]:
     """Return value maps [groups, d, n] and output maps [heads, out, d] that replace `v` [kv_heads, d, n] and `o`.
+
     They minimize the squared errors of each head's output; `moments` [groups, n, n] are `Moments.v` of `head_moments`.
     """
     readers = np.arange(len(o)).reshape(len(v), -1)

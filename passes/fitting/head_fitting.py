@@ -27,7 +27,9 @@ CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, 
 @dataclass
 class Fit:
     """The new linears of an attention: `linears` maps a role (q, k, v, o) to the recipes of weight and bias (or None).
-    `reasons` state why roles are missing; `is_refitted` is True once `refit_output` has refitted the output linear."""
+
+    `reasons` state why roles are missing; `is_refitted` is True once `refit_output` has refitted the output linear.
+    """
 
     linears: dict[str, tuple[Recipe, Recipe | None]]
     reasons: list[str]
@@ -36,8 +38,10 @@ class Fit:
 
 class Fitter:
     """A fitter of the attentions of `graph` to the batches `texts` (see `read_tokens`); if empty, to weights alone.
+
     With `sequential`, activations are those of the graph with all changes so far, not of the original graph, and output
-    linears can be refitted to compensate for errors. Attentions with the same linears are fitted once."""
+    linears can be refitted to compensate for errors. Attentions with the same linears are fitted once.
+    """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
         self._reader = graph.reader = SpilledTensors(graph.reader)
@@ -80,8 +84,10 @@ class Fitter:
 
     def refit_output(self, old_node: Node, node: Node, fit: Fit) -> None:
         """Refit the output linear after the attention `node`, which replaces `old_node`, to the original output.
+
         The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
-        the present weight. Do nothing if `fit` is refitted already, or without texts or a sequential fitter."""
+        the present weight. Do nothing if `fit` is refitted already, or without texts or a sequential fitter.
+        """
         old, new = find_output_linear(self._original_nodes[old_node]), find_output_linear(node)
         if fit.is_refitted or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):
             return

@@ -35,7 +35,9 @@ class Moments:
 
 def compute_moments(node: Node, groups: int, activations: Activations | None) -> Moments:
     """Return the moments of the attention `node`, for `groups` new KV heads, on the sequences of `activations`.
-    Linears must compute k and v. If `activations` is None, all moments are identities, and `spread` is 1."""
+
+    Linears must compute k and v. If `activations` is None, all moments are identities, and `spread` is 1.
+    """
     heads = int(node.attrs["heads"])
     branches = [find_branch(node, role) for role in "qkv"]
     q, k, v = (b.linear.inputs[0] if isinstance(b, Branch) else None for b in branches)

@@ -24,8 +24,10 @@ STEPS = 6  # limit of ops from the scores of a router to its choice of experts: 
 @dataclass(frozen=True)
 class Matrix:
     """A weight [..., out, in] that only linears, experts and embeddings read; `readers` are in graph order.
+
     `kind` is ``linear``, ``experts`` (a stack), ``table`` (of an embedding) or ``head`` (computes the logits, whether
-    tied to a table or not)."""
+    tied to a table or not).
+    """
 
     param: Param
     kind: str
@@ -38,6 +40,7 @@ class Matrix:
 
 def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
     """Return the `Matrix` of each parameter that is a weight of linears, experts or embeddings, or a reason (str).
+
     The reason states why it must not be quantized. Parameters computed by a formula (`Recipe.is_constant`) are omitted.
     """
     result: dict[Param, Matrix | str] = {}

@@ -42,7 +42,9 @@ class AffineStep:
 
 def find_affine_form(step: Step) -> AffineStep | None:
     """Return the affine form of `step`; None unless every new state is elementwise affine in its old state.
-    Also return None if batch rows depend on each other, the first token is not f32, or no a or b depends on a token."""
+
+    Also return None if batch rows depend on each other, the first token is not f32, or no a or b depends on a token.
+    """
     graph = step.graph.clone()
     if not all(is_rowwise(node) for node in graph.nodes):
         return None
@@ -104,7 +106,9 @@ def copy_into(
     graph: Graph, source: Graph, inputs: Iterable[str], outputs: Mapping[str, Value], known: Mapping[Value, Value] = {}
 ) -> None:
     """Copy the nodes of `source` that compute `outputs` into `graph`; add `inputs` and `outputs` to `graph`, by name.
-    `known` maps values of `source` to existing values of `graph`, which are used instead of copies."""
+
+    `known` maps values of `source` to existing values of `graph`, which are used instead of copies.
+    """
     mapped = dict(known)
     for name in inputs:
         value = graph.add_input(name, source.inputs[name].type)
@@ -126,7 +130,9 @@ Part = Value | None
 
 class AffineRules:
     """Rules that derive affine forms a ⊙ state + b node by node and emit nodes for a and b.
-    `token` is a value with a batch axis in the graph of these nodes; constants are derived from it."""
+
+    `token` is a value with a batch axis in the graph of these nodes; constants are derived from it.
+    """
 
     def __init__(self, token: Value) -> None:
         self.token = token

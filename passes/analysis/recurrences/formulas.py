@@ -19,7 +19,9 @@ _ATOM = 4
 
 def write_formulas(step: Step) -> list[str]:
     """Return `step` as formulas, at least one string per new state and output; ops that only move elements are omitted.
-    A value with several readers gets its own formula, before those that use it."""
+
+    A value with several readers gets its own formula, before those that use it.
+    """
     names: dict[Value, str] = {v: name for name, v in step.graph.inputs.items()}
     new = {step.new_state(name): f"{name}{NEW}" for name in step.states}
     outputs = {step.graph.outputs[name]: name for name in step.outputs}

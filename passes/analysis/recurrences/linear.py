@@ -40,8 +40,10 @@ class LinearPart:
 
 def find_linear_parts(step: Step) -> dict[str, LinearPart] | None:
     """Return the linear part of each state of `step`, by name; None if a state has none.
+
     Also return None if batch rows depend on each other. The axis that L mixes must have at most `SMALL` indices, or at
-    most `MOST_BLOCKS` times the number of columns: otherwise a loop over the tokens is faster."""
+    most `MOST_BLOCKS` times the number of columns: otherwise a loop over the tokens is faster.
+    """
     if not all(is_rowwise(node) for node in step.graph.nodes):
         return None
     parts = {name: _find_linear_part(step, name) for name in step.states}

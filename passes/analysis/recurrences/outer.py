@@ -42,7 +42,9 @@ class OuterProductState:
 @dataclass(frozen=True)
 class ParallelForm:
     """A form of a step that runs on many tokens at once: `gates` and `after` as in `AffineStep`.
-    `outer` maps each state to its `OuterProductState`, or to None if the state must be computed at every token."""
+
+    `outer` maps each state to its `OuterProductState`, or to None if the state must be computed at every token.
+    """
 
     gates: Graph
     after: Graph
@@ -77,8 +79,10 @@ def prune(graph: Graph) -> Graph:
 
 def extract_outer(step: Step, name: str, gates: Graph, after: Graph) -> OuterProductState | None:
     """Return the state `name` as a sum of outer products; None, with both graphs unchanged, if it is not such a sum.
+
     Edit the graphs of the affine form in place: replace output ``b.NAME`` of `gates` by keys, values and queries, and
-    the reads in `after` by inputs (see `OuterProductState`)."""
+    the reads in `after` by inputs (see `OuterProductState`).
+    """
     state, old = after.inputs[f"new_{name}"], after.inputs[name]
     reads = _find_reads(step, state, after)
     a, b = (gates.outputs.get(f"{part}.{name}") for part in "ab")
@@ -139,7 +143,9 @@ def _find_reads(step: Step, state: Value, after: Graph) -> list[StateRead]:
 
 def match_read(node: Node, forms: dict[Value, AffineValue], rules: AffineRules) -> StateRead | None:
     """Return the read of a state that `node` computes; None if it computes anything else.
-    `forms` has the affine form of at least one operand of `node`; `rules` emit the query."""
+
+    `forms` has the affine form of at least one operand of `node`; `rules` emit the query.
+    """
     operands = [v for v in node.inputs if v is not None]
     operand_forms = [forms.get(v) for v in operands]
     form = next(f for f in operand_forms if f is not None)
@@ -180,7 +186,9 @@ def depends_on_gates(value: Value, gates: Graph) -> bool:
 
 def copy_value_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> Value:
     """Copy `value` of the graph `after`, with the nodes that compute it, into `gates`; return the copy.
-    Graph inputs become those of `gates` with the same names. `mapped` maps originals to copies and is updated."""
+
+    Graph inputs become those of `gates` with the same names. `mapped` maps originals to copies and is updated.
+    """
     if value in mapped:
         return mapped[value]
     if value.producer is None:

@@ -19,7 +19,9 @@ def _has_batch_axis(value: Value) -> bool:
 
 def is_rowwise(node: Node) -> bool:
     """Return whether batch row i of the outputs of `node` depends only on batch row i of its operands.
-    Return False for ops without a rule, and if an operand has a batch axis but an output has none."""
+
+    Return False for ops without a rule, and if an operand has a batch axis but an output has none.
+    """
     operands = [v for v in node.inputs if v is not None]
     if not any(map(_has_batch_axis, operands)):
         return not any(map(_has_batch_axis, node.outputs)) or node.op is ops.expand

@@ -29,8 +29,10 @@ def find_bias_nodes(graph: Graph, biases: Iterable[Value]) -> list[Node]:
 
 def explain_unsupported_scores(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
     """Return a reason (str) why no kernel computes the scores of a causal attention without a mask; None if one does.
+
     Kernels support dense attention without a bias or with ALiBi of the positions, and `SPARSE_PATTERNS` if `keep_first`
-    is 0 and the attention is not `latent`."""
+    is 0 and the attention is not `latent`.
+    """
     if pattern != "dense" and (pattern not in SPARSE_PATTERNS or keep_first or latent):
         return f"its pattern is {pattern}"
     maker = None if bias is None else bias.producer

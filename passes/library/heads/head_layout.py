@@ -82,8 +82,10 @@ def find_layouts(
     node: Node, roles: str, make_layout: Callable[[str, int, int], HeadLayout]
 ) -> dict[str, tuple[Branch, HeadLayout]] | str:
     """Return (branch, layout) for each of the `roles`, such as "qkv", of the attention `node`.
+
     The layout is make_layout(role, number of heads, head width). Return a reason (str) if `find_branch` or
-    `find_obstacle` returns one."""
+    `find_obstacle` returns one.
+    """
     layouts = {}
     for role in roles:
         branch, heads = find_branch(node, role), int(node.attrs["heads" if role == "q" else "kv_heads"])

@@ -127,7 +127,9 @@ def find_score_obstacle(node: Node) -> str | None:
 
 def rebuild_scores(node: Node, order: tuple[int, ...], biases: BiasCache, **attrs: Any) -> Node:
     """Rebuild the attention `node` with the heads `order` (all or a subset) of sinks and bias, and `attrs`; return it.
-    `find_score_obstacle` must return None. `biases` caches the new biases, because layers often share one."""
+
+    `find_score_obstacle` must return None. `biases` caches the new biases, because layers often share one.
+    """
     sinks, bias = node.operand("sinks"), node.operand("bias")
     if bias is not None and (bias, order) not in biases:
         biases[bias, order] = _take_bias_heads(bias, order)
