@@ -18,8 +18,8 @@ Recipe = Callable[[Weight], str]
 def find_changes(before: Vertex, after: Vertex, names: Mapping[str, str], recipe: Recipe) -> list[Change]:
     """Return all differences of the operations `before` and `after` (operator, attributes, operands, types, weights).
 
-    `names` maps values of the first network to the second; `recipe` returns the text by which weights are compared. If
-    the operators differ, attributes that only one operation has are omitted.
+    `names` maps value names of the first network to the second's. Weights are compared by type and by the text that
+    `recipe` returns. If the operators differ, attributes that only one operation has are omitted.
     """
     return [
         *_compare_texts("operation", before.op, after.op),
@@ -109,8 +109,8 @@ def _join_first(names: Sequence[str]) -> str:
 
 
 def _describe_type(before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the first changed type of `before` (its dtype if only that changed), or all if only their number
-    changed."""
+    """Return the first type of `before` that differs (only the dtype if the shapes are equal). If only the number of
+    types differs, return all of `before`."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
     if not pairs:
         return ", ".join(before)

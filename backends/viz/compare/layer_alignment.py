@@ -16,8 +16,8 @@ Layers = dict[str, list[Vertex]]  # operations by the scope of their layer, in o
 def match_layers(before: Network, after: Network) -> dict[str, str]:
     """Map scopes of layers of `before` to their scopes in `after` ("layers.6": "layers.5"), or to "" if removed.
 
-    Lists of layers are paired by name, then the remaining ones in order. In two lists of equal length, layers
-    correspond by position; in others, by the alignment that has the most operations in common (Needleman and Wunsch
+    Lists of layers with equal names are paired, then the other lists in order. In a pair of equal length, layers
+    correspond by position; otherwise by the alignment that has the most operations in common (Needleman and Wunsch
     1970). The result omits pairs of lists with equal names and lengths, and unpaired lists.
     """
     ours, theirs = _find_layer_lists(before), _find_layer_lists(after)
@@ -67,7 +67,7 @@ def _count_ops(layers: Layers) -> list[Counter[str]]:
 
 
 def _align(a: Sequence[Counter[str]], b: Sequence[Counter[str]]) -> list[tuple[int, int]]:
-    """Return index pairs (i, j), both increasing, that maximize the elements that a[i] and b[j] share in total."""
+    """Return pairs (i, j), increasing in i and in j, for which the a[i] and b[j] have the most elements in common."""
     common = [[(x & y).total() for y in b] for x in a]
     best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in reversed(range(len(a))):

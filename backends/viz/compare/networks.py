@@ -13,8 +13,8 @@ from .layer_alignment import find_layer_scope, match_layers
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two networks with comparison marks on operations, inputs and outputs. `pairs` maps names of operations of
-    `before` to the names of the corresponding operations of `after`."""
+    """Two networks with comparison marks on operations, inputs and outputs; marks of `before` have no `words`. `pairs`
+    maps names of operations of `before` to the names of the corresponding operations of `after`."""
 
     before: Network
     after: Network
@@ -31,9 +31,9 @@ class Comparison:
 def compare_networks(before: Network, after: Network) -> Comparison:
     """Return both networks with marks on their operations, inputs and outputs.
 
-    Operations correspond by name; in lists of layers of unequal length, by name within aligned layers. An unmatched
-    operation whose results are all absent from the other network corresponds to the operation of equal scope and
-    operator with the most neighbours and weights in common (at least one). Weights are compared by recipe.
+    Operations correspond by name; in lists of layers of unequal length, by name within aligned layers. Operations whose
+    result names do not occur in the other network correspond by scope, operator and the largest number of common
+    neighbours and weights (at least one).
     """
     pairs = _NetworkMatcher(before, after).match_all()
     names, recipe = _map_values(before, after, pairs), _choose_recipe_text(before, after)
@@ -76,8 +76,8 @@ def _mark_input_output(before: tuple[str, str] | None, after: tuple[str, str] | 
 
 
 def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Map each value name in `before` to its name in `after`, given `pairs` of operations. A value of an unpaired
-    operation keeps its name, or maps to "" if a paired value has that name in `after`."""
+    """Map each result name in `before` to its name in `after`: in `pairs` of operations, results correspond in order.
+    Other results keep their names; but if a result of a pair has that name in `after`, they map to ""."""
     theirs = {v.name: v for v in after.vertices}
     new_names: dict[str, str] = {}
     for v in before.vertices:
@@ -91,7 +91,7 @@ def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> di
 
 
 def _choose_recipe_text(before: Network, after: Network) -> Recipe:
-    """Return the function from a weight to its recipe, without tensor names if both networks share none."""
+    """Return a function from a weight to its recipe; it omits tensor names if the networks have none in common."""
 
     def keys(network: Network) -> set[str]:
         return {match.group() for v in network.vertices for w in v.weights for match in QUOTED.finditer(w.recipe)}
@@ -102,7 +102,7 @@ def _choose_recipe_text(before: Network, after: Network) -> Recipe:
 
 
 class _NetworkMatcher:
-    """A matcher of corresponding operations of two networks: by name, then by neighbours and weights."""
+    """A matcher of corresponding operations of two networks, by the rules of `compare_networks`."""
 
     def __init__(self, before: Network, after: Network) -> None:
         self.before, self.after = before, after
@@ -137,13 +137,13 @@ class _NetworkMatcher:
         return self.matches
 
     def match_pair(self, name: str, other: str, there: Collection[str]) -> None:
-        """Record that `name` of `before` is `other` of `after`, if `other` is in `there` and both are unmatched."""
+        """Record that `name` of `before` corresponds to `other`, if that is in `there` and both are unmatched."""
         if name not in self.matches and other in there and other not in self.matched:
             self.matches[name] = other
             self.matched.add(other)
 
     def translate_name(self, name: str, scope: str) -> str:
-        """Return the operation `name` in `scope` with its layer renamed as in `after`; "" if that layer was removed."""
+        """Return `name`, of an operation in `scope`, with the layer's name in `after`; "" if the layer was removed."""
         layer = find_layer_scope(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):

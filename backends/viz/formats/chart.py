@@ -65,7 +65,7 @@ def render_chart(
 ) -> bytes:
     """Return the chart of `models` (the original first) as bytes of a file of type `suffix`, a key of METADATA.
 
-    `about` is the text above the legend. `measure` names the y-axis of `lost`, where lower is better. Equal arguments
+    `about` is the text above the legend. `measure` is the name of `lost` in the title of its plot. Equal arguments
     yield equal bytes.
     """
     file = io.BytesIO()
@@ -101,8 +101,8 @@ def use_style(dark: bool = False) -> Iterator[None]:
 
 
 def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartModel]) -> Figure:
-    """Return the figure of `render_chart` in matplotlib's current style; plots by layer are added if any layer was
-    measured."""
+    """Return the figure of `render_chart` in matplotlib's current style: losses over sizes and, if any layer was
+    measured, errors and bits by layer."""
     from matplotlib.figure import Figure
 
     original, *candidates = models
@@ -129,7 +129,7 @@ def draw_figure(title: str, about: str, measure: str, models: Sequence[ChartMode
 
 
 def _plot_sizes(axes: Axes, measure: str, models: Sequence[ChartModel]) -> list[Line2D]:
-    """Plot the losses over the sizes and their Pareto front; return a line per model, vertical for the original."""
+    """Plot losses over sizes, and their Pareto front; return a line per model, a vertical one for the original."""
     from matplotlib.lines import Line2D
 
     original, *candidates = models
@@ -149,7 +149,7 @@ def _plot_sizes(axes: Axes, measure: str, models: Sequence[ChartModel]) -> list[
 def _plot_layers(
     axes: Axes, title: str, layers: Sequence[str], series: Sequence[Mapping[str, float]], base: int = 10
 ) -> None:
-    """Plot each of `series` (layer → value), the original (first) dashed; without positive values "not measured"."""
+    """Plot each of `series` (layer → value), the first of them dashed. Write "not measured" if none is positive."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
@@ -168,7 +168,7 @@ def _plot_layers(
 
 
 def _set_ticks(axes: Axes, base: int = 10) -> None:
-    """Set plain tick labels on the logarithmic y-axis: powers of `base`, in a short range of base 10 also 2 and 5."""
+    """Label powers of `base` on the logarithmic y-axis; of 10 also twice and five times these in a short range."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axes.get_ylim()

@@ -21,8 +21,8 @@ WIDE = 100_000  # columns, so that no line of a file is cut or wrapped
 
 
 def render_tree(placed: PlacedShape, sheet: Sheet) -> RenderableType:
-    """Return a table with a row per part of `placed`; an open part is followed by its inner parts. The columns are
-    name and repetitions, description, and parameters."""
+    """Return a table: a row of `sheet`'s title and description, then a row per part in `placed`; an open part is
+    followed by its inner parts. The columns are name and repetitions, description, and parameters."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

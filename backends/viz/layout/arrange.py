@@ -73,7 +73,7 @@ class Line:
     "": nowhere, because both parts are in the same column.
     "fork": above the box at `region`, which contains the target.
     "merge": below the box at `region`, which contains the source.
-    "rows": above every row that it crosses in the `PartRows` at `region`, in the lane that `lanes` lists for the row.
+    "rows": above rows of the `PartRows` at `region`; `lanes` lists these rows, with the lane above each.
     "rail": along the right side of the scope in lane `region[0]`, from START into the right side of the target.
     """
 
@@ -89,7 +89,7 @@ class Line:
 class Arrangement:
     """The numbered parts of a scope, their boxes, and the lines between them.
 
-    `notes`: part number → values that the part reads without a line.
+    `notes`: part number → values that the part reads without a line, or by a rail if it contains no layers.
     `unwired_results`: part number → results of the part that leave the scope without a line.
     `rails`: the number of values on lines along the right side.
     """
@@ -128,7 +128,8 @@ def _count_cells(box: Box) -> int:
 
 
 def _arrange_wired(parts: list[PicturePart], wiring: Wiring) -> Arrangement:
-    """Return the arrangement of `parts` by `wiring`, to which lines that pass LONGEST rows are added as notes."""
+    """Return the arrangement of `parts` with the lines of `wiring`. Lines that would pass LONGEST or more rows move to
+    the notes of `wiring`, or to its `unwired_results` if they leave the scope."""
     links, notes = wiring.links, wiring.notes
     arranger = _Arranger(link_parts(parts, links))
     box = arranger.arrange_column(frozenset(range(len(parts))))

@@ -228,7 +228,6 @@ def _route_rail(around: PlacedShape, target: PlacedShape, lane: int) -> list[Poi
 
 
 def _is_beside_circle(x: float, target: PlacedShape) -> bool:
-    """Return whether `target` is a circle that a line coming down at `x` enters from the left or right."""
     return bool(target.shape.label.symbol) and abs(x - target.axis) > 1
 
 
@@ -243,7 +242,7 @@ def _assign_lanes(
     around: PlacedShape, inside: _Inside, shifts: Mapping[tuple[int, int], float]
 ) -> dict[tuple[int, int], float]:
     """Map (source, target) of each "merge" line that bends to the offset of its horizontal segment, −1 (highest) to 1
-    (lowest). Of the lines that reach a target from the same side, the farthest is the lowest, so that none cross."""
+    (lowest). Of the lines that reach a target from one side, that from farthest away is lowest, so that none cross."""
     arrivals: dict[tuple[int, int, bool], list[tuple[float, int]]] = {}
     for line in inside.arrangement.lines:
         a, b = inside.spots.get(line.source), inside.spots.get(line.target, around)

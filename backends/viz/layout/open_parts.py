@@ -31,7 +31,7 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
 
 
 def _list_containers(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (key, keys of its containers) for `shape`, which is in `keys`, and each shape in it that can open."""
+    """Yield (key, keys of its containers) for each shape in `shape` that can open; `keys` are its own containers."""
     if shape.arrangement is not None:
         yield shape.key, keys
         for inner in shape.inner:

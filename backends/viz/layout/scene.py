@@ -111,8 +111,8 @@ def _find_crossing_values(shape: Shape, edge: int) -> tuple[str, ...]:
 
 
 def find_rails(part: PicturePart, first: Shape, last: PicturePart) -> list[str]:
-    """Return the values that enter every round of the repeat `part` on a rail, outermost first: the rails of its first
-    round (the shape `first`) that its last round (`last`) also reads; [] if the rounds are parallel."""
+    """Return the values that enter every round of the repeat `part` on a rail, outermost first: those on rails of the
+    shape `first` of its first round that its last round `last` also reads. Return [] if the rounds are parallel."""
     lines = first.arrangement.lines if first.arrangement is not None and not part.parallel else []
     rails = {line.region: line.values[0] for line in lines if line.bend == "rail"}
     return [name for _, name in sorted(rails.items()) if name in last.read]
@@ -194,7 +194,7 @@ def compute_head(title: str) -> float:
 
 
 def _label_shape(part: PicturePart, notes: tuple[str, ...]) -> Label:
-    """Return the label of `part`; with notes it has a title instead of a circle, into which notes do not fit."""
+    """Return the label of `part`. If there are notes, which fit into no circle, the label has no `symbol`."""
     text = label_part(part)
     return replace(text, title=choose_title(part.vertices[0].weft_op), symbol="") if notes and text.symbol else text
 

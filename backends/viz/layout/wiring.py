@@ -1,9 +1,9 @@
 """Choice of the values drawn as lines between the parts of a scope, and of those written as notes on a part.
 
 An input of the model gets a line to its first reader and notes on its other readers. The stream of a scope is the path
-with the largest total of weight bytes and operations. If lines next to the stream tangle, a table that does not depend
-on it (such as a position bias) gets a line only to its first reader, and only the value at the end of the stream gets a
-line out of the scope.
+with the largest total of weight bytes and operations. If lines next to the stream tangle, a part that does not depend
+on the stream (such as a position bias) gets a line only to one reader, and results that are not at the end of the
+stream may leave the scope without a line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Wiring:
     `links`: (number of the producer, number of the reader) → values on the line between these parts.
     `notes`: part number → values that the part reads without a line.
     `unwired_results`: part number → values that leave the scope without a line.
-    `side`: computed value that enters the scope → numbers of its readers, except the value that enters at the top.
+    `side`: value that enters the scope, but not at the top and not as an input of the model → numbers of its readers.
     """
 
     links: dict[Link, list[str]] = field(default_factory=dict)
@@ -41,8 +41,8 @@ def wire_parts(
 ) -> Wiring:
     """Return the wiring of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first of `entering` that any part reads enters at the top. `within`: numbers of parts without a line out of the
-    scope; if it is given, a part that does not depend on the stream gets a line only to its first reader.
+    The first of `entering` that any part reads enters at the top. `within`: numbers of parts whose lines out of the
+    scope are dropped. Unless it is None, parts that do not depend on the stream keep only the line to one reader.
     """
     wiring = Wiring()
     makes = {name: i for i, part in enumerate(parts) for name in part.results}
@@ -86,7 +86,7 @@ def link_parts(parts: Sequence[PicturePart], links: Iterable[Link]) -> nx.DiGrap
 
 
 def _find_stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[int]:
-    """Return the numbers of the parts on the path with the largest total weight (to END, if a line leaves)."""
+    """Return the numbers of the parts on the path with the largest total weight (if any line leads to END, to END)."""
     graph = link_parts(parts, links)
     best: dict[int, tuple[int, int | None]] = {}
     # The heaviest path of an acyclic graph takes one pass in topological order.
@@ -103,8 +103,8 @@ def _find_stream(parts: Sequence[PicturePart], links: Iterable[Link]) -> list[in
 
 
 def _drop_lines(parts: Sequence[PicturePart], wiring: Wiring, stream: Sequence[int]) -> None:
-    """Replace lines of `wiring` by notes, except lines to END: a model input, or a part independent of `stream`, keeps
-    only the line to its first reader that uses more than the shape, or else to the first reader."""
+    """Keep one line from each model input and from each part independent of `stream`: to the first reader that uses
+    more than the shape, else to the first reader. Lines to END also stay; the others become notes of `wiring`."""
     graph = link_parts(parts, wiring.links)
     for i, part in enumerate(parts):
         readers = sorted(b for a, b in wiring.links if a == i)
@@ -123,6 +123,6 @@ def _reads_shape(part: PicturePart) -> bool:
 
 
 def _is_independent(graph: nx.DiGraph, i: int, stream: Sequence[int]) -> bool:
-    """Return whether part `i` is not in `stream` and depends neither on a part of it nor on a line from START."""
+    """Return whether part `i` is not in `stream` and depends neither on a part of `stream` nor on a line from START."""
     above = nx.ancestors(graph, i) | {i}
     return START not in above and not above & {*stream}

@@ -99,8 +99,7 @@ def _add_bits(part: PicturePart, text: Label) -> Label:
 
 
 def _apply_sign(part: PicturePart, text: Label) -> Label:
-    """Return `text` with the sign of `part` as its kind and a line about changes; `text` itself without a
-    comparison."""
+    """Return `text` with the sign of `part` as kind and a line about changes; `text` itself without a comparison."""
     marks = [v.mark for v in part.all_vertices()]
     sign = find_common_sign(marks)
     if sign in ("", KEPT):
@@ -131,7 +130,7 @@ def choose_title(v: Vertex) -> str:
 
 
 def name_attention(v: Vertex) -> str:
-    """Return the usual name of a softmax attention, such as "Grouped-query attention" by its numbers of heads."""
+    """Return the usual name of a softmax attention ("Latent attention"), in most cases by its numbers of heads."""
     heads, kv = int(v.attrs.get("heads", 1)), int(v.attrs.get("kv_heads") or v.attrs.get("heads", 1))
     if v.op == "relative_attention":
         return "Relative attention"
@@ -143,7 +142,7 @@ def name_attention(v: Vertex) -> str:
 
 
 def describe_sizes(v: Vertex) -> str:
-    """Return the most characteristic sizes of an operation ("9 heads, 3 KV heads", "576 to 1,536"); "" if none."""
+    """Return the main sizes of an operation ("9 heads, 3 KV heads", "576 to 1,536"), or a scan's formula; else ""."""
     if v.attends:
         return " · ".join(_list_attention_facts(v))
     if v.op in ("linear", "embedding") and v.weights:

@@ -160,7 +160,7 @@ def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str
 
 
 def _make_leaves(network: Network, layer_inputs: Collection[str], outputs: dict[str, list[str]]) -> list[PicturePart]:
-    """Return a leaf for every operation; views and biases join the leaf of their source if both are in one scope."""
+    """Return a leaf per operation; in a scope, views and biases of linears join their operand's, sums their reader's."""
     makers: dict[str, PicturePart] = {}
     leaves = []
     for vertex in network.vertices:
@@ -184,7 +184,7 @@ def _is_part_of(vertex: Vertex, source: Vertex) -> bool:
 
 
 def _merge_sums(leaves: list[PicturePart], outputs: Sequence[str]) -> list[PicturePart]:
-    """Merge each sum whose only reader is a sum of the same scope into that reader; return the remaining leaves."""
+    """Merge each sum into its only reader, if that is a sum of the same scope; return the remaining leaves."""
     readers: dict[str, list[PicturePart]] = {}
     for leaf in leaves:
         for name in dict.fromkeys(name for v in leaf.vertices for name in v.reads):
@@ -225,7 +225,7 @@ def _group_leaves(leaves: Sequence[PicturePart], scope: str) -> list[PicturePart
 
 
 def _split_by_scope(leaves: Sequence[PicturePart], scope: str) -> dict[str, list[PicturePart]]:
-    """Return `leaves` by the child scope of `scope` that contains them; a leaf in none has the key " " + path."""
+    """Return `leaves` keyed by the child scope of `scope` that contains them, or by " " + path if none does."""
     stem = f"{scope}." if scope else ""
     groups: dict[str, list[PicturePart]] = {}
     for leaf in leaves:
@@ -238,7 +238,7 @@ def _split_by_scope(leaves: Sequence[PicturePart], scope: str) -> dict[str, list
 def _break_cycles(leaves: dict[str, list[PicturePart]]) -> dict[str, list[PicturePart]]:
     """Regroup `leaves` (scope → parts) in place so that no groups read each other in a cycle; return it. Operations
     that both read a group and are read by it move into the group, regardless of their scope. Of groups that read each
-    other, the smallest is dissolved."""
+    other, the smallest eighth (at least one) is dissolved into child scopes."""
     # Every round moves operations into a group or dissolves one; single operations form no cycle, so it ends.
     while loops := _find_cycles(leaves):
         for loop in loops:
@@ -325,7 +325,8 @@ def _mark_shared(rounds: Sequence[Sequence[PicturePart]]) -> None:
 
 
 def hash_structure(part: PicturePart) -> str:
-    """Return a hash that is equal for parts that differ only in the names of scopes, values, weights and sizes."""
+    """Return a hash that is equal for parts with equal operations, attributes, types and shapes and dtypes of weights.
+    Names of scopes, values, weights and sizes, and recipes, do not count."""
     order: dict[str, int] = {}
     text = [part.name if part.vertices else ""]
     for v in part.all_vertices():

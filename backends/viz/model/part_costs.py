@@ -32,8 +32,8 @@ class PartCosts:
     def to_dict(self, tokens: int, item: int) -> dict[str, int]:
         """Return the costs that a page shows for a sequence of `tokens` tokens and elements of `item` bytes.
 
-        "flops", "read" and "written" (bytes) belong to a prefill of all tokens; the names with "step_" to the decode
-        step of the last token; "cache" and "state" are the bytes of KV caches and recurrent states.
+        "parameters" is their number. "flops", "read" and "written" (bytes) belong to a prefill of all tokens; the same
+        keys with "step_" to the decode step of the last; "cache" and "state" are bytes of KV caches and states.
         """
         binding = {"batch": 1, "seq": tokens, "past": 0, "total": tokens, "capacity": tokens, "source": tokens}
         step = self.step.evaluate(binding, item)

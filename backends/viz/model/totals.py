@@ -19,7 +19,7 @@ class Totals:
     """Totals of a model: the number of `operations` and of learned `parameters`, and the fields below.
 
     `flops`: FLOPs of a sequence of `tokens` tokens.
-    `cache`, `state`: bytes in f16 of the KV cache per token, and of recurrent states per sequence.
+    `cache`, `state`: bytes of the KV cache per token and of states per sequence, if the model's dtype is f16.
     `weights`: bytes of the weights as stored; `dtypes` are those of at least 1 % of the bytes, largest share first.
     `open`: the number of f32 elements of weights; no pass has cast them yet, so they may get any dtype.
     """

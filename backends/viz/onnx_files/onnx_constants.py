@@ -38,10 +38,10 @@ SIZING = {
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that depends on no input except through shapes. `terms`: a small value or sizes as text; None for a
-    weight.
+    """A value that depends on no input except through shapes.
 
-    `source` is the name of the tensor in the file that it is computed from, if that name is different.
+    `terms`: a small value or sizes as text; None for a weight.
+    `source`: the name of the tensor in the file that a weight is computed from; "" if it is that tensor.
     """
 
     dtype: str
@@ -81,7 +81,7 @@ def read_initializer(tensor: onnx.TensorProto) -> Constant:
 
 
 def read_constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
-    """Return the constant of a Constant node with `attrs`. Raise WeftError unless these are exactly one value."""
+    """Return the constant of a Constant node. Raise WeftError unless `attrs` has one attribute, which is a value."""
     name, attr = next(iter(attrs.items()), ("", None))
     if attr is None or len(attrs) > 1 or name not in _VALUES:
         raise WeftError(
@@ -99,7 +99,7 @@ def read_constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
 
 
 def compute_constant(op: OnnxOperation, constants: Mapping[str, Constant], types: Mapping[str, str]) -> Constant | None:
-    """Return the sizes that `op` computes from shapes (`types`) and `constants`; None if it needs other data."""
+    """Return the sizes that `op`, if in SIZING, computes from `constants` and the shapes in `types`; else None."""
     if op.kind not in SIZING or any(a.type == onnx.AttributeProto.GRAPH for a in op.attrs.values()):
         return None
     if op.kind in ("Shape", "Size") and op.inputs:
@@ -110,7 +110,7 @@ def compute_constant(op: OnnxOperation, constants: Mapping[str, Constant], types
 
 
 def copy_weight(op: OnnxOperation, constants: Mapping[str, Constant]) -> Constant | None:
-    """Return a reshaped, transposed, cast or dequantized weight as a weight; None for results of other operations."""
+    """Return the weight that `op` reshapes, transposes, casts or dequantizes, with new shape but old dtype, or None."""
     weight = constants.get(op.inputs[0]) if op.inputs and op.inputs[0] else None
     if weight is None or weight.terms is not None or any(x and x not in constants for x in op.inputs):
         return None
@@ -166,7 +166,7 @@ def _compute_sizes(kind: str, terms: list[Terms]) -> Terms:
 
 
 def _select_sizes(kind: str, first: tuple[str, ...], others: list[Terms]) -> Terms | None:
-    """Return the sizes that a Gather or Slice selects; None if its indices are unknown or out of range."""
+    """Return the sizes that a Gather or Slice selects; None if its indices are unknown, out of range or reversed."""
     numbers = [[t] if isinstance(t, str) else [*t] for t in others]
     if not numbers or not all(WHOLE.fullmatch(x) for vector in numbers for x in vector):
         return None

@@ -57,7 +57,7 @@ def read_onnx_network(path: Path) -> Network:
 
 
 def join_networks(halves: Sequence[Network]) -> Network:
-    """Return `halves`, in order, as one network: an input reads the output of the same name of an earlier network."""
+    """Return `halves`, in order, as one network: inputs read, and replace, outputs of the same name of earlier ones."""
     network = halves[0]
     for part in halves[1:]:
         part = _rename_duplicates(part, {v.name for v in network.vertices})
@@ -188,7 +188,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
 
 
 def _resolve_attributes(node: onnx.NodeProto, outer: Attributes) -> Attributes:
-    """Return the attributes of a node by name; `outer` are attributes of its function, which they may refer to."""
+    """Return the attributes of `node` by name; references to attributes of its function are resolved in `outer`."""
     bound = {a.name: outer.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
     return {name: a for name, a in bound.items() if a is not None}
 
@@ -327,7 +327,8 @@ def _name_operands(op: OnnxOperation, versions: Mapping[str, int]) -> list[str]:
 
 
 def _name_output(op: OnnxOperation, index: int, versions: Mapping[str, int]) -> str:
-    """Return the name of result number `index` (at least 1) of `op` in the ONNX standard; "out1", … if it has none."""
+    """Return the name of output `index` (from 0) of `op` in the ONNX standard; "out1", … without one or if variadic."""
     schema = _find_schema(op, versions)
-    names = [formal.name for formal in schema.outputs] if schema is not None else []
-    return names[index] if index < len(names) and names[index] != names[-1] else f"out{index}"
+    formals = schema.outputs if schema is not None else []
+    is_named = index < len(formals) and formals[index].option != onnx.defs.OpSchema.FormalParameterOption.Variadic
+    return formals[index].name if is_named else f"out{index}"

@@ -69,8 +69,8 @@ VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", 
 
 
 def find_equivalent(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
-    """Return the equivalent weft operation of `v`, with attributes and weights as in weft; None if there is none.
-    `types` maps operand names of `v` to types."""
+    """Return `v` under the name of the equivalent weft op, where labels need it with weft's attributes and weights;
+    None if there is none. `types` maps operand names of `v` to types."""
     if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
         heads, kv_heads = (_read_heads(types.get(role, "")) for role in ("Q", "K"))
         attrs = {**v.attrs, "q_num_heads": heads, "kv_num_heads": kv_heads}
@@ -124,7 +124,6 @@ def _read_number(v: Vertex, name: str, otherwise: float) -> float:
 
 
 def _read_heads(kind: str) -> str:
-    """Return the number of heads in a type such as "f32[batch, heads, seq, head]"; "" if unknown."""
     sizes = kind.partition("[")[2].rstrip("]").split(", ")
     return sizes[1] if len(sizes) == 4 and sizes[1].isdigit() else ""
 
@@ -148,8 +147,8 @@ _CONVERTERS: Mapping[str, Callable[[Vertex], Vertex | None]] = {
 
 
 def label_gates(vertices: list[Vertex]) -> list[Vertex]:
-    """Return `vertices` with products labelled, which exporters write as separate operations: x · sigmoid(x) as Swish,
-    an activation times a linear as a gated unit."""
+    """Return `vertices` with an `equivalent` for products that exporters write as separate operations: Swish for
+    x · sigmoid(x), a gated unit for an activation times a linear or split."""
     makers = {name: i for i, v in enumerate(vertices) for name in v.makes}
     fused = list(vertices)
     for i, v in enumerate(vertices):

@@ -62,8 +62,8 @@ def _encode_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Con
 
 
 def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
-    """Return (first operation, operations per layer, number of layers) of the layers that cover the most operations, of
-    equals the shortest; None if there are no layers."""
+    """Return (first operation, operations per layer, number of layers) of the layers that cover the most operations, in
+    a tie of the shortest layers; None if there are no layers."""
     best, segment = 0, None
     # Every period compares all operations: quadratic, hence in numpy.
     for period in range(SHORTEST, len(kinds) // 2 + 1):
@@ -80,8 +80,8 @@ def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
 
 
 def _extend_back(start: int, period: int, same: Array, reads: Array) -> int:
-    """Return the index of the first operation of the first layer, at most period − 1 before `start`. The first layer
-    may read values from before it at operands where later layers read results of the previous layer."""
+    """Return the index at which the first layer begins: `start`, or up to period − 1 operations before it. Where later
+    layers read a result of the previous layer, the first layer may read any one value from before it."""
     names: dict[int, int] = {}
     first = start
     for i in range(start - 1, max(start - period, -1), -1):

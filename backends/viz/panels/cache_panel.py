@@ -14,9 +14,9 @@ Sizes = Counter[tuple[int, int | None]]  # (elements per token, window) -> numbe
 
 
 def build_panel(network: Network) -> dict[str, Any] | None:
-    """Return the cache sizes of this model and of its variants; None for a model without caches and states.
+    """Return the cache sizes of this model and of its variants; None for a model with neither caches nor states.
 
-    "variants": for each a "name", a description ("about") and "kept", a list of [elements per token, window or None].
+    "variants": this model, then those with other sizes: "name", "about", "kept" [[elements per token, window or None]].
     "state": the size of recurrent states: [elements in the model's dtype, bytes in other dtypes].
     "same": the name of the variant with the same sizes as this model, or None.
     """

@@ -64,7 +64,7 @@ def name_kind(kind: Kind) -> str:
 
 
 def shrink_kind(kind: Kind) -> Kind:
-    """Return `kind` with windows and strides reduced so that the pattern is visible within `TOKENS` tokens."""
+    """Return `kind` with windows, strides, blocks and always-visible tokens reduced to show within `TOKENS` tokens."""
     stride, summary = kind.keys.stride, kind.keys.summary
     if kind.keys.pattern != "dense":
         stride = min(kind.keys.stride, 3 if kind.keys.pattern == "dilated" else 6)
@@ -89,7 +89,7 @@ def compute_mask(kind: Kind) -> Any:
 
 
 def _describe_kind(kind: Kind, small: Kind, context: int | None) -> Iterator[str]:
-    """Yield sentences that describe `kind`; sizes that differ in `small`, the kind that is drawn, are added."""
+    """Yield sentences that describe `kind`; where the drawn kind `small` has another size, state that too."""
     if kind.cross:
         yield "Every token attends to all source tokens."
     elif kind.blocks is not None:

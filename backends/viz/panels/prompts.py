@@ -28,10 +28,10 @@ Step = Callable[[int, int], None]  # progress: operations done and total
 
 @dataclass
 class Observer:
-    """Observations of a run of `graph` by node.
+    """Observations of a run of `graph`.
 
-    `weights`: attention weights [heads, queries, keys].
-    `choices`: expert weights [tokens, experts], 0 for an expert that is not chosen.
+    `weights`: attention → its weights [heads, queries, keys].
+    `choices`: mixture → expert weights [tokens, experts], 0 for an expert that is not chosen.
     `arrays`: the inputs of attentions and mixtures, from which the observations are computed.
     `step`: called with the number of nodes done and in total.
     """
@@ -94,7 +94,7 @@ def compute_attention_weights(node: Node, operands: Mapping[str, Array | None]) 
 def run_prompt(graph: Graph, ids: Sequence[int], text: Callable[[Sequence[int]], str], step: Step) -> dict[str, Any]:
     """Run `graph` on the tokens `ids`; return "tokens", "layers" (attention weights), "next" and "experts" for a page.
 
-    `text` decodes token ids; `step` is called with the number of nodes done and in total.
+    "next" is [] unless `graph` is a decoder. `text` decodes ids; `step` gets the numbers of nodes done and in total.
 
     Raises:
         WeftError: if `check_prompt` refuses the prompt.

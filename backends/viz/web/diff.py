@@ -58,8 +58,8 @@ def _add_prefix(part: PicturePart, side: str) -> PicturePart:
 
 
 def select_open_parts(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """Return the keys of the parts to open: those of `open_parts.select_open(root, depth, parts)`. Without `depth`, add
-    both networks and the parts that contain changed as well as unchanged operations."""
+    """Return the keys of the parts to open: those of `open_parts.select_open(root, depth, parts)`. If `depth` is None,
+    add both networks, and the parts that contain "kept" operations as well as others."""
     opened = open_parts.select_open(root, depth, parts)
     for s in root.all() if depth is None else ():
         is_mixed = {KEPT} < {v.mark.sign for v in s.part.all_vertices() if v.mark}
@@ -69,10 +69,10 @@ def select_open_parts(root: Shape, depth: int | None = None, parts: Iterable[str
 
 
 def convert_totals(comparison: Comparison, before: Totals, after: Totals) -> dict[str, Any]:
-    """Return [before, after] totals of both networks that do not depend on a sequence length or dtype, for a page.
+    """Return those totals, as [before, after], that do not depend on a sequence length or dtype, for a page.
 
-    "counts" maps signs to numbers of operations. "weights" has for each network the number of f32 elements, for which
-    the page may choose any dtype, and the bytes of all other weights.
+    "counts" maps signs to numbers of operations. "weights" has for each network [number of f32 elements, for which the
+    page may choose any dtype, bytes of all other weights].
     """
     return {
         "counts": comparison.counts,

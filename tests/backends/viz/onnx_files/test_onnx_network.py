@@ -153,6 +153,15 @@ def test_operations_without_results_are_drawn(tmp_path: Path) -> None:
     assert drawn == [(), ("b",)]
 
 
+@pytest.mark.parametrize(("kind", "reads", "name"), [("TopK", ["a", "k"], "Indices"), ("Split", ["a"], "out1")])
+def test_results_have_their_names_in_the_standard(kind: str, reads: list[str], name: str, tmp_path: Path) -> None:
+    """Results of a variadic output, which share one name, are numbered."""
+    nodes = [helper.make_node(kind, reads, ["b", "c"], name="both")]
+    network = read_model(wrapped(nodes, [("a", FLOAT, [4]), ("k", INT, [1])], [("b", FLOAT, None)]), tmp_path)
+    first, second = network.vertices[0].makes
+    assert second == f"{first}.{name}"
+
+
 def test_value_produced_twice_is_refused(tmp_path: Path) -> None:
     """They could depend on themselves."""
     nodes = [helper.make_node("Mul", ["a", x], [y]) for x, y in (("a", "b"), ("b", "c"), ("c", "b"))]
