@@ -30,7 +30,7 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
 
     kind: dtype of the modules' weights (None: as stored). length: longest input in tokens of a folder with custom code;
     None for a checkpoint without. Custom code returns the vector itself where no module can pool: without a module
-    Pooling, or if WeightedLayerPooling would read the hidden states of layers. Nothing is written without pooling.
+    Pooling, or if WeightedLayerPooling would read hidden states. Only encoders with pooling get files.
 
     Raises:
         WeftError: if a pass has replaced weights of a module, or custom code would have to exclude prompts from
@@ -73,8 +73,8 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
 
 
 def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor]:
-    """Return the tensors of the module whose parameters begin with `at`, by their names in the module, in dtype `kind`.
-    None stores each in the dtype of its source, f32 if it has several."""
+    """Return {name in the module: tensor} of the parameters whose names begin with `at`, in dtype `kind`; for None, in
+    the dtype of the source of each (f32 for several sources). Raise WeftError if none of them is a weight."""
     params = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
     if not any(key.endswith(("weight", "layer_weights")) for key in params):
         raise WeftError(f"module {at} has no weight after these passes: leave out those that replace it")

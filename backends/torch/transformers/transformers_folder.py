@@ -55,13 +55,13 @@ RESERVED_WORD = "mamba"  # `generate` passes caches to classes with this in thei
 class TransformersFolder:
     """A folder of target transformers that is not written yet; its weights have dtype `dtype`, such as "bf16".
 
-    forms: graphs by name: "" the optimized model, MODEL the model legalized for the target; "decoder" and "encoder" of
-    an encoder-decoder. length: longest sequence in tokens. name: class name ("": derived from the graph's name).
-    notes: list to which notes for the user are appended.
+    forms: "" → the optimized graph, MODEL → the graph legalized for the target; for an encoder-decoder also "decoder"
+    and "encoder". length: longest sequence in tokens. name: class name ("": derived from the graph's name). notes: list
+    to which a note is appended for each engine that cannot run the model.
 
     Raises:
-        WeftError: if the graph has cache operands or quantized weights, does not read token ids, or has a name that
-        transformers reserves.
+        WeftError: if the graph has cache operands or quantized weights, does not read token ids, or has a part that
+        the target does not support; or if `name` contains RESERVED_WORD.
     """
 
     def __init__(self, forms: Mapping[str, Graph], dtype: str, length: int, name: str, notes: list[str]) -> None:
@@ -104,12 +104,12 @@ class TransformersFolder:
         self.facts: dict[str, Any] = {"outputs": list(graph.outputs), "weights": summarize_weights(graph, self.tensors)}
 
     def explain(self, report: Report) -> list[str]:
-        """Return the lines of `--explain`: for each inference engine that it runs the model, or why not."""
+        """Return the lines of `--explain` (see `explain_engines`); `report` is not read."""
         return self._explained
 
     @property
     def _prefix(self) -> str:
-        """Return the prefix of the base model's keys in the folder."""
+        """Return the prefix of the base model's keys in the folder: "model.", or "" without a head."""
         return "" if self._head is None else "model."
 
     @property
@@ -138,7 +138,7 @@ class TransformersFolder:
         return facts
 
     def _make_tensors(self) -> dict[str, Tensor]:
-        """Return the stored weights by key in the folder, widest dtype first; tied weights occur once."""
+        """Return {key in the folder: stored weight}, widest dtype first, tied weights once; also set `tensors`."""
         tied, reader, kind = map_tied_keys(self._sides), self._graph.reader, dtypes.parse(self._dtype)
         params = {f"{self._prefix}{key}": param for key, param in collect_weights(self._sides).items()}
         if self._head is not None:
@@ -161,7 +161,7 @@ class TransformersFolder:
         write_shards(folder, self._weights, step=step)
 
     def _write_graph(self) -> str:
-        """Return the graph as text, whose weights are tensors of this folder: weft can load it again after training."""
+        """Return the legalized graph as text that reads weights from this folder: weft loads it also after training."""
         recipes: dict[str, Recipe] = {name: Source(key) for name, key in map_keys(self._sides).items()}
         mixtures = {node.required_operand("up").name: node for node in self._legal.nodes if node.op is ops.moe}
         for side in self._sides:
@@ -210,7 +210,6 @@ class TransformersFolder:
         return facts
 
     def _make_generation_config(self) -> dict[str, Any]:
-        """Return the contents of generation_config.json: the special tokens."""
         eos = self._graph.meta.get("eos_token_ids") or [None]
         tokens = self._graph.meta | {"eos_token_id": eos if len(eos) > 1 else eos[0]}
         keys = (f"{token}_token_id" for token in ("bos", "eos", "pad", "decoder_start"))

@@ -48,14 +48,14 @@ class AxisClasses:
     # -- names
 
     def set_name(self, axis: Axis | None, name: Size) -> bool:
-        """Name the class of `axis`, and return True; return False if it has a name or no class, or `axis` is None."""
+        """Name the class of `axis`. Return False if it has a name, or if `axis` is None or in no class; else True."""
         if axis is None or self.get_size(axis) is None or (root := self._find_root(axis)) in self._names:
             return False
         self._names[root] = name
         return True
 
     def get_name(self, axis: Axis | None) -> Size | None:
-        """Return the name of the class of `axis`, an expression over config fields; None without a name."""
+        """Return the name of the class of `axis`, None without one. The name is an expression over config fields."""
         return None if axis is None or self.get_size(axis) is None else self._names.get(self._find_root(axis))
 
     def deduce_names(self, values: dict[str, int]) -> None:
@@ -85,8 +85,8 @@ class AxisClasses:
         return self.set_name((parts[part_names.index(None)], axis), total + named_sum * -1)
 
     def _name_product(self, node: Node, values: dict[str, int]) -> bool:
-        """Name an axis of the reshape `node` if it splits the last axis in two or merges two: the merged axis as a
-        product, or one of the two as a quotient or factor. Return whether a name was added."""
+        """Name an axis of a reshape that splits the last axis in two or merges the last two: merged = outer · inner,
+        one of the two = merged // other, or inner = a field in merged. Return whether a name was added."""
         x, y = node.required_operand("x"), node.output
         joined, split = (x, y) if len(x.shape) < len(y.shape) else (y, x)
         if len(split.shape) != len(joined.shape) + 1 or len(joined.shape) < 1:
@@ -127,7 +127,7 @@ def _find_factor(size: Size, value: int, values: dict[str, int]) -> Size | None:
 
 
 def _match_broadcast(axes: AxisClasses, node: Node) -> None:
-    """Merge the axes of operands and output of an elementwise, rowwise or norm op, pairwise from the last axis."""
+    """Merge operand and output axes of elementwise, rowwise, norm and comparison ops, pairwise from the last axis."""
     traits = node.op.traits
     if not traits.intersection((Trait.ELEMENTWISE, Trait.ROWWISE, Trait.NORM, Trait.COMPARES)):
         return
@@ -152,7 +152,7 @@ def _match_moves(axes: AxisClasses, node: Node) -> None:
 
 
 def _pair_axes(node: Node, x: Value, y: Value) -> Iterable[tuple[int, int]]:
-    """Return pairs (axis of x, axis of y) of equal size of the op of `node`, which moves the elements of x to y."""
+    """Return (axis of x, axis of y) for each axis that `node`, which computes y from x, keeps."""
     match node.op:
         case ops.transpose:
             return ((a, i) for i, a in enumerate(node.attrs["axes"]))

@@ -39,7 +39,7 @@ LEAST = {"k": 1, "active": 1, "value_dim": 1}  # int attribute: the least value 
 
 
 class SizeNames:
-    """Expressions over config fields for axis sizes and node attributes of `graph`; their fields are in `fields`."""
+    """Expressions over config fields for axis sizes and node attributes of `graph`; they add fields to `fields`."""
 
     def __init__(self, graph: Graph, fields: Fields) -> None:
         self.axes, self.fields, self._attrs = AxisClasses(graph), fields, dict[tuple[Node, str], Size]()
@@ -73,12 +73,12 @@ class SizeNames:
 
 
 def _name_axis(axes: AxisClasses, fields: Fields, role: str, axis: Axis, kind: str = "") -> None:
-    """Name the class of `axis` after the field for `role` and its size (see `Fields.choose_name`)."""
+    """Name the class of `axis` after the config field for `role` with the axis's size (see `Fields.choose_name`)."""
     axes.set_name(axis, fields.choose_size(role, axis[0].shape[axis[1]], kind))
 
 
 def _name_tokens(axes: AxisClasses, fields: Fields) -> None:
-    """Name the vocabulary, the width of the residual stream, and the number of token types."""
+    """Name the axes of the vocabulary, the residual stream, the token types and the encoder's hidden states."""
     for node in axes.graph.nodes:
         if node.op is ops.embedding and isinstance(table := node.required_operand("table"), Param):
             ids = node.required_operand("ids")
@@ -181,7 +181,8 @@ def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
 
 
 def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
-    """Name the remaining axes of weights after their linear maps, then of other parameters after themselves."""
+    """Name the unnamed axes of linear weights after the weight (x_rank for inputs, x_size for outputs), then the
+    unnamed axes of other parameters, except constants, after the parameter."""
 
     def name_param(param: Param, axis: int, ending: str) -> None:
         if axes.get_name((param, axis)) is None and axes.get_size((param, axis)):
@@ -217,8 +218,8 @@ def _name_attributes(names: SizeNames, node: Node) -> None:
 
 
 def map_logit_nodes(graph: Graph) -> dict[Node, str]:
-    """Map the nodes after the head's linear map to their config fields, the division by a soft cap to SOFTCAP_DIVISION.
-    The nodes may be a scale, then cap · tanh(x / cap). Return {} for other nodes, or without logits."""
+    """Map the logit scale and the soft cap's product after the head to their config fields, and the soft cap's division
+    to SOFTCAP_DIVISION. Return {} unless only a scale, a soft cap, or both in this order follow the head."""
     chain: list[Node] = []
     node = graph.outputs["logits"].producer if "logits" in graph.outputs else None
     while node is not None and node.op is not ops.linear:
@@ -257,8 +258,8 @@ def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
 
 
 def _name_counts(node: Node, fields: Fields) -> dict[str, Any]:
-    """Return attribute → symbolic size of the head counts of `node`, and add their fields to `fields`. RoPE has the
-    heads of the attention that reads its result."""
+    """Return attribute → symbolic size of the head counts of `node`, and add their fields to `fields`. A RoPE has the
+    fields of the attention that reads its result, if the counts are equal."""
     match node.op:
         case ops.attention:
             return dict(zip(("heads", "kv_heads"), name_head_counts(node, fields), strict=True))

@@ -56,8 +56,8 @@ def plan_pipeline(base: BaseModel) -> dict[str, Any] | str:
 
 
 def _find_dependent_values(embeds: Var, items: Sequence[Item], lowered: LoweredModel) -> set[Operand]:
-    """Return `embeds` and the results of `items` that depend on its elements; reading only its shape does not count.
-    Masks are left out, because every stage computes them."""
+    """Return `embeds` and the results of `items` that depend on its elements; reads of shape, dtype or device do not
+    count. Masks are left out, because every stage computes them."""
     masks = [mask.statement for mask in lowered.emitter.masks.values()]
     dependent: set[Operand] = {embeds}
     for item in items:

@@ -28,9 +28,10 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 class Plans:
     """The plans of parallelism of a config.
 
-    by_name: each plan by its config field; a plan maps module paths to styles. units: for each attention, feed-forward
-    or mixture that tensor parallelism divides, the style of each of its modules by path. undivided: the reason for each
-    part that it does not divide, by path. one_stage: why the model is a single pipeline stage; "" if it has several.
+    by_name: config field → plan, which maps module paths to styles (for pipelines, to names). units: unit path →
+    {module path: style}, for each attention, feed-forward or mixture that tensor parallelism divides. undivided: path →
+    the reason, for other parts ("": the model). one_stage: why there is a single pipeline stage; "" if there are
+    several.
     """
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -65,8 +66,8 @@ def _prefix_paths(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
-    """Return the tensor-parallel plan (Shoeybi 2019, arXiv 1909.08053) as path pattern → style, the divided units (see
-    `Plans.units`), and the reason for each undivided part by path."""
+    """Return (path pattern → style, the tensor-parallel plan (Shoeybi 2019, arXiv 1909.08053); the divided units, see
+    `Plans.units`; path → the reason, for each undivided part)."""
     divided = find_tensor_units(lowered.graph, lowered.base)
     units, reasons = divided.styles, divided.undivided
     for home in lowered.emitter.experts:
@@ -91,8 +92,9 @@ def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict
 def _agree_styles(
     units: Mapping[str, dict[str, str]], lowered: LoweredModel
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the styles by path pattern (``*`` for layer numbers), and the `units` that they describe. Units are left
-    out if modules of the same pattern in other layers have another style or none."""
+    """Return (path pattern → style, unit path → {module path: style}) of the `units` that patterns describe. A pattern
+    has ``*`` for layer numbers. A unit is left out if it is empty, or if modules or weights that match the pattern of
+    one of its modules have another style, or none, in the units that remain."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
     agreed = {name: unit for name, unit in units.items() if unit}
     while True:
@@ -107,8 +109,8 @@ def _agree_styles(
 
 
 def _order_matches(plan: Mapping[str, str], lowered: LoweredModel) -> dict[str, str]:
-    """Return `plan` (path pattern → style) in an order in which the first match of each linear map is its own entry. An
-    undivided linear map gets the entry "replicate" if it would match the entry of another."""
+    """Return `plan` (path pattern → style), reordered so that the first entry that engines match with a linear map has
+    the style of this map. A map without a style gets an entry "replicate" if its first match has another style."""
     operands = [o for s in lowered.base.statements for o in s.operands if isinstance(o, Submodule)]
     linears = dict.fromkeys(LAYER.sub(".0", o.path) for o in operands if o.init.startswith("nn.Linear"))
     styles = {path: plan.get(LAYER.sub(".*", path), REPLICATED) for path in linears}
@@ -127,7 +129,7 @@ def _find_style(plan: Mapping[str, str], path: str) -> str:
 
 
 def _plan_experts(lowered: LoweredModel) -> dict[str, str]:
-    """Return the expert-parallel plan (path pattern → style): each device has some of the experts, undivided."""
+    """Return the expert-parallel plan (path pattern → style): each device has some of the experts, each undivided."""
     units = {}
     for home in lowered.emitter.experts:
         names = (k for k in lowered.base.weights if k.startswith(f"{home}."))
@@ -136,8 +138,8 @@ def _plan_experts(lowered: LoweredModel) -> dict[str, str]:
 
 
 def _plan_fsdp(base: BaseModel, staged: Mapping[str, Any]) -> dict[str, str]:
-    """Return the FSDP2 plan (path → style) of the modules whose weights are gathered when they run; {} without layers.
-    Modules after the layers (paths in `staged`) keep their weights gathered until the backward pass."""
+    """Return the FSDP2 plan (path → style); {} without layers. The embedding and each layer free their gathered weights
+    after they run, the modules after the layers (paths in `staged`) after the backward pass."""
     if base.stack is None:
         return {}
     embedding, layers = base.lowered.emitter.embedding, base.stack.path

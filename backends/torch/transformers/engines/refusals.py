@@ -121,8 +121,8 @@ def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
 
 
 def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
-    """Return "kind of parallelism: reason" for tensor and pipeline parallelism, where vLLM and SGLang cannot use it.
-    Tensor parallelism requires that all attentions are divided, pipeline parallelism that there are several stages."""
+    """Return why vLLM and SGLang cannot divide the model, as "tensor parallelism: reason" and "pipeline parallelism:
+    reason"; [] if they can. The first requires that all attentions are divided, the second several stages."""
     attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
     scope = next((scope for scope in attentions if scope not in plans.units), None)
     limits = [] if scope is None else [f"tensor parallelism: {LAYER.sub('.*', scope)} is not divided"]
@@ -131,7 +131,7 @@ def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
 
 def explain_engines(reasons_by_engine: dict[str, list[str]], lowered: LoweredModel, plans: Plans) -> list[str]:
     """Return the lines of `--explain`: one for each engine in `reasons_by_engine` (the result of `find_refusals`), one
-    for each part that tensor parallelism does not divide, and one if the model is a single pipeline stage."""
+    for each path pattern that tensor parallelism does not divide, and one if there is a single pipeline stage."""
     without = "; without ".join(["", *list_limits(lowered, plans)])
     accepts = {engine: "runs it" + (without if engine != BATCHES else "") for engine in reasons_by_engine}
     lines = [f"{engine}: {'; '.join(reasons) or accepts[engine]}" for engine, reasons in reasons_by_engine.items()]

@@ -23,10 +23,10 @@ PER_HEAD = ("bias", "sinks", "past_k")  # operands of an attention that differ b
 
 @dataclass
 class Units:
-    """The units of a model. A unit is the modules of an attention or feed-forward: tensor parallelism divides all or
-    none.
+    """The units of a model. A unit is the modules of one attention or feed-forward: all or none of them are divided.
 
-    styles: the path of each divided unit → {module path: style}. undivided: the path of each other unit → the reason.
+    styles: unit path → {module path: style}, for divided units. undivided: unit path → the reason, for the others. A
+    path is the scope of the unit; for a divided feed-forward, that of its output linear.
     """
 
     styles: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class _ModuleIndex:
         self._of = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
 
     def path(self, param: Value | None, kind: str = "nn.Linear") -> str | None:
-        """Return the path of the module whose weight is `param`; None without one, or if its source does not begin with
-        `kind`."""
+        """Return the path of the module whose weight is `param`; None if there is none, or if the module's source does
+        not begin with `kind`."""
         leaf = self._of.get(param.name) if isinstance(param, Param) else None
         return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
 
 
 def _divide_attention(leaves: _ModuleIndex, node: Node) -> dict[str, str] | str:
-    """Return {module path: style} of an attention's linear maps and norms of heads; the reason (str) if undivided."""
+    """Return {module path: style} of an attention's linear maps and head norms; the reason (str) if it is undivided."""
     gate, out = _find_gate(node)
     around = find_projections(node) if gate is None else _find_gated_projections(node, out)
     if isinstance(around, str):
@@ -99,8 +99,8 @@ def _divide_attention(leaves: _ModuleIndex, node: Node) -> dict[str, str] | str:
 
 
 def _find_gate(node: Node) -> tuple[Node | None, Node]:
-    """Return (the linear map of the gate, the output projection) of the attention `node`; (None, `node`) without gate.
-    A gated attention's output is multiplied, elementwise, by the activated result of the gate's linear map."""
+    """Return (linear map of the gate, output projection) of the attention `node`; (None, `node`) without a gate. A
+    gated attention's output is multiplied, elementwise, by the activated result of the gate's linear map."""
     mul = _get_reader(node)
     out = mul and _get_reader(mul)
     if mul is None or out is None or (mul.op, out.op, out.inputs[0]) != (ops.mul, ops.linear, mul.output):
@@ -153,8 +153,8 @@ def _divide_norms(leaves: _ModuleIndex, around: Projections, branch: Branch) -> 
 
 
 def _divide_feed_forward(leaves: _ModuleIndex, node: Node) -> tuple[str, dict[str, str] | str] | None:
-    """Return (path, {module path: style} or the reason (str) why it is undivided) of the feed-forward that ends in the
-    linear map `node`; None if none ends there."""
+    """Return (path, {module path: style}, or the reason (str) why it is undivided) of the feed-forward whose output
+    linear is `node`; None if `match_feed_forward` finds none."""
     unit = match_feed_forward(node)
     if unit is None or isinstance(unit, str):
         return None

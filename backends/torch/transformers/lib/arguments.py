@@ -27,8 +27,8 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
 
 
 def get_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the cache; transformers passes it as `cache` from 5.24 on, earlier versions pass paged caches under that
-    name to attention functions. Raise a TypeError for two caches, or one that is not of transformers."""
+    """Return `past_key_values`, or the `cache` in `kwargs` (its name from transformers 5.24 on), and remove that; a
+    paged cache for attention functions, so called before, stays. Raise TypeError for two caches, or other objects."""
     cache = None if isinstance(kwargs.get("cache"), PAGES) else kwargs.pop("cache", None)
     if cache is not None and past_key_values is not None:
         raise TypeError("give one cache, as past_key_values or as cache")

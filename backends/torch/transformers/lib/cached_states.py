@@ -21,7 +21,7 @@ def mask_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int = 1) -> Any:
-    """Return a layer's states `first` to first + count − 1 (a tuple if several); None before the first token."""
+    """Return a layer's states `first` to first + count − 1 (a tuple if several); None if nothing is cached yet."""
     if cache is None:
         return None
     layer = cache.layers[layer_idx]

@@ -18,7 +18,8 @@ def self_attention_cache(cache: Cache | None) -> Cache | None:
 def update_cross_cache(
     cache: EncoderDecoderCache | None, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Return (keys, values) of the source, [batch, kv_heads, source, width], which `make` computes the first time."""
+    """Return (keys, values) [batch, kv_heads, source, width] of the source, which `make` computes and `cache` stores.
+    """
     if cache is None:
         return make()
     if not cache.is_updated.get(layer_idx):
@@ -31,7 +32,7 @@ def update_cross_cache(
 
 def shift_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
     """Return the tokens that a decoder reads to predict `labels` [batch, seq]: `start`, then all but the last label;
-    the value -100, which no loss counts, becomes `pad`.
+    the value -100, which no loss counts, becomes `pad` (None: 0).
 
     Raises:
         ValueError: if `start` is None.
@@ -44,6 +45,6 @@ def shift_right(labels: Tensor, start: int | None, pad: int | None) -> Tensor:
 
 
 def total_loss(*outputs: Any) -> Tensor | None:
-    """Return the sum of the router losses of an encoder (mean over batch rows) and a decoder; None without any."""
+    """Return the sum of the router losses (mean of each `aux_loss`) of `outputs`; None if none has one."""
     known = [loss.mean() for made in outputs if (loss := getattr(made, "aux_loss", None)) is not None]
     return sum(known[1:], known[0]) if known else None

@@ -77,7 +77,7 @@ class SoftmaxAttention(nn.Module):
         layer_idx: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Return the attention of `eager_scored_attention` as [batch, seq, heads · width], also over cached keys and
+        """Return the attention [batch, seq, heads · width] by the config's implementation, also over cached keys and
         values; the cache stores k and v under `layer_idx` (None: that of the module)."""
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx if layer_idx is None else layer_idx, kwargs=kwargs)
@@ -87,7 +87,7 @@ class SoftmaxAttention(nn.Module):
 
 
 def key_distances(x: Tensor, past_key_values: Cache | None = None) -> Tensor:
-    """Return distances j − i [1, seq, n] of keys j in full KV caches from new tokens i, x [batch, seq, ...]."""
+    """Return distances j − i [1, seq, n] from new tokens i of x [batch, seq, ...] to keys j of a full KV cache."""
     past, (keys, first) = 0, (x.shape[1], 0)
     if past_key_values is not None:
         sliding, linear = past_key_values.is_sliding, past_key_values.is_linear

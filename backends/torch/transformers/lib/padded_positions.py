@@ -10,15 +10,15 @@ from torch import Tensor
 
 def first_visible(inputs_embeds: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the index [batch] of the first visible token of each batch row of inputs_embeds [batch, seq, width];
-    `attention_mask` [batch, seq] is 0 at padding."""
+    `attention_mask` [batch, past + seq] is 0 at padding (None: no padding)."""
     if attention_mask is None:
         return torch.zeros(len(inputs_embeds), dtype=torch.long, device=inputs_embeds.device)
     return attention_mask.long().argmax(-1)
 
 
 def visible(mask: Tensor | None, distance: Tensor, causal: bool = True) -> Tensor:
-    """Return visible keys as booleans [batch or 1, 1, seq, n]; `mask` is boolean or additive. Without a mask all
-    keys are visible; if `causal`, only those with `distance` ≤ 0 [1, seq, n]."""
+    """Return visible keys as booleans [batch or 1, 1, seq, n]; `mask` is boolean or additive. Without a mask all keys
+    are visible; if `causal`, only those whose `distance` [1, seq, n] is at most 0."""
     if mask is None:
         return distance[:, None] <= 0 if causal else torch.ones_like(distance[:, None], dtype=torch.bool)
     return mask if mask.dtype == torch.bool else mask == 0

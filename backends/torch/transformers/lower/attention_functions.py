@@ -72,21 +72,21 @@ def _list_alike(node: Node) -> list[Node]:
 
 
 def _list_distinct(node: Node, among: Collection[Node] | None = None) -> list[tuple[Value, ...]]:
-    """Return the distinct keys (see `_find_key`) of the attentions in the scope of `node` (if given, of those also
-    `among`), in order."""
+    """Return the distinct keys (see `_find_key`) of the attentions in the scope of `node`, in order; if `among` is
+    given, only of attentions in it."""
     return [*dict.fromkeys(_find_key(n) for n in _list_alike(node) if among is None or n in among)]
 
 
 def _find_key(node: Node) -> tuple[Value, ...]:
-    """Return the nearest parameter of each of q, k and v (see `find_param`): equal for repeated runs of a module."""
+    """Return the nearest parameter before each of q, k, v (see `find_param`): equal for repeated runs of a module."""
     return tuple(find_param(v) for v in node.inputs[:3] if v is not None)
 
 
 def _write_score_keywords(
     e: HFEmitter, node: Node, attending: AttentionRecord, operands: list[Value | Operand]
 ) -> list[str]:
-    """Return the source of the keyword arguments softcap, sinks, bias and window that the attention needs. Their values
-    are appended to `operands`, and their names are added to `attending.features`."""
+    """Return the source of the keyword arguments softcap, s_aux (sinks), position_bias and sliding_window that the
+    attention needs. Their names are added to `attending.features`, the operands that they read to `operands`."""
     keywords = []
     if node.attrs["softcap"] is not None:
         attending.features.add("softcap")
@@ -130,8 +130,8 @@ def _emit_inline(
 
 
 def emit_cache_update(e: HFEmitter, k: Value | Operand, v: Value | Operand) -> tuple[Var, Var]:
-    """Emit the cache update with new keys and values k, v; return (all keys, all values). Paged caches of continuous
-    batching read `kwargs`."""
+    """Emit the cache update with new keys and values k, v; return (all keys, all values). Without a cache these are k,
+    v. Paged caches of continuous batching read `kwargs`."""
     part = ".self_attention_cache" if e.cross_attentions else ""
     text = f"({{2}}, {{3}}) if {{0}} is None else {{0}}{part}.update({{2}}, {{3}}, {{1}}, kwargs=kwargs)"
     outputs = e.emit_tuple(text, CACHE, INDEX, k, v, names=("k", "v"))

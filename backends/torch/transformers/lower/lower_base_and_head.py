@@ -60,7 +60,7 @@ class LoweredModel:
 
     @property
     def tied_keys(self) -> dict[str, str]:
-        """Map the key of each head weight that is also a weight of the base model to its key there."""
+        """Map the key of each head weight that the base model also has to its key in the base model."""
         weights = {} if self.head is None else self.head.weights
         return {k: name for k, p in weights.items() for name, weight in self.base.weights.items() if weight is p}
 
@@ -110,7 +110,7 @@ def _lower_side(
 
 def _split_task_head(base: Program, hidden: Var, e: HFEmitter) -> Program:
     """Return the head of a graph with a task: the statements of `base` after the hidden states `hidden` and the pooler.
-    Remove the outputs of the head from `base`, in place."""
+    Rename the variables that it may read, and remove its outputs from `base`, in place."""
     cut = {hidden: "hidden_states", e.attention_mask: "attention_mask", e.arguments["input_ids"]: "input_ids"}
     outputs = base.outputs
     pooled = outputs.get("pooler_output")
@@ -140,8 +140,8 @@ def _has_unlike_attentions(lowered: LoweredModel) -> bool:
 
 
 def _find_head(graph: Graph) -> tuple[Value, Node | None]:
-    """Return (hidden states of the base model, the linear map to logits). The map is None without logits and for a
-    task, except that of fill-mask. WeftError if logits are not an elementwise function of a linear map's result."""
+    """Return (hidden states of the base model, the linear map to logits). The map is None without logits, and for tasks
+    other than fill-mask. Raise WeftError if logits are not an elementwise function of a linear map's result."""
     value, task = graph.outputs.get("logits"), graph.meta.get("task")
     if value is None or task is not None:
         node = value.producer if value is not None and task == "fill-mask" else None  # it may be tied
@@ -158,7 +158,6 @@ def _find_head(graph: Graph) -> tuple[Value, Node | None]:
 
 
 def _select_downstream(statements: Sequence[Statement], source: Var) -> list[Statement]:
-    """Return the statements that depend on `source`, in the order of `statements`."""
     dependent, downstream = {source}, []
     for s in statements:
         if not dependent.isdisjoint(o for o in s.operands if isinstance(o, Var)):

@@ -1,4 +1,4 @@
-"""Lower embeddings, which callers may replace by `inputs_embeds`, activations, distance biases and positions."""
+"""Lower embeddings (callers may pass `inputs_embeds` instead), activations, distance biases and positions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULES = {  # activation: source of its torch module
 
 @hf_lowering(ops.embedding)
 def _lower_embedding(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit the token embedding first, for calls without `inputs_embeds`; return None for other embeddings."""
+    """Emit the first embedding of the token ids as the default of `inputs_embeds`; return None for other embeddings."""
     ids, table = node.required_operand("ids"), node.required_operand("table")
     if e.graph.inputs.get("input_ids") is not ids or e.embedding or not isinstance(table, Param):
         return None
@@ -69,7 +69,7 @@ def _lower_head(e: HFEmitter, node: Node) -> Operand | None:
 
 @hf_lowering(ops.glu)
 def _lower_glu(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit act(gate) · up with the activation as a module, as engines expect; None if it has no module or options."""
+    """Emit act(gate) · up with act as a module, as engines expect; None if it has no module, or for limit or shift."""
     if node.attrs["limit"] is not None or node.attrs["shift"] or node.attrs["activation"] not in MODULES:
         return None
     act = _make_activation(e, node, MODULES[node.attrs["activation"]])
@@ -92,7 +92,7 @@ def _lower_activation(e: HFEmitter, node: Node) -> Operand | None:
 
 
 def _make_activation(e: HFEmitter, node: Node, init: str) -> Submodule:
-    """Return the activation module with source `init`: act in the scope of `node`, act_fn if weights are called act."""
+    """Return the module with source `init`: act in the scope of `node`, act_fn if a parameter is or is in act."""
     path = f"{node.scope}.act" if node.scope else "act"
     clashes = any(p == path or p.startswith(f"{path}.") for p in e.graph.params)
     return Submodule(f"{path}_fn" if clashes else path, init)

@@ -79,8 +79,8 @@ class AttentionRecord:
 class HFEmitter(Emitter):
     """The emitter of a model, or of one side of an encoder-decoder, for transformers.
 
-    names: sizes as expressions over the config `fields`. head: the linear map of the logits. side: "encoder" or
-    "decoder", "" for other models. separate: each attention is its own module, not part of that of its projections.
+    names: sizes as expressions over the config `fields`. head: linear map of the logits, or None. side: "encoder" or
+    "decoder", "" for other models. separate: each attention is its own module, apart from its projections.
     """
 
     calls_kernels: ClassVar[bool] = False
@@ -134,7 +134,7 @@ class HFEmitter(Emitter):
         return self.names.get_attr(node, name)
 
     def _emit_defaults(self) -> None:
-        """Emit the default values of arguments of the forward, except `inputs_embeds` (see `emit_embedding`)."""
+        """Emit the defaults of arguments, except `inputs_embeds`; let a cache without keys count the tokens."""
         arguments = self.arguments
         if not self.is_decoder:
             text = "torch.arange({1}.shape[1], device={1}.device)[None] if {0} is None else {0}"
@@ -157,7 +157,7 @@ class HFEmitter(Emitter):
             self.program.statements.append(Statement(text, (self.self_past, self.embeds, self.positions), (), TOP))
 
     def _complete_mask(self, value: Value) -> Var:
-        """Return the padding mask `value`; emit ones as its default if an op other than attention reads it."""
+        """Return the padding mask `value`. If an op other than attention reads it, emit ones as its default."""
         if all(node.op is ops.attention for node, _ in value.uses):
             return self.attention_mask
         full = Var("attention_mask", value.shape)
@@ -198,7 +198,7 @@ class HFEmitter(Emitter):
         self, kind: str, condition: str, operands: Sequence[Operand], name: str, annotation: str, causal: bool = True
     ) -> SharedMask:
         """Return the mask of this `kind` and `condition`; emit its statement at the first call. The statement reads
-        `operands`, and its result has the given name and type; `finish_masks` writes its text."""
+        `operands`; its result is called `name` and has type `annotation`. `finish_masks` writes its text."""
         key = kind, condition
         if key not in self.masks:
             mask = self.hoist(("mask", key), "...", *operands, name=name)
@@ -211,7 +211,7 @@ class HFEmitter(Emitter):
         self, node: Node, slot: CacheSlot, parts: int, text: Callable[[str], str], operands: Sequence[Value | Operand]
     ) -> Var:
         """Emit the recurrence `node`, which stores its `parts` states in the cache of its layer; return its result.
-        `text` maps the source of the previous states to the source of the call on `operands`."""
+        `text` maps the source of the previous states to that of the call on `operands`; `slot` is not read."""
         states = self.states.setdefault(self.scope, {})
         key = node.op, find_param(get_first_operand(node))
         first, _ = states.setdefault(key, (sum(n for _, n in states.values()), parts))
@@ -225,7 +225,7 @@ class HFEmitter(Emitter):
         return self.zero_padding(result) if node.op is ops.linear_attention else result
 
     def write_self_cache(self, cache: str) -> str:
-        """Return the source of the self-attention part of the cache `cache`: itself without cross-attention."""
+        """Return the source of the self-attention part of `cache`: `cache` in a model without cross-attention."""
         return f"self_attention_cache({cache})" if self.cross_attentions else cache
 
     def resolve_param(self, param: Param) -> Operand:
@@ -236,7 +236,7 @@ class HFEmitter(Emitter):
         return self.hoist(recipe, self._write_frequencies(recipe), self.embeds, name="frequencies")
 
     def _write_frequencies(self, recipe: RopeFrequencies) -> str:
-        """Return the source of `write_formula(recipe)` with config fields for theta and the rotated width; unchanged
+        """Return `write_formula(recipe)` with config fields, which it adds, for theta and the rotated width; unchanged
         for a scaled base."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
@@ -255,7 +255,7 @@ class HFEmitter(Emitter):
 
 def find_cross_attentions(graph: Graph) -> set[Node]:
     """Return the cross-attentions of a decoder: attentions whose keys do not depend on the decoder's inputs. Raise
-    WeftError if no operand of an attention, including its queries, depends on the decoder's inputs."""
+    WeftError if an attention has no operand, not even its queries, that depends on them."""
     if HIDDEN not in graph.inputs:
         return set()
     ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, MASK)}
@@ -285,8 +285,8 @@ def get_first_operand(node: Node) -> Value:
 
 
 def find_param(value: Value) -> Value:
-    """Return the first trained parameter on the path of first operands from `value` back to the start of its scope;
-    `value` itself without one."""
+    """Return the first trained parameter that a node reads on the way back from `value` along first operands, within
+    the scope of `value`; `value` itself without one."""
     current, scope = value, value.producer.scope if value.producer else ""
     while current.producer is not None and current.producer.scope == scope:
         for operand in current.producer.inputs:
@@ -299,7 +299,7 @@ def find_param(value: Value) -> Value:
 
 
 def has_shared_weights(graph: Graph, cached: set[Node]) -> bool:
-    """Return whether two of the nodes `cached` run one op with one weight in one scope: layers share weights."""
+    """Return whether two of the nodes `cached` have the same op, weight and scope: then layers share weights."""
     seen: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node in cached:

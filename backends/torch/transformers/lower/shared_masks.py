@@ -54,8 +54,8 @@ def get_mask_kind(e: HFEmitter, node: Node) -> tuple[str, str]:
 
 
 def finish_masks(e: HFEmitter) -> str:
-    """Write the source of all mask statements; call this when all masks are known. Return the source of the function
-    that computes the masks; "" if there is at most one, and a function of transformers computes it."""
+    """Write the text of all mask statements, once all masks are known. A single mask calls a function of transformers,
+    if there is one: return "". Otherwise emit a call of a new function that computes all masks; return its source."""
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])
@@ -74,7 +74,7 @@ def finish_masks(e: HFEmitter) -> str:
 
 
 def _write_masks_function(name: str, masks: list[SharedMask], decodes: bool) -> str:
-    """Return the source of the function `name` that computes `masks`, all masks of a model, by kind. In a decoder
+    """Return the source of the function `name` that returns {kind: mask} of all `masks` of a model. In a decoder
     (`decodes`), positions in conditions count from the first token that is not padding."""
     lines = [
         f"def {name}(",

@@ -41,7 +41,7 @@ def get_experts_path(node: Node) -> str:
 
 
 def _stack_weights(node: Node) -> dict[str, Param]:
-    """Return name (as in transformers) → stacked weight of `node` (op moe). Gate and up become one, gate_up_proj."""
+    """Return name (as in transformers) → stacked weight or bias of `node` (op moe); gate_up_proj is gate, then up."""
     stacks: dict[str, Param] = {}
     for ending in ("", "_bias"):
         up, down, gate = (node.operand(f"{name}{ending}") for name in ("up", "down", "gate"))
@@ -57,7 +57,7 @@ def _stack_weights(node: Node) -> dict[str, Param]:
 
 
 def make_stack_recipes(node: Node, home: str) -> dict[str, Recipe]:
-    """Return operand name → recipe of a mixture's weights (up, gate, down, biases) from the tensors at `home`."""
+    """Return operand name (up, gate_bias, …) → recipe that reads it from the stacked weights of `node` at `home`."""
     recipes: dict[str, Recipe] = {}
     for ending in ("", "_bias"):
         up, gate = node.operand(f"up{ending}"), node.operand(f"gate{ending}")

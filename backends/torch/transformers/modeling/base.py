@@ -60,13 +60,13 @@ class BaseModel:
 
     @property
     def kinds(self) -> list[str]:
-        """Return the kind of each cache (see `stack.list_cache_kinds`), by cache number."""
+        """Return the kind of each cache (see `stack.list_cache_kinds`), in order of cache number."""
         return list_cache_kinds(self.method, self.lowered.emitter, self.stack)
 
     @property
     def needs_kinds(self) -> bool:
-        """Return whether the config must list the kinds of caches. Without a list, transformers gives all layers the
-        window of the config, and SGLang none."""
+        """Return whether the config must list the kinds of caches; not for a second base model. Without a list,
+        transformers applies a window of the config to all layers, and SGLang to none."""
         kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
         several = self.stack is not None and self.count_field == "num_blocks"
         return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))
@@ -157,8 +157,8 @@ def write_recorders(base: BaseModel) -> list[str]:
 
 
 def _write_recorder(places: dict[str, int], always: bool = False) -> str:
-    """Return the source of recorders; `places` is {class name: index of its recorded output}. A single class is its
-    name alone unless `always` is set."""
+    """Return the source of recorders; `places` is {class name: index of its recorded output}. For one class it is the
+    class name alone, which records output 0, unless `always` is set."""
     if len(places) == 1 and not always:
         return next(iter(places))
     entries = [f"OutputRecorder({name}, index={i})" for name, i in places.items()]

@@ -129,7 +129,7 @@ def _write_list(kinds: Sequence[str]) -> str:
 
 
 def _find_period(names: Sequence[str]) -> list[str]:
-    """Return the shortest prefix of `names` whose repetition begins with `names`."""
+    """Return the shortest prefix of `names` which, repeated, begins with all of `names`."""
     for size in range(1, len(names) + 1):
         if all(names[i] == names[i % size] for i in range(len(names))):
             return [*names[:size]]

@@ -74,9 +74,8 @@ def _get_default(module: Submodule, leaf: str, usual: float) -> str | None:
 
 
 def _write_initializer(param: Param, usual: float) -> str | None:
-    """Return the source of a call of `transformers.initialization` for the weight ``{}``; None for vectors that are
-    read from a checkpoint. Matrices read from one, whose initialization is unknown, are normal with deviation `usual`.
-    """
+    """Return the source of a call of `transformers.initialization` for the weight ``{}``. Values read from a checkpoint
+    have no known initialization: a matrix is normal with deviation `usual`, and for a vector None is returned."""
     recipe = param.recipe
     parts = recipe.parts if isinstance(recipe, Concat) else (recipe,)
     normal = {(p.std, p.mean) if isinstance(p, Normal) else None for p in parts}

@@ -100,7 +100,7 @@ class HFMethodWriter(MethodWriter):
 
 @dataclass(frozen=True)
 class WrittenClass:
-    """A class, with all that must be equal for another base model to use it.
+    """A class of a base model. Another base model uses it if its own class of this name is equal in all fields.
 
     source: its lines. indexed: its constructor takes a cache number. takes_cache: its forward takes a cache and keyword
     arguments. initial_lines: the lines of ``_init_weights`` for it.
@@ -141,7 +141,7 @@ class HFClassWriter(ClassWriter):
 
     @property
     def kinds(self) -> str:
-        """Return the name of the config property that lists the layers' classes: the table's in lower case."""
+        """Return the name of the config property that lists the layers' classes: `table` in lower case."""
         return self.table.lower()
 
     # -- caches
@@ -157,11 +157,11 @@ class HFClassWriter(ClassWriter):
         return self.get_numbers(method).first
 
     def takes_number(self, method: Method) -> bool:
-        """Return whether the forward takes the number of its first cache: layers share weights, and it has caches."""
+        """Return whether the forward takes the number of its first cache: if it has caches and layers share weights."""
         return self.emitter.shares_weights and self.get_numbers(method).count > 0
 
     def takes_index(self, method: Method) -> bool:
-        """Return whether the constructor takes the number of its first cache: not if layers share weights."""
+        """Return whether the constructor takes the number of its first cache; it does not if layers share weights."""
         return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
     def is_indexed(self, method: Method) -> bool:
@@ -205,8 +205,8 @@ class HFClassWriter(ClassWriter):
         return name
 
     def _rename(self, name: str, method: Method) -> str:
-        """Rename the class `name`, because another base model has a different class of this name; return the new name.
-        It begins with the side of the model, and may end in a number."""
+        """Rename the class `name`, because another base model has a different class of this name; return the new name,
+        which begins with the side of the model and may end in a number."""
         new = fresh = f"{self.emitter.side.capitalize()}{name}"
         while fresh in self.other_classes or fresh in self.names.values():
             fresh = f"{new}{sum(n.startswith(new) for n in (*self.other_classes, *self.names.values())) + 1}"

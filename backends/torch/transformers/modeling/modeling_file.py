@@ -114,13 +114,13 @@ def write_modeling(sides: Sequence[LoweredModel], name: str, stem: str) -> Model
 
 
 def collect_weights(sides: Sequence[LoweredModel]) -> dict[str, Param]:
-    """Return key → parameter of the base models of all `sides`; of tied weights only one, but all constant tables."""
+    """Return key → parameter of the base models of all `sides`; tied weights once, constant tables under every key."""
     tied = map_tied_keys(sides, head=False)
     return {key: param for key, param, _ in _list_weights(sides) if key not in tied}
 
 
 def map_keys(sides: Sequence[LoweredModel]) -> dict[str, str]:
-    """Map the names of the full graph's parameters to their keys in the model with its head."""
+    """Map the names of the full graph's parameters to their keys in the model with its head; if tied, to the first."""
     head, keys = sides[0].head, dict[str, str]()
     for key, _, name in _list_weights(sides):
         keys.setdefault(name, f"model.{key}" if head is not None else key)
@@ -130,8 +130,8 @@ def map_keys(sides: Sequence[LoweredModel]) -> dict[str, str]:
 
 
 def map_tied_keys(sides: Sequence[LoweredModel], head: bool = True) -> dict[str, str]:
-    """Map the key of each tied weight to the key that stores its tensor, in the model with its head, or without `head`
-    in the base model."""
+    """Map the key of each tied weight to the key that stores its tensor: keys of the model with its head or, if `head`
+    is False, of the base model, without weights of the head."""
     above = sides[0].head
     keys, prefix = map_keys(sides), "" if above is None else "model."
     trained = [(f"{prefix}{key}", name) for key, param, name in _list_weights(sides) if not is_table(param)]
@@ -157,8 +157,8 @@ def _list_weights(sides: Sequence[LoweredModel]) -> Iterator[tuple[str, Param, s
 
 
 def _choose_masks_function(base: BaseModel) -> str:
-    """Return the name of the function that `generate` calls for masks before a compiled forward; "" for the default.
-    The default computes a mask for each kind in the config; a model with one mask computes it itself (`given_mask`)."""
+    """Return the name of the function that `generate` calls for masks before a compiled forward; "" for the default,
+    which computes a mask for each kind in the config. `given_mask` leaves a single mask to the model."""
     return base.lowered.emitter.masks_name if base.lowered.masks else "given_mask" if base.needs_kinds else ""
 
 

@@ -15,7 +15,7 @@ NO_CACHE = "moe"  # transformers' kind of a layer without a cache
 class Stack:
     """The list of layers of a model: modules `path`.0, `path`.1, …, which `calls` call in order.
 
-    caches: number of caches of each layer (1: at most one); None if layers differ otherwise.
+    caches: number of caches of each layer; 1 also if some layers have none, None if layers differ otherwise.
     """
 
     path: str
@@ -40,7 +40,7 @@ def find_stack(top: Method, e: HFEmitter) -> Stack | None:
 
 def loop_single_layers(top: Method, program: Program) -> None:
     """Replace calls of a ModuleList's only module in `top` by a loop, in place, so that a config may set more layers.
-    Only modules with one input of their result's shape are replaced."""
+    Only modules are replaced that have exactly one input of the shape of their result."""
     shapes = {s.results[0]: s.node.output.shape for s in program.statements if s.results and s.node and not s.early}
     for i, item in enumerate(top.items):
         stem, _, number = item.path.rpartition(".") if isinstance(item, ModuleCall) else ("", "", "")
@@ -62,9 +62,8 @@ def _count_layer_caches(calls: list[ModuleCall], e: HFEmitter) -> int | None:
 class CacheNumbers:
     """The cache numbers (layer_idx) within a method, from 0.
 
-    first: first number of each call, and of each statement with a cache. self_count: end of the numbers of
-    self-attention caches and states. cross_count: end of the numbers of cross-attention caches, which another cache
-    has.
+    first: first number of each call, and of each statement with a cache. self_count: next number in the cache of
+    self-attention and states. cross_count: next number in the cache of cross-attention, a separate object.
     """
 
     first: dict[object, int] = field(default_factory=dict)
@@ -76,7 +75,8 @@ class CacheNumbers:
         return max(self.self_count, self.cross_count)
 
     def add(self, item: object, attention: int, cross: int) -> None:
-        """Assign the next numbers to `item`, with `attention` self-attention and `cross` cross-attention caches."""
+        """Assign the next numbers to `item`, with `attention` self-attention and `cross` cross-attention caches; if it
+        has both, both start at the same number."""
         if attention and cross:
             self.self_count = self.cross_count = self.count
         self.first[item] = self.self_count if attention or not cross else self.cross_count
@@ -85,7 +85,7 @@ class CacheNumbers:
 
 def number_caches(method: Method, e: HFEmitter, stack: Stack | None = None) -> CacheNumbers:
     """Return the cache numbers of `method`. Each attention has its own. Recurrences share one until a state index
-    repeats. Each layer of the `stack` has at least one number, also without a cache."""
+    (`HFEmitter.recurrent`) repeats. Each layer of the `stack` has at least one number, also without a cache."""
     numbers = CacheNumbers()
     states: set[int] = set()
     shared = 0

@@ -25,8 +25,8 @@ class StageCost:
     """The costs of one device of a pipeline stage: weights, KV cache and states in bytes.
 
     layers: index of the first layer, and of the one after the last. cache: KV cache of one sequence of
-    `ParallelCosts.tokens` tokens. state: recurrent states of one sequence. flops: operations of the entire stage for
-    all its tokens.
+    `ParallelCosts.tokens` tokens; cache_per_token: of one token. state: recurrent states of one sequence. flops:
+    operations of the entire stage for all its tokens.
     """
 
     layers: tuple[int, int]
@@ -52,7 +52,7 @@ class ParallelCosts:
     bubble: float
 
     def json(self) -> dict[str, Any]:
-        """Return all fields as JSON-compatible data, and `Split.devices` and `Collective.sent_bytes` (key sent)."""
+        """Return all fields as JSON-compatible data, with `Split.devices` and, as key sent, `Collective.sent_bytes`."""
         data = asdict(self)
         data["split"]["devices"] = self.split.devices
         for collective, entry in zip(self.collectives, data["collectives"], strict=True):
@@ -110,10 +110,10 @@ def _count_cached_elements(nodes: Sequence[Node], plans: Plans, tp: int, tokens:
 
 
 def compute_bubble(work: Sequence[int], microbatches: int) -> float:
-    """Return the share of the time in which a device waits for other stages, 0 to 1.
+    """Return the share of the time in which a device, on average, waits for other stages: 0 to 1.
 
-    `work` is the time of each stage for one microbatch. For p equal stages and m `microbatches` the share is
-    (p − 1) / (m + p − 1) (GPipe, Huang 2019, arXiv 1811.06965).
+    `work` is the time of each stage for one microbatch. For p equal stages and m `microbatches` the share is (p − 1) /
+    (m + p − 1) (GPipe, Huang 2019, arXiv 1811.06965).
     """
     busy, slowest = sum(work), max(work)
     return 1 - microbatches * busy / (len(work) * (busy + (microbatches - 1) * slowest)) if busy else 0.0

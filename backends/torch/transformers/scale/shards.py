@@ -24,7 +24,7 @@ def count_shard_elements(key: str, shape: Sequence[int], split: Split, plans: Ma
 def find_divided_axis(
     key: str, rank: int, split: Split, plans: Mapping[str, Mapping[str, Any]]
 ) -> tuple[int, int | None]:
-    """Return (number of devices, the axis along which they divide the weight `key`; None if each has all of it)."""
+    """Return (number of devices, axis along which they divide the weight `key`, or None if each stores all of it)."""
     path = LAYER.sub(".*", key)
     module, _, name = path.rpartition(".")
     whole_experts = plans.get("base_model_ep_plan", {}) if split.ep > 1 else {}
@@ -42,8 +42,8 @@ def find_divided_axis(
 
 
 def add_vocabulary_plan(plans: Mapping[str, Mapping[str, Any]], lowered: LoweredModel) -> dict[str, dict[str, Any]]:
-    """Return a copy of `plans` whose tensor-parallel plan, if any, begins with the entry that transformers adds for an
-    embedding called embed_tokens; an entry of the plan itself wins."""
+    """Return a copy of `plans`. A tensor-parallel plan in it also gets the entry that transformers adds for a token
+    embedding called embed_tokens, unless it has its own."""
     extended = {name: dict(plan) for name, plan in plans.items()}
     tensor = extended.get("base_model_tp_plan", {})
     if tensor and lowered.emitter.embedding == "embed_tokens":

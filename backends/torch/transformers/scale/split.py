@@ -57,8 +57,8 @@ class Split:
 
 
 def check_split(split: Split, base: BaseModel, plans: Plans) -> None:
-    """Check that the model of `base`, with its `plans`, can be divided by `split`. Raise WeftError if a part cannot be
-    divided evenly, or if there is nothing to divide; it names the part and its size."""
+    """Check that `split` can divide the model of `base` with its `plans`. Raise WeftError, which names the part, if one
+    cannot be divided evenly, there is nothing to divide, tp does not divide ep, or there are too few layers."""
     lowered, name = base.lowered, base.lowered.graph.name
     if split.tp > 1:
         _check_parts(split.tp, "tp", [*_list_tensor_parts(lowered, plans, experts=split.ep == 1)], name)

@@ -13,8 +13,8 @@ from .shards import PREFIX
 
 @dataclass(frozen=True)
 class Stages:
-    """A model cut into `count` pipeline stages of ⌊layers / count⌋ consecutive layers each; where layers are left over,
-    the first stages have one more, as in transformers from 5.24 on."""
+    """A model cut into `count` pipeline stages of consecutive layers: ⌊layers / count⌋ each, and one more in each of
+    the first layers mod `count` stages, as in transformers from 5.24 on."""
 
     lowered: LoweredModel
     base: BaseModel
@@ -28,8 +28,8 @@ class Stages:
         return range(start, start + each + (stage < rest))
 
     def find_stage(self, path: str) -> int:
-        """Return the stage (from 0) of the module at `path` in the base model: that of its layer, else the first for
-        the token embedding and the last for others."""
+        """Return the stage (from 0) of the module at `path` in the base model: the stage of its layer; outside of
+        layers, the first stage for the token embedding, else the last."""
         layer = self._find_layer(path)
         if layer is not None:
             return next(s for s in range(self.count) if layer in self.get_layers(s))
@@ -37,8 +37,8 @@ class Stages:
         return 0 if embedding and (path == embedding or path.startswith(f"{embedding}.")) else self.count - 1
 
     def list_stages(self, key: str) -> list[int]:
-        """Return the stages that store the weight `key`, ascending. The last stage stores the weights of the head, and
-        also a weight of another stage that is tied to the head."""
+        """Return the stages that store the weight `key`, ascending: the stage of its module, the last for a weight of
+        the head. If it is tied to the head, the last stage also stores it."""
         path = key.removeprefix(PREFIX) if self.lowered.head is not None else key
         if path == key and self.lowered.head is not None:
             return [self.count - 1]
@@ -46,8 +46,8 @@ class Stages:
         return sorted({self.find_stage(path)} | last)
 
     def map_nodes(self) -> dict[Node, int]:
-        """Map each node of the graph to its stage: that of its layer, the last for the head, and for other nodes that
-        of the layer before them (the first stage before all layers)."""
+        """Map each node of the graph to a stage: a node of a layer to the layer's, a node of the head to the last, any
+        other node to the stage of the last layer before it, or the first stage if there is none."""
         stages, current, head = {}, 0, self.lowered.head
         for node in self.lowered.graph.nodes:
             layer = self._find_layer(node.scope)

@@ -20,11 +20,11 @@ SEND, BROADCAST = "send", "broadcast"
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective operation among `degree` devices in pipeline stage `stage` on the result of the module `path`, the
-    "logits" or the "hidden states".
+    """A collective operation among `degree` devices in pipeline stage `stage`. kind: such as "all-reduce". group: the
+    parallelism, tp, ep or pp. path: the module whose result it sends, "logits" or "hidden states".
 
-    kind: such as "all-reduce". group: the parallelism, tp, ep or pp. size: bytes per token of the full tensor: the sum
-    (all-reduce), the gathered tensor (all-gather), or all that one device sends (others).
+    size: bytes per token of the sum (all-reduce), of the gathered tensor (all-gather), or of all that one device sends
+    (others; in an all-to-all, also to itself).
     """
 
     kind: str
@@ -36,8 +36,8 @@ class Collective:
 
     @property
     def sent_bytes(self) -> float:
-        """Return the bytes per token that a device sends with optimal algorithms. An all-reduce among n devices is a
-        reduce-scatter and an all-gather, each of (n − 1) / n of the tensor."""
+        """Return the bytes per token that a device sends with optimal algorithms: for all-gather and all-to-all among n
+        devices (n − 1) / n of `size`, for all-reduce (reduce-scatter, then all-gather) twice that, else `size`."""
         share = (self.degree - 1) / self.degree
         return self.size * {ALL_REDUCE: 2 * share, ALL_GATHER: share, ALL_TO_ALL: share}.get(self.kind, 1.0)
 
@@ -58,7 +58,7 @@ def list_collectives(lowered: LoweredModel, plans: Plans, split: Split, stages: 
 
 
 def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
-    """Yield an all-reduce for each linear map divided by rows, and for each mixture whose experts `tp` divides."""
+    """Yield an all-reduce for each linear map divided by rows, and, if `ep` is 1, for each divided mixture."""
     if split.tp == 1:
         return
     for unit in plans.units.values():
@@ -73,8 +73,8 @@ def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stag
 def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
     """Yield the collectives of expert parallelism for each mixture of experts.
 
-    If all devices have the same tokens (ep = tp), one all-reduce. Else two all-to-alls, to the experts and back, in
-    which each of the tp devices with the same tokens sends 1 / tp of them, and an all-gather of these shares.
+    If ep = tp, all devices have the same tokens: one all-reduce. Otherwise two all-to-alls, to the experts and back: of
+    the tp devices with the same tokens each sends 1 / tp. If tp > 1, an all-gather then joins these shares.
     """
     if split.ep == 1:
         return
@@ -95,7 +95,7 @@ def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int)
 def _list_vocabulary(
     lowered: LoweredModel, plans: Plans, split: Split, stages: Stages, item: int
 ) -> Iterator[Collective]:
-    """Yield the all-reduce of an embedding divided by tokens, and the all-gather of logits divided by tokens."""
+    """Yield the all-reduce of the embedding embed_tokens and the all-gather of the logits, both divided by tokens."""
     if split.tp == 1:
         return
     table = lowered.emitter.embedding
