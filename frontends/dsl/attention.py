@@ -27,9 +27,9 @@ _MASKED_SCORE = -1e3  # the score of a hidden key, which softmax maps to 0
 class BlockSparse:
     """Block-sparse attention with blocks of `block` tokens (BigBird, Zaheer 2020): a `mask` of `Attention` in encoders.
 
-    The queries of a block see the keys of that block, of `sides` blocks before and after it, and of the `first` first
-    and `last` last blocks. Queries of these first and last blocks see all keys. For other queries, each key of the
-    first blocks counts `first_weight` times. In sequences of at most `dense` tokens, every query sees every key, once.
+    The edge blocks are the first `first` and the last `last` blocks; their queries see all keys. All other queries see
+    the keys of their block, of `sides` blocks on each side of it, and of the edge blocks, where a key of the first
+    blocks counts `first_weight` times. In sequences of at most `dense` tokens, every query sees every key, once.
     """
 
     block: int
@@ -174,7 +174,7 @@ class Attention:
     - rope: rotary positions. temperature: a factor of the queries that grows with their position.
     - bias: a term of the scores (a module of x, heads, causal, as `ALiBi`); default: the model's `position_bias`.
     - window: only keys at a distance below `window` are visible. mask: a `Mask` in addition, or a `BlockSparse`.
-    - causal: None follows the model (a decoder is causal, an encoder is not).
+    - causal: None follows the model (a decoder is causal, an encoder by default not).
     - qkv_bias, out_bias: biases of the projections. clip: limit of projected q, k and v to ±clip (OLMo).
     - scale, softcap: factor of the scores (default 1/√head_dim), and their limit softcap · tanh(score / softcap).
     - sinks: a learned extra logit per head in the softmax, without a value (``sinks`` [heads]; gpt-oss).
@@ -184,7 +184,7 @@ class Attention:
       layer (Brandon 2024, cross-layer attention; YOCO). Without a window, both layers share one cache.
     - keys_as_values: the projected keys, before norm and rotation, are the values (Gemma 4).
     - value_conv: the odd number of taps of a convolution of the values over time, one kernel per head, whose output is
-      added in encoders (Xiong 2021, Nyströmformer).
+      added; for encoders only (Xiong 2021, Nyströmformer).
     """
 
     heads: int
@@ -264,7 +264,8 @@ class Attention:
         return linear(y, self.out_dim or x.width, "o", self.out_bias)
 
     def _attend(self, x: Value, memory: Value | None, q: Value, k: Value, v: Value) -> Value:
-        """Return attention of q [batch, seq, heads·d] to k and v [batch, keys, kv_heads·d], [batch, seq, width]."""
+        """Return the output [batch, seq, heads·v_head_dim] of attention from q to k and v, with masks, bias and
+        sinks."""
         if isinstance(self.mask, BlockSparse):
             if provided("position_bias") is not None or provided("chosen") is not None:
                 raise WeftError("block-sparse attention has no position bias and sees all tokens of its blocks")
@@ -297,8 +298,8 @@ class Attention:
         return ops.reshape(ops.mul(split, ops.unsqueeze(gate, axes=(3,))), shape=y.shape, name="gated")
 
     def _project_qkv(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
-        """Return q [batch, seq, heads·d] of x, and k and v [batch, keys, kv_heads·d] of `source`, normalized; q and k
-        are also rotated. With `share_kv`, k and v are the stored ones."""
+        """Return q [batch, seq, heads·d] of x, and k and v [batch, keys, kv_heads·d] of `source`, with norms, rotation
+        and temperature applied. With `share_kv`, k and v are the stored ones."""
         kv, has_own_kv = self.groups, self.share_kv is None
         projected = {"q": self._project(x, self.heads * d, "q")}
         if has_own_kv:

@@ -199,10 +199,10 @@ class MixtureOfDepths:
 
     With `capacity`, the `capacity` tokens of each sequence with the largest r are selected, and `block` runs on these
     only: [batch, capacity, dim], in order, at their original positions. A sequence must have at least `capacity`
-    tokens. This form is for training and cannot generate, since the selection depends on later tokens.
-    Without `capacity`, a token is selected if r > 0. `block` runs on all tokens, but its attention sees only selected
-    tokens, and no other op in it may mix tokens. The parameters of both forms are the same. Windows and biases by
-    distance count selected tokens with `capacity`, all tokens without.
+    tokens. This form is for training and cannot generate, since the selection depends on later tokens. Without
+    `capacity`, a token is selected if r > 0. `block` runs on all tokens, but its attention sees only selected tokens,
+    and no other op in it may mix tokens. The parameters of both forms are the same. Windows count selected tokens with
+    `capacity`, all tokens without; biases such as `ALiBi` always read original positions.
 
     `aux_loss` λ, which needs a capacity, adds λ times the mean binary cross-entropy between σ(r) and the selection to
     the graph output ``aux_loss`` (section 3.5 of the paper); 0 adds no output.

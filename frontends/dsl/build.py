@@ -70,11 +70,7 @@ _CURRENT: ContextVar[_Builder | None] = ContextVar("weft_builder", default=None)
 
 
 def get_builder() -> _Builder:
-    """Return the active builder.
-
-    Raises:
-        WeftError: if no graph is being built.
-    """
+    """Return the active builder; raise WeftError if no graph is being built."""
     builder = _CURRENT.get()
     if builder is None:
         raise WeftError(
@@ -133,8 +129,8 @@ def module(
     the same field twice shares them. A `leaf`, such as `RMSNorm`, emits in the scope of its caller and names its value
     and parameters after itself (`get_leaf_name`).
 
-    `renamed` keeps arguments of earlier versions valid. It maps a field to the names of such arguments, and to a
-    function of the field's value (None if not given) and a dict of the old arguments, which returns the new value.
+    `renamed` keeps arguments of earlier versions valid. It maps a field to the names of old arguments and a function,
+    which gets the field's value (None if not given) and a dict of the old arguments, and returns the new value.
     """
 
     def declare(c: type[T]) -> type[T]:
@@ -172,7 +168,7 @@ def _rename_arguments(owner: str, arguments: dict[str, Any], renamed: Renamed) -
 
 
 def _find_creation_site(frame: FrameType | None) -> tuple[str, int] | None:
-    """Return the file and line of `frame`, which creates a module; None inside weft.frontends, except in presets."""
+    """Return the file and line where `frame` creates a module; None in weft.frontends, except in presets.py."""
     while frame is not None and Path(frame.f_code.co_filename).name == "dataclasses.py":
         frame = frame.f_back  # dataclasses.replace
     if frame is None:
@@ -215,8 +211,8 @@ def _run_in_scope(call: Callable[..., Any], leaf: bool) -> Callable[..., Any]:
 
 
 def _record_origin(module: Any, graph: Graph, name: str) -> None:
-    """Record `module` and its creation site in `graph.origins`, under the current scope or the leaf `name` in it.
-    A scope that is already recorded, and a leaf without a creation site, stay unrecorded."""
+    """Record `module` and its creation site in `graph.origins`, under the current scope or the leaf `name` in it. Do
+    nothing if the scope has a record, or for a leaf without a creation site."""
     place = getattr(module, "__weft_site__", None)
     if place or not name:
         scope = f"{graph.insertion_scope}.{name}".strip(".")
@@ -231,7 +227,7 @@ def _describe_location(builder: _Builder) -> str:
 
 
 def format_module(module: Any) -> str:
-    """Return the Python call that creates `module`, without fields at their defaults; a list may be [Block(…)] * 6."""
+    """Return the Python call that creates `module`, without default values; equal list items become [Block(…)] * 6."""
     fields = [(f.name, getattr(module, f.name)) for f in order_fields(module) if getattr(module, f.name) != f.default]
     return f"{type(module).__name__}({', '.join(f'{name}={_format_field(value)}' for name, value in fields)})"
 
@@ -348,7 +344,8 @@ def initializing(init: Init) -> Iterator[None]:
 def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     """Return the f32 parameter `name` of the current scope, created on first use; the same name is the same parameter.
 
-    `init` (`normal`, `uniform` or `fill`) declares initial values; default: that of `Initialized`, or normal(0.02).
+    `init` (`normal`, `uniform` or `fill`) declares initial values; default: that of an outer `Initialized`, or
+    normal(0.02).
 
     Raises:
         WeftError: if the parameter exists with another shape.
@@ -369,8 +366,8 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
 
 
 def constant_param(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
-    """Return an f32 parameter with the values of `recipe`: an existing one with an equal recipe, else a new `name`.
-    The new name has no scope."""
+    """Return the f32 parameter of the graph with an equal `recipe`; without one, add the parameter `name`, without a
+    scope."""
     graph = get_builder().graph
     for existing in graph.params.values():
         if existing.recipe == recipe:
@@ -411,11 +408,7 @@ def keep(name: str, *values: Value) -> None:
 
 
 def kept(name: str) -> tuple[Value, ...]:
-    """Return the values that an earlier module stored under `name` with `keep`.
-
-    Raises:
-        WeftError: if no module has stored values under `name`.
-    """
+    """Return the values that an earlier module stored under `name` with `keep`; raise WeftError if there are none."""
     values = get_builder().stored.get(name)
     if values is None:
         raise WeftError(f"no earlier layer stores values as {name!r}; known: {', '.join(get_builder().stored) or None}")

@@ -24,7 +24,7 @@ class GatedDeltaNet:
       by √head_dim.
     - β = σ(x W), ``beta.weight`` [heads, dim]; doubled with `negative`, for negative eigenvalues (Grazzi 2024).
     - log decay of the state: −e^a_log · softplus(x W + dt.bias), ``dt.weight`` [heads, dim], ``dt.bias``, ``a_log``
-      [heads]. With `per_key` every key feature has a decay (Kimi Linear, 2025): ``dt.weight`` [heads·head_dim, dim].
+      [heads]. With `per_key` every key feature has a decay (Kimi Linear, 2025), and dt has heads·head_dim outputs.
     - The output of the op `gated_delta_rule` is normalized per head by `norm`, multiplied by the activation `gate` of
       x W with ``gate.weight`` [heads·v_head_dim, dim], and projected by ``out.weight``.
 

@@ -126,15 +126,15 @@ class XIELU:
 class Router:
     """The router of a mixture of experts: how tokens and experts are assigned to each other.
 
-    `choice` is the routing scheme:
+    `choice` is the routing scheme (k is a field of `MoE`):
 
-    - token: each token selects the `k` experts with the best scores (`scoring` of the logits: softmax or sigmoid).
+    - token: each token selects the k experts with the best scores (`scoring` of the logits: softmax or sigmoid).
       `renormalize` divides the k weights by their sum, `scale` multiplies them. With `groups` of experts, only the
       `top_groups` best groups can be selected, by the `group_score` max or sum of the best two (top2), as in the op
       `route`. `correction` adds ``router.correction`` [experts] to the scores for the selection only (DeepSeek-V3).
     - expert: each expert selects its best `capacity` tokens of a sequence; default: k per token on average (Zhou 2022).
     - hierarchical: each token selects `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its
-      best `k` experts of each by ``router.weight`` (Shazeer 2017, appendix B).
+      best k experts of each by ``router.weight`` (Shazeer 2017, appendix B).
     - sparsemixer: each token selects two experts, weighted by `emit_sparse_mixer` with `jitter` (Liu 2024: Phi-3.5).
 
     `bias` adds ``router.bias`` [experts] to the logits. `noisy` adds noise · softplus(x W) to the logits, with
@@ -194,9 +194,9 @@ class MoE:
 
     The experts are gated feed-forwards of width `hidden` (`activation`, `limit` and `shift` as in the op `glu`), or
     plain ones if not `gated`, with biases if `bias`. `router` selects experts and computes g. Parameters:
-    ``router.weight`` [experts, dim], ``experts.gate`` and ``experts.up`` [experts, hidden, dim], ``experts.down``
-    [experts, dim, hidden], with `bias` ``experts.gate_bias``, ``experts.up_bias`` [experts, hidden] and
-    ``experts.down_bias`` [experts, dim].
+    ``router.weight`` [experts + zero_experts, dim], ``experts.gate`` and ``experts.up`` [experts, hidden, dim],
+    ``experts.down`` [experts, dim, hidden], with `bias` ``experts.gate_bias``, ``experts.up_bias`` [experts, hidden]
+    and ``experts.down_bias`` [experts, dim].
 
     With `latent` the experts have that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
     [dim, latent]; the router and `shared` read the full width (LatentMoE, Nemotron 3).

@@ -59,7 +59,7 @@ class TaskHead:
       token (the last token with the id `token`), first+mean (the first token, concatenated with the mean of the tokens
       from index `skip` on), or late (each token is scored, and the scores are averaged); None scores each token.
     - transform: a module before the output linear ``out``.
-    - bias, tied: ``out`` has a bias, and the embedding table as its weight.
+    - bias: ``out`` has a bias. tied: the weight of ``out`` is the embedding table.
     - problem_type: one of `PROBLEMS`, as in configs of transformers.
     - output: the name of the scores in the outputs. also: a second head, called with the same arguments.
     - start: the token before the sequence, for a decoder that reads the same sequence as its encoder (BART).
@@ -113,9 +113,9 @@ class TaskHead:
         pooled: Value | None = None,
         table: Value | None = None,
     ) -> dict[str, Value]:
-        """Map hidden states x [batch, seq, dim] to outputs by name: `output` (question-answering: start_logits and
-        end_logits), and the outputs of `also`. `ids` and `mask` are [batch, seq], `pooled` is the pooler's output
-        [batch, dim], `table` the embedding [vocab, dim]; each is needed only by some pools and tasks."""
+        """Map hidden states x [batch, seq, dim] to scores by name: `output` and the scores of `also`, or for
+        question-answering only start_logits and end_logits. `ids` and `mask` are [batch, seq], `pooled` is the pooler's
+        output [batch, dim], `table` the embedding [vocab, dim]; each is needed only by some pools and tasks."""
         y = x if self.pool in (None, "late") else self._pool(x, ids, mask, pooled)
         y = y if self.transform is None else self.transform(y)
         out: Any = self.count or (table if self.tied or table is None else table.shape[0])
@@ -156,7 +156,8 @@ class TaskHead:
         return ops.squeeze(ops.gather_rows(x, last_index), axes=(1,), name="last_token")
 
     def describe(self, graph: Graph) -> Graph:
-        """Store the task, the labels and the problem type (if any) in graph.meta, for runtimes; return `graph`."""
+        """Store in graph.meta the task, label names (LABEL_i for a number) if the task has labels of its own, and the
+        problem type, if any; return `graph`."""
         names = self.labels if isinstance(self.labels, tuple) else tuple(f"LABEL_{i}" for i in range(self.count or 0))
         graph.meta["task"] = self.task
         if names and self.task not in (*FIXED, "ctc"):

@@ -13,8 +13,9 @@ from .checks import need_int, need_positive
 
 
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
-    """Map x [..., in] to x Wᵀ (+ b) [..., out], with parameters ``name.weight`` [out, in] and ``name.bias`` [out].
-    `out` may be a weight value [out, in] instead of a width, for tied weights; then no weight parameter is created."""
+    """Map x [..., in] to x Wᵀ + b [..., out]. Parameters: ``name.weight`` [out, in] and, with `bias`, ``name.bias``
+    [out]. `out` may be a weight value [out, in] instead of a width, for tied weights; then no weight parameter is
+    created."""
     weight = out if isinstance(out, Value) else param(f"{name}.weight", (out, x.width), init)
     return ops.linear(x, weight, param(f"{name}.bias", weight.shape[:1], fill(0.0)) if bias else None, name=name)
 
@@ -41,7 +42,7 @@ def positions(x: Value) -> Value:
 
 
 def is_causal(causal: bool | None = None) -> bool:
-    """Return `causal`, or for None whether the enclosing model is causal (a decoder is, an encoder is not)."""
+    """Return `causal`; None means that of the model: True in a decoder, by default False in an encoder."""
     return provided("bidirectional") is None if causal is None else causal
 
 
@@ -146,11 +147,7 @@ class Sinusoidal:
 
 
 def divide_width(x: Value, pieces: int, setting: str) -> int:
-    """Return the width of x divided by `pieces`; `setting` is the name of `pieces` in the error.
-
-    Raises:
-        WeftError: if `pieces` does not divide the width.
-    """
+    """Return the width of x divided by `pieces`; if there is a remainder, raise WeftError with the name `setting`."""
     if x.width % pieces:
         raise WeftError(f"{setting}={pieces} does not divide the width {x.width}")
     return sizes.evaluate(x.width, {}) // pieces

@@ -32,7 +32,7 @@ class RGLRU:
 
     - u: x projected by ``in.weight`` [width, dim], then a causal convolution over `conv` tokens (``conv.weight``,
       ``conv.bias``). `width` defaults to dim.
-    - h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t, with a = e^(−8 r softplus(rate)); at position 0, i_t u_t has factor 1.
+    - h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t, with a = e^(−8 r softplus(rate)); at position 0, 1 replaces the root.
     - The gates i and r are σ(u W + b), with W block-diagonal in `heads` blocks: ``input.weight`` and ``recur.weight``
       [width, width/heads], ``input.bias``, ``recur.bias``; ``rate`` is [width].
     - Output: h times `activation` of x W, W = ``gate.weight`` [width, dim], projected by ``out.weight`` [dim, width].
@@ -138,8 +138,8 @@ class MLSTM:
     """The matrix LSTM of xLSTM (Beck 2024) as in xLSTM 7B: linear attention with an exponential input gate.
 
     q and k are projected by ``q.weight`` and ``k.weight`` [qk_dim, dim], v by ``v.weight`` [v_dim, dim], the input and
-    forget gates i and f by ``i.weight`` and ``f.weight`` [heads, dim] with biases, limited to ±`cap` by tanh. In each
-    head, states decay and grow: C_t = σ(f) C_{t−1} + e^i k vᵀ, n_t = σ(f) n_{t−1} + e^i k. The output is
+    forget gates i and f by ``i.weight`` and ``f.weight`` [heads, dim] with biases, limited to ±`cap` by tanh. The
+    states of each head are C_t = σ(f) C_{t−1} + e^i k vᵀ, n_t = σ(f) n_{t−1} + e^i k. The output is
     Cᵀq / (max(|nᵀq|, 1) + eps e^m), with q divided by √(qk_dim/heads), and m_t = max(log σ(f) + m_{t−1}, i). It is
     normalized per head by `norm` (``norm.weight`` [v_dim]), multiplied by σ(x W) with ``gate.weight`` [v_dim, dim], and
     projected by ``out.weight`` [dim, v_dim]. `qk_dim` defaults to dim/2, `v_dim` to dim.
@@ -259,8 +259,8 @@ class RWKV7TimeMix:
       S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'.
     - S_t r is normalized on each head; (r · (``bonus`` ⊙ k')) v is added; the sum times g is projected by ``out``.
 
-    `keep_values` stores v under a name. `mix_values` interpolates v towards the values stored by an earlier layer, with
-    the share σ(m A B + bias), ``value_down`` and ``value_up``.
+    `keep_values` stores v under a name. `mix_values` names the v stored by an earlier layer, whose share in this
+    layer's v is then σ(m A B + bias), with ``value_down`` and ``value_up``.
     """
 
     heads: int
@@ -378,13 +378,13 @@ def _mix_tokens(x: Value, before: Value, name: str) -> Value:
 
 
 def _weigh(scores: Value, v: Value, heads: int) -> Value:
-    """Return v [batch, seq, heads·d] with each head multiplied by the sum of `scores` [batch, seq, heads·d] over it."""
+    """Return each head of v [batch, seq, heads·d] times the sum of that head's `scores` [batch, seq, heads·d]."""
     split = [ops.reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (scores, v)]
     return ops.reshape(ops.mul(ops.sum(split[0], axes=(3,), keepdims=True), split[1]), shape=v.shape, name="weighed")
 
 
 def _norm_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
-    """Return x [batch, seq, heads·d] with LayerNorm on each head, times ``norm.weight`` (plus ``norm.bias``)."""
+    """Return x [batch, seq, heads·d] with LayerNorm on each head: weight ``norm.weight``, with `bias` ``norm.bias``."""
     split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
     joined = ops.reshape(ops.layer_norm(split, eps=eps, name="norm"), shape=x.shape)
     scaled = ops.mul(joined, param("norm.weight", (x.width,), fill(1.0)), name="normed")

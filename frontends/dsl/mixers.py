@@ -29,7 +29,7 @@ class MLA:
     [heads·v_head_dim, rank], ``o.weight`` [dim, heads·v_head_dim]. With `rope` None nothing is rotated (Kimi Linear).
     `scale` defaults to 1/√(head_dim + rope_dim). `temperature` is a factor of the queries, as in `Attention`.
 
-    `index` selects the keys that a query attends to, from the latent of queries if `q_rank` is set, else from x.
+    `index` selects the keys that a query attends to; it reads the latent of queries if `q_rank` is set, else x.
     `keep_index` stores the selection under a name; `share_index` uses the selection stored by an earlier layer (GLM-5).
     """
 
@@ -81,7 +81,7 @@ class MLA:
         return linear(y, x.width, "o")
 
     def _compute_index_bias(self, x: Value, source: Value) -> Value | None:
-        """Return the bias [batch, 1, seq, seq] that masks keys: of this layer's index, or a stored one; else None."""
+        """Return the bias [batch, 1, seq, seq] that masks keys, from `index` or stored earlier; None without either."""
         if self.share_index is not None:
             return kept(self.share_index)[0]
         bias = None if self.index is None else self.index(x, source)
@@ -90,7 +90,8 @@ class MLA:
         return bias
 
     def _project_queries(self, x: Value) -> tuple[Value, Value]:
-        """Return two parts of queries before rotation: [batch, seq, heads·head_dim], [batch, seq, heads·rope_dim]."""
+        """Return the unrotated features [batch, seq, heads·head_dim] of queries, and [batch, seq, heads·rope_dim] to be
+        rotated."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)
@@ -234,9 +235,9 @@ class TransformerXLAttention:
     """Attention with scores of contents, distances and segments (Dai 2019, Transformer-XL; Yang 2019, XLNet).
 
     score_ij = ((q_i + u)·k_j + (q_i + w)·r_{i−j} + (q_i + s)·e_{ij}) / √d. r are the vectors of the encoder's
-    `SinusoidalDistances`, projected by ``r``; e_{ij} is ``segments`` [2, dim] at 0 if i and j are in the same segment,
-    else at 1, and is left out if the encoder has no segments. Further parameters: ``q``, ``k``, ``v``, ``o`` and ``r``
-    [dim, dim], no biases; u ``content_bias``, w ``distance_bias`` and s ``segment_bias`` [dim]. Not causal.
+    `SinusoidalDistances`, projected by ``r``; e_{ij} is row 0 of ``segments`` [2, dim] if i and j are in the same
+    segment, else row 1; without segments in the encoder there is no e. ``q``, ``k``, ``v``, ``o`` and ``r`` are
+    [dim, dim], without biases; u ``content_bias``, w ``distance_bias`` and s ``segment_bias`` [dim]. Not causal.
     """
 
     heads: int
@@ -359,7 +360,7 @@ class SpanConvAttention:
         return linear(y, width, "span", bias=True)
 
     def _gather_neighbours(self, x: Value, taps: Value) -> Value:
-        """Return the windows [batch, seq, conv, width] of `conv` tokens centred on each token of x, 0 past the ends.
+        """Return for each token of x the `conv` tokens centred on it, [batch, seq, conv, width], 0 past the ends.
         `taps` is 0, …, conv − 1."""
         zeros = _emit_zeros(x, self.conv // 2)
         padded, first = ops.concat(zeros, x, zeros, axis=1), ops.iota(x, axis=1)

@@ -40,7 +40,7 @@ def _check_settings(model: Decoder | Encoder) -> None:
 
 
 def check_layers(model: Any) -> None:
-    """Raise WeftError unless layers and block of `model` are a positive number and a module, or modules and None."""
+    """Raise WeftError unless `model` has either a number of layers and a block, or a non-empty list of layers."""
     if isinstance(model.layers, int):
         need_int(model, "layers")
         need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
@@ -60,8 +60,8 @@ def list_layers(model: Any) -> list[Any]:
 
 
 def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
-    """Return the input of the layers of `model`, [batch, seq, dim]: rows `ids` [batch, seq] of `table`, scaled, plus
-    token `types` [batch, seq] and positions, normalized."""
+    """Return rows `ids` [batch, seq] of `table` [vocab, width], scaled, plus token `types` [batch, seq] and positions,
+    and normalized, as the fields of `model` state: [batch, seq, width]."""
     x = embedding(ids, table)
     if isinstance(model, Encoder) and model.mask_scaling is not None:
         x = model.mask_scaling(x, ids)
@@ -92,7 +92,7 @@ def provide_positions(x: Value) -> Iterator[None]:
 
 def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] = ()) -> Value:
     """Apply the layers to x [batch, seq, dim] and return the result; store x and all outputs as ``hidden_states``.
-    All layers are provided with the model's ``position_bias``, x as ``embedded``, layer i with its ``per_layer``."""
+    Provide the model's ``position_bias``, x as ``embedded``, and per_layer[i] as ``per_layer`` to layer i."""
     states = [x]
     facts = {} if model.position_bias is None else {"position_bias": model.position_bias(x)}
     with providing(embedded=x, **facts):
@@ -140,8 +140,9 @@ class Decoder(Displayable):
     - position_bias: a term of the scores in every self-attention without a `bias` of its own.
     - per_layer: a further embedding for every layer, which the layer's `PerLayerInput` reads.
     - spread, gather: maps from x to the streams between layers, and back (`SpreadStreams`, `GatherStreams`).
-    - final_norm: True means the norm of the last block, or none after a post-norm block. head_transform follows.
-    - head_bias, tie_embeddings: the output head ``lm_head`` has a bias, and the embedding as its weight.
+    - final_norm: True means the norm of the last block, `RMSNorm` if it has none, no norm after a post-norm block.
+    - head_transform: a module before the output head ``lm_head``. head_bias: ``lm_head`` has a bias. tie_embeddings:
+      the weight of ``lm_head`` is the embedding.
     - logit_scale, logit_softcap: the logits are multiplied by the scale, then limited to softcap · tanh(l / softcap).
     - head: a head that scores sequences or tokens in one pass, in place of next-token logits and without caches.
     """
@@ -263,12 +264,12 @@ class Encoder(Displayable):
     """A bidirectional encoder: embedding with positions and token types, layers, optional pooler (Devlin 2018).
 
     - vocab, dim, layers, block, context, position_bias: as in `Decoder`.
-    - embed_dim: another width of all embeddings, which ``embed_proj`` maps to `dim` (Lan 2019, ALBERT).
+    - embed_dim: the width of all embeddings, if not `dim`; ``embed_proj`` maps them to `dim` (Lan 2019, ALBERT).
     - embed_scale, token_types, positions, embed_norm: applied to the embeddings in this order; `token_types` is the
       number of segment types (0: no input token_type_ids), `mask_scaling` comes first.
     - relative: the `RelativeTable`, `SinusoidalDistances` or `TransientGlobals` of the layers'
       `DisentangledAttention`, `TransformerXLAttention` or `TransientGlobalAttention`.
-    - causal: True masks later keys, as for hidden states of a decoder's layers. final_norm: a norm after the layers.
+    - causal: True masks later keys, as in a decoder. final_norm: a norm after the layers.
     - pooler: adds the output tanh(W x₀ + b) of the first token. sentence: adds a sequence embedding. head: adds scores.
     """
 

@@ -68,8 +68,8 @@ class T5Bias:
         need(self, reached, f"max_distance={self.max_distance} must exceed half of buckets={self.buckets}")
 
     def __call__(self, x: Value, heads: int | None = None, causal: bool | None = None) -> Value:
-        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]. The field `heads`, if set, overrides
-        the argument; `causal` None follows the model."""
+        """Return the bias [batch or 1, heads, seq, seq] for x [batch, seq, dim]. The field `heads` overrides the
+        argument; one of them must be set. `causal` None follows the model."""
         heads = self.heads or heads
         if heads is None:
             raise WeftError("a bias that all layers share needs heads=...")
@@ -99,7 +99,7 @@ class RelativeTable:
         need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq], its row for each query and
+        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq], a table row per query and
         key."""
         row = provided("position_row")
         if row is None:
@@ -112,7 +112,8 @@ class RelativeTable:
         return {"relative_table": table if self.norm is None else self.norm(table), "relative_rows": index}
 
     def _bucket(self, signed_distance: Value, exact: int, farthest: int) -> Value:
-        """Return `signed_distance` with magnitudes above `exact` mapped to a logarithmic scale up to `farthest`."""
+        """Return `signed_distance` with magnitudes above `exact` log-scaled, so that farthest − 1 becomes
+        2·exact − 1."""
         distance = ops.abs(signed_distance)
         ratio = ops.affine(ops.cast(ops.clip(distance, low=exact), to=dtypes.f32), by=1 / exact)
         rate = (exact - 1) / math.log((farthest - 1) / exact)
@@ -127,8 +128,8 @@ class RelativeTable:
 class SinusoidalDistances:
     """Vectors of relative positions that are sines and cosines of the distance (Dai 2019, Transformer-XL).
 
-    The first half of a vector is sin(distance/10000^(2i/d)), the second half the cosines; distances are clipped to
-    ±`clamp`, if given. With `segments` the encoder has the input token_type_ids, and `TransformerXLAttention`
+    The first half of a vector of width d is sin(distance/10000^(2i/d)), the second half the cosines; `clamp` limits
+    distances to ±clamp. With `segments` the encoder has the input token_type_ids, and `TransformerXLAttention`
     distinguishes keys of the same and of other segments (Yang 2019, XLNet). The `relative` of an `Encoder`.
     """
 
@@ -139,8 +140,8 @@ class SinusoidalDistances:
         need_int(self, "clamp")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return ``relative_table`` [2·seq, dim] with rows for the distances 0, 1, …, then 0, −1, …, and
-        ``relative_rows`` [1, seq, seq], its row for each query and key. A distance is query position − key position."""
+        """Return ``relative_table`` [2·seq, dim], rows for the distances 0, 1, …, seq − 1, 0, −1, …, 1 − seq, and
+        ``relative_rows`` [1, seq, seq], the row of each query and key. A distance is query position − key position."""
         row = provided("position_row")
         if row is None or x.width % 2:
             raise WeftError(f"sinusoidal distances belong in an Encoder of even width; this width is {x.width}")
@@ -187,10 +188,10 @@ class TransientGlobals:
     def __call__(self, x: Value) -> dict[str, Value]:
         """Return the values that `TransientGlobalAttention` reads, by name, for x [batch, seq, dim].
 
-        Queries are in runs of `window` tokens; the keys of a run are 3 · window tokens and all global tokens.
+        A run is `window` consecutive queries. Its keys are the 3 · window tokens around it, then all global tokens.
 
         - ``global_members`` [batch, globals, seq]: 1 if a token belongs to a block, else 0
-        - ``run_queries`` [runs · window], ``run_keys`` [runs, keys]: indices of tokens, then of global tokens (+ seq)
+        - ``run_queries`` [runs · window], ``run_keys`` [runs, keys]: i stands for token i, seq + j for global token j
         - ``run_mask`` [batch · runs, keys], false for masked keys; ``run_bias`` [batch · runs, heads, window, keys]
         """
         row, mask = provided("position_row"), provided("key_mask")
@@ -227,7 +228,7 @@ class TransientGlobals:
         }
 
     def _index_blocks(self, row: Value, shown: Value) -> Value:
-        """Return the block index [batch, seq] of each position in `row` [1, seq], as defined in the class. It is −1 for
+        """Return the index [batch, seq] of the block of each token, from the positions `row` [1, seq]. It is −1 for
         padding, where `shown` [batch, seq] is false, and for all tokens of a sequence without a complete block."""
         width = fill_like(row, self.block)
         ends_block = ops.logical_and(ops.equal(ops.mod(row, width), fill_like(row, self.block - 1)), shown)

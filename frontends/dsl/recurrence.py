@@ -99,7 +99,8 @@ def _parse_state(declared: Declared) -> State:
 
 
 def _name_operands(step: Callable[..., Any], states: list[str], count: int, several: bool) -> list[str]:
-    """Return names for the states (`states` if `several`) and `count` inputs: parameters of `step`, else x0, x1, …."""
+    """Return names of the states (`states` if `several`), then of `count` inputs: the parameters of `step` if their
+    number fits, else state, x0, x1, …. An input with the name of a state gets the suffix _in."""
     try:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [p.name for p in inspect.signature(step).parameters.values() if p.kind in kinds]

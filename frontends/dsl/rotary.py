@@ -26,8 +26,8 @@ class RoPE(RopeScaling):
     `interleaved` pairs adjacent features (GPT-J) instead of features dim/2 apart (NeoX, Llama). `scaling` extends the
     context: none, linear, ntk, dynamic, yarn, llama3, longrope or proportional, with `factor`, `original` (the context
     before) and the constants of `RopeScaling`. Scalings that depend on the sequence length (dynamic, longrope) use the
-    fixed `length`. `amplitude` multiplies the rotated features (YaRN's attention temperature). All layers with equal
-    settings share one table of frequencies.
+    fixed `length`. `amplitude` multiplies the rotated features (YaRN's √(1/t), with t the temperature of attention).
+    All layers with equal settings share one table of frequencies.
     """
 
     theta: float = 10_000.0

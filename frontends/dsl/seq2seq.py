@@ -19,12 +19,12 @@ from .signals import AudioEncoder, get_max_frames
 
 @module
 class CrossAttention(Attention):
-    """Attention of a decoder's tokens to the encoder's output, with the fields of `Attention`: `cross` of a `Block`.
-    Generation computes keys and values once per source sequence."""
+    """Attention of a decoder's tokens to the encoder's output, for the field `cross` of a `Block`; fields as in
+    `Attention`. Generation computes keys and values once per source sequence."""
 
     def __call__(self, x: Value, memory: Value | None = None) -> Value:
-        """Map x [batch, seq, dim] to [batch, seq, out_dim]; `memory` [batch, source, width] None is the encoder's
-        output."""
+        """Map x [batch, seq, dim] to [batch, seq, out_dim]. `memory` is [batch, source, width], by default the
+        encoder's output."""
         memory = provided("memory") if memory is None else memory
         if memory is None:
             raise WeftError("there is no encoder to attend to: put the decoder into an EncoderDecoder")
@@ -65,8 +65,8 @@ class EncoderDecoder(Displayable):
         """Map the inputs of the encoder, then input_ids [batch, seq] of the decoder, to logits [batch, seq, vocab].
 
         An `Encoder` reads ids and mask [batch, source] (0 masks a token), an `AudioEncoder` the inputs of its stem. If
-        the decoder has a head, both read one sequence, the decoder shifted right by a token: the inputs are ids and
-        mask [batch, seq], the result is a dict of outputs by name.
+        the decoder has a head, the inputs are ids and mask [batch, seq], and the decoder reads these ids shifted right
+        by one; the result is a dict of outputs by name.
         """
         head, source = self.decoder.head, inputs if self.decoder.head is not None else inputs[:-1]
         shared = {}
@@ -87,12 +87,11 @@ class EncoderDecoder(Displayable):
         return logits
 
     def graph(self, seed: int = 0, name: str = "encoder_decoder") -> Graph:
-        """Return the IR graph, with parameters initialized by `seed`. Inputs: encoder_input_ids (or the audio) and
-        encoder_attention_mask, input_ids, and position_ids if the decoder reads positions. Output: logits [batch, seq,
-        vocab]. If the decoder has a head, the inputs are input_ids and attention_mask, the outputs those of the head.
+        """Return the IR graph, with parameters initialized by `seed`; raise WeftError if settings do not fit.
 
-        Raises:
-            WeftError: if settings do not fit; the message names the module and the setting.
+        Inputs: encoder_input_ids and encoder_attention_mask (or the audio stem's inputs), input_ids, and position_ids
+        if the decoder reads positions. Output: logits [batch, seq, vocab]. If the decoder has a head, the inputs are
+        input_ids and attention_mask, the outputs last_hidden_state and the head's scores.
         """
         mask, encoder = "encoder_attention_mask", self.encoder
         if self.decoder.head is not None:

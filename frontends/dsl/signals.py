@@ -34,10 +34,10 @@ class ImageEncoder(Displayable):
 
     `pooler` adds the output pooler_output: dense: tanh(W x₀ + b) of the first token; first: the first token, normalized
     by `pool_norm` if given (CLIP); attention: a learned query attends to all tokens with the attention of
-    `pooler_block`, followed by that block's norm and feed-forward (SigLIP). `projection` adds the output image_embeds:
-    pooler_output mapped to this width, or unchanged if 0. Parameters: ``patches.weight`` [dim, channels, patch, patch],
-    with `patch_bias` ``patches.bias``, ``prefix`` [prefix_tokens, dim], ``registers`` [registers, dim],
-    ``positions.weight`` [prefix_tokens + patches, dim].
+    `pooler_block`, followed by that block's norm and feed-forward (SigLIP). `projection` n adds the output
+    image_embeds: pooler_output mapped to n features, or unchanged if n is 0. Parameters: ``patches.weight``
+    [dim, channels, patch, patch], with `patch_bias` ``patches.bias``, ``prefix`` [prefix_tokens, dim], ``registers``
+    [registers, dim], ``positions.weight`` [prefix_tokens + patches, dim].
     """
 
     image: int
@@ -146,8 +146,8 @@ def conv1d(
     groups: int = 1,
     bias: bool = True,
 ) -> Value:
-    """Convolve x [batch, length, in], with `padding` zeros before and after, to [batch, frames, channels], by
-    ``name.weight`` [channels, in/groups, kernel] and with `bias` ``name.bias``."""
+    """Convolve x [batch, length, in] to [batch, frames, channels]; `padding` is the number of zeros before and after x.
+    Parameters: ``name.weight`` [channels, in/groups, kernel] and, with `bias`, ``name.bias``."""
     weight = param(f"{name}.weight", (channels, x.width // groups, kernel))
     offset = param(f"{name}.bias", (channels,), fill(0.0)) if bias else None
     return ops.conv1d(x, weight, offset, stride=stride, padding=padding, groups=groups, name=name)
@@ -179,9 +179,9 @@ class GroupNorm:
 
 @module
 class Convolution:
-    """A convolution over time to `channels`, then `norm` (if given) and `activation`, or with `norm_last` the reverse.
+    """A convolution over time to `channels`, then `norm` (if any) and `activation`; with `norm_last`, the norm is last.
 
-    `padding` is the number of zeros at both ends. Parameters: ``conv.weight`` [channels, in, kernel], ``conv.bias``.
+    `padding` is the number of zeros at each end. Parameters: ``conv.weight`` [channels, in, kernel], ``conv.bias``.
     """
 
     channels: int
@@ -243,8 +243,8 @@ def _mask_padding(x: Value) -> Value:
 class ConvolvedBlock:
     """A `block` in parallel to a convolution of its input, N(block(x) + act(conv(x))) (He 2020, DeBERTa-v2).
 
-    It is the first layer of an `Encoder`. Padding is set to 0 before the convolution; `kernel` is odd. Parameters:
-    those of `block`, without a scope, ``conv.weight`` [dim, dim/groups, kernel], ``conv.bias``, ``conv_norm``.
+    For the first layer of an `Encoder`. Padding is set to 0 before the convolution; `kernel` is odd. Parameters: those
+    of `block`, without a scope, ``conv.weight`` [dim, dim/groups, kernel], ``conv.bias``, ``conv_norm``.
     """
 
     block: Layer
@@ -297,12 +297,12 @@ class SoundStem:
 
     @property
     def stride(self) -> int:
-        """Return the distance between adjacent frames, in samples."""
+        """Return the distance between adjacent frames, in samples, or in frames of the spectrogram with `bins`."""
         return math.prod(layer.stride for layer in self.convolutions)
 
     @property
     def receptive_field(self) -> int:
-        """Return the receptive field of a frame, in samples."""
+        """Return the receptive field of a frame, in samples, or in frames of the spectrogram with `bins`."""
         size, stride = 1, 1
         for layer in self.convolutions:
             size, stride = size + (layer.kernel - 1) * stride, stride * layer.stride
@@ -366,8 +366,8 @@ class AudioEncoder(Displayable):
         return self.stem.positions if isinstance(self.stem.positions, LearnedPositions) else None
 
     def __call__(self, sound: Value, mask: Value | None = None) -> dict[str, Value]:
-        """Map sound [batch, samples] or [batch, bins, frames], and a mask [batch, samples] (0: right padding) if the
-        stem reads one, to last_hidden_state [batch, frames, dim], frame_mask [batch, frames] and the head's outputs."""
+        """Map sound [batch, samples] or [batch, bins, frames] to last_hidden_state [batch, frames, dim] and the head's
+        outputs, by name; with a `mask` [batch, samples] (0: right padding) also to frame_mask [batch, frames]."""
         x = self.stem(sound, self.dim)
         seen = None if mask is None else self.stem.frame_mask(mask, x)
         facts = {} if seen is None else {"key_mask": seen}

@@ -103,7 +103,7 @@ class Mamba2:
       with `conv_bias` ``conv.bias``.
     - Δ = softplus(step + ``dt.bias``), at least `least_step`; A = −e^``a_log``; ``dt.bias``, ``a_log``, ``d`` [heads].
     - The op `ssd`, times SiLU(gate), is projected by ``out.weight`` [dim, inner]. `norm` (None: no norm), with
-      ``norm.weight`` [inner], follows the gate (precedes it if `norm_first`), on each of `norm_groups` channel runs.
+      ``norm.weight`` [inner], follows the gate (`norm_first`: precedes it), on each of `norm_groups` runs of channels.
 
     `bias` adds biases to in and out; `out_bias` overrides it for out. Initial values are those of the authors' code.
     """

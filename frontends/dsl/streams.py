@@ -47,7 +47,7 @@ class PerLayerEmbedding:
 
 @module
 class PerLayerInput:
-    """A gated input N((act(x W_gate) ⊙ e) W) of the layer's embedding e in the `PerLayerEmbedding` (Gemma 3n).
+    """A gated input N((act(x W_gate) ⊙ e) W), with e the layer's part of the `PerLayerEmbedding` (Gemma 3n).
 
     Parameters: W_gate ``gate.weight`` [width, dim], W ``projection.weight`` [dim, width], ``norm.weight``.
     """
@@ -176,10 +176,11 @@ class GatherStreams:
 class AltUpLayer:
     """A layer over streams [batch, seq, streams, dim] (AltUp, Baykal 2023, as in Gemma 3n).
 
-    It predicts each stream as a mixture of all, runs a block on stream `active` of the predictions, and corrects each
-    prediction by a learned factor times the block's change. The block is a sandwich block of `attn` and `ffn`, with a
-    low-rank map of `laurel_rank` in parallel to the attention (LAuReL). `per_layer` of the corrected stream `active`
-    (times ``output_scale`` with `scale_output`) is added to all streams except stream 0.
+    It predicts each stream as itself plus a mixture of all streams, runs a block on stream `active` of the predictions,
+    and adds to each prediction the block's change times a factor, computed from the block's output (``correction``).
+    The block is a sandwich block of `attn` and `ffn`, with a low-rank map of `laurel_rank` in parallel to the attention
+    (LAuReL). `per_layer` of the corrected stream `active` (times ``output_scale`` with `scale_output`) is added to all
+    streams except stream 0.
 
     Parameters: ``router_norm``, ``router.weight`` [streams, dim], ``prediction.weight`` [streams², streams],
     ``correction.weight`` [streams, streams], ``laurel_left.weight``, ``laurel_right.weight``, ``laurel_norm``, the

@@ -88,7 +88,8 @@ class WordWeights:
     weights: tuple[float, ...]
 
     def __call__(self, x: Value) -> Value:
-        """Return x [batch, seq, dim] scaled, with the ids and mask that `SentencePooling` stores under ``text``."""
+        """Return x [batch, seq, dim], each token times its weight, and padding times 0; store these weights as
+        ``token_weights``. Token ids and mask are read from ``text``, where `SentencePooling` stored them."""
         ids, unpadded = kept("text")
         table = constant_param("weights", (len(self.weights), 1), Literal(self.weights, (len(self.weights), 1)))
         weights = ops.mul(mask_fill(ops.unsqueeze(unpadded, axes=(2,)), _emit_ones(x)), ops.embedding(ids, table))
@@ -108,8 +109,9 @@ class SentencePooling:
     - token: the first token with the id `token`, or if `token` is None with the largest id of the sequence (CLIP)
     - end: the last position, even if it is padding (SigLIP)
 
-    Padding is pooled only by mode end. The modules `before` map token vectors, the modules `after` the pooled vector
-    before it is normalized. Without `include_prompt`, tokens with mask 2 (a prompt) are visible, but not pooled.
+    Modes token and end ignore the mask; all other modes skip padding, and without `include_prompt` also tokens with
+    mask 2 (a prompt), which attention sees. The modules `before` map token vectors, the modules `after` the pooled
+    vector before it is normalized.
     """
 
     mode: str | tuple[str, ...] = "mean"
@@ -165,9 +167,9 @@ ALONE = (*MODES, "token", "end")
 
 
 def _pool_tokens(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
-    """Return x [batch, seq, dim] pooled by `mode` over the tokens where `pooled` [batch, seq] is true, [batch, dim].
-    `unpadded` [batch, seq] is true except for padding; mode weighted counts positions by it. The sum of `weights`
-    [batch, seq, 1], if given, is the divisor of means instead of the number of tokens."""
+    """Return the pooling [batch, dim] of x [batch, seq, dim] by `mode` over the tokens where `pooled` [batch, seq] is
+    true. For mode weighted, positions count the tokens where `unpadded` [batch, seq] is true. Means divide by the
+    number of tokens, or by the sum of `weights` [batch, seq, 1], if given."""
     if mode == "max":
         return ops.max(mask_fill(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
     if mode in ("cls", "last", "token", "end"):
