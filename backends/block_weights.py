@@ -19,7 +19,7 @@ def is_quantized(weight: Param) -> bool:
 
 
 def is_exact(weight: Param) -> bool:
-    """Return whether products by the blocks of `weight` are computed in f32, without rounding activations."""
+    """Return whether products by `weight` do not round activations: in blocks of a checkpoint, or --arithmetic f32."""
     return not is_quantized(weight) or weight.recipe.has(Kept)
 
 
@@ -38,8 +38,8 @@ def count_packed_bytes(weight: Param, layout: BlockLayout) -> int:
 
 
 def find_stored_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which `weight` is stored, else a reason (str): NOT_ASKED ("") if neither a pass
-    quantized it nor --keep-blocks requested it, otherwise why its recipe has no layout."""
+    """Return the block layout in which `weight` is stored, else a reason (str): NOT_ASKED ("") if it is not a
+    parameter, or neither a pass quantized it nor --keep-blocks requested it; otherwise why its recipe has no layout."""
     if not isinstance(weight, Param) or not (is_quantized(weight) or weight.recipe.has(Kept)):
         return NOT_ASKED
     return find_block_layout(weight.recipe, weight.graph.reader)
@@ -58,5 +58,5 @@ def list_read_params(graph: Graph) -> Iterator[Param]:
 
 
 def tally_layouts(layouts: Iterable[BlockLayout]) -> dict[str, int]:
-    """Map the text of each layout to the number of times that it is in `layouts`."""
+    """Return a dict from the text of each layout in `layouts` to the number of times that it occurs there."""
     return dict(Counter(map(str, layouts)))

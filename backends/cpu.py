@@ -12,7 +12,7 @@ SLOW_BLOCKS = "products of 4- and 8-bit blocks are slower there than products of
 def detect_instruction_set() -> str:
     """Return the widest vector instructions of this CPU: AVX-512, AVX2 or SSE; the machine's name if it is not an x86.
 
-    numpy detects them on every CPU when it is imported; PyTorch may not be installed. numpy 2.4 changed their names.
+    They are read from numpy, because PyTorch may not be installed. numpy before 2.4 has other names for them.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return platform.machine()

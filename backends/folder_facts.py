@@ -63,8 +63,8 @@ class Task:
 
     - name, labels: name of the task, and names of the logits in order
     - problem: single_label_classification, multi_label_classification or regression
-    - activation: sigmoid or identity; applied to the logit of the only label, it is the score of a text pair
-    - template, prompt: the prompt of a text pair is built by the folder's chat template, with this instruction
+    - activation: sigmoid or identity; a model with one label scores a text pair by this function of its logit
+    - template, prompt: whether the folder's chat template joins a text pair, and an instruction that precedes the query
     """
 
     name: str

@@ -26,12 +26,12 @@ class Options:
     """The options of a target; a subclass has a field for each, defined by `option`."""
 
     def passes(self) -> dict[str, str]:
-        """Return the requested passes, as pipeline text by option name; they run before the target's own passes."""
+        """Return a dict from option to the text of the passes it requests; these run before the target's own passes."""
         return {}
 
     @classmethod
     def list_all(cls) -> dict[str, Option]:
-        """Return the options of this target by name."""
+        """Return a dict from the name of each option of this target to its `Option`."""
         hints = typing.get_type_hints(cls)
         return {f.name: Option(f.name, hints[f.name], f.default, **f.metadata) for f in dataclasses.fields(cls)}
 
@@ -76,8 +76,8 @@ class Option(Argument):
         return typing.get_origin(self.type) is Literal
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` in the canonical form of the option's type. `op` is not used. Raises WeftError if the option
-        does not accept it."""
+        """Return `value` in the canonical form of the option's type. Raises WeftError if the option does not accept it.
+        `op` is ignored."""
         if self.is_choice and value not in typing.get_args(self.type):
             raise WeftError(f"{self.flag} {value!r} is not known; it takes {' or '.join(self.choices)}")
         return super().check(value, op)

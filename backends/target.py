@@ -37,7 +37,7 @@ class CompiledModel(Protocol):
     - trace: lines about expanded ops, and about lowerings that refused a node, with their reasons; may be empty
     - facts: additional entries of the manifest
     - weight_bytes: the sum of the bytes that `write` reports to `step`
-    - idle (optional): requested option without effect → the reason
+    - idle (optional): dict from each requested option that has no effect to the reason
     """
 
     trace: list[str]
@@ -104,9 +104,9 @@ class Backend(ABC):
         return canonical
 
     def choose(self, given: Mapping[str, Any]) -> Options:
-        """Return this target's options with the values in `given` (by name) and defaults for the rest. Options of other
-        targets are accepted with their default value. Raises WeftError if an option is unknown, belongs to other
-        targets, or has a wrong value."""
+        """Return this target's options with the values in `given` (keyed by name) and defaults for the rest. An option
+        that only other targets have is ignored if it has its default value. Raises WeftError if it has another value,
+        and if an option is unknown or its value is wrong."""
         own_options, all_known = self.options.list_all(), collect_options()
         for name, value in given.items():
             if name in MOVED:
@@ -124,9 +124,9 @@ class Backend(ABC):
     def pipeline(
         self, graph: Graph, dtype: str, passes: str = "default", max_length: int | None = None, *, trains: bool = False
     ) -> Pipeline:
-        """Return the pipeline that the text `passes` describes for `graph` in `dtype` and sequences of at most
-        `max_length` tokens (None: the model's context), followed by a phase of the target's own passes. `trains` means
-        the same as in `default_pipeline`. Raises WeftError if the text is invalid."""
+        """Return the pipeline that the text `passes` describes for `graph`, then a phase of the target's own passes if
+        it has any. "default" excludes passes that this target leaves out. `max_length` is that of sequences in tokens
+        (None: the model's context), and `trains` as in `default_pipeline`. Raises WeftError if the text is invalid."""
         phases = default_pipeline(graph, max_length, trains=trains or self.trains).phases
         applying = (ph for ph in phases if not self.phases or ph.name in self.phases)
         kept_phases = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
@@ -137,8 +137,8 @@ class Backend(ABC):
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
-        """Return the target's own passes for `graph`, which run after `pipeline`: set `max_length` if rotary positions
-        depend on it, and cast to `dtype`."""
+        """Return the target's own passes for `graph`, to run after `pipeline`: here a pass that sets `max_length` if
+        frequencies of rotary embeddings depend on it, and a cast to `dtype` unless it is f32."""
         length = (RopeLength(max_length),) if max_length is not None and has_length_dependent_rope(graph) else ()
         return (*length, *(() if dtype == "f32" else (CastDtype(dtypes.parse(dtype)),)))
 
@@ -151,35 +151,35 @@ class Backend(ABC):
         """Return None if a lowering accepts `node`, else each lowering's reason for refusing it."""
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        """Return a function like `refusals` for the nodes of the `form` of `graph` ("": the graph itself). Raises
-        WeftError if the target has no separate lowerings for this form."""
+        """Return a function that checks nodes as `refusals` does: nodes of the form of `graph` called `form`, or of
+        `graph` itself if `form` is "". Raises WeftError if the target has no separate lowerings for this form."""
         if form:
             raise WeftError(f"target {self.name} has no lowerings for a form {form!r}: leave it out")
         return self.refusals
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        """Return the forms of `graph` (the result of the target's `pipeline`) that `build` needs, by name, each with
-        the pipeline that derives it. Raises WeftError if the target cannot run the graph."""
+        """Return the forms that `build` needs of `graph`, the result of the target's `pipeline`: a dict from the name
+        of a form to the pipeline that derives it. Raises WeftError if the target cannot run the graph."""
         return {MODEL: Form(Pipeline((Phase(MODEL, (Legalize(self.name),)),)))}
 
     @abstractmethod
     def build(
         self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
     ) -> CompiledModel:
-        """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` maps the names
-        of `forms()`, and "" for the model itself, to graphs, which are not changed. Notes for the user are appended to
-        `notes`. Raises WeftError if the target cannot run the graph, or a library is missing."""
+        """Return the compiled model, not written yet, for sequences of at most `length` tokens. `forms` maps each name
+        in the result of `self.forms`, and "" for the model itself, to a graph, which is not changed. Notes for the user
+        are appended to `notes`. Raises WeftError if the target cannot run the graph, or a library is missing."""
 
     # -- running
 
     def place(self, device: str) -> Place:
         """Return the target, device and dtype with which a model runs on `device` (auto, cpu or cuda). Raises WeftError
-        if the target's runtime is missing, or weft does not run its folders."""
+        if the device or the target's runtime is missing, or weft does not run its folders."""
         raise WeftError(f"weft does not run folders compiled for {self.name}")
 
     def files(self, kind: str) -> tuple[str, ...]:
-        """Return the names of all files of a complete folder, the main file first; `kind` is the kind of its model
-        (decoder, encoder or encoder-decoder)."""
+        """Return the names of the model files that a folder must contain, the main file first; `kind` is the kind of
+        its model (decoder, encoder or encoder-decoder)."""
         return ()
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
@@ -210,7 +210,7 @@ TARGETS: Registry[Backend] = Registry("target", "weft.backends.targets", "see `w
 
 
 def register(*backends: Backend) -> None:
-    """Add targets to the registry `TARGETS` under their names."""
+    """Add targets to the registry `TARGETS`, and their methods `takes` to `ACCEPTS`, under the names of the targets."""
     for backend in backends:
         TARGETS.add(backend.name, backend)
         ACCEPTS.add(backend.name, backend.takes)
@@ -225,8 +225,8 @@ def import_torch() -> Any:
 
 
 def collect_options() -> dict[str, tuple[Option, list[str]]]:
-    """Return option name → (option, names of the targets that have it). If targets define an option differently, the
-    definition with the most choices is returned."""
+    """Return a dict from option name to (option, names of the targets that have it). If targets define an option
+    differently, it is the definition with the most choices."""
     merged: dict[str, tuple[Option, list[str]]] = {}
     for target in TARGETS.values():
         for name, option in target.options.list_all().items():

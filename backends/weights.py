@@ -34,10 +34,10 @@ class StoredTensor:
 
 
 def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """Return the manifest's entry about the weights of `graph`, which are stored as `tensors`, by name:
+    """Return the manifest's entry about the weights of `graph`. `tensors` are the stored tensors, keyed by name.
 
-    - "kinds": by kind of weight, {"numbers": its parameters, "bytes": its bytes with scales and zero points}
-    - "layers": by layer, the average bits per parameter of its matrices
+    - "kinds": dict from kind of weight to {"numbers": count of parameters, "bytes": with scales and zero points}
+    - "layers": dict from layer to the average bits per parameter of its linear layers and experts
     """
     by_param, used = find_matrices(graph), [param for param in graph.params.values() if param.uses]
     counts: dict[str, int] = {}
@@ -67,8 +67,8 @@ def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict
 
 
 def average_bits(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
-    """Return the average bits per parameter of linear layers and experts, with scales and zero points; None without
-    both. `kinds` is the entry of `summarize_weights`."""
+    """Return the average bits per parameter of linear layers and experts together, with scales and zero points; None if
+    the model has neither. `kinds` is that entry of `summarize_weights`."""
     parts = [kinds[kind] for kind in LAYERED if kind in kinds]
     count = sum(part["numbers"] for part in parts)
     return 8 * sum(part["bytes"] for part in parts) / count if count else None
@@ -81,8 +81,8 @@ def find_layer(name: str) -> str | None:
 
 
 def _find_owner(params: Mapping[str, Param], name: str) -> Param | None:
-    """Return the parameter that the stored tensor `name` belongs to: of `params` (by name), the one whose name is the
-    longest prefix of `name`, cut at dots. Return None if there is none."""
+    """Return the parameter that the stored tensor `name` belongs to: the item of `params` with the longest key that is
+    `name` or the start of `name` before a dot. Return None if there is none."""
     while name and name not in params:
         name = name.rpartition(".")[0]
     return params.get(name)

@@ -61,7 +61,7 @@ def build_model(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
 
 
 def serialize_model(built: BuiltModel) -> bytes:
-    """Return `built` with its weights as one serialized protobuf, which is limited to 2 GiB: for small models only."""
+    """Load the weights into `built`; return it as one serialized protobuf, limited to 2 GiB: for small models only."""
     for w in built.weights:
         w.value.const_value = _make_tensor(w, _read_weight(w, built.reader))
     data: bytes = serde.serialize_model(built.model).SerializeToString()
@@ -79,10 +79,10 @@ def list_stored_tensors(models: Iterable[BuiltModel]) -> Mapping[str, StoredTens
 
 
 def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
-    """Write `models` (dict by file name, all of one checkpoint) into `folder`, and stream their weights block by block;
-    call `progress` with the number of bytes of each write. Weights below 1 KiB are stored in the model files, all
-    others in model.onnx.data. Equal weights are stored once. Raises WeftError if a weight cannot be read, and OSError
-    as the file system reports it: a full disk is reported before the first byte is written."""
+    """Write `models` (dict from file name to model; all read one checkpoint) into `folder`, and stream their weights
+    block by block; call `progress` with the number of bytes of each write. Weights below 1 KiB are stored in the model
+    files, all others in model.onnx.data. Equal weights are stored once. Raises WeftError if a weight cannot be read,
+    and OSError as the file system reports it: a full disk is reported before the first byte is written."""
     reader = next(iter(models.values())).reader
     offset = 0
     external: list[_Region] = []

@@ -3,8 +3,8 @@
 A lowering is a small function for one op on some targets. Its function `when` (node, target) returns None to accept the
 node, or the reason for refusing it; "" refuses without a line in the trace. The first registered lowering that accepts
 a node is used. A lowering may absorb the producers of its operands: its function `reads` (node, target) then yields the
-values that it reads instead of the operands, and a node whose outputs nothing reads is never emitted. So fused kernels
-are selected from the graph, and support is not declared separately.
+values that it reads instead of the operands, and a node whose outputs nothing reads is never emitted. So the graph
+determines where fused kernels are used; no separate table of supported fusions exists.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def lowering(
     opset: int = 0,
 ) -> Callable[[Emit], Emit]:
     """Register the decorated function as a lowering of `ops` on targets that the predicate `targets` accepts. `opset`
-    is the ONNX version that introduced its operators (0: all targets have them). `when` and `reads` are as in the
-    docstring of the file. The lowering is tried after those registered earlier, or with `first` before them."""
+    is the ONNX version that introduced its operators (0: all targets have them); the docstring of this module describes
+    `when` and `reads`. The lowering is tried after those registered earlier, or with `first` before them."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:
@@ -100,8 +100,8 @@ def lowering(
 
 
 def list_refusals(node: Node, target: Backend) -> list[str] | None:
-    """Return None if a lowering accepts `node` on `target`, else a line per lowering with its reason. Lowerings that
-    refuse without a reason have no line; if there are no others, return a line that none is registered."""
+    """Return None if a lowering accepts `node` on `target`, else a line for each lowering of its op that has a reason
+    to refuse it. If none has a reason, return one line: no lowering is registered."""
     reasons = []
     for candidate in LOWERINGS.get(node.op.name, []):
         if not candidate.targets(target):
@@ -118,7 +118,7 @@ class Selection:
     """The result of `select_lowerings`.
 
     - chosen: the lowering of every node to emit; absorbed nodes are absent
-    - trace: a line for each lowering that refused a node before another lowering of its op accepted
+    - trace: a line for each lowering that refused a node with a reason before another lowering of its op accepted it
     """
 
     chosen: dict[Node, OnnxLowering]

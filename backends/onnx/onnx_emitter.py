@@ -146,8 +146,8 @@ class OnnxEmitter:
         **attrs: Any,
     ) -> list[Any]:
         """Append a node with several outputs, and return a list of them. Attributes with the value None are left out;
-        `hint` names the node (default: `op_type`). `outputs` is their number, or a boolean per output: for False the
-        node lacks it, and the list has None."""
+        `hint` names the node (default: `op_type`). `outputs` is the number of outputs, or a boolean per output: False
+        leaves the output out of the node, and the list has None in its place."""
         present = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.unique_name(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
         values = [
@@ -162,10 +162,9 @@ class OnnxEmitter:
         return values
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
-        """Append a Scan along axis 1 of `parts`. Its body is emitted by `step`, a function of the states and of the
-        items of `parts` at one index, that returns the next states, then the outputs at this index. `states` are the
-        initial states. Return the last states, then the outputs stacked along axis 1. The body may read values of the
-        outer graph."""
+        """Append a Scan along axis 1 of `parts` with the initial `states`; return the last states, then the outputs
+        stacked along axis 1. `step` emits the body: a function (states…, items of `parts` at one index…) that returns
+        the next states, then the outputs at this index. The body may read values of the outer graph."""
         outer = self.nodes, self._memo
         self.nodes, self._memo = [], dict(self._memo)  # memoized values of the step exist in its subgraph only
         try:
@@ -185,7 +184,7 @@ class OnnxEmitter:
         return self.op("Range", self.constant(0), self.op("Squeeze", size, self.constant([0])), self.constant(1))
 
     def size(self, size: Size) -> onnx.Value:
-        """Return the IR `size` as an int64 tensor [1]: a constant, or computed from the shapes of the inputs."""
+        """Return the IR `size` as int64 [1]: a constant, or computed from graph inputs, which must have its symbols."""
         if isinstance(size, int):
             return self.constant([size])
         return self.memo(("size", size), lambda: self._emit_size(size))
@@ -215,10 +214,10 @@ class OnnxEmitter:
         return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
-        """Return `shape` as the int64 operand of a Reshape of a tensor of shape `source`.
+        """Return `shape` as an int64 tensor; with `source`, as the operand of a Reshape of a tensor of that shape.
 
-        It is a constant if every symbolic size equals that of the same axis of `source` (Reshape's 0), except at most
-        one (Reshape's -1).
+        It is a constant if no size is symbolic. With `source`, Reshape's 0 represents a symbolic size that equals the
+        same axis of `source`, and -1 one further symbolic size, so it is a constant unless there are more.
         """
         if source is not None:
             spelled: list[int] = []
@@ -309,8 +308,8 @@ class OnnxEmitter:
 
 
 def emit_once(emit: Callable[Concatenate[OnnxEmitter, P], T]) -> Callable[Concatenate[OnnxEmitter, P], T]:
-    """Decorate a function (emitter, *hashable arguments): its first call emits nodes, and further calls with equal
-    arguments return the same result. Memoized values of a step exist in its subgraph only."""
+    """Decorate a function (emitter, *hashable arguments): the first call emits nodes, and later calls with equal
+    positional arguments return its result. Results that the body of a Scan computes are forgotten at its end."""
 
     @functools.wraps(emit)
     def look_up(e: OnnxEmitter, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -320,7 +319,7 @@ def emit_once(emit: Callable[Concatenate[OnnxEmitter, P], T]) -> Callable[Concat
 
 
 def get_storage_type(type: TensorType) -> TensorType:
-    """Return the ONNX type of an IR type: i4 caches are stored as u8, two codes per byte along the last axis."""
+    """Return the ONNX type of an IR type: i4 tensors are stored as u8, two codes per byte along the last axis."""
     if type.dtype != dtypes.i4:
         return type
     return type.with_dtype(dtypes.u8).with_shape(*type.shape[:-1], sizes.floordiv(type.shape[-1], 2))

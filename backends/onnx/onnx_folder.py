@@ -27,8 +27,9 @@ GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main 
 
 class OnnxFolder:
     """The ONNX models of a compilation, not written yet, for `target` and sequences of up to `length` tokens. `forms`
-    has a graph per model (see `FILES`), and under "" the graph before lowering. The constructor appends notes for the
-    user to `notes`. Raises WeftError if no lowering accepts a node; the message names its op."""
+    has the graph of each model under a key of `FILES`, the common original under "", and under GENAI, if needed, its
+    copy without rolling caches. The constructor appends notes for the user to `notes`. Raises WeftError if no lowering
+    accepts a node."""
 
     def __init__(
         self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]
@@ -90,8 +91,8 @@ def can_run_genai(graph: Graph) -> bool:
 
 
 def _list_genai_notes(graph: Graph) -> list[str]:
-    """Return a list with a note if the decoder in `graph` has no KV cache, or onnxruntime-genai cannot run it; else
-    []."""
+    """Return a list with a note if `graph` is a decoder or encoder-decoder without a KV cache, or a decoder that
+    onnxruntime-genai cannot run; else []."""
     kind = graph.meta.get("kind")
     if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
         return ["the model has no KV cache, which weft run and onnxruntime-genai need: add kv-cache to --passes"]

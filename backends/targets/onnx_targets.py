@@ -30,7 +30,7 @@ _log = logging.getLogger("weft.runtime")
 
 @dataclass(frozen=True)
 class OnnxBackend(Backend):
-    """A target of ONNX models that run in ONNX Runtime."""
+    """A target of ONNX models; weft runs them in ONNX Runtime."""
 
     opset: int = 24
     ir_version: int = 11

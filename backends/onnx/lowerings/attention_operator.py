@@ -150,7 +150,7 @@ def _count_keys(node: Node) -> Size:
 
 
 def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
-    """Return `bias` (None: 0) with −∞ where `mask` is False."""
+    """Return `bias` (None: 0) with −∞ where `mask` is False (None: nowhere)."""
     if bias is None:
         visible: Out | None = e.scalar(0.0, node.output.type.dtype)
     elif mask is None:
@@ -164,9 +164,9 @@ def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Valu
 
 def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) -> Out:
     """Return the rolling cache `past` with the new keys (or values) written. `joined` [batch, kv_heads, capacity + seq,
-    width] has the slots of `past`, then the new keys. The keys to write are gathered from `joined`: so `past` is read
-    before the result, which may share its memory, is written. Each batch row writes min(seq, capacity) keys, the last
-    of which belongs to its last valid token. A row that ends in padding rewrites some of its old keys unchanged."""
+    width] has the slots of `past`, then the new keys. The keys to write are read from `joined` and not from `past`,
+    whose memory the result may share. Each batch row writes min(seq, capacity) keys, the last of which belongs to its
+    last valid token. A row that ends in padding rewrites some of its old keys unchanged."""
     positions, mask = node.required_operand("positions"), node.operand("key_mask")
     _, kv_heads, capacity, width = past.shape
     width = width // 2 if past.type.dtype.bits == 4 else width  # two codes per byte

@@ -4,13 +4,13 @@ MatMulNBits multiplies by codes of 2, 4 or 8 bits with zero points of the same w
 rounding of activations:
 
 - Weights that a pass quantized use level 4 on a CPU: activations are rounded to 8-bit integers, group by group. Level 0
-  is ten to a hundred times slower for 2 and 8 bits, and so is any level with floating-point zero points.
+  is ten to a hundred times slower for 2 and 8 bits, and every level is as slow with floating-point zero points.
 - Blocks of a checkpoint (--keep-blocks) use level 0: sums in f32, so results equal those of dequantized weights. An
   8-bit code is then computed as two 4-bit codes.
 
-The minimum of a q4_1 block is not representable as a 4-bit zero point. The remainder is multiplied by the sum of the
-activations over the block. If the minima are quantized themselves (`BlockLayout.sums`), the sums are appended to the
-activations; if they are floats, this is a second, thin product.
+The minimum of a q4_1 block is not a multiple of its scale, so it does not fit a 4-bit zero point. The rest, an offset
+per block, is multiplied by the sum of the activations over the block: in a second, thin product if offsets are floats,
+or by appending these sums to the activations if they are quantized (`BlockLayout.sums`).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
 
 
 def multiply_codes(e: OnnxEmitter, key: object, x: onnx.Value, node: Node) -> onnx.Value:
-    """Emit x Wᵀ for the quantized weight W of `node`. Products of the same x, identified by `key`, share nodes."""
+    """Emit x Wᵀ for the quantized weight W of `node`. `key` identifies x: products with equal keys share nodes."""
     weight, layout = get_quantized(node)
     if layout.sums:
         x = append_sums(e, key, x, node.required_operand("x").type.rank, weight.width, layout.group)
@@ -134,8 +134,8 @@ def emit_native_parts(e: OnnxEmitter, weight: Param, layout: BlockLayout) -> Par
 
 
 def _multiply_nibbles(e: OnnxEmitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout) -> onnx.Value:
-    """Emit x Wᵀ with 4-bit codes: 3-bit codes are widened; 8-bit codes are split into a high and a low half, by which
-    two copies of x (identified by `key`) are multiplied."""
+    """Emit x Wᵀ with 4-bit codes. 3-bit codes are widened. Rows of 8-bit codes become their high halves followed by
+    their low halves, by which [x, x] is multiplied; products with equal `key`, which identifies x, share it."""
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
     if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))
@@ -174,7 +174,7 @@ def _emit_part(e: OnnxEmitter, weight: Param, name: str, *shape: int) -> onnx.Va
 def cast_scales(e: OnnxEmitter, label: str, recipe: Recipe, weight: Param) -> onnx.Value:
     """Return the scales of `weight`, which `recipe` computes, in the dtype of `weight`, as kernels need them. They are
     stored under the name `label`, as f16 with a cast if the block layout has f16 scales. ONNX Runtime folds the cast
-    when it opens the model. Stored in f32, scales would take half a bit more per weight."""
+    when it opens the model. Stored in f32, scales of groups of 32 would take half a bit more per weight."""
     layout, dtype = find_stored_layout(weight), weight.type.dtype
     assert isinstance(layout, BlockLayout)
     stored_dtype = dtypes.f16 if layout.scale == dtypes.f16 else dtype
@@ -208,7 +208,7 @@ def _count_sums_padding(e: OnnxEmitter, width: int, group: int) -> int:
 
 def append_sums(e: OnnxEmitter, key: object, x: onnx.Value, rank: int, width: int, group: int) -> onnx.Value:
     """Return `x` [..., width], a tensor of `rank` axes, with its sums over each group appended along the last axis; on
-    CUDA zeros follow up to a full group. Calls for the same x, identified by `key`, share nodes."""
+    CUDA zeros follow up to a full group. `key` identifies x: calls with equal keys share nodes."""
 
     def concat_sums() -> onnx.Value:
         groups = e.op("Reshape", x, e.constant([*[0] * (rank - 1), -1, group]))

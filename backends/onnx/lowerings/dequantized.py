@@ -4,8 +4,8 @@ A runtime that fuses DequantizeLinear with MatMul multiplies by the codes. ONNX 
 layout [in, out], on a CPU with activations rounded to 8 bits (its session key
 ``session.qdq_matmulnbits_accuracy_level``). Other runtimes dequantize the weights and multiply.
 
-A lookup needs rows of a table [rows, width], which is the other layout; gathering columns reads single bytes, which
-costs a prefill of 1,000 tokens a few milliseconds:
+A lookup is fastest in a table [rows, width]. From the layout of a product, [width, rows], it gathers columns byte by
+byte, which costs a prefill of 1,000 tokens a few milliseconds:
 
 | table | codes in the file |
 |---|---|
@@ -14,7 +14,7 @@ costs a prefill of 1,000 tokens a few milliseconds:
 | also an output head, 8 bits | once, [width, rows], gathered along axis 1 |
 | also an output head, up to 4 bits | once in each layout: together as large as 8-bit codes |
 
-Experts are stacks of such tables; those in use are gathered, and no runtime fuses their DequantizeLinear.
+Weights of experts are stacks of matrices: slices for experts in use are gathered, then dequantized without fusion.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
 def _dequantize_nibbles(
     e: OnnxEmitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
 ) -> Out:
-    """Return rows of `weight` [..., in], dequantized from their packed codes of up to 4 bits, `pairs` [..., in / 2]."""
+    """Return rows of `weight`, dequantized from codes of up to 4 bits; byte i of `pairs` [.., n]: codes i, i + n."""
     four, fifteen = (e.constant(number, dtypes.u8.numpy) for number in (4, 15))
     low, high = e.op("BitwiseAnd", pairs, fifteen), e.op("BitShift", pairs, four, direction="RIGHT")
     codes = e.op("Concat", low, high, axis=-1)
@@ -130,7 +130,7 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
 
 
 def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
-    """Emit x Wᵀ for the weight W of `node`, stored as codes [in, out]. Equal `key` means equal x: it shares nodes."""
+    """Emit x Wᵀ for the weight W of `node`, stored as codes [in, out]. `key` identifies x: equal keys share nodes."""
     weight, layout = get_quantized(node)
     if layout.sums:
         x = append_sums(e, key, x, node.required_operand("x").type.rank, weight.width, layout.group)
@@ -184,8 +184,8 @@ def _emit_part(
 
 
 def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out | None, name: str) -> Out | None:
-    """Return `part`; if it is the scales (`name` is "steps") and they are stored in another dtype than `weight` has,
-    cast them: f16 scales take half the bytes of f32 in the file."""
+    """Return `part`, the part `name` of `weight`. Scales (`name` is "steps") are cast to the dtype of `weight` if they
+    are stored in another: f16 takes half the bytes of f32."""
     if name != "steps" or _choose_scale_dtype(layout) == weight.type.dtype:
         return part
     return e.cast(part, weight.type.dtype)

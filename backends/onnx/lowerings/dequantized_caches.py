@@ -20,8 +20,8 @@ Out = onnx.Value
 
 
 def quantize_cache(e: OnnxEmitter, x: Value, scale: Value, heads: int, bits: int) -> Out:
-    """Return the codes round(x / scale) of x [batch, seq, heads · width]: i8 [batch, heads, seq, width], or for 4 bits
-    u8 [.., width / 2]. `scale` is [heads · width] or [1]."""
+    """Return the codes round(x / scale), clipped to the range of `bits`, of x [batch, seq, heads · width]: i8 [batch,
+    heads, seq, width], or for 4 bits u8 [.., width / 2]. `scale` is [heads · width] or [1]."""
     low, high = get_code_range(bits)
     rounded = e.op("Round", e.op("Div", e.cast(e[x], dtypes.f32), e[scale]))
     rounded = e.op("Clip", rounded, _new_f32(e, low), _new_f32(e, high))

@@ -38,7 +38,7 @@ def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
 
 
 def report_dequantized(graph: Graph, target: Backend) -> list[str]:
-    """Return notes for the user, one per reason, on quantized weights that `target` stores dequantized."""
+    """Return notes for the user, one per reason, on weights that a pass quantized and `target` stores dequantized."""
     kept_weights, weights_by_reason = set(list_kept_weights(graph, target)), dict[str, list[str]]()
     for weight in list_read_params(graph):
         if is_quantized(weight) and weight not in kept_weights:
@@ -52,7 +52,7 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
 
 
 def has_rounded_activations(graph: Graph, target: Backend) -> bool:
-    """Return whether products round activations to 8 bits: on a CPU, if weights quantized by a pass stay in blocks."""
+    """Return whether, without --arithmetic f32, activations are rounded: on a CPU by weights in blocks from a pass."""
     return target.device == "cpu" and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
 
 

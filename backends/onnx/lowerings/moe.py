@@ -98,7 +98,7 @@ BF16_ROUTER_BUG = "the CUDA kernel for experts in ONNX Runtime reads bf16 logits
 
 
 def has_bf16_router_bug(node: Node, target: Backend) -> bool:
-    """Return whether ONNX Runtime's kernel would misread the logits of `node`: on CUDA in bf16."""
+    """Return whether `node` is a mixture whose logits ONNX Runtime's kernel would misread: on CUDA in bf16."""
     return node.op is ops.moe and target.device == "cuda" and node.output.type.dtype == dtypes.bf16
 
 
@@ -107,7 +107,7 @@ def _find_kernel_refusal(node: Node, target: Backend) -> str | None:
 
 
 def find_activation_refusal(node: Node) -> str | None:
-    """Return the reason why ONNX Runtime's MoE and QMoE lack the activation of `node`; None if they have it."""
+    """Return why (str) MoE and QMoE cannot apply the activation of `node`, or join gate and up; None if they can."""
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
@@ -119,7 +119,7 @@ def find_activation_refusal(node: Node) -> str | None:
 
 def _find_absorbable_router(node: Node) -> Node | None:
     """Return the router of the mixture `node` if the kernel MoE can absorb it (softmax and top-k, without bias and
-    groups), else None. Of equal scores the kernel chooses the last."""
+    groups), else None. Of experts with equal scores the kernel prefers the last, the operator TopK the first."""
     producer = node.required_operand("combine").producer
     if producer is None or producer.op is not ops.route or producer.operand("bias") is not None:
         return None
@@ -155,9 +155,9 @@ def interleave_rows(e: OnnxEmitter, gate: Value | None, up: Value | None, like: 
 
 
 def _emit_routing(e: OnnxEmitter, node: Node) -> tuple[Out | None, int, Out | None]:
-    """Return the routing for the kernel MoE: (logits [tokens, experts], k experts per token, the factor [..., 1] by
-    which to multiply the kernel's result, None for 1). The kernel always normalizes the k weights: without
-    normalization it overwrites its input if ONNX Runtime lets input and output share memory."""
+    """Return the routing for the kernel MoE: (logits [tokens, experts], k experts per token, the factor by which to
+    multiply the kernel's result: [..., 1], a scalar, or None for 1). The kernel always has to normalize the k weights,
+    because its code without normalization overwrites its input if ONNX Runtime lets input and output share memory."""
     router, combine = _find_absorbable_router(node), node.required_operand("combine")
     dtype, experts = combine.type.dtype, combine.width
     logits: Out | None
@@ -214,8 +214,8 @@ def MoE(e: OnnxEmitter, node: Node) -> Out:
 
 
 def _emit_expert_activation(e: OnnxEmitter, node: Node, up: Out, gate: Out | None) -> Out:
-    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift), where gate
-    and up are clipped to the node's limit if it has one."""
+    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift). If the node
+    has a limit L, gate is at most L, and up is clipped to −L … L."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
         return emit_activation(e, up, a["activation"], dtype)

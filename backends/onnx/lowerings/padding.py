@@ -22,10 +22,10 @@ from .attention_mask import emit_first_position
 
 
 def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
-    """Emit the graph of `e` by the `chosen` lowerings; with a cache, support any attention_mask of zeros and ones. The
-    last seq columns of the input attention_mask [batch, total] describe the new tokens. Per-token inputs are sorted by
-    them, valid tokens first, and per-token outputs are restored to the original order. If padding would enter a state,
-    or overwrite a token in a rolling cache, the logits of the batch row are NaN."""
+    """Emit the graph of `e` by the `chosen` lowerings. With a cache and inputs attention_mask and position_ids, padding
+    may be anywhere among new tokens: the last seq columns of attention_mask [batch, total] are 0 for it. Per-token
+    inputs are sorted, valid tokens first, and per-token outputs are restored to the original order. If padding would
+    enter a state, or overwrite a token in a rolling cache, the logits of the batch row are NaN."""
     graph, tokens = e.graph, find_token_axes(e.graph)
     if tokens is None or not has_cache(graph) or not {"attention_mask", "position_ids"} <= graph.inputs.keys():
         e.lower(chosen)
@@ -64,8 +64,8 @@ def _gather_rows(e: OnnxEmitter, x: onnx.Value, order: onnx.Value) -> onnx.Value
 
 
 def _find_output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
-    """Return (the first node, its per-token operand) of the chain of token-wise nodes that computes the output `value`;
-    None if the producer of `value` is not token-wise. Reordering that operand is cheaper than reordering logits."""
+    """Return (first node, its per-token operand) of the chain of token-wise nodes that ends in the output `value`, or
+    None if the producer of `value` is not token-wise. Reordering this operand is cheaper than reordering the logits."""
     head: tuple[Node, Value] | None = None
     readers = 0
     while (node := value.producer) is not None and len(value.users) == readers and len(node.outputs) == 1:

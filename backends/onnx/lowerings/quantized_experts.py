@@ -1,8 +1,8 @@
 """Lowerings of experts with quantized weights: ONNX Runtime's QMoE, or DequantizeLinear for the experts in use.
 
-QMoE chooses the k largest router logits, and weights the experts by a second input: both inputs are `combine` here, for
-any router. (Without the second input, the CPU kernel always divides by the sum of the k weights.) If fewer than k
-experts are active, QMoE chooses further ones with a weight of zero.
+QMoE chooses the experts with the k largest router logits, its first such input, and takes their weights from a second:
+both are `combine` here, whatever the router. (Without the second, the CPU kernel always divides by the sum of the k
+weights.) If fewer than k experts are active, QMoE chooses further ones with a weight of zero.
 
 | codes | activations |
 |---|---|
@@ -96,9 +96,9 @@ def QMoE(e: OnnxEmitter, node: Node) -> Out:
 
 
 class _CodeForm:
-    """The form in which QMoE reads a quantized weight: `bits` per code (those of its layout, or 4 if widened), and
-    `names`, the stored parts with codes, scales and zero points. On CUDA and for exact weights, 2-bit codes are widened
-    too."""
+    """The form in which QMoE reads a quantized weight: `bits` per code, the size of a `group`, whether it `has_zeros`,
+    and `names`, the stored parts with codes, scales and zero points. 3-bit codes are widened to 4 bits, and so are
+    2-bit codes on CUDA and for exact weights."""
 
     def __init__(self, e: OnnxEmitter, weight: Param) -> None:
         layout, exact = find_stored_layout(weight), e.target.device == "cuda" or is_exact(weight)

@@ -1,9 +1,9 @@
 """Lowerings of recurrences, with work linear in the length, a state of constant size, and a fixed number of nodes.
 
-ONNX Runtime's LinearAttention runs the recurrence of a head in one kernel. Standard operators scan over chunks of
-tokens, with the parallel form within a chunk. Mamba's decay per channel and state has no cheap parallel form: on CPUs
-its tokens are scanned one by one, which keeps the state in the CPU cache and is ten times as fast as LinearAttention
-with a decay per key.
+ONNX Runtime's LinearAttention runs the recurrence of a head in one kernel. In standard operators, linear attention with
+at most one decay per head scans over chunks of tokens, in parallel within a chunk; other recurrences scan over tokens.
+So does Mamba on CPUs, also in ONNX Runtime: its state stays in the CPU cache, which makes it ten times as fast as
+LinearAttention with a decay per key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def emit_initial_state(e: OnnxEmitter, node: Node, past: Any, *tail: int) -> Any
 
 
 def _list_operands(e: OnnxEmitter, node: Node) -> tuple[Any, ...]:
-    """Return q, k, v, beta (None in linear attention), decay and past of `node` as ONNX values, on CPUs in f32."""
+    """Return q, k, v, beta, decay and past of `node` as ONNX values, on CPUs in f32; None for absent ones."""
     names = ("q", "k", "v", *(("beta",) * (node.op is ops.gated_delta_rule)), "decay", "past")
     q, k, v, *beta, decay, past = (to_f32(e, node.operand(n)) for n in names)
     return q, k, v, beta[0] if beta else None, decay, past
@@ -136,8 +136,8 @@ class _Chunks:
         self.tokens, self.padding, self.upto, self.before, self.after = e.memo(("chunks", seq), self._measure)
 
     def _measure(self) -> tuple[Any, ...]:
-        """Return the number of tokens per chunk [1], the pads (before, after) [2] along seq, and the f32 matrices [t,
-        s] that are 1 where s ≤ t, s < t, and s > t, else 0."""
+        """Return the number of tokens per chunk [1], the padding [2] before (0) and after seq, and three f32 matrices
+        [t, s] that are 1 where s ≤ t, where s < t, and where s > t, else 0."""
         e = self.e
         tokens = e.op("Min", self.seq, e.constant([CHUNK]))
         missing = e.op("Mod", e.op("Neg", self.seq), tokens)
@@ -160,9 +160,9 @@ class _Chunks:
 
     def step(self, state: Any, q: Any, k: Any, v: Any, decay: Any = None) -> tuple[Any, Any]:
         """Return (the state after one chunk, the outputs of its tokens). `state` is [batch, groups, heads of a group,
-        d, dv]; q, k, v, decay and the outputs are [batch, tokens, groups, heads of a group or 1, …]. The sum of decays
-        between two tokens adds only those terms: differences of cumulative sums would lose small decays next to large
-        ones."""
+        d, dv]; q, k, v, decay and the outputs are [batch, tokens, groups, heads of a group or 1, …]. The decay from one
+        token to another is summed from the terms between them: a difference of cumulative sums would lose small decays
+        next to large ones."""
         e = self.e
         q, v = (e.op("Transpose", x, perm=[0, 2, 3, 1, 4]) for x in (q, v))
         k = e.op("Transpose", k, perm=[0, 2, 3, 4, 1])
@@ -248,7 +248,7 @@ def _find_taps_refusal(node: Node, target: Backend) -> str | None:
 
 @lowering(ops.causal_conv, targets=on_cpu, when=_find_taps_refusal)
 def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
-    """Emit a product per tap: on CPUs as fast as the faster of Conv (many tokens) and CausalConvWithState (one)."""
+    """Emit a product per tap: on CPUs as fast as Conv for many tokens, and as CausalConvWithState for one."""
     x, weight, bias, past = node.required_operand("x"), *(node.operand(n) for n in ("weight", "bias", "past"))
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
