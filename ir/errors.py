@@ -15,7 +15,7 @@ class WeftError(Exception):
 def unknown_name_error(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
     """Return the error for the `kind` (a noun such as "op") called `name`, which is not in `known`.
 
-    The message suggests similar names of `known`, or else ends with the advice `otherwise`.
+    The message suggests similar names or else ends with `otherwise`. Before "see …" it lists up to 8 `known` names.
     """
     import difflib
 

@@ -40,7 +40,7 @@ class Registry(Mapping[str, T]):
         self._loaded = self._complete = False
 
     def add(self, name: str, item: T) -> None:
-        """Add `item` as `name`. It replaces an item with the same `__qualname__`, as when a notebook cell runs again.
+        """Add `item` as `name`. It replaces an equal item, or one with its `__qualname__` (as in a rerun cell).
 
         Raises:
             DuplicateName: if a different item has the name.
@@ -137,9 +137,10 @@ class Alternatives(Registry[list[T]]):
 
 
 def load_plugins() -> bool:
-    """Import the plugins of all installed packages at the first call; return False while they are imported, then True.
+    """Import the plugins of all installed packages at the first call. Return True once they are imported.
 
-    An entry point names a module, which registers its items when it is imported, or a callable that registers them.
+    A call during that import returns False. An entry point names a module, which registers its items when it is
+    imported, or a callable that registers them.
 
     Raises:
         WeftError: naming a plugin that fails. Later calls raise it again: nothing may run without that plugin.

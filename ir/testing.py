@@ -51,7 +51,7 @@ def build_node_graph(
 
 
 def expand_bodies(graph: Graph) -> Graph:
-    """Return a copy of `graph` in which the body of its op replaces each node that has one; bodies stay as they are."""
+    """Return a copy of `graph` with the body of its op in place of each node that has one; nodes in bodies stay."""
     copy = graph.clone()
     for node in list(copy.nodes):
         if node.op.has_body:

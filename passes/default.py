@@ -45,8 +45,8 @@ def default_pipeline(graph: Graph, max_length: int | None = None, *, trains: boo
 
     - simplify: expand fused ops, remove router noise and dropout, dce, cse, fold-constants.
     - fuse: pack-qkv, pack-gate-up, fuse-residual-norm.
-    - cache: kv-cache unless `graph` has caches; rolling-buffer if a causal window is below the longest sequence,
-      `max_length` (None: the model's context); last-token-logits unless ``logits`` has one position already.
+    - cache: kv-cache unless `graph` has caches; rolling-buffer if a causal window is below the longest sequence
+      (`max_length`, else the model's context, else unlimited); last-token-logits unless ``logits`` has one position.
 
     With `trains`, dropout stays and fold-constants leaves weights unchanged.
     """

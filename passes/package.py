@@ -12,7 +12,7 @@ from weft.ir.types import TensorType
 
 @dataclass(frozen=True)
 class GraphConnection:
-    """An output of the graph `maker` that is an input of the graph `reader`; `name` is its name in the model."""
+    """An output of the graph named `maker` that is an input of the graph `reader`; `name` is its name in the model."""
 
     maker: str
     reader: str

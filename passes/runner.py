@@ -105,7 +105,6 @@ def refuse_fused(graph: Graph, applied: Pass) -> None:
 
 @contextlib.contextmanager
 def _name_pass(fault: str) -> Iterator[None]:
-    """Run the block, and put `fault` before the message of its WeftError."""
     try:
         yield
     except WeftError as e:

@@ -15,7 +15,7 @@ from .graph import Graph, Node, Value
 
 
 def find_critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[Node], int]:
-    """Return (nodes, FLOPs) of the chain of dependent nodes with the most FLOPs; `binding` has all symbolic sizes."""
+    """Return (nodes, FLOPs) of the chain of dependent nodes with the most FLOPs; `binding` maps all named sizes."""
     view = graph.to_networkx()
     for source, _, data in view.edges(data=True):
         flops = source.op.node_cost(source).flops if isinstance(source, Node) else 0
@@ -26,7 +26,7 @@ def find_critical_path(graph: Graph, binding: Mapping[str, int]) -> tuple[list[N
 
 
 def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
-    """Return the nodes of each scope in graph order, by scope; scopes are in the order of their first nodes."""
+    """Map each scope to its nodes in graph order; scopes are in the order of their first nodes."""
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         groups.setdefault(node.scope, []).append(node)
@@ -56,5 +56,5 @@ def sum_node_costs(nodes: Iterable[Node]) -> Cost:
 
 
 def select_explicit_attributes(node: Node) -> dict[str, Any]:
-    """Return the attributes of `node` that differ from their defaults, by name."""
+    """Return the attributes of `node` that differ from their defaults, as a dict from name to value."""
     return {k: v for k, v in node.attrs.items() if node.op.attrs[k].default != v}

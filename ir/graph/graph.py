@@ -56,7 +56,7 @@ class Value(Operators["Value"]):
         attrs: Mapping[str, AttrValue],
         name: str | Sequence[str] | None,
     ) -> tuple[Value, ...]:
-        """Insert a node of `op` at the insertion point and return its outputs; `name` suggests one name or several."""
+        """Insert a node of `op` at the insertion point and return its outputs; `name` as in `OpSchema.emit`."""
         full = op.check_attrs(attrs)
         types = op.types([None if v is None else v.type for v in operands], full)
         hints = [name] * len(types) if isinstance(name, str) else name or op.default_output_names(len(types), full)
@@ -247,7 +247,7 @@ class Graph(Displayable):
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Return a context in which ``.name`` is appended to the scope of new nodes; the name "" changes nothing."""
+        """Return a context in which new nodes are in the scope `name` within the current one; "" changes nothing."""
         outer = self.insertion_scope
         self.insertion_scope = f"{outer}.{name}" if outer and name else outer or name
         try:
@@ -301,10 +301,10 @@ class Graph(Displayable):
         names: Sequence[str],
         scope: str | None = None,
     ) -> Node:
-        """Insert a node, whose outputs have `types` and `names`, and return it; types and attributes are not checked.
+        """Insert a node at the insertion point and return it. Its outputs have `types` and `names`.
 
-        `scope` defaults to the insertion scope. A name in use gets a number appended. ValueError if an operand belongs
-        to another graph or was erased.
+        Types and attributes are not checked. `scope` defaults to the insertion scope. A name in use gets a number
+        appended. ValueError if an operand belongs to another graph or was erased.
         """
         node = Node(self, op, inputs, attrs, self.insertion_scope if scope is None else scope)
         node.outputs = tuple(
@@ -318,8 +318,8 @@ class Graph(Displayable):
         return node
 
     def copy_node(self, node: Node, mapped: dict[Value, Value], names: Sequence[str], scope: str = "") -> None:
-        """Insert a copy of `node`, which belongs to another graph. `mapped` must map its operands to values of this
-        graph; its outputs are added."""
+        """Insert a copy of `node`, which belongs to another graph, with output names `names`. `mapped` maps values of
+        that graph to values of this one: it must have the operands of `node`, and its outputs are added to it."""
         operands = [None if v is None else mapped[v] for v in node.inputs]
         copy = self.add_node(node.op, operands, node.attrs, [v.type for v in node.outputs], names, scope)
         mapped.update(zip(node.outputs, copy.outputs, strict=True))
@@ -337,7 +337,8 @@ class Graph(Displayable):
     # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
-        """Remove `node`; raise ValueError if another node reads one of its outputs, or one is a graph output."""
+        """Remove `node`; its output names stay reserved. ValueError if a node or graph output uses one of its
+        outputs."""
         for value in node.outputs:
             if value._uses or value.is_output:
                 raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")
@@ -353,8 +354,8 @@ class Graph(Displayable):
         del self.params[param.name], self._names[param.name]
 
     def replace(self, node: Node, *new: Value) -> None:
-        """Erase `node`; readers of its output i read ``new[i]`` instead, which gets the name of that output if it is
-        the output of a node."""
+        """Erase `node`; its readers and graph outputs use ``new[i]`` in place of its output i. If a node computes
+        ``new[i]``, the two values swap names."""
         for old, value in zip(node.outputs, new, strict=True):
             old.replace_uses(value)
             if value.producer is not None and not value.producer.erased:
@@ -382,7 +383,8 @@ class Graph(Displayable):
         """Return a multigraph for analysis, with an edge from producer to reader for each operand and graph output.
 
         Vertices are `Node`s, input and parameter `Value`s, and output names (str). Each has `kind` (node, input, param
-        or output) and `label`; an edge has `value` and the operand's `index`.
+        or output) and `label`; a `Node` also has `scope`. An edge has `value` and the operand's `index` (0 for a graph
+        output).
         """
         import networkx as nx  # the import takes a fifth of a second
 

@@ -94,7 +94,7 @@ class LinkedList(Generic[L]):
 
 
 def _walk(item: L | None, link: str) -> Iterator[L]:
-    """Yield `item` and the items that follow along `link` ("_next" or "_prev"), read when iteration continues."""
+    """Yield `item` and its successors by `link`, "_next" or "_prev"; a link is read when the next item is needed."""
     while item is not None:
         yield item
         item = getattr(item, link)

@@ -31,7 +31,6 @@ def _unary(name: str) -> Callable[[Operators[V]], V]:
 
 
 def _of_values(name: str) -> Callable[[Operators[V], V], V]:
-    """Return the method of an operator that emits the op called `name`, which accepts values only."""
     return lambda self, other: NotImplemented if is_number(other) else self._apply(name, self, other)
 
 

@@ -132,7 +132,7 @@ def _canonicalize(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def find_live_nodes(graph: Graph, values: Iterable[Value], known: Container[Value] = ()) -> list[Node]:
-    """Return the nodes of `graph` that `values` depend on, in graph order; dependencies of `known` are not followed."""
+    """Return the nodes of `graph` that `values` depend on, in graph order; the search stops at operands in `known`."""
     needed, live = set(values), list[Node]()
     for node in reversed(list(graph.nodes)):
         if not needed.isdisjoint(node.outputs):

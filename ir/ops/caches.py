@@ -58,10 +58,10 @@ def emit_slot_positions(slot: Value, newest: Value, keep: int) -> Value:
 def emit_present_caches(joined: list[Value], slot: Value, first: Value, n: OpCall) -> list[Value]:
     """Emit the rolling caches [batch, kv_heads, capacity, width] of the call `n` of attention after its new tokens.
 
-    `joined` has the keys, and the values if there are any, past and new concatenated to [batch, kv_heads, capacity +
-    seq, width]; return one cache for each. `slot` [1, capacity] is 0, 1, …; `first` [batch, 1] is the position of the
-    first new token. The caches are gathered, not scattered: a runtime with past and present in one buffer then reads
-    all of the past before it writes.
+    `joined` has past and new keys concatenated to [batch, kv_heads, capacity + seq, width] and then, unless keys are
+    also values, past and new values; return a cache for each. `slot` [1, capacity] is 0, 1, …; `first` [batch, 1] is
+    the position of the first new token. The caches are gathered, not scattered: a runtime with past and present in one
+    buffer then reads all of the past before it writes.
     """
     capacity = greatest(slot, axes=(1,), keepdims=True) + 1
     newest = greatest(n.positions, axes=(1,), keepdims=True)
@@ -94,7 +94,7 @@ def quantize_to_codes(x: Array, scale: Array, bits: int) -> Array:
 
 
 def emit_codes(x: Value, scale: Value, bits: int) -> Value:
-    """Emit the integer codes (dtype `CODES[bits]`) of the keys or values x [batch, keys, heads · width]."""
+    """Emit the codes (dtype `CODES[bits]`) of x [batch, keys, heads · width] for `scale` [heads · width] or [1]."""
     low, high = get_code_range(bits)
     wide = cast(x, to=scale.type.dtype)
     return cast(clip(round_(wide / scale), low=low, high=high), to=CODES[bits])

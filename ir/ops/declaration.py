@@ -17,10 +17,10 @@ from ..types import dtypes
 def composed_op(
     *, outputs: str = "", traits: Sequence[Trait] = (), cases: Sequence[Case] = ()
 ) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that declares an op by a function that emits its body in simpler ops, and returns the op.
+    """Return a decorator that makes a function the body of a new op, and registers and returns the op.
 
-    The function's positional parameters are the operands, its keyword-only parameters the attributes. The reference
-    interprets the emitted graph. Types, cost and states are declared by ``.infer``, ``.cost`` and ``.states``.
+    The function emits the op in simpler ops. Its positional parameters are the operands, its keyword-only parameters
+    the attributes. The reference interprets the emitted graph. ``.infer``, ``.cost`` and ``.states`` declare the rest.
     """
 
     def declare(body: Callable[..., Any]) -> Op:
@@ -43,8 +43,9 @@ def fused_op(
 ) -> Callable[[Callable[..., Any]], Op]:
     """Return a decorator like `composed_op` that also derives types, cost and states of the op from its body.
 
-    The cost counts bytes of operands and outputs once, without intermediate values of the body, and without table rows
-    and experts that the body does not select. A RECURRENT op has the states of its body, under the same names.
+    The cost counts the bytes of operands and outputs once, but only the table rows and experts that the body selects;
+    values inside the body cost no bytes. The trait FUSED is added. A RECURRENT op has the states of its body, under the
+    same names.
     """
 
     def declare(body: Callable[..., Any]) -> Op:

@@ -160,7 +160,7 @@ affine.infer(lambda n: _check_integers(n.x, n.by, n.plus))
 
 @op(traits=[Trait.ELEMENTWISE], cases=[case(normal(2, 3), share=0.1), case(normal(4), share=0.0)])
 def dropout(x: Array, *, share: float) -> Array:
-    """x; in a PyTorch module in training mode, x with each element 0 with probability `share`, else divided by
+    """x; but in a PyTorch module in training mode each element is 0 with probability `share`, and otherwise divided by
     1 − share (Srivastava 2014). The pass drop-dropout removes it."""
     return x
 

@@ -28,8 +28,8 @@ def build_step(
     """Return the `Step` that `function` computes, with all inputs in f32.
 
     `function` maps (states, [*tokens, *constants]) to (new states, outputs). `states` and `tokens` map names to shapes
-    without the batch axis, `constants` to complete shapes. A float in the shape of a state is not an axis, but its
-    initial value (default 0).
+    without the batch axis, `constants` to complete shapes. A float in the shape of a state is not an axis, but the
+    state's initial value (default 0).
     """
     graph = Graph("step")
     constant_values = {name: graph.add_input(name, TensorType(f32, shape)) for name, shape in constants.items()}
@@ -51,7 +51,6 @@ def build_step(
 
 
 def _gated_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Emit a token of linear attention with a decay for every key channel: affine in its state."""
     q, k, v, decay = tokens
     decayed = unsqueeze(exp(decay), axes=(3,)) * states[0]
     state = add(decayed, unsqueeze(k, axes=(3,)) * unsqueeze(v, axes=(2,)), name="state")
@@ -59,7 +58,6 @@ def _gated_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[
 
 
 def _elman_step(states: Sequence[Value], tokens: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Emit a token of an Elman network with a gated accumulator: nonlinear, two states and two outputs."""
     h, c = states
     x, weight = tokens
     new = tanh(x + linear(h, weight))
@@ -158,8 +156,8 @@ def _(n: OpCall) -> tuple[StateSpec, ...]:
 def cast_step(step: Step, operands: Sequence[DType]) -> Step:
     """Return `step` with casts, so that its tokens and then its constants have the dtypes `operands`, in this order.
 
-    Outputs get the dtype of the first token. The step still computes in its own dtypes, since sums over thousands of
-    tokens need f32. Casts that an earlier call added are replaced.
+    Float outputs get the dtype of the first token. The step still computes in its own dtypes, since sums over thousands
+    of tokens need f32. Casts that an earlier call added are replaced.
     """
     old, graph = step.graph, Graph("step")
     dtypes = dict(zip((*step.tokens, *step.constants), operands, strict=False))

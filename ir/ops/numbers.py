@@ -1,7 +1,7 @@
 """Emit arithmetic, comparisons and `where` with a Python number as operand.
 
-Sums and products with a number become one `affine`, which passes fold into weights. For other ops the number becomes a
-constant with the shape of the tensor operand, for which backends write the number again.
+Sums, products and quotients with a number become `affine`, which passes fold into weights; minima and maxima become
+`clip`, small powers become products. Otherwise the number becomes a constant tensor, which backends print as a number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST_POWER = 64  # of exponents spelled as products; larger ones and fraction
 
 
 def _register_commutative(op: Op, emit: Callable[[Value, float, str | None], Value]) -> None:
-    """Register emit(value, number, name of the output) as the number function of `op`, in either order of operands."""
+    """Make emit(value, number, output name) emit `op` if either one of its two operands is a number."""
 
     @op.numbers
     def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:

@@ -38,7 +38,6 @@ _AT = (np.arange(40, 46)[None], np.arange(60)[None])  # query and key positions 
 
 
 def _infer_bias_type(like: TensorType, heads: Size, n: OpCall) -> TensorType:
-    """Return the type of a bias [batch, heads, seq, keys] for the operands queries and keys, in the dtype of `like`."""
     queries: TensorType = n.queries
     keys: TensorType = n.keys
     for t in (queries, keys):
@@ -83,7 +82,7 @@ _NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance j
 
 
 def _count_buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
-    """Return (buckets per direction, exact buckets among them, logarithmic buckets per factor e of distance)."""
+    """Return (buckets per direction, those among them for one distance, the rest per factor e of distance)."""
     count = count // 2 if bidirectional else count
     exact = count // 2
     return count, exact, (count - exact) / math.log(max_distance / exact)
@@ -268,7 +267,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value, Value]:
 
 
 def gather_per_query(x: Value, index: Value) -> Value:
-    """Emit x [batch, heads, seq, n] gathered along the last axis at `index` [batch or 1, seq, m] of each query."""
+    """Emit x [batch, heads, seq, n] at `index` [batch or 1, seq, m] along its last axis: [batch, heads, seq, m]."""
     (batch, heads, seq, width), count = x.shape, index.shape[2]
     places = reshape(expand(index, shape=(batch, seq, count)), shape=(batch * seq, count))
     rows = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(batch * seq, width, heads))

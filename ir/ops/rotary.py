@@ -10,7 +10,7 @@ from .tensor import concat, reshape, slice_, split, unsqueeze
 
 
 def rotate(x: Array, angles: Array, *, heads: int, interleaved: bool, amplitude: float) -> Array:
-    """Return x [batch, seq, heads·d] with the pairs of every head rotated by `angles` [batch, seq, pairs] (radians)."""
+    """Return x [batch, seq, heads·d], its pairs rotated by `angles` [batch, seq, pairs] (radians) times `amplitude`."""
     batch, seq, width = x.shape
     xh = x.reshape(batch, seq, heads, width // heads)
     pairs = angles.shape[-1]
@@ -37,7 +37,7 @@ def rope(
 
     x [batch, seq, heads·d], positions [batch, seq], frequencies [pairs], 2·pairs ≤ d (the rest of each head passes
     through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
-    part (YaRN's attention temperature).
+    part (in YaRN √(1/t), t the temperature of attention).
     """
     angles = positions[:, :, None] * frequencies
     return rotate(x, angles, heads=heads, interleaved=interleaved, amplitude=amplitude)

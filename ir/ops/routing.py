@@ -57,9 +57,9 @@ def route(
 
     logits [..., experts] → combine [..., experts]. Scores are the softmax of logits (Shazeer 2017; k = 1 without
     `renormalize` is Switch, Fedus 2021) or their sigmoid (`scoring`). The k experts with the largest score + bias
-    [experts] are chosen. With `groups` > 1 only the experts of `top_groups` groups of experts/groups adjacent experts
-    are eligible: those with the largest `group_score` (max: the largest score + bias; top2: the sum of the two largest)
-    (DeepSeek-V2 and V3).
+    [experts] are chosen. With `groups` > 1, experts/groups adjacent experts form a group, and only the experts of the
+    `top_groups` groups with the largest `group_score` are eligible (max: the largest score + bias of a group; top2: the
+    sum of its two largest; DeepSeek-V2 and V3).
     """
     scores = _sigmoid(logits) if scoring == "sigmoid" else softmax.reference(logits)
     ranked = scores if bias is None else scores + bias
@@ -129,7 +129,7 @@ def _check_capacity(x: TensorType, n: OpCall) -> None:
 
 
 def _emit_below_capacity(count: Value, x: Value, n: OpCall) -> Value:
-    """Emit a mask: whether `count` is below the capacity C (an integer is below ⌈z⌉ exactly if it is below z)."""
+    """Emit `count` < C, C the capacity. For C = ⌈z⌉ it compares with z: an integer is below both or neither."""
     capacity: int | None = n.capacity
     if capacity is not None:
         return count < capacity
@@ -160,9 +160,9 @@ def _merge_batch(x: Value, n: OpCall) -> Value:
     ],
 )
 def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
-    """`combine` [..., tokens, experts] for the first C tokens that are routed to each expert, else 0: C is
-    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped
-    token on). If `batched`, the tokens of all batch rows, in order, share C."""
+    """`combine` [..., tokens, experts] with 0 for each token after the first C that are routed to an expert. C is
+    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a token on
+    that all its experts drop). If `batched`, the tokens of all batch rows, in order, share C."""
     rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
     limit = _compute_capacity(rows, capacity, factor)
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)
@@ -269,9 +269,9 @@ def emit_hierarchical_routing(group_logits: Value, logits: Value, *, top_groups:
 def emit_sparse_mixer(logits: Value, *, jitter: float) -> Value:
     """Emit combine [..., experts] of SparseMixer-v2 at inference: two experts (Liu 2024, arXiv 2409.12136).
 
-    The two experts have the largest logits [..., experts]. The weight of each is its softmax probability among the
-    experts whose logit is less than its logit by at most 2 · `jitter` · max(|other logit|, its logit); for the second
-    expert the first is excluded.
+    The two experts have the largest logits [..., experts]. The weight of an expert with logit s is its softmax
+    probability among the experts whose logit z has s − z ≤ 2 · `jitter` · max(|z|, s); for the second expert the first
+    is excluded.
     """
     axis, experts, magnitude = (len(logits.shape) - 1,), logits.width, abs(logits)
     combine: Value | None = None

@@ -267,7 +267,6 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
 
 
 def _get_value_dim(n: OpCall) -> int:
-    """Return dv, the width of a head of v (or `value_dim`), in the call `n`, whose operands are types or values."""
     width: int = n.value_dim or (n.v.width if isinstance(n.v, Value) else n.v.shape[2]) // n.kv_heads
     return width
 
@@ -358,6 +357,5 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
 
 
 def _clamp_index(index: Value, x: Value, axis: int) -> Value:
-    """Emit `index` (integers) clamped to at most the last index of `axis` of x."""
     last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
     return minimum(index, cast(last, to=index.type.dtype))

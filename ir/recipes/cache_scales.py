@@ -15,9 +15,10 @@ from .recipe import Recipe
 class HeadScales(Recipe):
     """Scales f32 [heads] of KV caches of 8-bit floats: the expected magnitude of the keys or values of each head.
 
-    The magnitude is the root mean square, over the `width` rows of a head, of `weight` x + `biases` [heads · width] for
-    random x [in] with independent elements of the magnitudes `gains` [in] (default 1). `weight` [heads · width, in] may
-    have the rows of one head for all. 8-bit floats represent 1/64 to 448 times the scale without losing bits.
+    It is the root mean square, over the `width` rows of a head, of `weight` x + `biases` [heads · width], or 1 if that
+    is 0. x [in] is random, with independent elements whose magnitudes are the product of `gains` [in] (none: 1).
+    `weight` is [heads · width, in], or [width, in] for all heads. 8-bit floats keep all bits from 1/64 to 448 times the
+    scale.
     """
 
     weight: Recipe
@@ -48,7 +49,7 @@ class HeadScales(Recipe):
 
 @dataclass(frozen=True)
 class FittedScales(Recipe):
-    """Scales `item`, f32, of a KV cache of integer codes, which a pass fitted; they are never trained."""
+    """The scales `item`, f32, that a pass fitted for a KV cache of integer codes; they are never trained."""
 
     item: Recipe
 

@@ -183,7 +183,7 @@ class Slice(Recipe):
 
 @dataclass(frozen=True)
 class Permute(Recipe):
-    """`item` with its axes in the order `axes` (a transposition for ``(1, 0)``)."""
+    """`item` with its axes permuted: axis i of the result is axis `axes[i]` of `item` (``(1, 0)`` transposes)."""
 
     item: Recipe
     axes: tuple[int, ...]
@@ -269,7 +269,7 @@ class Shuffle(Recipe):
         return shape
 
     def order(self, count: int) -> Array:
-        """Return all `count` indices of the axis in their new order."""
+        """Return the order of all `count` indices of the axis: index i of the result is index order[i] of `item`."""
         drawn = default_rng(self.seed).permutation(self.stop - self.start) + self.start
         return np.concatenate([np.arange(self.start), drawn, np.arange(self.stop, count)])
 
@@ -281,7 +281,7 @@ class Shuffle(Recipe):
 
 
 def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
-    """Return the rows `rows` of `item`, in this order; a range of at most 2 · len(rows) rows is read in one piece."""
+    """Return the rows `rows` of `item`, in this order; read one range if it has at most 2 · len(rows) rows."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if item.needs_full_read or high - low <= 2 * len(rows):
         return np.asarray(item.read(reader, low, high)[rows - low])

@@ -22,11 +22,12 @@ class RopeScaling:
     """Scaling of RoPE frequencies f for sequences longer than in training; each scaling uses some of the settings.
 
     `scaling` is ``none``; ``linear`` (position interpolation, Chen 2023: f/factor); ``ntk`` (base
-    θ·factor^(dim/(dim-2))); ``yarn`` (Peng 2023: blend by wavelength with `beta_fast`, `beta_slow`, `truncate`);
-    ``llama3`` (`low_freq` and `high_freq` rotations within the original context); ``longrope`` (a divisor per
-    frequency, Ding 2024: `factors` up to the original context, `long_factors` beyond); ``dynamic`` (ntk that grows with
-    length/original); ``proportional`` (f/factor for the first `rotated` pairs, else 0). `original` is the context
-    length of training, `length` the longest sequence that the model will process.
+    θ·factor^(dim/(dim-2))); ``yarn`` (Peng 2023: f/factor for pairs with at most `beta_slow` rotations in `original`
+    tokens, f from `beta_fast` on, blended between; `truncate` rounds these limits to full pairs); ``llama3`` (likewise
+    with `low_freq`, `high_freq`); ``longrope`` (Ding 2024: a divisor per frequency, `long_factors` if length >
+    original, else `factors`); ``dynamic`` (ntk that grows with length/original); ``proportional`` (f/factor for the
+    first `rotated` pairs, else 0). `original` is the context length of training, `length` the longest sequence that the
+    model will process.
     """
 
     scaling: str = "none"
@@ -276,7 +277,7 @@ class Interpolate(Recipe):
 @dataclass(frozen=True)
 class AlibiSlopes(Recipe):
     """ALiBi slopes (Press 2022), f32 [heads]: with n the largest power of two ≤ heads, 2^(−max_bias · i/n) for i = 1 to
-    n, then every other slope for 2n heads."""
+    n, then 2^(−max_bias · i/(2n)) for i = 1, 3, 5, … until there are `heads`."""
 
     trained: ClassVar[bool] = False
     heads: int

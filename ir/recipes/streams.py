@@ -36,8 +36,8 @@ from .recipe import BLOCK_ELEMENTS, Recipe
 
 
 def stream_rows(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
-    """Yield the tensor of `recipe` in row-major order as blocks of rows; leading axes are dropped where matrices of a
-    stack are read one by one. WeftError if a checkpoint tensor is missing or shapes do not fit."""
+    """Yield the elements of `recipe` in row-major order, as blocks of rows. The matrices of a large stack are yielded
+    one by one, mostly without leading axes. WeftError if a checkpoint tensor is missing or shapes do not fit."""
     shape = recipe.shape(reader)
     if len(shape) < 3 or math.prod(shape[1:]) <= BLOCK_ELEMENTS:
         yield from recipe.blocks(reader)
@@ -119,7 +119,6 @@ def select_row(recipe: Recipe, reader: TensorReader, index: int) -> Recipe | Non
 
 
 def _select_row_of_parts(recipe: Recipe, reader: TensorReader, index: int, **fields: Any) -> Recipe | None:
-    """Return `recipe` with `select_row` of each of its parts, and with `fields`; None if a part has no such recipe."""
     rows = [select_row(part, reader, index) for part in recipe.parts]
     selected = iter([row for row in rows if row is not None])
     return None if None in rows else replace(recipe.map_parts(lambda _: next(selected)), **fields)

@@ -59,7 +59,6 @@ def format_type(t: Any) -> str:
 
 @functools.cache  # signatures have few types, and splitting one takes longer than checking a value
 def _split_type(t: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return (members of a union, float last; else ()) and (the item type of a tuple type; else None)."""
     origin, arguments = typing.get_origin(t), typing.get_args(t)
     if origin in (types.UnionType, typing.Union):
         # float also accepts integers and would convert them, so it is tried last.

@@ -12,7 +12,7 @@ The remaining declarations are functions of one call of the op, an `OpCall` with
     @rms_norm.infer  # operand types -> output type(s), or None: that of the first operand; raise WeftError on a misfit
     def _(n: OpCall) -> None: ...
 
-    @rms_norm.cost  # operand types -> a Cost, or FLOPs, to which the bytes of all operands and outputs are added, once
+    @rms_norm.cost  # operand types -> a Cost; or FLOPs: then all operands are read once and all outputs written once
     def _(n: OpCall) -> Size: ...
 
     @rms_norm.body  # values -> output value(s), computed by simpler ops: for backends without this op
@@ -21,12 +21,12 @@ The remaining declarations are functions of one call of the op, an `OpCall` with
     @ssd.states  # operand types -> the states that a node keeps between calls; none by default
     def _(n: OpCall) -> tuple[StateSpec, ...]: ...
 
-    @scan.names  # attributes -> names of operands and outputs, where a variadic operand has named parts
+    @scan.names  # attributes -> names of operands and outputs, for an op whose variadic operand has named parts
     def _(attrs: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
 
 Calling an op on values emits a node at the insertion point of their graph and returns its output, or a named tuple of
 several. Operands may be passed by name; arithmetic and comparisons also accept Python numbers (see `numbers`). Calling
-it on pattern variables builds a pattern: the method ``__emit__`` of an operand builds the result.
+the op on pattern variables builds a pattern: the method ``__emit__`` of an operand builds the result.
 """
 
 from __future__ import annotations
@@ -115,33 +115,33 @@ class OpSchema(Signature, Generic[V]):
     # -- declaration
 
     def infer(self, fn: AnyTypeFn) -> AnyTypeFn:
-        """Register and return the type function; without one the output has the type of the first operand."""
+        """Register and return `fn`, the type function. Without one the output has the type of the first operand."""
         self._infer = fn
         return fn
 
     def cost(self, fn: AnyCostFn) -> AnyCostFn:
-        """Register and return the cost function, whose result is FLOPs or a full Cost; without one see `cost_of`."""
+        """Register and return `fn`, whose result is FLOPs or a full `Cost`. Without one see `cost_of`."""
         self._cost = fn
         return fn
 
     def body(self, fn: AnyBodyFn) -> AnyBodyFn:
-        """Register and return the function that emits the op in simpler ops; its result is the output, or a tuple."""
+        """Register and return `fn`, which emits the op in simpler ops and returns the output, or a tuple of outputs."""
         self._body = fn
         return fn
 
     def states(self, fn: AnyStatesFn) -> AnyStatesFn:
-        """Register and return the function from a call to the `StateSpec`s of a node, which has none by default."""
+        """Register and return `fn`, which maps the `OpCall` of a node to its `StateSpec`s; the default is none."""
         self._states = fn
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register and return the function that emits the op if an operand is a number; the default is an error."""
+        """Register and return `fn`, which emits the op if an operand is a number; the default is an error."""
         self._numbers = fn
         return fn
 
     def names(self, fn: AnyNamesFn) -> AnyNamesFn:
-        """Register and return the function from attributes to (operand names, output names), for ops whose names are
-        not in their signature."""
+        """Register and return `fn`, which maps attributes to (operand names, output names). It is for ops whose
+        signature does not have these names."""
         self._names = fn
         return fn
 
@@ -157,7 +157,7 @@ class OpSchema(Signature, Generic[V]):
         return self._body is not None
 
     def types(self, operands: Sequence[TensorType | None], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
-        """Return the types of all outputs for `operands` (None if absent) and complete `attrs`.
+        """Return the types of all outputs for operand types `operands` (None if absent) and complete `attrs`.
 
         Raises:
             WeftError: if operand types or attributes do not fit; the message begins with the name of the op.
@@ -221,7 +221,8 @@ class OpSchema(Signature, Generic[V]):
     ) -> Cost:
         """Return the cost of a call with these operand types (None if absent), output types and complete attributes.
 
-        An op without a cost function has one FLOP per output element, or none if it is a COPY; a VIEW costs nothing.
+        A VIEW costs nothing. By default operands are read and outputs written once, with one FLOP per output element,
+        or none for a COPY.
         """
         written = sum_sizes([t.bytes for t in outputs])
         read = sum_sizes([t.bytes for t in operands if t is not None])

@@ -49,8 +49,8 @@ class Signature:
         self.__signature__ = inspect.Signature([*parameters, name])  # for inspect, help and stubs
 
     def call_names(self, attrs: Mapping[str, Any] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return (operand names, output names) of a call; for some ops, such as `scan`, they depend on `attrs`, unless
-        that is None."""
+        """Return (operand names, output names) of a call with the attributes `attrs`, on which they depend for ops such
+        as `scan`; None: the names in the signature."""
         return tuple(o.name for o in self.operands), self.output_names
 
     def operand_index(self, name: str, attrs: Mapping[str, Any] | None = None) -> int:
@@ -81,7 +81,7 @@ class Signature:
         """Return the operands `values` without absent ones (None) at the end.
 
         Raises:
-            WeftError: if a required operand or a variadic one is absent, or if there are too many.
+            WeftError: if a required operand is missing, a variadic one is None, or there are none or too many.
         """
         operands = list(values)
         while operands and operands[-1] is None:
@@ -104,8 +104,8 @@ class Signature:
         return [names[min(i, len(names) - 1)] for i in range(len(operands))]
 
     def default_output_names(self, count: int, attrs: Mapping[str, Any] | None = None) -> list[str]:
-        """Return default names for `count` outputs: the first output names, or else the op's name for each output if
-        there are not enough."""
+        """Return default names for `count` outputs: the first output names of the op; if it has fewer, its own name
+        `count` times."""
         _, names = self.call_names(attrs)
         if not names or count > len(names):
             return [self.name] * count
@@ -136,8 +136,8 @@ class Signature:
         return tuple(name for name, past in zip(outputs, states, strict=True) if past is None or past in present)
 
     def pack_outputs(self, outputs: tuple[Any, ...]) -> Any:
-        """Return the only element of `outputs`, or a named tuple of several; `outputs` itself if an attribute
-        determines their number, as for `split`."""
+        """Return the only element of `outputs`, or a named tuple of several. If an attribute determines their number,
+        as for `split`, return `outputs` itself."""
         if self.returns_tuple:
             return outputs
         if len(outputs) == 1:

@@ -3,7 +3,7 @@
 | growth | slots | a forward pass | for a new sequence | can drop tokens | copied when beams reorder |
 |---|---|---|---|---|---|
 | text | position p in slot p | writes the new tokens | not cleared: old slots are masked | yes | slots in use |
-| window | position p in slot p mod capacity | overwrites old positions | not cleared | no | all slots |
+| window | p in slot p mod capacity (if keep_first is 0) | overwrites old positions | not cleared | no | all slots |
 | constant | none | replaces the state | reset to `initial`, mostly 0 | no | the full state |
 | source | one per source token | only reads it | computed again | yes | with the source |
 
@@ -58,9 +58,9 @@ class Growth(enum.Enum):
 class StateSpec:
     """One state of a node: a tensor whose first axis is the batch.
 
-    `type` is the type of the state. If the node does not have the past operand yet, the number of slots in it is the
-    symbolic size `capacity`. `window` is the attention window: the number of tokens, its own included, that a query
-    sees (None: all). `initial` is the value of all elements of a CONSTANT state at the start of a sequence.
+    While the node lacks the past operand, the number of slots in `type` is the symbolic size `capacity`. `slots` is the
+    axis of the slots. `window` is the number of tokens that a query attends to, its own included (None: all). `initial`
+    is the value of all elements of a CONSTANT state at the start of a sequence.
     """
 
     part: str  # name among the states of the node, such as key
@@ -127,8 +127,8 @@ def list_cache_specs(
 
 
 def list_cross_specs(k: TensorType, v: TensorType | None) -> tuple[StateSpec, ...]:
-    """Return the specs of the keys and values of cross-attention, which are constant while decoding, of the types k
-    and v [batch, source, width] (v None: only keys)."""
+    """Return the specs of the two states of cross-attention, its operands k and v [batch, source, width], which are
+    constant while decoding (v None: only k)."""
     parts = (("key", "k", k), ("value", "v", v))
     return tuple(
         StateSpec(part, StateKind.CROSS, Growth.SOURCE, operand, "", type, slots=1)

@@ -17,9 +17,9 @@ class VisibleBlocks:
     """The attributes of `block_sparse_attention` that mask keys, in blocks of `block` tokens (the last may be shorter).
 
     The first `first` and the last `last` blocks are global: their queries see all keys, and all queries see their keys.
-    Queries of another block also see their own block and `sides` blocks before and after it. A key of the first `first`
-    blocks counts `first_weight` times for queries of blocks that are not global. In sequences of at most `dense` tokens
-    every query sees every key, once.
+    Queries of a block that is not global also see their own block and `sides` blocks before and after it. A key of the
+    first `first` blocks counts `first_weight` times for queries of blocks that are not global. In sequences of at most
+    `dense` tokens every query sees every key, once.
     """
 
     block: int
@@ -45,7 +45,7 @@ class VisibleBlocks:
 
     @property
     def global_count(self) -> int:
-        """The number of global blocks, in a sequence that has that many."""
+        """The number of global blocks, `first` + `last`; shorter sequences have fewer."""
         return self.first + self.last
 
     def count_blocks(self, length: Size) -> Size:
@@ -53,12 +53,12 @@ class VisibleBlocks:
         return sizes.floordiv(length + self.block - 1, self.block)
 
     def is_sparse(self, length: Size) -> Size:
-        """Return 1 if a sequence of `length` tokens is longer than `dense`, else 0, where all keys are visible."""
+        """Return 1 if a sequence of `length` tokens is longer than `dense`, else 0: then all keys are visible."""
         return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
 
     def count_gathered(self, length: Size) -> Size:
-        """Return the number of blocks of keys that the body of the op gathers for a block of queries, masked blocks
-        included, global blocks not."""
+        """Return the number of blocks of keys that the body of the op gathers for a block of queries, in addition to
+        the global ones. Masked blocks count."""
         sparse = self.is_sparse(length)
         return sparse * (2 * self.sides + 1) + (1 - sparse) * self.count_blocks(length)
 

@@ -23,9 +23,10 @@ _PIECE = 1 << 22
 
 
 def write_manifest(folder: Path, name: str, record: Mapping[str, Any]) -> None:
-    """Write the manifest `name` of `folder`: `record`, the checksums of all files in the folder, and its own checksum.
+    """Write the manifest `name` of `folder`: `record`, a format number, and the checksums of all files and itself.
 
-    The key `checksum` is the SHA-256 of the JSON without that key, with sorted keys and without spaces.
+    `files` maps paths to SHA-256. `checksum` is the SHA-256 of the JSON without that key, with sorted keys and without
+    spaces.
     """
     files = dict(_hash_files(folder, sorted(set(_list_files(folder)) - {name})))
     sealed = {**record, "format": FORMAT, "files": files}
@@ -39,7 +40,7 @@ def check_format(path: Path, manifest: Mapping[str, Any]) -> None:
     """Check that this version of weft can read the `manifest` at `path`.
 
     Raises:
-        WeftError: if its format number is newer, or no non-negative integer.
+        WeftError: if its format number is newer, or not a non-negative integer.
     """
     version = manifest.get("format", 0)
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
@@ -53,7 +54,7 @@ def check_contents(folder: Path) -> int:
     """Compare every file that the manifest of `folder` lists with its checksum; return the number of files.
 
     Raises:
-        WeftError: naming a damaged or missing file, or if there is no manifest with checksums.
+        WeftError: naming a damaged or missing file; or if there is no manifest with checksums, or its format is newer.
     """
     path, manifest = _find_manifest(folder, links=True)  # snapshots in the cache of the hub are folders of links
     if manifest is None:
@@ -95,7 +96,7 @@ def find_unlisted(folder: Path) -> list[str]:
 
 
 def find_altered(folder: Path) -> list[str]:
-    """Return the listed files of `folder` that exist but differ from their checksums; [] without a manifest."""
+    """Return the files of `folder`, listed or the manifest, that exist but are altered; [] without a manifest."""
     path, manifest = _find_manifest(folder)
     if manifest is None:
         return []
@@ -103,9 +104,9 @@ def find_altered(folder: Path) -> list[str]:
 
 
 def remove_listed(folder: Path) -> None:
-    """Remove the files that the manifest of `folder` lists, and folders that are empty then, `folder` included.
+    """Remove the files that the manifest of `folder` lists, their bytecode, and folders that are then empty.
 
-    If other files remain the manifest remains also: the next removal needs it to distinguish the files.
+    `folder` and the manifest stay if other files remain: the next removal needs the manifest to find listed files.
     """
     path, manifest = _find_manifest(folder)
     names = list(manifest["files"]) if manifest is not None else []
@@ -178,7 +179,6 @@ def _compute_checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _hash_files(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, SHA-256) for each file, in the order of `names`, hashed by threads: a core needs 0.6 s per GB."""
     # Threads suffice: hashlib releases the GIL while it hashes.
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         yield from zip(names, pool.map(hash_file, (folder / name for name in names)), strict=True)

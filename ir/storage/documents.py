@@ -114,7 +114,7 @@ def read_json(path: Path, kind: type = dict, most: int = MOST_BYTES) -> Any:
 def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = False, values: int = MOST_VALUES) -> Any:
     """Return the JSON value in `raw`, which must be an instance of `kind`; errors call the document `name`.
 
-    With `unique` objects must not repeat a key, and numbers must not be NaN or infinite, as the standard requires.
+    With `unique` objects must not repeat a key, and numbers must not be NaN or infinite.
 
     Raises:
         WeftError: if it is not JSON, is nested too deep, is of another kind, or has more than `values` commas and
@@ -238,10 +238,10 @@ def matches_type(value: Any, hint: Any) -> bool:
 
 
 class Record:
-    """The JSON object, or other metadata, `data`, whose values are read with a type check.
+    """A JSON object, or other metadata: the mapping `data`, whose values are read with a type check.
 
-    Errors name the file `source` and the key, after `prefix`, the path to this object in the file ("rope.").
-    `read_keys` has the keys that were read.
+    Errors name the file `source` and the key. `prefix` precedes the key: the path to this object in the file, such as
+    "rope.". `read_keys` has the keys that `get` was called with.
     """
 
     def __init__(self, source: str | Path, data: Mapping[str, Any], prefix: str = "") -> None:
@@ -256,7 +256,8 @@ class Record:
         return key in self.data
 
     def get(self, key: str, hint: Any, default: Any = REQUIRED) -> Any:
-        """Return the value of `key`, of the annotated type `hint`; `default` if the key is missing or null.
+        """Return the value of `key`, of the annotated type `hint`. For a missing or null key return None if `hint`
+        includes None, else `default`.
 
         Raises:
             WeftError: if the value has another type, or is missing or null and there is no default.
@@ -298,16 +299,16 @@ class Record:
         return value
 
     def record(self, key: str, default: Any = REQUIRED) -> Record:
-        """Return the object at `key` as a `Record`; a default is a dict; errors as in `get`."""
+        """Return the object at `key` as a `Record`; `default` is a dict; errors as in `get`."""
         return Record(self.source, self.get(key, dict, default), f"{self.prefix}{key}.")
 
     def records(self, key: str, default: Any = REQUIRED) -> list[Record]:
-        """Return the objects in the list at `key` as `Record`s; a default is a list of dicts; errors as in `get`."""
+        """Return the objects in the list at `key` as `Record`s; `default` is a list of dicts; errors as in `get`."""
         listed = self.get(key, list[dict[str, Any]], default)
         return [Record(self.source, item, f"{self.prefix}{key}.{i}.") for i, item in enumerate(listed)]
 
     def tokens(self, key: str) -> list[int]:
-        """Return the token ids at `key`, which is an id or a list of ids; [] if it is null or missing."""
+        """Return the token ids at `key`, an id or a list of ids; [] if missing or null; WeftError for anything else."""
         value = self.data.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(matches_type(i, int) and i >= 0 for i in ids):
@@ -329,7 +330,7 @@ def name_type(hint: Any) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the message of `error`, or a note that its ``__str__`` fails, as that of foreign exceptions may."""
+    """Return the message of `error`. If its ``__str__`` raises, as foreign code may, return a note of that."""
     try:
         return str(error)
     except (Exception, SystemExit, GeneratorExit) as failure:

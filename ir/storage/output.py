@@ -23,9 +23,10 @@ def replace_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
     """Yield a temporary folder, which the block must fill and `write_manifest`, and which then replaces `out`.
 
     At every moment `out` is the complete older folder or the complete new one, also for other processes and after a
-    power failure: all files are flushed to the disk, then the two paths are swapped in one step. If the block fails or
-    is interrupted the temporary folder is removed, and an older `out` stays. If `out` is a link, its target is
-    replaced. None of `sources`, the files that are read meanwhile, may be in `out`.
+    power failure: all files are flushed to the disk, then the two paths are swapped in one step. (Where the system
+    cannot swap, `out` is missing for a moment.) If the block fails or is interrupted the temporary folder is removed,
+    and an older `out` stays. If `out` is a link, its target is replaced. None of `sources`, files that are read
+    meanwhile, may be `out` or in it.
 
     Raises:
         WeftError: as `check_replaceable`, or if `out` cannot be written: no permission, or the disk is full.
@@ -49,10 +50,10 @@ def replace_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replace_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary file next to `out`, which it replaces when the block succeeds; else an older `out` stays.
+    """Yield a temporary file, which replaces `out` when the block succeeds; else an older `out` stays.
 
-    If `out` is a device or a pipe the file is copied into it. None of `sources`, files that are read meanwhile, may be
-    `out`.
+    It is next to `out`; if `out` is a device or a pipe it is elsewhere, and is copied into `out`. None of `sources`,
+    files that are read meanwhile, may be `out`.
 
     Raises:
         WeftError: if `out` cannot be written: it is a folder or a source, no permission, or the disk is full.

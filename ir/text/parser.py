@@ -176,7 +176,7 @@ class _GraphParser(Lexer):
         return self.check(at, lambda: Step(graph, initial, tokens))
 
     def number(self) -> float:
-        """Parse a float with an optional minus sign, or inf."""
+        """Parse a float or inf, with an optional minus sign."""
         sign = -1.0 if self.accept("-") else 1.0
         text = self.expect("number", "inf").text
         return sign * float(text)

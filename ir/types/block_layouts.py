@@ -285,7 +285,7 @@ class BlockLayout:
         return replace(self, sums=False)
 
     def decode_offsets(self, blocks: Blocks) -> Blocks:
-        """Return `blocks` of a layout with `sums` with offsets f32 [rows, groups], not groups of offset codes."""
+        """Return `blocks`, of a layout with `sums`, with offset codes decoded to `offsets`, f32 [rows, groups]."""
         codes, scales, _, zeros, _ = blocks
         assert zeros is not None
         count = scales.shape[-1] - -(-scales.shape[-1] // (self.group + 1))

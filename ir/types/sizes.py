@@ -133,7 +133,6 @@ def _multiply_monomials(m1: Monomial, m2: Monomial) -> Monomial:
 
 @functools.lru_cache(maxsize=4096)
 def _sort_key(mono: Monomial) -> tuple[int, str]:
-    """Return the sort key of a monomial: highest degree first, the constant last, equal degrees by name."""
     return -sum(p for _, p in mono), str(mono)
 
 

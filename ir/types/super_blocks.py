@@ -85,7 +85,6 @@ def _unpack_planes(raw: Array, bits: int, run: int) -> Array:
 
 
 def _read_halves(raw: Array) -> Array:
-    """Return the f16 values in bytes u8 [..., 2] as f32 [..., 1]."""
     return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
 
 

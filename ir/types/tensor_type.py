@@ -37,7 +37,7 @@ class TensorType:
 
     @property
     def bytes(self) -> Size:
-        """Bytes in memory; with a symbolic shape and less than 8 bits per element not rounded up to full bytes."""
+        """Bytes in memory, rounded up to full bytes; with a symbolic shape rounded down."""
         return _bytes(self)
 
     def with_shape(self, *shape: Size) -> TensorType:

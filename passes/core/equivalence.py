@@ -1,8 +1,8 @@
 """Checks of a pass's effect: run graphs on small random inputs and weights in the float64 interpreter.
 
-Checkpoint tensors and random initializations are replaced by float64 values of the same shape, seeded by the tensor's
-name. A graph before and after a rewrite therefore sees the same weights, and rounding in recipes neither hides an error
-nor causes one.
+Float tensors of the checkpoint and normal initializations become random float64 values, seeded by the tensor's name;
+uniform and constant ones keep their values, in float64. A graph before and after a rewrite therefore sees the same
+weights, and rounding in recipes neither hides an error nor causes one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class RandomReader:
     """A tensor reader that returns random float64 values in place of the float tensors of the checkpoint `real`.
 
     Integer tensors and all shapes are unchanged.
-    shapes: the shapes of further tensors, by name.
-    exact: values to return instead of random ones.
-    signs: 1 or -1, the sign of all elements of a tensor whose logarithm (or that of its negation) is taken.
+    shapes: tensor names -> shapes, for tensors that are not in `real`.
+    exact: tensor names -> values to return instead of random ones.
+    signs: tensor names -> 1 or -1, the sign of all elements, for tensors of which a recipe takes the logarithm.
     """
 
     real: TensorReader
@@ -144,7 +144,7 @@ class EquivalenceCheck:
         return recipe.map_parts(self._randomize)
 
     def _record_sign(self, recipe: Recipe, sign: int) -> None:
-        """Record that the checkpoint tensors in `recipe` need a sign such that all elements of `recipe` have `sign`."""
+        """Record the signs that checkpoint tensors in `recipe` need so that all its elements have `sign` (1 or −1)."""
         if isinstance(recipe, Source):
             self.signs[recipe.key] = sign
         elif not (isinstance(recipe, Map) and recipe.fn == "exp"):
@@ -156,8 +156,8 @@ class EquivalenceCheck:
         """Return random inputs of `graph`, by name. Sizes that are not in `named_sizes` have small defaults.
 
         They are batch=3, seq=5 and otherwise 4, except that masks and convolutions may need longer axes.
-        Token ids are below the number of rows of the smallest table they index. Masks are ones followed by zeros;
-        position ids start after the cached tokens that the mask counts, and stay within the position table.
+        Token ids are below the number of rows of the smallest table they index. Masks are ones, then zeros; with a
+        cache they include 0 to 3 cached tokens per row. Position ids start after these, within the position table.
         """
         rng = np.random.default_rng(self.seed)
         longest: int = graph.meta.get("max_positions") or 1_000_000  # the rows of the position table

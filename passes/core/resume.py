@@ -1,7 +1,7 @@
 """Results of long fits, stored in a folder so that an interrupted run continues where it stopped.
 
-The key of a result is a digest of all its inputs: the tokens, the constants of the method, and every matrix up to it.
-One folder can therefore serve any number of models and settings, and never returns the result of another one.
+The key of a result is a digest of all its inputs: the tokens, the constants of the method, and all matrices up
+to its own. One folder can therefore serve any number of models and settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 
 class ResultStore:
-    """A store of fitted blocks in `folder` (None: inactive). Keys depend on all parameters fitted before.
+    """A store of fitted blocks in `folder` (None: inactive). A key depends on all parameters so far.
 
     `tokens` (arrays of token ids) and `settings` (the constants of the method) enter every key. WeftError is raised if
     the folder cannot be created.

@@ -61,7 +61,7 @@ class Trace:
         self.lines.append(str(self.refusals[-1]))
 
     def record_result(self, rule: str, at: str, reason: str | None) -> None:
-        """Record a rewrite by `rule` if `reason` is None, a refusal for any other reason, and nothing if it is ""."""
+        """Record a rewrite by `rule` at `at` if `reason` is None, nothing if it is "", and otherwise a refusal."""
         if reason is None:
             self.record_rewrite(rule, at)
         elif reason:

@@ -97,9 +97,10 @@ def is_row_move(node: Node) -> bool:
 
 
 def find_readers(value: Value) -> list[Use] | str:
-    """Return the uses (node, operand index) of `value` and of all values that nodes make by only moving its rows.
+    """Return the uses (node, operand index) of `value` and of the values that nodes derive from it by moving its rows.
 
-    These nodes (`is_row_move`) are not uses, but a concat is. Return a reason (str) if such a value is a graph output.
+    A node that only moves rows (`is_row_move`) is not a use, but a concat is. Return a reason (str) if `value` or one
+    of the derived values is a graph output.
     """
     uses: list[Use] = []
     waiting = [value]
@@ -148,8 +149,9 @@ def find_input_weights(node: Node) -> Iterator[Param]:
 def absorb_input_map(node: Node, axis_map: AxisMap | None, shift: Recipe | None = None) -> Node:
     """Absorb the map y = x M + s into the weights of `node` (linear, norm_linear or moe), which reads y.
 
-    `axis_map` maps the last (input) axis of the weights by Mᵀ (None: M is the identity). `shift` is s; its product with
-    each weight is added to the bias. The caller replaces y by x. Return `node`, or its replacement with a new bias.
+    `axis_map` must be v → v Mᵀ: it maps the last (input) axis of the weights (None: M is the identity). `shift` is s;
+    its product with each weight is added to the bias. The caller replaces y by x. Return `node`, or its replacement
+    with a new bias.
     """
     recipes: dict[str, Recipe] = {}
     for name, bias in _INPUT_WEIGHTS[node.op].items():

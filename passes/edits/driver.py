@@ -26,8 +26,8 @@ class Rule:
     """A `pattern` and the function `rewrite` that replaces its matches.
 
     `rewrite` takes the variables and captured attributes of the pattern as keyword arguments. It emits nodes and
-    returns one value per result of the pattern, or it returns a `Refusal` without emitting nodes. Parameters of the
-    pattern's function that were not bound are passed as None; other names are passed only if they were bound.
+    returns one value per result of the pattern, or it returns a `Refusal` without emitting nodes. Each parameter of the
+    pattern's function is passed, as None if it was not bound; other names are passed only if they were bound.
     """
 
     name: str

@@ -14,14 +14,14 @@ _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = Wea
 
 
 def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
-    """Replace `old` by `new` in readers and graph outputs; with `rename`, swap their names if a node computes `new`."""
+    """Replace `old` by `new` in readers and graph outputs; with `rename` they swap names if a node computes `new`."""
     old.replace_uses(new)
     if rename and new.producer is not None:
         old.name, new.name = new.name, old.name
 
 
 def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase nodes among `nodes` that have no used output, until none is left, and parameters that only they read."""
+    """Erase nodes of `nodes` whose outputs are all unused, until none is left, and parameters that only they read."""
     waiting = [node for node in dict.fromkeys(nodes) if not node.erased]
     # `nodes` may list a node before its readers: repeat until a round erases nothing.
     while unused := [node for node in waiting if not any(v.uses or v.is_output for v in node.outputs)]:
@@ -42,8 +42,8 @@ def erase_unused_params(graph: Graph, values: Iterable[Value | None]) -> None:
 def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
     """Return a parameter with `recipe`, the dtype of `old`, and `shape` (None: the shape of `old`).
 
-    It is the existing one if this recipe and type were derived from `old` before, so that shared layers stay shared. A
-    new one is called `name` ("": as `old`), made unique; `replace_param` can give it the name of `old` later.
+    A second call with the same recipe and shape returns the same parameter, so that shared layers stay shared. A new
+    one is called `name` ("": as `old`), made unique; `replace_param` can give it the name of `old` later.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     cached = _derived.setdefault(old, {})
@@ -107,7 +107,7 @@ def rename_all(
 ) -> None:
     """Rename all values, scopes, inputs and outputs of `graph` in place, by maps from old to new names.
 
-    Every name must be a key of its map, and new names unique; a scope that `scopes` lacks becomes "".
+    All names of values, inputs and outputs must be keys, and new names unique; a scope not in `scopes` becomes "".
     """
     values = [*graph.inputs.values(), *graph.params.values(), *(v for node in graph.nodes for v in node.outputs)]
     for value in values:
@@ -130,8 +130,8 @@ def replace_weights(
 ) -> Node:
     """Replace `linear` by one with the recipes `weight` [rows, in] and `bias` [rows]; return the new node.
 
-    `bias` "same" keeps the old bias or its absence; None removes it. `rows` defaults to the old number; if it changes,
-    the caller has to adapt the readers. Names stay.
+    `bias` "same" keeps the old bias or its absence; None removes it. `rows` defaults to the old number of rows; if it
+    changes, the caller has to adapt the readers. Names stay.
     """
     old, old_bias = linear.operand("weight"), linear.operand("bias")
     assert isinstance(old, Param)

@@ -17,9 +17,9 @@ ACCEPTS: Registry[Callable[[Graph, str], Accepts]] = Registry("target", "weft.ba
 
 
 def is_fused(node: Node) -> bool:
-    """Return whether `node` is a pack or a fused op that passes with on_fused = False refuse.
+    """Return whether passes with on_fused = False refuse `node`: it is a pack or a fused op.
 
-    Return False for a norm_linear with a norm, but without norm weight and activation: all passes support it.
+    A norm_linear with a norm, but without norm weight, norm bias and activation, does not count: all passes support it.
     """
     plain = node.op is ops.norm_linear and len(node.inputs) <= 3 and node.attrs["activation"] == "identity"
     return node.op is ops.pack or (Trait.FUSED in node.op.traits and not (plain and node.attrs["kind"] != "none"))

@@ -12,7 +12,7 @@
 - The root, where matching starts, is the node that computes the first returned value.
 - Attributes not mentioned must have their default; `ANY` captures one. Operands of commutative ops match in any order.
 - `either` lists alternatives for a value; only the names in the alternative that matched are bound.
-- `value`, `maybe` and `param` return variables for helper functions, which have no parameters in the pattern.
+- `value`, `maybe` and `param` return variables that need not be parameters of the function, for helper functions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..core.trace import Miss
 class ANY:
     """A wildcard for an attribute: matches any value for which `where` is true, and captures it as `name` unless "".
 
-    `length` is the length that a tuple must have: for the attribute `sizes` of a split, its number of outputs.
+    `length` is the length that a tuple must have (0: any): for `sizes` of a split, its number of outputs.
     """
 
     name: str = ""

@@ -107,9 +107,9 @@ def latent_qk(
     """Queries [W_hᵀ q_plain, RoPE(q_rope)] for every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
 
     q [batch, seq, heads·(plain + rope)] is [q_plain, q_rope] per head, latent [batch, seq, rank + rope] is [c, k_rope].
-    weight [heads·plain, rank] projects latents to keys. The norm of c is that of `norm_linear` with norm_weight [rank].
-    cosines and sines [batch, seq, rope/2] rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k
-    [batch, seq, rank + rope].
+    weight [heads·plain, rank] projects latents to keys: W_h is its rows for head h. The norm of c is that of
+    `norm_linear` with norm_weight [rank]. cosines and sines [batch, seq, rope/2] rotate pairs as in `rope` → q [batch,
+    seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
     """
     (batch, seq, _), rope, rank = q.shape, 2 * cosines.width, weight.width
     plain = q.width // heads - rope

@@ -36,8 +36,8 @@ def embed_tokens(
     """x = scale · weight[ids] + table[positions + offset], then the outputs of `rotary_angles` for each of
     `frequencies`.
 
-    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then for
-    each of `frequencies` [pairs] cos and sin [batch, seq, pairs], times its entry of `amplitudes`.
+    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then cos
+    and sin [batch, seq, pairs] for each operand of `frequencies` [pairs]. Its entry of `amplitudes` multiplies them.
     """
     same = len(frequencies) == len(amplitudes)
     require(same, f"{len(amplitudes)} amplitudes do not fit {len(frequencies)} operands frequencies")

@@ -220,8 +220,8 @@ class Float4(BlockRecipe):
 
 @dataclass(frozen=True)
 class InBytes(BlockRecipe):
-    """The matrix `item` of 4-bit floats as 8-bit integers, for kernels that read 8-bit codes. It is exact: twice a
-    4-bit float is an integer from −12 to 12."""
+    """The matrix `item`, a `BlockRecipe` of 4-bit floats, as 8-bit integers, for kernels that read 8-bit codes. It is
+    exact: twice a 4-bit float is an integer from −12 to 12."""
 
     item: Recipe
 

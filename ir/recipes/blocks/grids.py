@@ -29,7 +29,7 @@ FEWEST = 4  # distinct values that a group needs to identify a grid
 
 @dataclass(frozen=True)
 class OnGrid(BlockRecipe):
-    """The float tensor `item` [out, in], which was dequantized from blocks, as these blocks again.
+    """The float tensor `item` [out, in], which was dequantized from blocks, converted back to blocks.
 
     Codes have `bits` bits in groups of `group` elements of a row, with zero points if `zeros`. `minima` is "" (none),
     "codes" (offsets as in `AsStored`) or "numbers" (as in Q4_1, for 4 bits and groups of 32). A group that no grid
@@ -65,8 +65,8 @@ class OnGrid(BlockRecipe):
 
 def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
     """Return the first of `layouts` that represents the values of `recipe` exactly; None if none does, or if `recipe`
-    does more than move full rows of float tensors. Only some rows of each tensor are checked: weights that never were
-    in blocks fit in almost no group."""
+    does more than move full rows of float tensors. A few rows of each tensor are checked, which is enough: of weights
+    that were not dequantized from blocks almost no group fits."""
     leaves = find_block_leaves(recipe, reader)
     if isinstance(leaves, str) or any(_get_rounding_error(leaf, reader) is None for leaf in leaves):
         return None
@@ -111,7 +111,7 @@ def fit_grids(groups: Array, layout: BlockLayout, unit: float) -> tuple[Blocks, 
 
     On a grid, each value minus a start is an integer multiple of one step. The start is 0, or the least value of the
     group if `layout` has minima. `unit` is the relative rounding error of the dtype of the tensor; the tolerance
-    follows from it. A step must be about ten times the tolerance, or else any values would fit.
+    follows from it. A step must be at least 8 times the largest deviation, since any values fit a fine grid.
     """
     rows = groups.reshape(-1, groups.shape[-1])
     low, high = find_extremes(rows)

@@ -22,7 +22,7 @@ class BlockRecipe(Recipe):
 
     def read_blocks(self, reader: TensorReader, start: int, stop: int, codes: bool = True) -> Blocks:
         """Return the blocks of ``start:stop`` on axis 0; the last group of a row is padded. If not `codes`, the array
-        of codes is empty, which is faster."""
+        of codes may be empty, which is faster."""
         raise TypeError(f"recipe {self.name} defines no read_blocks")
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -32,9 +32,9 @@ class BlockRecipe(Recipe):
 
 @dataclass(frozen=True)
 class Kept(Recipe):
-    """The matrix `item` [..., out, in], by whose stored blocks backends multiply, instead of dequantizing it first.
+    """The matrix `item` [..., out, in]. Backends multiply by its stored blocks instead of dequantizing them first.
 
-    `activations` is "fp8" if they also round activations to 8-bit floats in products with many tokens, else "".
+    `activations` is "fp8" if backends also round activations to 8-bit floats in products with many tokens, else "".
     """
 
     item: Recipe
@@ -67,7 +67,7 @@ def get_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout:
 
 
 def find_block_leaves(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, ...] | str:
-    """Return the `Source`s and `BlockRecipe`s whose full rows `recipe` rearranges; a reason (str) if it does more."""
+    """Return the `Source`s and `BlockRecipe`s whose full rows `recipe` moves; a reason (str) if it does more."""
     if isinstance(recipe, (Source, BlockRecipe)):
         return (recipe,)
     if not recipe.parts:

@@ -17,14 +17,14 @@ points minus 2^{bits−1}, one per byte. `halves`, `steps` and `middles`: codes 
 in the low halves of its bytes and the second half in the high halves, and zero points, one per byte.
 
 `levels` and `largest`: scales in 255ths of the largest of the row, and that largest scale; `every_step`: scales as
-floats. These three, `packed`, `points`, `signed` and `signed_zeros` include the groups of offsets that follow the row
-in a layout with `sums`; other parts have `offsets`. For 4-bit floats, `levels` are the bytes of scales, and
-`tensor_scale` is the scale of the matrix, which multiplies them.
+floats. For 4-bit floats, `levels` are the bytes of scales, and `tensor_scale` is the scale of the matrix, which
+multiplies them. In a layout with `sums`, the parts of `WITH_SUMS` include the groups of offsets that follow the row;
+kernels that read other parts read `offsets`.
 
 Several parts joined by "+", as in "packed+steps", are one part: each of its rows has the bytes of all of them in order,
 u8. So the rows of the weight are read and rounded only once.
 
-Only offsets are rounded, to f32; minima are those that the checkpoint stores.
+Parts represent blocks exactly, except that sums in `offsets` are rounded to f32.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _sum_offsets(layout: BlockLayout, scales: Array, offsets: Array | None, zero
 
 
 def decode_parts(layout: BlockLayout, parts: Mapping[str, Array], width: int) -> Blocks:
-    """Return the blocks with integer codes of a matrix [rows, width] from `parts` [rows, elements] by name.
+    """Return the blocks with integer codes of a matrix [rows, width] from `parts` (part name -> [rows, elements]).
 
     It is the inverse of `encode_part`; zero points that became `offsets` are rounded to the nearest integer.
     """

@@ -76,7 +76,7 @@ class Dequantize(BlockRecipe):
 
     `codes` u8 [..., out, groups · group · bits / 8] and `zeros` u8 [..., out, groups · bits / 8] (optional) are packed
     with the lowest bits first; `scales` [..., out, groups]. With `sums` the groups of offsets follow the other groups
-    in all three, and the layout is that of `build_offset_layout`.
+    in codes, zeros and scales, and the layout is that of `build_offset_layout`.
     """
 
     codes: Recipe
@@ -153,8 +153,8 @@ def round_rows(
     rows: Array, layout: BlockLayout, names: tuple[str, ...] = (), with_codes: bool = True, search: str = ""
 ) -> Blocks:
     """Quantize `rows` [..., width] to blocks of `layout` with the search `search` (see `Quantize`), each element to the
-    nearest code; codes are empty if not `with_codes`. WeftError, naming the tensors `names`, if a scale is not
-    finite."""
+    nearest code; codes are empty if not `with_codes`, except with `sums`. WeftError, naming the tensors `names`, if a
+    scale is not finite."""
     groups = split_groups(rows, layout.group)
     with np.errstate(over="ignore", invalid="ignore"):  # checked below
         if layout.sums:

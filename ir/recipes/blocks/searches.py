@@ -1,8 +1,8 @@
 """Searches for the scales and zero points of groups from their weights only, without calibration.
 
 Each function of `SEARCHES` maps groups f32 [..., group] and a layout of integer codes to scales f32 [...], rounded to
-the dtype of the layout, and zero points u8 [...] (None if the layout has none). Those of `MINIMA` return scales and
-offsets, f32 [...].
+the dtype of the layout, and zero points u8 [...] (None if the layout has none). The functions of `MINIMA` return
+scales and offsets, f32 [...].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS = np.linspace(-1, 1, 21, dtype=np.float32)  # added to the number of codes
 
 
 def fit_by_range(groups: Array, layout: BlockLayout) -> Scaling:
-    """Return scales and zero points that cover each group from its least to its greatest value, without a search."""
+    """Return scales and zero points that cover the values of each group (and 0), without a search."""
     return fit_range(*find_extremes(groups), layout)
 
 
@@ -30,8 +30,9 @@ def fit_by_squares(groups: Array, layout: BlockLayout) -> Scaling:
     """Return scales and zero points with small squared errors, weighted by √(mean square) + |value|, as GGML's
     k-quants.
 
-    For each of 21 widths of the range of codes, values are rounded and scale and minimum fitted to the codes in closed
-    form; the fit with the least error is returned. The zero point is rounded to the nearest integer.
+    For each of 21 widths of the range of codes, values are rounded and the scale (and minimum, with zero points) is
+    fitted to the codes in closed form. The fit with the least error is returned. The zero point is rounded to the
+    nearest integer.
     """
     weights = np.sqrt(np.square(groups).mean(-1, keepdims=True)) + np.abs(groups)
     scales, zeros = fit_by_range(groups, layout)
@@ -71,14 +72,14 @@ def _refit(groups: Array, weights: Array, low: Array, high: Array, step: np.floa
 
 
 def fit_half_quadratic(groups: Array, layout: BlockLayout) -> tuple[Array, Array]:
-    """Return scales that cover the range of each group, and offsets that minimize the p-norm of its errors, p = 0.7:
-    large errors count less than in squares, so that outliers have little influence on other values.
+    """Return scales that cover the range of each group, and offsets with a small p-norm of its errors, p = 0.7: large
+    errors count less than in squares, so that outliers have little influence on other values.
 
-    This is HQQ (Badri and Shaji 2023, mobiusml.github.io/hqq_blog). In units of the scale, a rounding error e is the
-    sum of r, which is ignored, and a remainder. Two updates alternate: r = sign(e) · max(0, |e| − |e|^{p−1} / β), and
-    the real zero point z becomes the mean of code − value + r. β grows. The z with the least error of all rounds is
-    used. (The authors measure errors in the unit of the weights, so that β has a different effect on small weights than
-    on large ones.)
+    This is HQQ (Badri and Shaji 2023, mobiusml.github.io/hqq_blog). In units of the scale, a rounding error e is split
+    into an outlier r and a rest, which alone is minimized. Two updates alternate: r = sign(e) · max(0, |e| − |e|^{p−1}
+    / β), and the real zero point z becomes the mean of code − value + r. β grows. The z with the least error of all
+    rounds is used. (The authors measure errors in the unit of the weights, so that β has a different effect on small
+    weights than on large ones.)
     """
     low, high = find_extremes(groups)
     top = np.float32(2**layout.bits - 1)

@@ -58,11 +58,11 @@ def _replace_leaves(recipe: Recipe, part: str) -> Recipe:
 
 @dataclass(frozen=True)
 class AsStored(BlockRecipe):
-    """The matrix `item` [out, in], a tensor that a checkpoint stores in blocks, as blocks that kernels can read.
+    """The tensor `item` [out, in], which a checkpoint stores in blocks, as blocks that kernels can read.
 
     Floats of 4 bits do not change. Blocks without minima keep their codes, 5 and 6 bits widened to 8 and 3 bits to 4;
     the scales of K-quants are rounded to f16. Blocks with minima get the layout of `build_offset_layout`. Their codes
-    stay, except in blocks whose values are all positive or all negative, which are quantized again. Their scales are
+    stay, except in groups whose values are all positive or all negative, which are quantized again. Their scales are
     rounded to 255ths of the largest scale of the row. A zero point replaces each minimum, and the remainder becomes an
     offset with a code of its own. WeftError if a scale or minimum is not finite or exceeds the range of f16.
     """
@@ -95,7 +95,7 @@ class AsStored(BlockRecipe):
 
 
 def _find_unpacked_layout(layout: BlockLayout) -> BlockLayout:
-    """Return the layout, with one group per block, to which `AsStored` converts `layout` without minima."""
+    """Return the layout to which `AsStored` converts `layout`, which has no minima: it has one group per block."""
     if layout.bits == layout.dtype.bits and isinstance(layout.packing, Packing):
         return layout
     # Files mix q5_0 with q8_0, and only weights in one layout can be packed together.
@@ -105,8 +105,8 @@ def _find_unpacked_layout(layout: BlockLayout) -> BlockLayout:
 
 
 def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) -> Recipe:
-    """Return `recipe`, which only moves rows, with `AsStored` around every tensor that is stored in blocks, and
-    `OnGrid` around the others. The layout `grid` represents these float tensors exactly."""
+    """Return `recipe`, which only moves rows, with `AsStored` around each tensor stored in blocks, and `OnGrid`, in the
+    layout `grid`, around each float tensor. `grid` must represent those exactly (see `find_grid_layout`)."""
     if not isinstance(recipe, Source):
         return recipe.map_parts(lambda part: wrap_stored_blocks(part, reader, grid))
     if find_layout(reader.dtype(recipe.key)) is not None:
@@ -116,8 +116,8 @@ def wrap_stored_blocks(recipe: Recipe, reader: TensorReader, grid: BlockLayout) 
 
 
 def unwrap_stored_blocks(recipe: Recipe) -> Recipe:
-    """Return `recipe` in the layouts of files: with each `AsStored` replaced by its tensor, and `OnGrid` with plain
-    minima."""
+    """Return `recipe` in block layouts of files: each `AsStored` is replaced by its tensor, and each `OnGrid` with
+    minima has them as in Q4_1."""
     if isinstance(recipe, AsStored):
         return recipe.item
     if isinstance(recipe, OnGrid) and recipe.minima:
