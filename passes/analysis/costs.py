@@ -29,7 +29,7 @@ def find_learned_params(graph: Graph) -> list[Param]:
 
 
 def count_elements(value: Value) -> int:
-    """Return the number of elements of `value`, whose shape must not have named sizes."""
+    """Return the number of elements of `value`. Its shape must not have named sizes."""
     return sizes.evaluate(value.type.elements, {})
 
 
@@ -39,7 +39,7 @@ def count_parameters(graph: Graph) -> int:
 
 
 def count_active_parameters(graph: Graph) -> int:
-    """Return the number of elements of learned parameters used for one token: of `moe` nodes, the chosen experts."""
+    """Return `count_parameters(graph)` without the experts of `moe` nodes that are not active for a token."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:

@@ -154,7 +154,7 @@ def is_only_reader(value: Value, reader: Node) -> bool:
 
 
 def find_activation_name(node: Node) -> str | None:
-    """Return the name of the activation that `node` applies, as in configs (``gelu``); None for other ops."""
+    """Return the name of the activation `node`, such as ``gelu`` or ``swish(1.5)``; None for other ops."""
     for name, (op, attrs) in ACTIVATIONS.items():
         if node.op is op and all(node.attrs[k] == attrs.get(k, a.default) for k, a in op.attrs.items()):
             return name
@@ -197,8 +197,8 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
 def match_gate(node: Node) -> GatedUnit | str | None:
     """Return the gated unit whose last node is `node`: a `glu`, or a product of up and an activated gate.
     In a product, gate and up must be projections of the same value, clamped as in `glu` if at all, and inner values
-    must have no other readers. Return a reason (str) if gate is a projection but another of these conditions fails, and
-    None for all other nodes."""
+    must have no other readers. Return a reason (str) if the clamps differ, or if gate is a projection but a later
+    condition fails; None for all other nodes."""
     if node.op is ops.glu:
         gate, up = node.inputs
         assert gate is not None and up is not None
@@ -245,7 +245,7 @@ def _match_gate(node: Node, name: str, gate: Value, up: Value, nodes: tuple[Node
 
 def match_feed_forward(down: Node) -> FeedForward | str | None:
     """Return the feed-forward whose last node is the linear `down`; None if the nodes before it do not form one.
-    Return a reason (str) if the only obstacle is another node, or the caller, that reads an inner value."""
+    Return a reason (str) if they do, but a projection or the input of `down` has another reader or is an output."""
     out, hidden = find_projection(down.output), down.inputs[0] if down.inputs else None
     if down.op is not ops.linear or out is None or hidden is None or hidden.producer is None:
         return None

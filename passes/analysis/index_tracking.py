@@ -22,8 +22,8 @@ _STILL = (ops.rms_norm, ops.layer_norm, ops.mul, ops.add, ops.clip, ops.affine)
 
 
 def _bind_ones(*values: Value | None) -> dict[str, int]:
-    """Bind each named size in the shapes of `values` to 1, doubled until no size expression is below 1.
-    Lengths of audio need more than 1: a convolution has to return at least one frame."""
+    """Return a size for each name in the shapes of `values`: 1, or a power of two if an expression would be below 1.
+    The latter occurs for lengths of audio: a convolution has to return at least one frame."""
     shapes = [size for value in values if value is not None for size in value.shape]
     binding = {name: 1 for size in shapes for name in list_names(size)}
     for size in shapes:
@@ -107,7 +107,8 @@ class LinearOrigin:
 def trace_origin(value: Value) -> LinearOrigin | str:
     """Trace `value` back to the linear that computes its features; return a reason (str) if there is no such path.
 
-    On the path, every value has a single use, and nodes after the linear only move, normalize or scale features.
+    On the path, every value has a single use; after the linear, which has only parameters, nodes move, normalize,
+    scale, shift or clip features.
     """
     path: list[Value] = []
     while (node := value.producer) is not None:
@@ -152,8 +153,8 @@ class Destination:
 def trace_destination(value: Value, token: Array) -> Destination | str:
     """Follow `value` to the attention that reads it as q or k; return a reason (str) if there is no such path.
 
-    `token` has the labels of one token of `value`. On the path, every value has a single use, and nodes move features
-    or treat all alike; a norm requires that all its rows have the same labels, in any order.
+    `token` has the labels of one token of `value`. On the path, every value has a single use. Nodes move features, or
+    change all in the same way (clips, factors, and norms without a weight whose rows all have the same set of labels).
     """
     labels = _make_labels(value, token)
     while True:

@@ -3,7 +3,7 @@
 A layer is a sequence of nodes that reads the residual stream as one value and returns one value. A stack is a sequence
 of layers. Passes remove and copy layers, and renumber the layers that follow.
 
-The argument `layers` counts self-attentions in the order of their caches, an encoder's before its decoder's. It is
+The argument `layers` selects self-attentions by their position in the graph, an encoder's before its decoder's. It is
 
 - ``all``, ``even`` (0, 2, 4 …) or ``odd``,
 - an integer (-1 is the last layer), a list of integers, or a string such as ``"0-5, 8"``,
@@ -41,7 +41,7 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
 
     Raises:
         WeftError: naming the pass `rule`, if the stack is missing or ambiguous, the graph has caches, a layer does not
-            return exactly one value, or the first layer does not read exactly one.
+            return exactly one value, or the first layer does not read exactly one value of this type.
     """
     refuse_caches(graph, rule)
     stacks: dict[str, dict[int, list[Node]]] = {}
@@ -108,7 +108,7 @@ def renumber_layers(graph: Graph, stack: str, number: Mapping[int, int]) -> None
 
 
 def expand_add_norms(graph: Graph) -> bool:
-    """Expand every add_norm in place; return whether there was one. Each add gets the scope of the layer it ends."""
+    """Expand every add_norm in place; return whether there was one. Each add is moved to the layer that it ends."""
     fused = [n for n in graph.nodes if n.op is ops.add_norm]
     for node in fused:
         with graph.inserting(before=node):
@@ -127,7 +127,7 @@ ROLES = ("local", "global")
 
 
 def find_self_attentions(graph: Graph, name: str) -> list[Node]:
-    """Return the softmax attentions of `graph` with equal sequence lengths of queries and keys, in order.
+    """Return the softmax attentions of `graph` whose queries and keys are equal in number, in graph order.
 
     Raises:
         WeftError: naming the pass `name`, if there are none, or if `graph` has caches.
@@ -162,7 +162,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
     """Return the indices, ascending from 0, of the layers out of `count` that `layers` selects.
 
     `layers` is an index or a tuple of indices (negative ones count from the end), "all", "even", "odd", a list such as
-    "0-5, 8" (5 included), or a pattern such as "local*5 + global" (see `expand_pattern`) that selects local layers.
+    "0-5, 8" (5 included), or a pattern such as "local*5 + global" (see `expand_pattern`), of which local is selected.
 
     Raises:
         WeftError: if `layers` cannot be parsed, names a layer that does not exist, or selects none.

@@ -115,7 +115,7 @@ def find_projections(node: Node) -> Projections | str:
 
 
 def find_output_linear(node: Node) -> Node | str:
-    """Return the linear that alone reads the attention `node`, if its weight and bias are parameters; else a reason."""
+    """Return the linear that is the only reader of the attention `node`, with parameters only; else a reason (str)."""
     readers = [n for n, i in node.output.uses if not (n.op is ops.linear and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
     if readers or node.output.is_output or len(linears) != 1:
@@ -128,10 +128,10 @@ def find_output_linear(node: Node) -> Node | str:
 
 
 def find_branch(node: Node, role: str) -> Branch | str:
-    """Return the path to the operand `role` (q, k or v) of the attention `node`; a reason (str) if there is none.
+    """Return the path from a linear to operand `role` (q, k or v) of the attention `node`; a reason (str) without one.
 
-    The nodes on the path treat tokens independently, and no others read its values. Weight and bias are parameters.
-    There is no path to k and v of an attention with a quantized cache.
+    Nodes on the path treat tokens independently, and no other nodes read the values between them. Weight and bias of
+    the linear are parameters. An attention with a quantized cache has no path to k and v.
     """
     value = node.required_operand(role)
     if role in "kv" and node.attrs.get("cache_bits") is not None:
@@ -172,7 +172,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
 
 
 def unpack_branch(node: Node, role: str) -> Branch:
-    """Split the linear of operand `role` (q, k or v) of `node` if it is packed; return the branch, which must exist."""
+    """Split the linear of operand `role` (q, k or v) of `node` if it is packed; return the `find_branch` after that."""
     branch = find_branch(node, role)
     assert isinstance(branch, Branch)
     if branch.is_packed and branch.start.producer is not None:
@@ -202,7 +202,7 @@ def split_linear(split: Node) -> list[Value]:
 
 
 def slice_rows(recipe: Recipe, start: int, stop: int, reader: TensorReader) -> Recipe:
-    """Return a recipe of rows start:stop of `recipe`: the item itself if they are one item of a concatenation."""
+    """Return a recipe of rows start:stop of `recipe`; if they are exactly one item of a Concat, return this item."""
     match recipe:
         case Concat(items, 0):
             parts, offset = [], 0

@@ -23,7 +23,7 @@ class ResidualStream:
     values: all values of the stream, an ordered set.
     writers: the nodes that write rows into it, and the parameters added to it, each with the value it writes.
     norms, linears: the nodes that read it as their first operand (an add_norm also as its second), ordered sets.
-    obstacles: sentences about graph inputs, graph outputs and other readers, which prevent a map of the stream.
+    obstacles: a sentence for each graph input, graph output or further reader that prevents a map of the stream.
     """
 
     width: int
@@ -189,8 +189,8 @@ def map_writers(
 ) -> None:
     """Absorb the map `along` into the weights of every writer of `streams`, in place.
 
-    With `rows`, norms without a weight and embeddings whose table is also read by nodes other than writers and `heads`
-    (the output linears) stay unchanged; after these, `rows(value)` emits nodes that map the written value.
+    If `rows` is given, two kinds of writers stay unchanged: norms without a weight, and embeddings whose table has
+    readers other than writers and `heads` (output linears). `rows(value)` emits nodes after them that map `value`.
     """
     writers = {w for stream in streams for w in stream.writers}
     readers = {*writers, *heads}
@@ -208,8 +208,7 @@ def map_writers(
 
 
 def _has_own_weight(writer: Node, writers: Container[Node | Param]) -> bool:
-    """Return whether a map can be absorbed into `writer`: a norm needs a weight, an embedding a table that only
-    `writers` read; other nodes always can."""
+    """Return whether `writer` can absorb a map: a norm with a weight, an embedding if only `writers` read its table."""
     if Trait.NORM in writer.op.traits:
         return writer.operand("weight") is not None
     table = writer.operand("table") if writer.op is ops.embedding else None

@@ -26,8 +26,8 @@ _KEEP_HEADS = (ops.concat, ops.transpose, ops.split)  # these keep the features 
 
 
 def find_ropes(attention: Node) -> list[Node]:
-    """Return all `rope` nodes on the paths to operands 0 and 1 (q and k) of `attention`, each once.
-    Paths begin at linears, and at ops that do not keep the features of a head together."""
+    """Return all `rope` nodes before operands 0 and 1 (q and k) of `attention`, each once. The search goes back to
+    linears, and to ops that do not keep the features of a head together."""
     ropes = dict[Node, None]()
     stack = [v for v in attention.inputs[:2] if v is not None]
     while stack:
@@ -55,8 +55,8 @@ def explain_difference(q: Node | None, k: Node | None) -> str | None:
 
 def match_ropes(attention: Node) -> tuple[Node, Node] | str:
     """Return the rope nodes (of q, of k) in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
-    Return a reason (str) unless both rotate by the same angles, have the heads of `attention`, and rotate by the
-    positions at which its cache is written (if it has the operand ``positions``)."""
+    Return a reason (str) unless `attention` has an operand v, and both rotate by the same angles, have its heads, and
+    rotate by the positions at which its cache is written (if it has the operand ``positions``)."""
     producers = (None if v is None else v.producer for v in map(attention.operand, "qk"))
     q, k = (node if node is not None and node.op is ops.rope else None for node in producers)
     if (reason := explain_difference(q, k)) is not None:
@@ -117,7 +117,7 @@ class ScalingArguments:
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
     def scale_recipe(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
-        """Return `recipe` with `scaling`, and with `factor`, `original` and fields of `self` if it uses them."""
+        """Return `recipe` with `scaling` and the settings that it uses, out of `factor`, `original` and `self`."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
         return replace(scaled, **{name: settings[name] for name in scaled.used_settings})
@@ -148,7 +148,7 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
     It calls `oracle.rotate_pairs` with the stored frequencies of `rope` and `settings` (interleaved, amplitude).
 
     Raises:
-        WeftError: if these frequencies differ by 1e-6, relatively, from the published formula of `recipe`.
+        WeftError: if their relative difference from the published formula of `recipe` is 1e-6 or more.
     """
     param = require_param(rope, "frequencies")
     exact = oracle.compute_frequencies(recipe.dim, recipe.theta, **recipe.settings)
@@ -165,8 +165,8 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
 
 def find_exclusive_ropes(graph: Graph, layers: Sequence[Node], name: str, trace: Trace) -> dict[Node, RopeFrequencies]:
     """Return the `rope` nodes of the attentions `layers`, each with the recipe of its frequencies.
-    A node is omitted, and refused in `trace` for the pass `name`, if an attention outside `layers` uses it also, or if
-    its frequencies are computed or have a scaling other than none, linear, ntk, yarn and llama3."""
+    Leave out a node, and record it as a refusal of pass `name` in `trace`, if an attention outside `layers` also uses
+    it, or if its frequencies are computed or have a scaling other than none, linear, ntk, yarn and llama3."""
     readers: dict[Node, set[Node]] = {}
     for attention in graph.nodes:
         if Trait.ATTENTION in attention.op.traits:

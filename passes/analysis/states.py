@@ -31,12 +31,12 @@ def find_tokens(graph: Graph) -> Value | None:
 
 
 def find_specs(node: Node) -> tuple[StateSpec, ...]:
-    """Return the specs of all caches and states that the op of `node` supports, also without operands for them."""
+    """Return the specs of all caches and states that `node` can have, whether or not it has operands for them."""
     return node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
 
 
 def find_states(node: Node) -> tuple[StateSpec, ...]:
-    """Return the specs of constant size of a recurrence `node`, in the order of its outputs; () for other nodes."""
+    """Return the specs of the states of a recurrence `node`, which have constant size; () for other nodes."""
     return tuple(filter(_is_constant, find_specs(node)))
 
 
@@ -46,7 +46,7 @@ def find_caches(node: Node) -> tuple[StateSpec, ...]:
 
 
 def find_cache_owner(node: Node) -> Node:
-    """Return the first attention, in graph order, that shares the cache of `node`; `node` itself if none does."""
+    """Return the first node, in graph order, with the cache of `node`: an earlier attention, or `node` itself."""
     return find_cache_sharers(node)[0]
 
 
@@ -71,7 +71,7 @@ def _make_cache_key(node: Node) -> tuple[object, ...] | None:
 
 
 def find_sum_operands(node: Node) -> set[int]:
-    """Return the indices of the operands of `node` for states that are sums over all tokens, which stay in f32."""
+    """Return the indices of the state operands of `node` that stay in f32, because they are sums over all tokens."""
     return {node.op.operand_index(s.past_operand, node.attrs) for s in find_states(node) if s.kind.accumulates}
 
 
@@ -134,7 +134,8 @@ def name_states(nodes: Iterable[tuple[StateSpec, ...]]) -> Iterator[NamedState]:
 def find_state_inputs(graph: Graph) -> Iterator[NamedState]:
     """Yield (spec, input name, output name) of each input of `graph` that is a cache or state, in the inputs' order.
 
-    The spec of a shared cache is that of the node whose output is a graph output; without one, the output name is "".
+    If several nodes read the input, the spec is that of the node whose updated cache is a graph output. If no updated
+    cache or state is a graph output, the output name is "".
     """
     for name, value in graph.inputs.items():
         candidates = list[NamedState]()
@@ -152,7 +153,7 @@ def make_cache_records(states: Iterable[NamedState]) -> list[dict[str, Any]]:
 
     layer: the number of the cache, from 0; kv_heads and head_dim: its sizes.
     window: the window of the attention, or None.
-    rolling, capacity: True and its number of keys for a rolling cache; False and None for one with a key per token.
+    rolling: whether it is a rolling cache. capacity: its number of keys if it is, else None.
     latent: True for a cache of keys only, which contain the values.
     bits: the bits of a cache of integer codes; absent for others.
     """

@@ -35,9 +35,9 @@ CHARACTERS = 32  # characters of plain text read per token: more than any text h
 def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
     """Return the sequences in the file `path` as batches of token ids [batch, length], at most `limit` tokens in total.
 
-    A .npy file holds an array of ids, a .json file lists of ids. Any other file is plain text: decoders split it into
-    windows of 128 tokens, encoders into lines. Each batch has sequences of one length. Sequences longer than the
-    model's positions are truncated.
+    A .npy file holds an array of ids, a .json file lists of ids. Any other file is plain text: it is split into windows
+    of 128 tokens (a shorter rest is dropped), or for encoders into lines. Each batch has sequences of one length.
+    Sequences longer than the model's positions are truncated.
 
     Raises:
         WeftError: if the file cannot be read, is empty, has ids outside the vocabulary, or needs a missing tokenizer.
@@ -60,7 +60,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
 
 
 def _make_batches(rows: Iterable[Sequence[int] | Array]) -> list[Array]:
-    """Stack `rows` (ids [length]) of equal length to batches of about `BATCH_TOKENS` tokens, lengths in their order."""
+    """Stack `rows` (ids [length]) of equal length to batches of about `BATCH_TOKENS` tokens; keep the order of rows."""
     by_length: dict[int, list[Sequence[int] | Array]] = {}
     for row in rows:
         by_length.setdefault(len(row), []).append(row)
@@ -74,13 +74,13 @@ def _make_batches(rows: Iterable[Sequence[int] | Array]) -> list[Array]:
 def sample_tokens(
     graph: Graph, path: str | None, limit: int, least: int, name: str, subject: str, trace: Trace
 ) -> list[Array]:
-    """Return batches of ids [batch, length] as `read_tokens` does: about `limit` tokens, sampled evenly from the file.
+    """Return batches of ids [batch, length] as `read_tokens` does: about `limit` tokens, evenly spaced in the file.
 
-    `path` None is the text that comes with weft; if the graph has no tokenizer for it, tokens are random, and `trace`
-    gets a warning. Messages name the pass `name` and `subject`, the object that the pass fits (plural).
+    `path` None is the text that comes with weft; if the graph has no tokenizer for it, return one batch of random
+    tokens and warn in `trace`. Messages name the pass `name` and `subject`, the object that the pass fits (plural).
 
     Raises:
-        WeftError: as `read_tokens` does, or if the file has fewer than `least` tokens.
+        WeftError: as `read_tokens` does, or if the file has fewer than min(least, limit) tokens.
     """
     if path is None and graph.tokenize is None:
         trace.note(

@@ -35,7 +35,7 @@ F32_INPUTS = 4096  # moments of more inputs are factored in f32, to save memory
 
 @dataclass(frozen=True)
 class MomentFactors:
-    """The factors of a regularized moment H = (U + I) D (U + I)ᵀ, whose inputs are permuted by `order` [in].
+    """The factors of a regularized moment H = (U + I) D (U + I)ᵀ; input i of H is input order[i] of the weight.
 
     `unit` is U f32 [in, in], `left` is the diagonal of D f32 [in], `diagonal` f32 [in] is the diagonal of H.
     """
@@ -91,7 +91,7 @@ def _order_by_size(sizes: Array, group: int) -> Array:
 
 
 def compute_correction(moment: Array, crossed: Array, ridge: float = RIDGE) -> Array:
-    """Return the matrix C [in, in] for which W C = W + `CORRECTION` · (L − W), with L x the least-squares fit to W x₀.
+    """Return the matrix C [in, in] with W C = W + `CORRECTION` · (L − W), where L minimizes the sum of |L x − W x₀|².
 
     x₀ are the original inputs, x the changed ones; `moment` [in, in] is Σ x xᵀ, `crossed` [in, in] is Σ x₀ xᵀ. `ridge`
     times the mean of the diagonal of `moment` is added to its diagonal.

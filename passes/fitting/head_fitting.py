@@ -28,7 +28,8 @@ CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, 
 class Fit:
     """The new linears of an attention: `linears` maps a role (q, k, v, o) to the recipes of weight and bias (or None).
 
-    `reasons` state why roles are missing; `is_refitted` is True once `refit_output` has refitted the output linear.
+    `linears` has q and k, or neither, and v and o, or neither; `reasons` state why a pair is missing. `is_refitted` is
+    True once `refit_output` has refitted the output linear.
     """
 
     linears: dict[str, tuple[Recipe, Recipe | None]]
@@ -37,10 +38,10 @@ class Fit:
 
 
 class Fitter:
-    """A fitter of the attentions of `graph` to the batches `texts` (see `read_tokens`); if empty, to weights alone.
+    """Fit the heads of the attentions of `graph` to activations on `texts` (see `read_tokens`); () uses weights alone.
 
     With `sequential`, activations are those of the graph with all changes so far, not of the original graph, and output
-    linears can be refitted to compensate for errors. Attentions with the same linears are fitted once.
+    linears can be refitted to compensate for errors. Attentions with the same linears share one `Fit`.
     """
 
     def __init__(self, graph: Graph, texts: Sequence[Array], sequential: bool) -> None:
@@ -53,7 +54,7 @@ class Fitter:
         self._fits: dict[tuple[object, ...], Fit] = {}
 
     def fit(self, node: Node, groups: int) -> Fit:
-        """Return new linears with `groups` KV heads for the attention `node`; `find_branch` must return its k and v."""
+        """Return new linears with `groups` KV heads for the attention `node`, whose k and v must have a `Branch`."""
         q, k, v = (find_branch(node, role) for role in "qkv")
         o = find_output_linear(node)
         assert isinstance(k, Branch) and isinstance(v, Branch)
@@ -86,7 +87,7 @@ class Fitter:
         """Refit the output linear after the attention `node`, which replaces `old_node`, to the original output.
 
         The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
-        the present weight. Do nothing if `fit` is refitted already, or without texts or a sequential fitter.
+        the present weight. Do nothing if `fit` is refitted already, or without texts or `sequential`.
         """
         old, new = find_output_linear(self._original_nodes[old_node]), find_output_linear(node)
         if fit.is_refitted or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):

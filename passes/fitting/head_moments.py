@@ -20,9 +20,9 @@ class Moments:
     """Second moments [n, n] of activations with a constant 1 appended (for biases), scaled to trace n.
 
     q: [n, n], of the inputs of the query linear.
-    k: [groups, n, n] for each new KV head: the mean of the moment of the key linear's inputs and of their covariance
-        under the attention weights, since a part that all keys share does not change the attention.
-    v: [groups, n, n]: the mean of the moments of the value linear's inputs and of their averages by the attention.
+    k: [groups, n, n], one per new KV head: the mean of two moments, of the key linear's inputs and of their deviations
+        from the attention-weighted average, since a part that all keys share does not change the attention.
+    v: [groups, n, n]: the mean of two moments, of the value linear's inputs and of their attention-weighted averages.
     spread: [heads], E[Σ_j p_j (1 − p_j)] of attention weights p, relative to its mean: the sensitivity to errors of
         scores, which is low if one key has nearly all weight.
     """
@@ -104,7 +104,6 @@ def _sum_squares(x: Array) -> Array:
 
 
 def _normalize_trace(moment: Array) -> Array:
-    """Return `moment` [..., n, n] scaled to trace n."""
     trace = np.trace(moment, axis1=-2, axis2=-1)[..., None, None]
     return np.asarray(moment * (moment.shape[-1] / np.where(trace > 0, trace, 1)))
 

@@ -66,7 +66,7 @@ def find_matrices(graph: Graph) -> dict[Param, Matrix | str]:
 
 
 def group_matrices(matrices: Iterable[Matrix]) -> list[list[Matrix]]:
-    """Group the matrices that must have one layout: the weights of q, k and v of one input. All others are alone."""
+    """Group the matrices that must have one layout: q, k and v of one input. Other matrices are groups of one."""
     by_param = {matrix.param: matrix for matrix in matrices}
     grouped: list[list[Matrix]] = []
     for matrix in list(by_param.values()):
@@ -82,7 +82,7 @@ def group_matrices(matrices: Iterable[Matrix]) -> list[list[Matrix]]:
 
 
 def compute_tensor_scales(matrices: Iterable[Matrix]) -> dict[Matrix, tuple[float, ...]]:
-    """Return the f32 scales that multiply the block scales of nvfp4: one per matrix of a stack, else a tuple of 1.
+    """Return the f32 scales that multiply the block scales of nvfp4: one per matrix of a stack, or a single one.
 
     Matrices that multiply the same value get the same scale, as runtimes compute q, k and v, or gate and up, by one
     product with one scale.

@@ -20,7 +20,7 @@ from .rows import is_rowwise
 
 @dataclass(frozen=True)
 class AffineValue:
-    """A value equal to a ⊙ S + b, reshaped to `shape`; `state` is the name of S. None represents 1 as a, and 0 as b."""
+    """A value a ⊙ S + b, where S is the state named `state`, reshaped to `shape`. If `a` is None it is 1, `b` 0."""
 
     state: str
     shape: Shape
@@ -138,7 +138,7 @@ class AffineRules:
         self.token = token
 
     def derive_form(self, node: Node, forms: Mapping[Value, AffineValue]) -> AffineValue | None:
-        """Return the form of the output of `node`, given those of all operands that depend on a state; else None."""
+        """Return the form of the output of `node`; None if there is no rule. `forms` has the forms of its operands."""
         if len(node.outputs) != 1:
             return None
         operands = [v for v in node.inputs if v is not None]

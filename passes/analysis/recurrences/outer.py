@@ -202,7 +202,7 @@ def copy_value_into(value: Value, gates: Graph, mapped: dict[Value, Value]) -> V
 
 
 class StateView:
-    """A view of a state as [batch, groups, keys, values]: `order` lists the axes of its `shape` in this order."""
+    """A state of `shape` viewed as [batch, groups, keys, values]; `order` lists its axes in this order."""
 
     def __init__(self, shape: Shape, order: tuple[int, ...]) -> None:
         self.shape, self.order = shape, order

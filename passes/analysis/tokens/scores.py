@@ -13,10 +13,10 @@ SPARSE_PATTERNS = ("chunked", "dilated")  # patterns of keys that kernels suppor
 
 
 def find_bias_nodes(graph: Graph, biases: Iterable[Value]) -> list[Node]:
-    """Return the nodes that compute `biases`, with their iotas, in graph order; nodes with a cache end the search.
+    """Return the nodes that compute `biases`, in graph order, back to iotas (included) and ops with caches (excluded).
 
     Raises:
-        WeftError: if a node that is not one of them also reads such an iota, which counts the keys.
+        WeftError: if a node that is not among them reads one of these iotas.
     """
     counts = {n.output: n for n in graph.nodes if n.op is ops.iota}
     makers = set(backward_slice(biases, [*counts, *(n.output for n in graph.nodes if find_caches(n))]))
@@ -30,8 +30,8 @@ def find_bias_nodes(graph: Graph, biases: Iterable[Value]) -> list[Node]:
 def explain_unsupported_scores(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
     """Return a reason (str) why no kernel computes the scores of a causal attention without a mask; None if one does.
 
-    Kernels support dense attention without a bias or with ALiBi of the positions, and `SPARSE_PATTERNS` if `keep_first`
-    is 0 and the attention is not `latent`.
+    Kernels support the pattern dense, and `SPARSE_PATTERNS` if `keep_first` is 0 and the attention is not `latent`. The
+    only bias is ALiBi, with constant slopes and one graph input as the positions of queries and keys.
     """
     if pattern != "dense" and (pattern not in SPARSE_PATTERNS or keep_first or latent):
         return f"its pattern is {pattern}"

@@ -21,7 +21,7 @@ class AlibiAsDimension(Pass):
     thousands reduce the precision of the scores.
 
     Condition: a constant added to all scores of a query has no effect. The pass refuses a bias by |i − j|, which does
-    not factorize, computed slopes, and attentions with a soft cap, sinks (not shifted with the scores) or a cache.
+    not factorize, computed slopes, and attentions with scale 0, a soft cap, sinks (which are not shifted) or a cache.
 
     Source: Press 2022, Train Short, Test Long (arXiv 2108.12409); softmax(s + c) = softmax(s).
 

@@ -26,9 +26,9 @@ class GqaToMla(Pass):
     heads of MLA share the rotary features of the keys, as the query heads of a single KV head do: these features are
     cached next to the latent.
 
-    Condition: k and v come from linears of one value, q from a linear, with only rotations between linears and
-    attention. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one), with heads
-    that are rotated entirely, which leaves no features for a latent, with one KV head per query head, or with a cache.
+    Condition: k and v come from linears of one value, q from a linear, with only one RoPE of q and one of k between
+    linears and attention. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one),
+    with keys rotated entirely, which leaves no features for a latent, with a KV head per query head, or with a cache.
 
     Source: Meng 2025, TransMLA (arXiv 2502.07864), section 3; DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434).
 
@@ -137,7 +137,7 @@ def _emit_rope(branch: Branch, spans: Spans, name: str) -> Value:
 
 
 def _derive_copy_weight(branch: Branch, rank: int, spans: Spans, name: str) -> Param:
-    """Return a new weight [rows, rank] that copies the features `spans` of a latent with `rank` features."""
+    """Return a new weight [rows, rank] that selects the features `spans` of a latent with `rank` features."""
     recipe = Concat(tuple(Slice(Identity(rank), 0, start, stop) for start, stop in spans))
     shape = sum(stop - start for start, stop in spans), rank
     return derive_param(branch.weight, recipe, shape, add_scope(branch.linear.graph, f"{name}.weight"))

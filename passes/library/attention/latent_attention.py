@@ -28,9 +28,9 @@ class MlaAbsorb(Pass):
     W_UV,h Σ α c. So W_UK moves to the queries and W_UV moves after the attention, and the cache holds only c and the
     rotary part k_r. If one weight contains W_UK and W_UV (as two blocks or interleaved by head), recipes split it.
 
-    Condition: keys and values come from linears without bias of one value c, which is narrower than the keys and,
-    unless keys have a rotary part, has no other readers (otherwise use slim-attention). All heads share the rotary
-    part, which comes last. The pass refuses attentions with a cache.
+    Condition: keys and values come from linears without bias of one value c, which is narrower than the keys. A rotary
+    part of keys comes last and is the same for all heads; without it, nothing else may read c (else use
+    slim-attention). The pass refuses attentions with a cache.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
 
@@ -76,7 +76,7 @@ class SlimAttention(Pass):
     as wide as x, and computes V = K W_K⁻¹ W_V; caching x needs no inverse.)
 
     Condition: keys and values come from linears without bias (see drop-k-bias, v-bias-to-o-bias) of one value, which is
-    narrower than both together; RoPE and norms of keys prevent the pass. It refuses attentions with a cache.
+    narrower than both together. Norms of keys, RoPE (except on a part that all heads share) or a cache prevent it.
 
     Source: Graef 2025, Slim attention (arXiv 2503.05840).
 
@@ -181,7 +181,7 @@ class _Latent:
 
 
 def _find_latent(node: Node) -> _Latent | None:
-    """Return the latent of the attention `node`; None if keys and values are not linears of one value, or quantized."""
+    """Return the latent of attention `node`; None if k and v are not linear in one value or its cache is quantized."""
     k, v = (node.operand(name) for name in "kv") if node.op is ops.attention else (None, None)
     if k is None or v is None or node.attrs["cache_bits"] is not None:  # it keeps keys and values of heads
         return None
@@ -270,8 +270,8 @@ def _merge_heads(part: Value) -> Value:
 
 
 def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
-    """Replace `old` by `new`, and erase the nodes between `sources` and `old` that then have no readers.
-    If this leaves pieces of a packed linear unread, the linear is split and these pieces are erased."""
+    """Replace `old` by `new`, and erase the nodes after `sources`, up to that of `old`, that then have no readers.
+    A packed linear with an unread piece is split, and the linear of this piece is erased."""
     graph = node.graph
     old_nodes = backward_slice([old], sources)
     replace_uses(old, new)

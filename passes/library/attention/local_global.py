@@ -23,10 +23,10 @@ class LocalGlobal(Pass):
 
     `pattern` lists the roles: "5:1" means five local layers, then a global one, repeated; also written
     "local*5 + global" or as a list of roles. Query i of a local layer sees the keys j with |i − j| < `window`, and of a
-    global layer all keys. `theta_local` and `theta_global` are the RoPE bases of the two roles (None: unchanged). With
-    rolling-buffer, caches of local layers hold a window only, and just the caches of global layers grow.
+    global layer all keys; causal layers stay causal. `theta_local` and `theta_global` are the RoPE bases of the two
+    roles (None: unchanged). With rolling-buffer, the caches of local layers hold only the keys of a window.
 
-    Condition: the model changes and needs further training. Layers with sparse patterns stay as they are.
+    Condition: the model changes and needs further training. Layers with sparse patterns keep their visible keys.
 
     Source: Beltagy 2020 (Longformer), arXiv:2004.05150; Gemma 2, 2024, arXiv:2408.00118; Gemma 3, 2025 (two bases),
     arXiv:2503.19786.
@@ -75,8 +75,7 @@ class LocalGlobal(Pass):
                     trace.record_rewrite(self.name, rope.output.name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check every layer against the definition: keys within the window or all keys, and RoPE with the given base
-        (wide windows are checked as a window of three)."""
+        """Check the visible keys of every layer and the RoPE bases (a wide window is checked as a window of three)."""
         checked = self
         if self.window + 3 > LONGEST_CHECK:
             checked = replace(self, window=3)

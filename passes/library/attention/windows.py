@@ -114,8 +114,7 @@ class SlidingWindow(Pass):
                 trace.record_rewrite(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check that sequences within the window give the same outputs and longer ones match the definition (wide
-        windows are checked as a window of three)."""
+        """Check that shorter sequences give equal outputs, and longer ones see the window (of three keys if wide)."""
         lengths = {node.output.shape[1] for node in select_attentions(before, self.layers, self.name)}
         # The length of audio is chosen in samples, not in the frames that attention sees.
         free_lengths = all(list_names(length).isdisjoint(AUDIO_SIZES) for length in lengths)

@@ -40,7 +40,7 @@ class FittedCache:
 class StoredRows:
     """Keys or values that an attention stores for calibration sequences.
 
-    rows: [n, kv_heads, width], one per token; weights: [n, kv_heads, width or 1], of their squared rounding errors.
+    rows: [n, kv_heads, width], one per token. weights: [n, kv_heads, width or 1], the importance of a squared error.
     first: [kv_heads, width], the median over all sequences of the row of token 0.
     queries: [kv_heads, width, width], the weighted second moment of the queries; None if the rows are values.
     """
@@ -51,7 +51,7 @@ class StoredRows:
     queries: Array | None = None
 
     def add_reader(self, other: StoredRows) -> StoredRows:
-        """Return these rows with weights and moments of `other` added, the rows of another reader of the same cache."""
+        """Return these rows with the weights and moments of `other`, another reader of the same cache, added."""
         queries = None if self.queries is None or other.queries is None else self.queries + other.queries
         return replace(self, weights=self.weights + other.weights, queries=queries)
 
@@ -103,8 +103,8 @@ def _fit_maps(nodes: Sequence[Node], stored: Sequence[StoredRows], bits: int, pe
 
 def fit_scale(x: Array, bits: int, per: Granularity, weight: Array, first: Array | None = None) -> Array:
     """Return the scales, f32 [heads · width] or [1] (per tensor), that round x [n, heads, width] with least error.
-    The error is the sum of squared errors times `weight` [n, heads, width or 1]. With `first` [heads, width], x is
-    shifted before it is rounded, for each candidate scale so that `first` becomes exactly representable."""
+    The error is the sum of squared errors times `weight` [n, heads, width or 1]. If `first` [heads, width] is given,
+    each candidate scale is tried on x shifted so that `first` is exactly representable with this scale."""
     groups = {"channel": x.shape[1] * x.shape[2], "head": x.shape[1], "tensor": 1}[per]
     rows, counts = (_group_columns(np.broadcast_to(part, x.shape), groups) for part in (x, weight))
     anchor = None if first is None else _group_columns(first[None], groups)
@@ -152,7 +152,7 @@ class _StoredRowsCollector:
     def collect_rows(self, add_rotated: bool) -> list[StoredRows]:
         """Return [keys, values], each with one row per token; [keys] if the attention has no operand v.
         With `add_rotated`, keys have further rows: all tokens but the first of a sequence, rotated to positions spread
-        over the context. Without RoPE these keys are repeated: all readers of a cache must return equally many rows."""
+        over the context, or repeated without RoPE, since all readers of a cache must return the same number of rows."""
         rotated = self._rotate_to_positions()
         names = [name for name in "qkv" if self.node.operand(name) is not None]
         bias_value = self.node.operand("bias")
@@ -274,7 +274,7 @@ def _spread_positions(graph: Graph, texts: Sequence[Array]) -> list[Array]:
 
 
 def remove_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """Return a copy of `graph` without caches and states, and a dict from each node of `graph` to its copy."""
+    """Return a copy of `graph` without caches, states and unread inputs, and a dict from each node to its copy."""
     copy = graph.clone()
     copies = dict(zip(graph.nodes, copy.nodes, strict=True))
     for name, value in list(copy.outputs.items()):

@@ -52,7 +52,7 @@ def build_rotation(width: int) -> RandomOrthogonal:
 
 
 def balance_moments(keys: Array, queries: Array) -> Array:
-    """Return the maps T [heads, width, width] for keys and queries with second moments [heads, width, width].
+    """Return the maps T [heads, width, width], given the second moments [heads, width, width] of `keys` and `queries`.
     Rounding channel c of k T to steps proportional to its range costs E[(k T)²_c] E[(q T⁻ᵀ)²_c]. T first makes both
     moments the same diagonal D, with the cost Σ D² over channels; a rotation then makes all entries of D about equal,
     which lowers the cost to (Σ D)² / width, the minimum."""
@@ -69,7 +69,7 @@ def balance_moments(keys: Array, queries: Array) -> Array:
 
 def insert_maps(nodes: Sequence[Node], keys: HeadMap, values: HeadMap, store: Callable[[str, Array], Param]) -> None:
     """Insert the maps at keys and values of the attentions `nodes`, and the inverse maps at queries and outputs.
-    All `nodes` read one cache. `store(name, array)` adds a parameter with these elements and returns it."""
+    All `nodes` read one cache; `values.matrix` is that of `build_rotation`; `store(name, array)` adds a parameter."""
     first = nodes[0]
     graph, kv_heads = first.graph, int(first.attrs["kv_heads"])
     with graph.inserting(before=first):

@@ -27,10 +27,10 @@ class BiasExtension:
     def extend(self, bias: Value | None) -> Value | None:
         """Return `bias` [batch, heads, queries, keys] extended to [batch, heads, queries, total].
 
-        None, and a bias whose producer has a cache, are returned unchanged.
+        None, and the output of an op that has its own cache, are returned unchanged.
 
         Raises:
-            WeftError: if the bias counts its keys in another way than by an iota over the tokens.
+            WeftError: if the keys are not counted by an iota over the tokens, or the queries not by position_ids.
         """
         if bias is None or (bias.producer is not None and find_caches(bias.producer)):
             return bias

@@ -145,9 +145,9 @@ def run_in_chunks(
     calls: dict[tuple[int, ...], _Progress] | None = None,
 ) -> dict[str, Array]:
     """Run `graph`, which has caches, in consecutive calls of `cuts` tokens; return the outputs concatenated on axis 1.
-    Scalar outputs are stacked to [calls]. Caches start as noise, since slots without a token must not matter, and
-    states at their initial values. `calls` stores results by prefix of `cuts`, for reuse by other cuts of the same
-    tokens."""
+    Scalar outputs of several calls are stacked to [calls]. Caches start as noise, since slots without a token must not
+    matter, and states at their initial values. `calls` stores results, keyed by the prefix of `cuts`, for later runs
+    on the same tokens."""
     calls = {} if calls is None else calls
     total = sum(cuts)
     if () not in calls:
@@ -221,7 +221,7 @@ def _list_bias_nodes(graph: Graph) -> list[Node]:
 
 
 def _list_comparing_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the ops that compare new tokens (trait COMPARES), and nodes, except biases, that mix positions only."""
+    """Return the ops that compare tokens (trait COMPARES), and nodes outside biases that mix nothing but positions."""
     bias_nodes, comparing = _list_bias_nodes(graph), []
     contents = {v for name, v in graph.inputs.items() if name != "position_ids"}
     for node in graph.nodes:
@@ -263,8 +263,8 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
 
 
 def _add_total_mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Value:
-    """Return the input attention_mask i64 [batch, total] over past and new tokens; add it, or widen an existing one.
-    Raise a WeftError if attentions use another mask, or if other nodes read this one."""
+    """Return the input attention_mask i64 [batch, total] over past and new tokens: added, or widened from [batch, seq].
+    Raise a WeftError if one of `attentions` has another key mask, or a node not in `attentions` reads this input."""
     mask_type = TensorType(dtypes.i64, (tokens[0], sizes.sym("total")))
     mask = graph.inputs.get("attention_mask")
     for node in attentions:

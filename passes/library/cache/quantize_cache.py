@@ -47,8 +47,8 @@ class QuantizeCache(Pass):
     With 4 bits, keys k are stored as (k − c) T and multiplied by queries q T⁻ᵀ, where T spreads large channels of keys
     and queries over all channels of a head. Values v are stored as (v − c) R with R orthogonal; Rᵀ and c are applied to
     the outputs. With c, the first token of a sequence, which draws much attention, is exactly representable. These maps
-    are exact, inserted between RoPE and attention, and cost four products of head size per token. Attention sinks
-    exclude c, soft caps exclude c of keys; latent caches have no maps.
+    are exact, inserted between RoPE and attention, and cost four products of head size per token and head. There is
+    no c with attention sinks, no c of keys with a soft cap, and no map of latent caches.
 
     Weights and the rest of the graph are unchanged. Run passes that change heads before.
 
@@ -134,8 +134,8 @@ class QuantizeCache(Pass):
         return None
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs are those of the original with past and present keys and values rounded to codes; where these are
-        mapped, also those of the original without a past."""
+        """The outputs are those of the original with past and present keys and values rounded to codes. Inserted maps
+        alone, without rounding and caches, leave the outputs unchanged."""
         quantized_before = {node.output.name for node in _list_quantized_nodes(before, ())}
         plain = before
         if maps := _list_added_maps(after, before):
@@ -181,8 +181,8 @@ def _list_added_maps(graph: Graph, before: Graph) -> list[str]:
 
 
 def _add_param(node: Node, name: str, array: Array, scales: type[FittedScales] | None = None) -> Param:
-    """Add a parameter `name` with the elements `array` in the scope of `node`, and return it.
-    It has the dtype of the output of `node`; with `scales`, it is f32 with this recipe of scales."""
+    """Add a parameter `name` in the scope of `node`, whose elements `array` go to the graph's reader; return it.
+    Without `scales`, it has the dtype of the output of `node`. With `scales`, it is f32 and has this recipe class."""
     graph = node.graph
     reader = graph.reader = SpilledTensors.wrap(graph.reader)
     full_name = f"{node.scope}.{name}" if node.scope else name

@@ -24,8 +24,8 @@ class RollingBuffer(Pass):
 
     The capacity axis of past_key_values.i.key and .value becomes F + window + `slack`, F the keep_first of
     sliding-window. The key of position p ≥ F is stored in slot F + (p − F) mod (window + slack) and replaces one that
-    has left the window. A cache stays unchanged if its new capacity is at least `length`, the longest sequence (None:
-    the model's context). The larger `slack`, the less often ONNX Runtime's kernel moves old keys out.
+    has left the window. A cache stays unchanged if several attentions read it, or if its new capacity is at least
+    `length`, the longest sequence (None: the model's context). With more `slack`, ONNX Runtime moves keys less often.
 
     Condition: each batch row continues where its last call ended. Run kv-cache before.
 

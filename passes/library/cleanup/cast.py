@@ -20,8 +20,8 @@ class CastDtype(Pass):
     """Convert floating-point parameters, inputs and values to `dtype` (f16, bf16, f32).
 
     Positions stay in f32: the frequencies of rope, and values that are computed elementwise from integers cast to
-    float, until they are combined with other values. States that accumulate all tokens also stay in f32. Weights are
-    rounded once, when they are written.
+    float, until they are combined with other values. Scales of quantized caches, and states that accumulate all tokens,
+    also stay in f32. Weights are rounded once, when they are written.
 
     Condition: values stay within the range of `dtype`, which is ±65,504 for f16.
 
@@ -104,9 +104,9 @@ def _is_f32_operand(node: Node, operand: int) -> bool:
 
 
 def _find_f32_values(graph: Graph) -> set[Value]:
-    """Return the values that stay f32: operands for which `_is_f32_operand` holds, floats computed from integers, and
-    values computed from them and from parameters by elementwise ops and moves. Parameters are included if only such
-    values are computed from them."""
+    """Return the values that stay f32: operands for which `_is_f32_operand` holds, results of casts and of ops without
+    float operands, and values computed from these and from parameters by elementwise ops and moves. A parameter is
+    included only if no other values are computed from it."""
     f32: set[Value] = set()
     for node in graph.nodes:
         f32.update(v for i, v in enumerate(node.inputs) if v is not None and _is_f32_operand(node, i))

@@ -17,8 +17,8 @@ from ... import Pass, Trace
 class Cse(Pass):
     """Compute equal expressions once.
 
-    Nodes are equal if they have the same op, operands (of commutative ops in any order) and attributes; parameters, if
-    they have the same recipe and type. The first of them stays, with its name and scope. Merging parameters ties an
+    Nodes are equal if they have the same op, attributes and operands (a commutative op: in any order). Parameters are
+    equal if they have the same recipe and type. The first of equal ones stays, with its name and scope. This ties an
     output head to an embedding table that the checkpoint stores once. Parameters filled with a constant are not merged,
     since they are the initial values of different weights.
 

@@ -62,8 +62,8 @@ class DropDoubleNorm(Pass):
 
 
 def _find_readers(norm: Node) -> tuple[list[Node], list[str]]:
-    """Return (norms, other readers as "op (%output)") that the scale of `norm` reaches.
-    Linear maps of single rows hand the scale on."""
+    """Return (norms, names of other readers and graph outputs) that the scale of `norm` reaches.
+    The scale passes through nodes for which `_is_homogeneous` holds."""
     lead = norm.output.shape[:-1]
     later_norms: list[Node] = []
     other_readers: list[str] = []

@@ -22,7 +22,7 @@ class PadVocab(Pass):
     Kernels and shards want round sizes (64, 128, or the number of devices); 50257 is a prime number. A token embedding
     with as many rows as the head, tied or not, also gets the new rows; no token id selects them.
 
-    Condition: the weight of the head is a parameter that only heads and embeddings read.
+    Condition: the weight of the head is a parameter that only the head and embeddings read.
 
     Source: Megatron-LM (Shoeybi 2019, 1909.08053), section 3, make-vocab-size-divisible-by.
 

@@ -22,7 +22,7 @@ def list_noise_inputs(graph: Graph) -> list[str]:
 
 @dataclass(frozen=True)
 class QuietRouters(Pass):
-    """Remove the noise that is added to the logits of routers, which only helps training.
+    """Remove the noise that is added to the logits of routers to help training.
 
     The inputs router_noise.i and the nodes that depend on them are removed: logits + noise ⊙ spread → logits.
 

@@ -17,7 +17,6 @@ UNIT_ATTRS = "activation", "limit", "shift"
 
 
 def _build_mixture() -> Value:
-    """Return a pattern that matches a mixture of experts together with its router."""
     combine = ops.route(value("logits"), maybe("correction"), **capture(*ROUTE_ATTRS))
     stacks = value("up"), value("down"), *map(maybe, OPTIONAL_STACKS)
     return ops.moe(value("x"), combine, *stacks, **capture(*UNIT_ATTRS, "active"))

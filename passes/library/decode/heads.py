@@ -90,7 +90,7 @@ class FuseQkv(Pass):
     """Compute queries, keys and values of an attention from the residual stream by one op: norm_qkv.
 
     The op normalizes x, multiplies it by the packed weights, and applies RMSNorm and RoPE to the heads of queries and
-    keys. A new op rotary_angles computes the cosines and sines. Keys and values go from there to the cache. Run
+    keys. A new op rotary_angles computes the cosines and sines. The cache stores keys and values of norm_qkv. Run
     fuse-norm-linear{fold=false} before.
 
     Condition: q, k and v are products of the same value after the same norm, by weights of modules with one parent or
@@ -171,8 +171,8 @@ class FuseLatent(Pass):
     The op normalizes the latent, applies RoPE to the rotary features of queries and key, and multiplies the other
     features of the queries by W_UKᵀ (the weights from latents to keys, which mla-absorb moves to the queries).
 
-    Condition: one split separates the latent from the rotary features, which all heads share; the attention is causal
-    self-attention without mask and bias.
+    Condition: one split separates the latent from the rotary features, which all heads share. The attention is causal
+    self-attention without a mask, and its only bias may be ALiBi.
 
     Source: DeepSeek-V2 (2405.04434), section 2.1.
 

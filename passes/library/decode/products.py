@@ -188,7 +188,7 @@ def list_terms(total: Value) -> list[Value]:
 
 
 def reorder_sums(graph: Graph, trace: Trace) -> None:
-    """Reorder the terms of sums [batch, seq, width]: values in memory first, then mixtures of experts, then products.
+    """Reorder the terms of sums [batch, seq, width]: mixtures of experts and then products come after all other terms.
     Each mixture or product kernel can then add the partial sum of the terms before it."""
     for node in graph.nodes:
         total = node.output
@@ -239,8 +239,8 @@ def _rank_term(term: Value) -> int:
 class FuseLinearResidual(Pass):
     """Fuse a product with the residual addition after it: x + norm_linear(h, W) → linear_residual(h, W, x).
 
-    A norm and a scale between product and addition are fused as well. In longer sums the products are added one by one,
-    after values in memory and mixtures of experts. Run fuse-norm-linear{fold=false} before.
+    A norm and a scale between product and addition are fused as well. A mixture of experts is fused with its addition
+    in the same way. In longer sums, mixtures and then products are added last. Run fuse-norm-linear{fold=false} before.
 
     Condition: only the addition reads the product, and the norm_linear has no norm (kind=none).
 

@@ -76,7 +76,7 @@ def _build_gated_norm(op: Op, units: bool) -> Value:
 
 
 def _find_step(match: dict[str, Any]) -> tuple[Value, dict[str, Any]] | Refusal:
-    """Return (step size, arguments of the fused op for its bias and softplus); a Refusal if the bias does not fit."""
+    """Return (step size, fused op's arguments for bias and softplus, or {}); a Refusal if the bias does not fit."""
     if "step" in match:
         return match["step"], {}
     delta, bias, weight = match["delta"], match.get("bias"), match.get("weight")

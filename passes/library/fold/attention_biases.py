@@ -57,7 +57,7 @@ class DropKBias(Pass):
 
 
 def _find_biases(graph: Graph, role: str, rule: str, trace: Trace) -> Iterator[tuple[Node, Branch, Param]]:
-    """Yield (attention, path to operand `role`, bias) for each nonzero bias; pass `rule` refuses other attentions."""
+    """Yield (attention, path to operand `role`, nonzero bias); pass `rule` refuses attentions without such a path."""
     for node in graph.nodes:
         if node.op is ops.attention and node.operand(role) is not None:
             branch = find_branch(node, role)
@@ -95,8 +95,8 @@ class VBiasToOBias(Pass):
     Condition: every query sees a key, since the output without visible keys is 0, not b. In self-attention a query sees
     its own token under any window or pattern; in full attention it sees all valid tokens, so no sequence of a batch may
     be empty. The pass refuses attentions with sinks (weights sum to less than 1), with a mask and also causality, a
-    window or a pattern (padding may see no key), with a bias that may be −∞, with a reader of the result other than one
-    linear, or with a cache of the values.
+    window or a pattern (padding may see no key), with a bias that may be −∞, with a node other than reshapes between
+    v's linear and the attention, with a reader of the result other than one linear, or with a cache of the values.
 
     Source: Vaswani 2017, Attention Is All You Need; linearity.
 

@@ -17,7 +17,7 @@ from ...edits.edit import are_params, derive_param, erase_unused_params, replace
 
 @dataclass(frozen=True)
 class Chain:
-    """The linear map weight @ x + bias that `nodes` (linears and scalar multiplications, last first) compute."""
+    """The linear map weight @ x + bias computed by `nodes`: linears and scalar factors, the last in the graph first."""
 
     x: Value
     weight: Recipe
@@ -146,9 +146,9 @@ class CollapseLinears(Pass):
 
 
 def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
-    """Yield `value` as a linear map of the input of its last linear, then of the input of the linear before it, ….
-    `value` may have no reader except `reader` (None: any), and each value before it a single reader. Otherwise the walk
-    ends, as it does at all ops but linears and scalar multiplications."""
+    """Yield `value` as a linear map of the input of the linear before it, then of the linear before that, and so on.
+    The walk back through linears and scalar factors ends at other ops, and at a value that the previous node of the
+    walk is not the only one to read. `value` itself may be read by `reader` only (None: by any)."""
     weight: Recipe | None = None
     bias: Recipe | None = None
     scale, nodes = 1.0, list[Node]()
@@ -178,7 +178,7 @@ def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
 
 def _find_matching_chains(node: Node) -> tuple[Chain, Chain] | None:
     """Return both summands of the add `node` as linear maps of their nearest common value; None without such a value.
-    A packed linear with a summand as one of its pieces is first unpacked, in place."""
+    If a summand is a piece of a packed linear, the linear is first split, in place."""
     a, b = node.inputs
     if a is None or b is None or a is b or a.type != b.type:
         return None

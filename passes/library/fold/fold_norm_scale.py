@@ -22,7 +22,7 @@ class Site:
 
     @property
     def key(self) -> tuple[Value | None, ...]:
-        """Return (weight, bias) of the norm; sites whose readers share a weight can be folded if keys are equal."""
+        """Return (weight, bias) of the norm. Sites whose readers share a weight must have equal keys to be folded."""
         return self.norm.operand("weight"), _find_bias(self.norm)
 
 
@@ -31,7 +31,7 @@ def _find_bias(norm: Node) -> Value | None:
 
 
 def find_site(norm: Node) -> Site | str:
-    """Return `norm` with its readers; a reason (str) if not all of them can absorb the norm's weight and bias."""
+    """Return `norm` with its readers; a reason (str) if one of them cannot absorb the norm's weight and bias."""
     readers = find_readers(norm.output)
     if isinstance(readers, str):
         return readers
@@ -53,8 +53,8 @@ def find_sites(
     changes: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
     """Return the sites that `find` returns for the norms of `graph`; reasons (str) become refusals of pass `name`.
-    Unless `untie`, a site with changes(site) is refused if a weight of its readers also has readers outside the
-    sites, because changing this weight would copy it. Sites with equal keys, as in shared layers, may share weights."""
+    Also refuse, unless `untie`, a site that changes weights (`changes(site)`) if one of them is a graph output or has a
+    reader outside of all sites with the same key: a changed weight would be a copy."""
     sites: dict[Node, Site] = {}
     for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
         result = find(norm)

@@ -92,8 +92,8 @@ class FoldScale(Pass):
             trace.refuse(self.name, at, why)
 
     def _accept(self, graph: Graph, refusals: dict[str, str]) -> list[_Plan]:
-        """Return the plans of this round. They share no nodes; unless `untie`, they scale a weight for all its readers.
-        The reason for a dropped plan is added to `refusals` under the names of the outputs of its sites."""
+        """Return the plans of this round, which share no nodes. Unless `untie`, drop plans that scale a weight for only
+        some of its readers; `refusals` then gets a reason, keyed by the output name of each site of the plan."""
         order, used_nodes, plans = number_nodes(graph), set[Node](), list[_Plan]()
         for plan in _merge_plans(_find_plans(graph, order, refusals)):
             _compensate_tied_head(plan, order)
@@ -117,7 +117,7 @@ class FoldScale(Pass):
 
 
 def _find_plans(graph: Graph, order: Mapping[Node, int], refusals: dict[str, str]) -> Iterator[_Plan]:
-    """Yield a plan for each factor in `graph` that can be folded; for others, set refusals[output name] to a reason."""
+    """Yield a plan for each factor in `graph` that can be folded; else set refusals[output name of its node]."""
     for node in graph.nodes:
         x = node.output
         edits: list[Edit] | str
@@ -187,7 +187,7 @@ def _list_expert_edits(route: Node, factor: Factor) -> list[Edit] | str:
 
 
 def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
-    """Merge plans that scale the same embedding table equally; return the merged plans and the others."""
+    """Merge plans that scale the same embedding table by the same factor; return these and all other plans."""
     by_table: dict[object, _Plan] = {}
     for plan in plans:
         table = next((e for e in plan.edits if e.node.op is ops.embedding), None)
@@ -201,8 +201,8 @@ def _merge_plans(plans: Iterator[_Plan]) -> list[_Plan]:
 
 
 def _compensate_tied_head(plan: _Plan, order: Mapping[Node, int]) -> None:
-    """Extend `plan`, if it scales a table by a number s, to the linears that share the table.
-    Weights before these linears absorb 1/s; a linear is left out if none can."""
+    """Extend `plan`, if it scales an embedding table by a number s, to the heads (linears) that share the table.
+    Weights before a head then absorb 1/s; if none can, the head is left out."""
     for table in {e.param: e for e in plan.edits if e.node.op is ops.embedding}.values():
         for node, i in table.param.uses:
             if node.op is ops.linear and i == 1 and isinstance(table.factor, float):

@@ -81,7 +81,7 @@ def _find_obstacle(stream: ResidualStream) -> str | None:
 
 
 def _find_centred_heads(streams: list[ResidualStream]) -> list[Node]:
-    """Return the linears whose input is a norm of `streams` without weight and bias and whose weight is a table."""
+    """Return the linears that read a norm of `streams` without weight and bias, and whose weight is also a table."""
     norms = [n for stream in streams for n in stream.norms if n.op is not ops.norm_linear]
     unweighted = [n.output for n in norms if n.operand("weight") is None and n.operand("bias") is None]
     shared = set(find_tables(streams))

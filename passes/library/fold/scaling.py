@@ -47,7 +47,7 @@ class Edit:
 
     @property
     def change(self) -> tuple[Factor, int, int, int | None]:
-        """Return (factor, axis, start, stop); edits with equal values of it multiply a parameter in the same way."""
+        """Return (factor, axis, start, stop): all fields except those that name the parameter."""
         return self.factor, self.axis, self.start, self.stop
 
 
@@ -93,7 +93,7 @@ def list_writer_edits(node: Node, factor: Factor, start: int = 0, stop: int | No
 
 
 def list_reader_edits(value: Value, factor: Factor) -> list[Edit] | str:
-    """Return edits that multiply weight columns of all readers of `value`.
+    """Return edits that multiply the columns of the weights of all readers of `value` by `factor`.
     Return a reason (str) if a reader is not a linear with a weight parameter, or if `value` is a graph output."""
     if value.is_output:
         return f"%{value.name} is an output of the graph"
@@ -104,15 +104,15 @@ def list_reader_edits(value: Value, factor: Factor) -> list[Edit] | str:
 
 
 def absorb_factor(reader: Node, index: int, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that multiply operand `index` of `reader` by `factor`; a reason (str) if there are none.
-    `order` is that of `number_nodes`. There are none if a value on the path has other readers."""
+    """Return the edits that multiply operand `index` of `reader` by `factor`; a reason (str) if that is impossible,
+    for example because a value on the path to a parameter has other readers. `order` is that of `number_nodes`."""
     walk = _Walk(order)
     walk.demand_factor(reader, index, factor)
     return walk.run()
 
 
 def absorb_factor_of_value(value: Value, factor: Factor, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return the edits that multiply `value` by `factor` for all of its readers; a reason (str) if there are none."""
+    """Return the edits that multiply `value` by `factor` for all of its readers, or a reason (str)."""
     walk = _Walk(order)
     for reader, index in value.uses:
         walk.demand_factor(reader, index, factor)
@@ -120,8 +120,8 @@ def absorb_factor_of_value(value: Value, factor: Factor, order: Mapping[Node, in
 
 
 def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Return a sentence that names the first use of a parameter of `edits` without an equal edit in `edited`, or None.
-    `edited` maps (node, operand index) to `Edit.change`."""
+    """Return a sentence that names a node which would read a parameter of `edits` unchanged or changed differently.
+    Return None without such a node. `edited` maps (node, operand index) to the `Edit.change` planned there."""
     for e in edits:
         for node, i in e.param.uses:
             if edited.get((node, i)) != e.change:
@@ -204,7 +204,7 @@ class _Walk:
             self.refuse(f"{op.name} (%{value.name}) is between the scale and the weights")
 
     def visit_linear(self, node: Node, factor: Factor) -> None:
-        """Add edits of weight and bias; if other ops than linears share the weight, scale bias and input instead."""
+        """Add edits of weight and bias; if another op shares the weight, a number multiplies input and bias instead."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
@@ -215,7 +215,7 @@ class _Walk:
             self.demand_factor(node, 0, factor)
 
     def visit_split(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
-        """Scale the input of a split if all pieces get the same number; else the rows of one piece's packed linear."""
+        """Scale the input of a split if all pieces get one number; else rows of the packed linear of a single piece."""
         x, (value, factor) = node.required_operand("x"), demands[0]
         if len(demands) == len(node.outputs) and not isinstance(factor, Recipe):
             if any(f != factor for _, f in demands):

@@ -27,7 +27,7 @@ def _find_fusible(norm: Node) -> Site | str | None:
 
 
 def _find_unfolded(norm: Node) -> Site | str | None:
-    """Return `norm` with its readers if all are projections or mixtures without a norm, else a reason (str).
+    """Return `norm` with its readers if all are projections, or mixtures that do not normalize; else a reason (str).
     Return None for an add_norm, an output that is not [batch, seq, width], a computed weight, or no readers."""
     readers = norm.output.users
     if norm.op is ops.add_norm or len(norm.output.shape) != 3 or not are_params(norm.inputs[1:]):
@@ -44,8 +44,7 @@ def is_projection(node: Node) -> bool:
 
 
 def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
-    """Replace `linear`, a reader of `norm`, by a norm_linear of the norm's input x; return the new output.
-    If the reader is a mixture of experts, replace it by a mixture with this norm."""
+    """Replace `linear` (or mixture), a reader of `norm`, by one that also normalizes x; return its output."""
     kind = "layer" if is_layer_norm(norm) else "rms"
     norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
     norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}

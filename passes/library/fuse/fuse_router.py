@@ -51,11 +51,11 @@ class FuseRouter(Pass):
     """Fuse top-k routers: ops that choose and weight k experts and scatter the weights become the op `route`.
 
     The softmax of the k largest logits equals the k largest probabilities divided by their sum, because e^x keeps the
-    order and the common denominator cancels: softmax(topk(x)) = renorm(topk(softmax(x))). So both are the renormalized
-    router of `route`. Sigmoids have no common denominator: sigmoid(topk(x)) = topk(sigmoid(x)) is not renormalized.
+    order and the common denominator cancels: softmax(topk(x)) = renorm(topk(softmax(x))). So both become a `route` that
+    renormalizes. Sigmoids have no common denominator: sigmoid(topk(x)) = topk(sigmoid(x)) is not renormalized.
 
     Condition: the weights are those of the chosen experts, scattered by one_hot of their indices and summed over the k.
-    Not recognized: a router that chooses experts by other scores than their weights (with a correction or noise).
+    A router that chooses experts by scores other than their weights (with a correction or noise) is not recognized.
 
     Source: Shazeer 2017 (1701.06538), equations 3 to 5; Mixtral (Jiang 2024, 2401.04088).
 

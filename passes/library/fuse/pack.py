@@ -135,8 +135,8 @@ class PackGateUp(Pass):
 
     The weights become one Concat recipe. A linear without a bias gets zeros if the other has one.
 
-    Condition: both read the same value, only the glu reads their results, and their weights are different parameters of
-    one dtype.
+    Condition: both read the same value, only the glu, which has no shift, reads their results, and their weights are
+    different parameters of one dtype.
 
     Source: the way Phi-3 stores them (Abdin 2024, arXiv:2404.14219); the unit is Shazeer's (2020, arXiv:2002.05202).
 

@@ -29,17 +29,17 @@ class HeadLayout:
 
     @property
     def is_identity(self) -> bool:
-        """Return whether the layout only takes the first len(heads) heads in their order and appends no zeros."""
+        """Return whether new head i is old head i and no zeros are appended; the last heads may be dropped."""
         return self.heads == tuple(range(len(self.heads))) and not self.zeros
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Return the old index of every feature in the new order, without the zeros."""
+        """Return `rows`: new feature i is old feature rows[i], not counting the zeros."""
         return _list_rows(self.heads, self.width)
 
     @property
     def single_head(self) -> HeadLayout:
-        """Return the layout for a tensor with a single head along the axis, to which it appends the zeros."""
+        """Return the layout for a tensor that has one head along the axis: keep this head and append the zeros."""
         return HeadLayout((0,), self.width, self.zeros)
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
@@ -99,7 +99,7 @@ def find_layouts(
 
 
 def compute_norm_growth(branch: Branch, layout: HeadLayout) -> float:
-    """Return the factor by which zeros scale the result of `branch`: √((width + zeros) / width) for each RMSNorm."""
+    """Return the factor by which padding enlarges the result of `branch`: √((width + zeros) / width) per RMSNorm."""
     norms = sum(node.op is ops.rms_norm for node in branch.between)
     return math.sqrt((layout.width + layout.zeros) / layout.width) ** norms
 

@@ -20,12 +20,12 @@ from .head_layout import HeadLayout, apply_layout, find_layouts, take_rows
 
 @dataclass(frozen=True)
 class MeanHeads(HeadLayout):
-    """A layout with fewer heads: each new head is the mean of `old` / len(heads) adjacent heads of the `old` heads."""
+    """A layout with fewer heads: each new head is the mean of a run of adjacent old heads. `old` is their number."""
 
     old: int = 0
 
     def rearrange(self, recipe: Recipe, shape: tuple[int, ...], axis: int = 0) -> Recipe:
-        """Return `recipe` (a tensor of `shape`) with adjacent heads along its first axis averaged.
+        """Return `recipe` (a tensor of `shape`) with runs of `old` / len(heads) heads along its first axis averaged.
         A tensor with a single head along `axis`, such as the weight of a norm per head, is returned unchanged."""
         return recipe if shape[axis] == self.width else MeanPool(recipe, self.old, len(self.heads))
 
@@ -47,9 +47,9 @@ class MhaToGqa(Pass):
     """Merge runs of adjacent key and value heads until `kv_heads` are left, shared by larger groups of query heads.
 
     The pass converts multi-head or grouped-query attention to fewer groups. `method` chooses the new head. mean: the
-    mean of the old heads' weights (Ainslie 2023). first: the first old head. Both compare heads feature by feature,
-    although heads have no common basis: V → A V with O → O A⁻¹ is the same attention. svd computes, in closed form, the
-    one head that expresses the others best, and changes queries and outputs accordingly:
+    mean of the old heads' weights (Ainslie 2023). first: the first old head. Neither accounts for the bases of heads,
+    which may differ: V → A V with O → O A⁻¹ is the same attention. svd computes, in closed form, the head from which
+    the old heads are best expressed, and changes queries and outputs accordingly:
 
     - Stack O_h V_h L over the heads h of a group. With B the right singular vectors of its truncated SVD, V' = B L⁻¹
       and O'_h = O_h V_h L Bᵀ.
@@ -60,13 +60,14 @@ class MhaToGqa(Pass):
     L Lᵀ is the second moment of the linears' input on `tokens` tokens of `calibration` (a text file, or token ids as
     .npy or .json); without a file, the identity. Half of it comes from single tokens and half from the attention: for
     values, from their weighted averages; for keys, from the differences among the keys that a query attends to. Heads
-    that attend to many keys get more weight. With `sequential`, later layers are fitted to the outputs of the changed
-    earlier layers, and each output projection is refitted by ridge regression. A norm on queries or keys, or a gate on
-    the output, fixes the basis; svd then falls back to the mean, with a note in the trace.
+    that attend to many keys get more weight. With `sequential` and a file, later layers are fitted to the outputs of
+    the changed earlier layers, and output projections are refitted by ridge regression. svd falls back to the mean,
+    with a note: for keys, if queries or keys have a norm, scale or clip, or they are rotated differently; for values,
+    if these have a norm, scale or clip, or something other than one linear (such as a gate) reads the result.
 
     Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
     result is exact if the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide
-    the present number of heads, or if there are caches.
+    the KV heads of an attention, if there are caches, or if `calibration` is given with a method other than svd.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).

@@ -17,12 +17,12 @@ LARGEST_MULTIPLE = 1024
 
 @dataclass(frozen=True)
 class PadHeadDim(Pass):
-    """Pad the head dimension with zeros to a `multiple` of 8 or 16, the sizes that fused kernels accept.
+    """Pad the head dimension with zeros to a multiple of `multiple`, such as 8 or 16, as fused kernels require.
 
     Zeros appended to q and k add nothing to a score; zeros appended to v give zeros in the output, for which W_o gets
     zero columns. The scale stays that of the old size d, and RoPE rotates the same features as before. An RMSNorm over
     a padded head of size d' averages the squares over more features: with ε·d/d' its output is exactly √(d'/d) times as
-    large, and the scale is divided by that.
+    large. For each such norm of queries or keys, the scale is divided by √(d'/d).
 
     Condition: q, k and v come from linears and a linear reads the result. The pass refuses attentions with a node
     between linear and attention that maps zeros to other values (a LayerNorm, an added constant, a clip whose range
@@ -62,8 +62,7 @@ class PadHeadDim(Pass):
 
 
 def _pad_heads(node: Node, multiple: int) -> str | None:
-    """Pad the heads of the attention `node` and return None. Return "" if their sizes are multiples already, and a
-    reason (str) if padding is impossible."""
+    """Pad the heads of attention `node`; return None, "" if their sizes are multiples already, or a reason (str)."""
     heads, scale = node.attrs["heads"], node.attrs["scale"]
     width = node.required_operand("q").width // heads
     if width % multiple == 0 and node.output.width // heads % multiple == 0:

@@ -27,9 +27,10 @@ class PermuteHeads(Pass):
     value heads move with their group of query heads. The pass is useful before a merge of adjacent heads. An attention
     whose heads an earlier run has put in this order stays unchanged.
 
-    Condition: the query heads of a group stay together. The pass refuses attentions with a cache, with a node other
-    than norms, scales, clips and rotations between linear and attention, with a reader of the result other than a
-    linear, with computed sinks, or with a bias per head that is not a parameter, ALiBi or a table of distances.
+    Condition: the query heads of a group stay together. The pass refuses attentions with a cache, with keys that are
+    also the values, with a node other than norms, scales, clips and rotations between linear and attention, with a
+    reader of the result other than one linear, with computed sinks, or with a bias per head that is not a parameter,
+    ALiBi or a table of distances.
 
     Source: Vaswani 2017, Attention Is All You Need; addition commutes.
 
@@ -71,8 +72,7 @@ class PermuteHeads(Pass):
 
 
 def _permute_heads(node: Node, order: tuple[int, ...], biases: BiasCache) -> str | None:
-    """Permute the heads of the attention `node` and return None. Return "" if an earlier run has done so, and a reason
-    (str) if it is impossible."""
+    """Permute the heads of attention `node`; return None, "" if an earlier run has done so, or a reason (str)."""
     heads, kv_heads = node.attrs["heads"], node.attrs["kv_heads"]
     if heads != len(order):
         return f"it has {heads} heads, the order {len(order)}"

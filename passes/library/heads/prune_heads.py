@@ -86,7 +86,7 @@ class PruneHeads(Pass):
         erase_unused(graph, [old.producer for old, _ in biases if old.producer is not None])
 
     def _select_heads(self, graph: Graph, sites: list[Node]) -> dict[Param, tuple[int, ...]]:
-        """Return the KV heads that remain at each of `sites`, by the weight of its output linear."""
+        """Return the KV heads that remain at each of `sites`, ascending, keyed by the weight of its output linear."""
         if self.heads:
             return {
                 _find_output_weight(node): tuple(h for h in range(node.attrs["kv_heads"]) if h not in self.heads)
@@ -143,7 +143,7 @@ def _find_output_weight(node: Node) -> Param:
 
 
 def _measure_energies(node: Node, activations: Activations | None) -> Array:
-    """Return the energy of each KV head [kv_heads]: Σ ‖O_h y_h‖² over its query heads h; None: Σ ‖O_h V_h‖²."""
+    """Return [kv_heads]: Σ ‖O_h y_h‖² over tokens and query heads h of a KV head; Σ ‖O_h V_h‖² without activations."""
     heads, reader = int(node.attrs["heads"]), node.graph.reader
     outputs = _find_output_weight(node).recipe.evaluate(reader).astype(np.float64)
     outputs = outputs.reshape(len(outputs), heads, -1).swapaxes(0, 1)  # [heads, out, dv]

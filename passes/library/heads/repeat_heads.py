@@ -15,14 +15,14 @@ from .head_layout import HeadLayout, apply_layout, find_layouts
 class GqaToMha(Pass):
     """Repeat key and value heads until there are `kv_heads`, by default one for every query head.
 
-    Query head h reads KV head ⌊h·kv_heads/heads⌋. If each KV head is repeated r times in place, h reads a copy of the
-    same head. With `kv_heads` between 1 and the number of query heads, MQA becomes GQA; without, it becomes MHA. A norm
+    With n KV heads, query head h reads number ⌊h·n/heads⌋. If each KV head is repeated r times in place, h reads a copy
+    of the same head. With `kv_heads` between 1 and the number of query heads, MQA becomes GQA; else MHA. A norm
     over all key heads at once keeps its mean. The pass restores the form that mha-to-gqa had converted, not the lost
     information.
 
     Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
     pass refuses attentions whose present number of KV heads does not divide `kv_heads`, whose number of query heads is
-    not a multiple of it, whose keys are also the values, or that have a cache.
+    not a multiple of `kv_heads`, whose keys are also the values, or that have a cache.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245), figure 2.
 

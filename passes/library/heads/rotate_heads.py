@@ -25,7 +25,7 @@ class RotateHeads(Pass):
     Condition: values come directly from a linear and are not cached yet, only a linear reads the output, and no other
     nodes read the weights of these linears.
 
-    Source: QuaRot (Ashkboos 2024, 2404.00456); SpinQuant (Liu 2024, 2405.16406), whose R2 this is.
+    Source: QuaRot (Ashkboos 2024, 2404.00456); SpinQuant (Liu 2024, 2405.16406), where R is called R2.
 
     Example rotate-heads::
 

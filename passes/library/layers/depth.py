@@ -101,7 +101,7 @@ class PruneLayers(Pass):
 
 @dataclass(frozen=True)
 class InsertLayers(Pass):
-    """Insert `count` copies of layer `after` right after it, initialized to add zero to the residual stream.
+    """Insert `count` copies of layer `after` (-1: the last) after it, initialized to add zero to the residual stream.
 
     In x + f(x), f ends in a linear (or the down projections of experts): with zero weight and bias, f(x) = 0 and the
     layer is the identity. All other weights of a copy equal those of the original, so further training starts from the

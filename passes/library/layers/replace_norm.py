@@ -21,7 +21,7 @@ class ReplaceNorm(Pass):
     RMSNorm. The model computes a different function and needs further training; if the residual stream can be centred,
     layernorm-to-rmsnorm is the exact alternative.
 
-    Condition: the graph has no norm_linear, into whose weight a norm may be folded. Otherwise the pass is an error.
+    Condition: it is an error if the graph has a norm_linear, whose weight may already contain that of its norm.
 
     Source: RMSNorm (Zhang & Sennrich 2019, 1910.07467); LayerNorm (Ba 2016, 1607.06450).
 

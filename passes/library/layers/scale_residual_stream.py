@@ -19,8 +19,9 @@ class ScaleResidualStream(Pass):
     With c = `factor`, c·x/√(mean((c·x)²) + c²·ε) = x/√(mean(x²) + ε). The weights of all writers of the stream (tables,
     last linears and experts of sublayers, their biases, norms after them) are multiplied by c, ε of every norm that
     reads the stream by c², and linears that read it directly by 1/c. Models trained in bf16 whose stream exceeds 65504
-    (T5, Gemma) then run in f16; a power of two changes only exponents. If a table is also the head's weight, its
-    looked-up rows are multiplied instead. A second run multiplies by `factor` / graph.meta["residual_scale"].
+    (T5, Gemma) then run in f16; a power of two changes only exponents. Looked-up rows are multiplied instead of a table
+    that the head shares, and results instead of the weight of a norm that has none. A second run multiplies by
+    `factor` / graph.meta["residual_scale"].
 
     Condition: every writer of the stream is linear or a norm, and only norms and linears read it.
 

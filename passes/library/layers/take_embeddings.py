@@ -84,8 +84,8 @@ class TakeEmbeddings(Pass):
         )
 
     def _find_replaced_nodes(self, tables: list[Node]) -> list[Node]:
-        """Return the nodes whose outputs the input replaces: the lookups `tables`, or with `scaled` their readers.
-        The readers are chosen only if all of them multiply by the same factor."""
+        """Return the nodes whose outputs the input replaces: the lookups `tables`. With `scaled`, return their readers
+        instead, if all of these multiply by one factor."""
         readers = list(dict.fromkeys(reader for node in tables for reader in node.output.users))
         scales = [node for node in readers if node.op is ops.affine and node.attrs["plus"] == 0]
         have_one_factor = len({node.attrs["by"] for node in scales}) == 1

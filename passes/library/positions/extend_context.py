@@ -48,10 +48,11 @@ class ExtendContext(ScalingArguments, Pass):
     - llama3: as yarn, with the bounds `high_freq` and `low_freq` and without the scale.
 
     `original` None means the model's context. graph.meta stores the new lengths. `layers` selects the layers whose
-    rotations change: all, even, odd, indices, or a pattern ("local*5 + global").
+    rotations change: all, even, odd, indices, or a pattern ("local*5 + global"); position tables change only with all.
 
     Condition: the model changes; it is usable directly (ntk, yarn) or after little training. Frequencies that are
-    already scaled do not change, and neither do biases by distance; position tables only support pi.
+    already scaled do not change, and neither do biases by distance; position tables only support pi. It is an error if
+    the graph has no positions that the pass extends.
 
     Source: Chen 2023 (pi), arXiv:2306.15595; bloc97 2023 (NTK-aware scaled RoPE); Peng 2023 (YaRN), arXiv:2309.00071;
     Llama 3, 2024, arXiv:2407.21783.
@@ -168,7 +169,7 @@ class ExtendContext(ScalingArguments, Pass):
             graph.meta["context"] = int(original * self.factor)
 
     def _expect_table(self, node: Node, before: Graph, after: Graph) -> Array:
-        """Return the float64 table, as it should be in `after`, of the position embedding `node` of the graph `before`.
+        """Return the float64 table that `after` should have for the position embedding `node` of the graph `before`.
         Raise a WeftError if a table of sinusoids in `after` differs from sinusoids at interpolated positions."""
         old = before.params[require_param(node, "table").name]
         new_node = next(n for n in after.nodes if n.output.name == node.output.name)

@@ -32,8 +32,8 @@ class InsertRope(ScalingArguments, Pass):
     position_ids, which is added if it is missing; bidirectional attentions without this input count their tokens.
     `layers` selects the layers: all, even, odd, indices ("0-5, 8"), or a pattern ("local*3 + global").
 
-    Condition: the model changes and needs further training. A layer with RoPE does not change, and neither does one
-    whose values are part of its keys (latent attention). It is an error if no layer changes, as in a second run.
+    Condition: the model changes and needs further training. A layer with RoPE, with a quantized cache, with an op other
+    than `attention`, or with values that are part of its keys does not change. It is an error if no layer changes.
 
     Source: Su 2021 (RoFormer), arXiv:2104.09864.
 

@@ -67,8 +67,8 @@ class NormAcrossRope(Pass):
 
 
 def _find_norm(rotation: Node, before: bool) -> list[Node]:
-    """Return a norm and the reshapes around it, in order, directly before `rotation`, or after it unless `before`.
-    Nodes after it must be its only readers. Return [] without a norm, or if they change the type of their input."""
+    """Return the norm directly before `rotation` and the reshapes around it, in order; [] without a norm, or if these
+    nodes change the type. Unless `before`, look after `rotation` instead, along values with a single use."""
     chain: list[Node] = []
     value = rotation.required_operand("x") if before else rotation.output
     while before or len(value.uses) == 1:
@@ -84,7 +84,7 @@ def _find_norm(rotation: Node, before: bool) -> list[Node]:
 
 
 def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
-    """Return why the norm in `steps` cannot move across `rotation`, or None; `chain` is all of them in order."""
+    """Return why the norm in `steps` cannot move across `rotation`, or None; `chain` is `steps` and it, in order."""
     (norm,) = (n for n in steps if n.op in _NORMS)
     for node in chain[:-1]:
         if len(node.output.uses) > 1 or node.output.is_output:

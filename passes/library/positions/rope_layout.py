@@ -109,7 +109,7 @@ def _find_obstacle(attention: Node, ropes: list[tuple[Node, Destination]]) -> st
 
 
 def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
-    """Return the row order of the other layout for each linear and vector op before `rotations`, or a reason (str)."""
+    """Return order, for each linear and vector op before `rotations`: new row r is old row order[r]. Or a reason."""
     rows: dict[Node, Array] = {}
     origins: list[LinearOrigin] = []
     for rotation in rotations:
@@ -134,8 +134,8 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
 
 
 def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | str:
-    """Return the new order of the elements of vectors that `step` reads; a reason (str) if there is none.
-    labels[i] is the row of the linear from which feature i of `step` comes; `order` is the new order of these rows."""
+    """Return the indices of the old elements, in the new order, of vectors that `step` reads; a reason (str) if none.
+    labels [..., width] are the linear's rows that compute the features of `step`; new row r is old row order[r]."""
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
         return "has an operand that is not a vector over the features"
     groups = labels.reshape(-1, labels.shape[-1])

@@ -77,7 +77,7 @@ class StripPositions(Pass):
             _clean_up(graph)
 
     def _drop_summand(self, node: Node, position_values: set[Value], trace: Trace) -> None:
-        """Remove the summand of `node` that is in `position_values`, if exactly one summand is; else do nothing."""
+        """Remove the only summand of `node` in `position_values`, if there is one; refuse if the type would change."""
         (x, y), norms = node.inputs[:2], node.op is ops.add_norm
         assert x is not None and y is not None
         if (x in position_values) == (y in position_values) or not node.output.type.dtype.is_float:
@@ -94,7 +94,7 @@ class StripPositions(Pass):
         node.outputs[-1].replace_uses(content)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check against the graph before, run with rotations by zero and position tables and biases of zero."""
+        """Check against the graph before, run without rotations and with zeros for the values that were removed."""
         inputs = equivalence.make_inputs(before)
         names = {n.output.name for n in after.nodes}
         values = find_position_values(before)

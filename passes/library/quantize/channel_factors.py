@@ -26,8 +26,8 @@ OUTPUTS = 1024  # rows of a weight, enough to estimate the sizes of its columns
 
 def fit_channel_factors(x: Array, weights: Sequence[Array], layout: BlockLayout) -> Array | None:
     """Return factors s, powers of two f32 [in], for which (x / s) (W · s)ᵀ has the least error, over all `weights` W.
-    x is [n, in], W [out, in]; W · s is rounded to `layout` and x / s to 8 bits. Candidates are sizes of activations to
-    a power divided by sizes of weights to another (`POWERS`). Return None if none reduces the error by 2 %."""
+    x is [n, in], W [out, in]; W · s is rounded to `layout` and x / s to 8 bits. Candidates are aᵖ/bᵠ with (p, q) from
+    `POWERS`, a and b root mean squares per column of x and of W. Return None if none reduces the error by over 2 %."""
     inputs = _measure_columns(x.astype(np.float64, copy=False))
     weights = [weight.astype(np.float64) for weight in weights]
     outputs = np.sqrt(np.mean([np.square(_measure_columns(weight)) for weight in weights], 0))

@@ -56,7 +56,7 @@ class QuantizeWeights(Pass):
       text, for linear maps in 4 bits whose rows are a multiple of `group`. They are real numbers, stored as a zero
       point and a code for the remainder. Other weights are rounded to the nearest.
     - auto: codes as stored in the file, where they fit; gptq for other weights if they get less than 8 bits and the
-      model has a tokenizer; rtn otherwise.
+      model has a tokenizer; rtn otherwise. With `calibration` or `budget`, no stored codes, but gptq.
 
     Codes fit (auto) if they are integers of at most `bits` bits in groups of `group` or more: q4_0, q4_1, q4_k, q5_0
     and q8_0 of GGUF files (codes of 5 bits become codes of 8), q2_k, q3_k and q6_k with group=16, and the codes of
@@ -176,7 +176,7 @@ class QuantizeWeights(Pass):
 
     @property
     def uses_text(self) -> bool:
-        """Return whether the pass reads a calibration text if the model can tokenize one."""
+        """Return whether the pass reads calibration sequences, if there is a file of ids or a tokenizer."""
         return self.format == "int" and (self.uses_fitting or self.budget is not None)
 
     @property
@@ -186,12 +186,12 @@ class QuantizeWeights(Pass):
 
     @property
     def uses_fitting(self) -> bool:
-        """Return whether gptq is applied if the model can tokenize a text."""
+        """Return whether gptq is applied, if there are calibration sequences."""
         uses_fitting = self.bits < 8 or self.calibration is not None or self.budget is not None
         return self.method == "gptq" or (self.method == "auto" and uses_fitting)
 
     def is_mostly_stored(self, graph: Graph) -> bool:
-        """Return whether most weights of linears and experts keep the blocks of their file, or get wider codes."""
+        """Return whether `_find_stored` has most weights (by elements) of the linears and experts to be quantized."""
         self._check_arguments()
         plan = self._choose_layouts(graph, Trace())
         mapped = {matrix: layout for matrix, layout in plan.items() if matrix.kind in ("linear", "experts")}
@@ -199,9 +199,9 @@ class QuantizeWeights(Pass):
         return 2 * stored > sum(matrix.elements for matrix in mapped)
 
     def _find_stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
-        """Return the matrices of `plan` for which the file determines the codes.
-        {matrix: (stored layout, None)} if the stored codes stay; {matrix: (stored layout, layout of 8 bits)} if they
-        have more bits than `plan` and the file takes few bits on average."""
+        """Return the matrices of `plan` for which the file determines the codes, with (stored layout, wider layout).
+        The wider layout is None if the stored codes stay. It has 8 bits, to which codes are rounded, for linears whose
+        stored codes do not fit `plan`, if the file takes few bits on average (`_has_few_bits`)."""
         if self.format in FLOATS4:
             reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
             return {
@@ -264,7 +264,7 @@ class QuantizeWeights(Pass):
     def _fit_budget(
         self, budget: float, graph: Graph, plan: dict[Matrix, BlockLayout], texts: Sequence[Array], trace: Trace
     ) -> dict[Matrix, BlockLayout]:
-        """Return `plan` with new layouts of linears and experts, which take `budget` bits per weight on average."""
+        """Return `plan` with new layouts of linears and experts: at most `budget` bits per weight on average."""
         if not texts:
             raise WeftError(
                 f"quantize: budget={budget:g} measures on a text which matrices matter, and the model has no tokenizer "
@@ -286,7 +286,7 @@ class QuantizeWeights(Pass):
         return sorted({int(number) for number in numbers})
 
     def _read_texts(self, graph: Graph, trace: Trace) -> list[Array]:
-        """Return the calibration sequences (token ids); [] if none are needed, or if auto finds no tokenizer."""
+        """Return batches of calibration ids; [] if none are needed, or if auto has neither tokenizer nor file."""
         if not self.uses_text:
             return []
         if has_cache(graph):

@@ -31,9 +31,9 @@ class ScaleChannels(Pass):
     W x = (W diag(s)) (diag(s)⁻¹ x), and 1/s goes into the node that computes x: the weight of a norm, or the rows of
     the up projection of a gated feed-forward. Values of a group share a scale (activations as well, if kernels round
     them to 8 bits), so a channel that is larger than its neighbours reduces their precision. Factors move magnitude
-    from weights to activations, or back. Candidates are sizes of activations to a power, divided by sizes of weights to
-    another power. They are compared on activations of a text, with weights rounded to `bits` bits in groups of `group`
-    and activations to 8 bits. All readers of a value get the same factors. Factors are powers of two, so only the
+    from weights to activations, or back. Candidates are powers of the activations' root mean squares per channel,
+    divided by powers of the weights'. They are compared on a text, with weights rounded to `bits` bits in groups of
+    `group` and activations to 8 bits. All readers of a value get the same factors, powers of two, so that only the
     exponents of weights change. The text is `calibration`, as for quantize, or the mixture that comes with weft; about
     `tokens` tokens are sampled evenly from it. If the model has no tokenizer, tokens are random, with a warning.
 
@@ -105,7 +105,7 @@ class ScaleChannels(Pass):
         trace.progress(len(sites), len(sites))
 
     def _find_sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
-        """Yield the values whose channels can be scaled; record others that matrices read as refusals in `trace`."""
+        """Yield the values read by matrices whose channels can be scaled; record the rest as refusals in `trace`."""
         all_matrices = find_matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
@@ -138,7 +138,7 @@ def _sample_rows(weight: Param) -> Array:
 
 
 def _list_edits(value: Value, factors: Recipe, order: Mapping[Node, int]) -> list[Edit] | str:
-    """Return edits that divide `value` by `factors` and multiply its readers' weight columns, or a reason (str)."""
+    """Return edits that divide `value` by `factors` and multiply weight columns of its readers; or a reason (str)."""
     reader_edits = list_reader_edits(value, factors)
     if isinstance(reader_edits, str):
         return reader_edits

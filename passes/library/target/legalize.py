@@ -12,9 +12,10 @@ from ...edits.legalization import ACCEPTS, legalize
 
 @dataclass(frozen=True)
 class Legalize(Pass):
-    """Replace ops by their bodies until the `target` has a lowering for every op, in its `form` of the graph.
+    """Replace ops by their bodies until the `target` has a lowering for every op.
 
-    `weft targets NAME` lists the forms; "" is the whole model. The trace lists why lowerings refuse ops.
+    A target may compile several forms of one graph, which differ in the ops that have lowerings. `form` is the name of
+    one (see `weft targets NAME`); "" is the whole model. The trace lists why lowerings refuse ops.
 
     Condition: none; an op that has no lowering and no body is an error.
 

@@ -13,7 +13,7 @@ from ..cleanup.dce import Dce
 
 
 def list_losses(graph: Graph) -> list[str]:
-    """Return the names of the outputs of a language model other than logits and caches; [] for other models."""
+    """Return the names of the outputs other than logits, caches and states; [] if `graph` is not a language model."""
     if "logits" not in graph.outputs or "task" in graph.meta:
         return []
     return [name for name in graph.outputs if name != "logits" and not name.startswith("present")]

@@ -79,12 +79,12 @@ class _Side(Pass):
 class EncoderSide(_Side):
     """Keep the encoder of an encoder-decoder: the nodes that depend on the source inputs only.
 
-    With at=keys, the outputs are the values of these nodes that other nodes read. Keys and values of the i-th
-    cross-attention are named cross.{i}.key and cross.{i}.value; other values keep their names. The graph of
-    decoder-side has them as inputs: encoder and decoder, run in this order, compute the outputs of the original graph.
-    With at=states, the output is last_hidden_state, the last value on all paths from the source to the decoder. Inputs
-    are then named as in any other encoder, and names of parameters and scopes lose the prefix "encoder.". If encoder
-    and decoder both add to a loss, its encoder part is a second output.
+    With at=keys, the outputs are the values of these nodes that the decoder reads (the inputs of decoder-side), and the
+    graph outputs among them. Keys and values of the i-th cross-attention are named cross.{i}.key and cross.{i}.value;
+    other values keep their names. With at=states, the output is last_hidden_state, the last value on all paths from the
+    source to the decoder. Inputs are then named as in any other encoder, and names of parameters and scopes lose the
+    prefix "encoder."; the encoder's part of aux_loss is a second output. In both cases, encoder and decoder, run in
+    this order, compute the outputs of the original graph.
 
     Condition: the decoder runs after it.
 
@@ -136,7 +136,7 @@ class DecoderSide(_Side):
 
 
 def join_encoder_decoder(encoder: Graph, decoder: Graph, at: At) -> Package:
-    """Return the package of both graphs, cut with the same `at`; it connects encoder outputs to decoder inputs."""
+    """Return the package that connects outputs of `encoder` to inputs of `decoder`; both were cut with `at`."""
     return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
 
 
@@ -145,7 +145,7 @@ _IN_WHOLE = {"input_ids": IDS, "attention_mask": MASK, STATES: HIDDEN, LOSS: f"{
 
 
 def _split_values(graph: Graph) -> tuple[set[Value], set[Value]]:
-    """Return (the values that depend on inputs of the source only, the values that depend on other inputs)."""
+    """Return (values that depend on source inputs only, values that depend on another input), inputs included."""
     source_values = {v for name, v in graph.inputs.items() if name in SOURCE}
     later_values = set(graph.inputs.values()) - source_values
     for node in graph.nodes:
@@ -158,7 +158,7 @@ def _split_values(graph: Graph) -> tuple[set[Value], set[Value]]:
 
 
 def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
-    """Return the values that the decoder reads from the encoder, by their names as inputs of the decoder.
+    """Return the values that the decoder reads from the encoder, keyed by their names as inputs of the decoder.
     Raise a WeftError if there are none, or if `at` is "states" and no single value determines all of them."""
     if at == "states":
         if (memory := _find_memory(graph)) is None:
@@ -201,7 +201,7 @@ def _find_memory(graph: Graph) -> Value | None:
 
 
 def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
-    """Return the outputs of `graph`, by name, that the encoder computes; only aux_loss if `at` is "states".
+    """Return the outputs of `graph` that the encoder computes, keyed by name; only aux_loss if `at` is "states".
     If encoder and decoder both add to this loss, return the encoder's summand and remove it from the sum in `graph`."""
     source_values, later_values = _split_values(graph)
     if at == "keys":
