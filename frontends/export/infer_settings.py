@@ -24,8 +24,8 @@ _NORMS = (ops.rms_norm, ops.layer_norm)
 def propose_settings(
     model: Model, graph: Graph, source_name: str | None, names: Sequence[str]
 ) -> Iterator[tuple[str, Settings]]:
-    """Yield (family, settings) for the canonical `graph`: `source_name`, if it is in `names`, with the settings that
-    `model` was read with; then each of the families `names` with the settings inferred from the graph.
+    """Yield (family, settings) for the canonical `graph`: if `names` has `source_name`, first that family with the
+    settings that `model` was read with; then each of `names` with the settings inferred from `graph`.
 
     Raises:
         WeftError: if no settings can be inferred.
@@ -148,7 +148,7 @@ def _infer_arrangement(layer: Projections) -> str:
 
 
 def _infer_ffn(graph: Graph) -> dict[str, Any]:
-    """Return the settings of the first feed-forward layer, as those of all layers; {} without feed-forwards."""
+    """Return the settings of the first dense feed-forward, which all layers are assumed to share; {} without one."""
     for node in graph.nodes:
         down = _find_reader(node.output, ops.linear) if node.outputs else None
         name = _name_activation(node)

@@ -27,8 +27,8 @@ _INVERSES = {"neg": "neg", "exp": "log", "log": "exp", "reciprocal": "reciprocal
 
 
 def invert_step(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
-    """Return a recipe of the single part of `recipe`, a tensor of `shape`, computed from `value`, a recipe of the
-    result.
+    """Return the recipe that computes the single part of `recipe` from `value`, the recipe of the result of `recipe`.
+    The part has the shape `shape`.
 
     Raises:
         WeftError: if `recipe` has no inverse, or has several parts.
@@ -232,11 +232,11 @@ def invert_recipes(
     layout: Layout = lambda name, count: None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> dict[str, ShapedRecipe]:
-    """Return the checkpoint tensors for which each recipe in `equations` yields the value paired with it.
+    """Return the checkpoint tensors, by name, from which each recipe in `equations` computes the value paired with it.
 
-    `shapes` are known shapes. For another tensor that is read reshaped, `layout` may return the shape; if it returns
-    None, biases are vectors, and others matrices with the same last axis. Concatenated tensors of unknown shape have
-    equal lengths.
+    `shapes` maps tensor names to known shapes. If another tensor is read reshaped, its shape is stated by its recipe or
+    by `layout`; else a bias is a vector, and any other tensor a matrix with the same last axis. Concatenated tensors of
+    unknown shape are taken to have equal lengths.
 
     Raises:
         WeftError: if a recipe has no inverse, or equations disagree about a tensor.
@@ -260,7 +260,7 @@ def invert_recipes(
 
 
 def _undo_step(recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: TensorReader) -> list[Equation]:
-    """Return (part, value of the part) for each part of `recipe`, whose result is `value`; [] for a constant."""
+    """Return equations for the parts of `recipe`, whose result is `value`, and for kept tensors; [] for constants."""
     if not any(True for _ in recipe.sources()):
         return []  # a constant
     item, shape = recipe.parts[0], value.shape
@@ -323,7 +323,7 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
 
 
 def _keep_stored(recipes: Iterable[Recipe], item: Recipe, reader: TensorReader) -> list[Equation] | None:
-    """Return the tensors that `recipes` read, as stored; None unless `reader` has all and `item` reads none of them."""
+    """Return equations that keep the tensors read by `recipes`; None if `reader` lacks one or `item` also reads one."""
     keys = _list_keys(recipes)
     if set(keys) - set(reader.keys()) or set(keys) & set(item.sources()):
         return None
@@ -335,7 +335,8 @@ def _read_shape(recipe: Recipe, reader: TensorReader) -> Shape | None:
 
 
 def _infer_shape(recipe: Recipe, count: int) -> Shape | None:
-    """Return the shape of the result of `recipe`, which has `count` elements; None if its steps do not determine it."""
+    """Return the shape of the result of `recipe`, which has `count` elements; None if no step of it states one. Items
+    of a Concat are taken to have equal shapes."""
     match recipe:
         case Reshape(_, dims):
             size = math.prod(d for d in dims if d != -1)

@@ -35,10 +35,10 @@ class Difference:
 
 @dataclass
 class GraphMatch:
-    """The nodes and parameters of a first graph that correspond to those of a second graph, and their differences.
+    """The correspondence of a first graph (`ours`) to a second (`theirs`).
 
-    params: parameter of the second graph → parameter (or constant) of the first. nodes: number of matched nodes.
-    differences: in the order of the second graph.
+    params: name of a parameter of the second graph → parameter of the first, or constant if the first has none.
+    nodes: number of nodes with equal ops. differences: in the order of the second graph.
     """
 
     params: dict[str, Param | float] = field(default_factory=dict)
@@ -125,7 +125,8 @@ class _GraphMatcher:
         return operands
 
     def compare_params(self, ours: Value, theirs: Param) -> tuple[str, str] | None:
-        """Return descriptions of `ours` and of the parameter `theirs` if they do not match; None if they match."""
+        """Return descriptions of `ours` and the parameter `theirs` if they do not match, else None. Parameters of a
+        checkpoint match by shape, each with a single partner, which `result` records; constants match by value."""
         if not isinstance(ours, Param):
             return f"%{ours.name}, which is computed", f"the parameter {theirs.name}"
         if ours.shape != theirs.shape:

@@ -16,7 +16,7 @@ def write_parameters(
 ) -> None:
     """Write every parameter of `model` that stores weights to the safetensors file `out`, atomically.
 
-    They are stored in `dtype` (f32, f16, bf16), or each in the smallest dtype that represents it exactly.
+    They are stored in `dtype` (f32, f16, bf16), or each in the dtype of `find_exact_dtype`.
 
     Raises:
         WeftError: if `out` cannot be written, or a value exceeds the range of `dtype`.

@@ -24,7 +24,7 @@ SHOWN = 3  # the number of tensors that a note lists
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """The codes of a quantized matrix or stack [..., out, in], whose rows are entire blocks of `layout`."""
+    """The codes of a quantized matrix or stack [..., out, in], in which every row begins a new block of `layout`."""
 
     recipe: Recipe
     layout: BlockLayout
@@ -68,16 +68,15 @@ def choose_codes(
     note: Callable[[str], None],
     aside: Collection[str] = (),
 ) -> dict[str, StoredCodes]:
-    """Return the codes to store, by tensor name.
+    """Return the codes to store, keyed by tensor name.
 
     weights: "auto" stores the codes of all weights that a pass quantized, or of none if `refusal` refuses one; "codes"
     stores all that are not refused, including blocks of the source's checkpoint; "float" stores none.
-    refusal: returns the reason why a format cannot store a tensor's codes, or "". note: reports tensors written as
-    floats.
-    aside: tensors that never store codes and do not count as refused.
+    refusal: returns the reason why a format cannot store a tensor's codes, or "". note: reports refused tensors.
+    aside: names of tensors that never store codes and do not count as refused.
 
     Raises:
-        WeftError: if "codes" finds nothing to store, or "float" has no effect.
+        WeftError: if "codes" finds nothing to store, or "float" has no effect, because no weight is quantized.
     """
     codes: dict[str, StoredCodes] = {}
     if weights == "float":
@@ -111,8 +110,7 @@ def choose_codes(
 
 
 def _find_layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
-    """Return `recipe` with whole rows of stored tensors, and the layout of its codes, or the reason why it has none
-    (str)."""
+    """Return `recipe` after `_keep_rows`, and its block layout, or the reason why it has none, a str."""
     rows = _keep_rows(unwrap_stored_blocks(recipe), reader)
     return rows, find_block_layout(rows, reader)
 
@@ -136,7 +134,7 @@ def _list_refusals(refusals: Mapping[str, str]) -> str:
 
 
 def _keep_rows(recipe: Recipe, reader: TensorReader) -> Recipe:
-    """Return `recipe` with -1 as the last size of every reshape that does not split rows."""
+    """Return `recipe` with -1 as the last size of every reshape that keeps the length of the last axis."""
     recipe = recipe.map_parts(lambda part: _keep_rows(part, reader))
     if isinstance(recipe, Reshape) and recipe.dims and recipe.dims[-1:] == recipe.item.shape(reader)[-1:]:
         return replace(recipe, dims=(*recipe.dims[:-1], -1))

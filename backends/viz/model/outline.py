@@ -160,7 +160,7 @@ def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str
 
 
 def _make_leaves(network: Network, layer_inputs: Collection[str], outputs: dict[str, list[str]]) -> list[PicturePart]:
-    """Return a leaf per operation; in a scope, views and biases of linears join their operand's, sums their reader's."""
+    """Return a leaf per operation, except views, biases of linears and sums that join a leaf of the same scope."""
     makers: dict[str, PicturePart] = {}
     leaves = []
     for vertex in network.vertices:

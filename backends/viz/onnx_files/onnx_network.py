@@ -57,7 +57,7 @@ def read_onnx_network(path: Path) -> Network:
 
 
 def join_networks(halves: Sequence[Network]) -> Network:
-    """Return `halves`, in order, as one network: inputs read, and replace, outputs of the same name of earlier ones."""
+    """Return `halves`, in order, as one network: an output that is an input of a later one becomes an inner value."""
     network = halves[0]
     for part in halves[1:]:
         part = _rename_duplicates(part, {v.name for v in network.vertices})

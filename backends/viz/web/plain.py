@@ -119,9 +119,9 @@ class Move:
 
 
 def _convert_repeat(s: Shape) -> dict[str, Any]:
-    """Convert a repeat to JSON data: its count and its rounds. "once" is the first round, of several layers or without
-    contents. The second is the first with layer numbers increased by "period"; a later round is the second with a
-    multiple of "period" added. "changed" maps indices of rounds to the exceptions as (path, value)."""
+    """Convert a repeat to JSON data: its count and its rounds. "once" is the first round, without contents if it is one
+    part. The second is the first with layer numbers increased by "period"; a later round is the second with a multiple
+    of "period" added. "changed" maps the index of a round to its exceptions as (path, value)."""
     unrolled = unroll_repeat(s)
     assert unrolled.arrangement is not None
     rails = {line.region: line.values for line in unrolled.arrangement.lines if line.bend == "rail"}

@@ -56,13 +56,13 @@ def write_gguf(
     """Write `model` as the GGUF file `out`, atomically, and return the name of its architecture.
 
     Matrices are stored in `dtype` (f32, f16, bf16, or q8_0: 8 bits and a scale for every 32 values, rounded to the
-    nearest), or in the smallest dtype that represents all of them exactly; vectors in f32. They are evaluated a block
-    at a time. `weights` selects whether quantized weights are stored as codes (see `choose_codes`). `note` reports
-    weights written as floats, and rounding errors of minima.
+    nearest), by default the exact dtype of `fit_dtype`; vectors in f32. They are evaluated a block at a time. `weights`
+    selects whether quantized weights are stored as codes (see `choose_codes`). `note` reports weights that keep their
+    codes or are written as floats, rounding errors of scales and minima, and end tokens left out.
 
     Raises:
-        WeftError: if no architecture expresses the graph (the nearest and the first difference are named), `out` cannot
-            be written, or a value exceeds the range of `dtype`.
+        WeftError: if no architecture expresses the graph (the nearest and the first difference are named), `weights`
+            has no effect, the tokenizer does not fit, `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     requested = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
     if requested is not None and requested not in KINDS:
@@ -107,8 +107,8 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
 
 
 def _build_tensor(name: str, tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Tensor:
-    """Return a tensor of dtype `kind`, whose blocks are bytes of the file; vectors are f32, as kernels require, and
-    rows of incomplete blocks f16."""
+    """Return the tensor to write, whose blocks are bytes of the file, in dtype `kind`; but vectors in f32, as kernels
+    require, and in f16 instead of q8_0 if rows are not entire blocks."""
     if len(tensor.shape) == 1:
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and tensor.shape[-1] % BLOCK:

@@ -53,8 +53,8 @@ def find_refusal(key: str, codes: StoredCodes) -> str:
 
 @dataclass
 class Rounding:
-    """The largest rounding errors of scales and minima: `error` of a weight, and `steps`, that error divided by the
-    distance of two codes. `tensors` are the names of the rounded tensors."""
+    """The largest changes of a weight by rounding scales and minima: `error`, absolute; `steps`, as a multiple of the
+    distance of two codes. `tensors` are the names of the tensors with such changes."""
 
     error: float = 0.0
     steps: float = 0.0
@@ -104,8 +104,7 @@ def encode_gguf_blocks(key: str, codes: StoredCodes, reader: TensorReader, round
 
 
 def _split_groups(rows: Blocks, repeats: int, count: int) -> Blocks:
-    """Return `rows` in blocks of 32 values instead of groups of `repeats` blocks; each row keeps its first `count`
-    blocks."""
+    """Return `rows` with every group split into `repeats` blocks of 32 values; each row keeps its first `count`."""
     lead = rows.scales.shape[:-1]
     zeros = None if rows.zeros is None else rows.zeros.astype(np.float32).repeat(repeats, -1)[..., :count]
     codes = rows.codes.reshape(*lead, -1, BLOCK)[..., :count, :]

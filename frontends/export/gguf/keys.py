@@ -29,8 +29,8 @@ _MANY = 131_072  # the context, if the model does not state it
 
 
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
-    """Return the GGUF architecture of a family, or `family_name` if it has none, and all architectures that llama.cpp
-    loads: that one first, then the plainest."""
+    """Return the family's GGUF architecture (`family_name` itself if no family or architecture is known), and a list of
+    all architectures that llama.cpp loads: that of the family first, then the plainest."""
     tables, family = index_tables(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the family's architecture comes first, the others keep their order.

@@ -27,7 +27,8 @@ def build_tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None
     `note` reports tokens that end an answer but have no key.
 
     Raises:
-        WeftError: if GGUF has no keys for this kind of tokenizer, or it has more tokens than `rows`.
+        WeftError: if GGUF has no keys for this kind of tokenizer, or it has no valid tokenizer.json or more tokens than
+            `rows`.
     """
     if (origin := model.origin("gguf")) is not None:
         described = {k: value for k, value in GGUFTensors(origin).metadata.items() if k.startswith("tokenizer.")}

@@ -40,8 +40,8 @@ def write_folder(
     one group of tensors that depend on each other is in memory at a time. The folder is written atomically.
 
     Raises:
-        WeftError: if the model has another source, is not fully described by its graph, or does not determine its
-            tensors; or if a value exceeds the range of `dtype`.
+        WeftError: if `model` is from another source, has merged adapters, or leaves elements of its tensors unread or
+            undetermined; or if a value exceeds the range of `dtype`.
     """
     origin = model.graph.meta.get("source")
     if not isinstance(origin, Mapping) or origin.get("format") != "safetensors":

@@ -57,8 +57,8 @@ def _list_rotated_widths(s: Settings) -> set[int]:
 
 
 def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the family's table reads `key`, or would read it without a synonym in the config. The test is that
-    the settings change without the key, or with an invalid value."""
+    """Return whether the family's table reads `key`, that is, whether settings change if the key is absent or invalid.
+    Of synonyms in `_EXPERT_COUNT`, each counts as if the others were absent."""
     rest = {k: v for k, v in config.items() if k not in (_EXPERT_COUNT if key in _EXPERT_COUNT else (key,))}
     recorded = RecordingConfig(normalize_config({**rest, key: config[key]}, family.model_types[0]))
     usual = _try_read(family, recorded)
@@ -75,7 +75,7 @@ def _try_read(family: Family, config: Mapping[str, Any]) -> Settings | None:
 
 
 def _list_shared_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of several families, with values for `s`, that differ from the name of a single setting."""
+    """Return config keys of several families, with values for `s`, that `Family.to_config` does not derive."""
     return {
         "multi_query": s.groups == 1,
         **dict.fromkeys(("intermediate_size", "n_inner"), s.ffn),

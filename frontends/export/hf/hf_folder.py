@@ -45,13 +45,13 @@ def write_huggingface(
 ) -> FamilyFit:
     """Write `model` as the Hugging Face folder `out`, atomically, and return the family that fits.
 
-    The weights are stored in `dtype` (f32, f16, bf16), or in the smallest dtype that represents all of them exactly;
-    they are evaluated a block at a time. `weights` selects whether quantized weights of linear layers are stored as
-    codes, in the format of compressed-tensors (see `choose_codes`). `note` reports weights written as floats.
+    The weights are stored in `dtype` (f32, f16, bf16), by default the exact dtype of `fit_dtype`, and evaluated a block
+    at a time. `weights` selects whether quantized weights of linear layers are stored as codes of compressed-tensors
+    (see `choose_codes`). `note` reports weights written as floats, codes kept, and scales kept in another dtype.
 
     Raises:
-        WeftError: if no family expresses the graph (the nearest and the first difference are named), `out` cannot be
-            written, or a value exceeds the range of `dtype`.
+        WeftError: if no family expresses the graph (the nearest and the first difference are named), `weights` has no
+            effect, `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     requested = None if dtype is None else parse_stored(dtype)
     try:
@@ -105,8 +105,8 @@ def _list_matrix_modules(result: FamilyFit) -> list[str]:
 
 
 def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    """Yield the source's config, then configs inferred from the graph for every family that can express it. Raise
-    WeftError if no settings can be inferred."""
+    """Yield the source's config (of a multimodal model, its language model's), then configs inferred from the graph for
+    every family that can express it. Raise WeftError if no settings can be inferred."""
     dropped = "quantization_config", "torch_dtype"  # the written tensors are dequantized and have another dtype
     if (origin := model.origin("safetensors")) is not None:
         source = Folder.open(origin)

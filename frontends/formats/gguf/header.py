@@ -187,7 +187,7 @@ class _HeaderParser:
         self.file.seek(self.size - remaining)
         self.at = self.size - remaining
         self.add_values(len(strings))
-        if len(strings) < count:  # read the unsound string by `value`, which reports its fault
+        if len(strings) < count:  # read the unsound string by `read_value`, which reports its fault
             strings += [self.read_value(_STRING, label) for _ in range(count - len(strings))]
         return strings
 
@@ -219,7 +219,7 @@ _FORMS = {code: Struct("<" + code) for code in _SCALARS.values()}
 
 @cache
 def list_dtypes() -> dict[int, DType]:
-    """Return the dtypes of the ggml tensor types that weft decodes, by ggml's type number."""
+    """Return the dtypes of the ggml tensor types that weft decodes, keyed by ggml's type number."""
     from gguf.constants import GGMLQuantizationType
 
     return {t.value: dtypes.ALL[t.name.lower()] for t in GGMLQuantizationType if t.name.lower() in dtypes.ALL}

@@ -123,7 +123,7 @@ def _list_metadata(metadata: Mapping[str, Any], architecture: str) -> Iterator[L
 def _read_config(reader: GGUFTensors, prefix: str) -> dict[str, Any]:
     """Return the metadata keys with `prefix`, without it; float32 values become their shortest decimals. Facts that
     only the tensors state are added: the vocabulary size, the number of token types, the lists of layers of
-    `LAYER_TENSORS`, and LongRoPE's factors. Layers that predict later tokens are subtracted from block_count."""
+    `LAYER_TENSORS`, and RoPE's factors. Layers that predict later tokens are subtracted from block_count."""
     prefixes = (prefix, "xielu.")  # the keys of this activation do not have the architecture's prefix
     config = {k.removeprefix(prefix): _to_decimal(v) for k, v in reader.metadata.items() if k.startswith(prefixes)}
     if config.get("rope.scaling.type") == "none":

@@ -24,7 +24,7 @@ def list_parts(path: Path) -> tuple[Path, ...]:
 
 
 def read_parts(path: Path) -> dict[Path, Header]:
-    """Read the headers of all parts of the model that the file at `path` belongs to; return them by path, in order.
+    """Read the headers of all parts of the model that the file at `path` belongs to; return path → header, in order.
 
     Raises:
         WeftError: if a part is missing, invalid, or belongs to another model by its index, count or tensors.

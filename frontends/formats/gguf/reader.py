@@ -86,7 +86,7 @@ class GGUFTensors:
         return self._tensors[key]
 
     def _decode(self, info: TensorInfo, first: int, last: int) -> Array:
-        """Return the values of blocks `first:last` of a tensor, or of elements `first:last` if it is dense, flat."""
+        """Return the values of blocks `first:last` (elements if the tensor is dense) of a tensor as a flat array."""
         size = info.dtype.bytes_for(info.dtype.block)
         raw = self._load(info, first * size, (last - first) * size)
         if not info.dtype.is_block:

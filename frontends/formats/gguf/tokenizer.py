@@ -153,7 +153,7 @@ class _Vocab:
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
     def find_id(self, *names: str) -> int | None:
-        """Return the id of the first special token of `names` in the metadata, else the kind's default, else None."""
+        """Return the id of the first of `names` in the metadata, else the kind's default for the last, else None."""
         for name in names:
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token is None:
@@ -182,7 +182,6 @@ class _Vocab:
         return pairs
 
     def read_scores(self) -> list[float]:
-        """Return the score of each token."""
         scores: list[float] = self.read("scores", list[float])
         if len(scores) != len(self.tokens):
             raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
@@ -206,7 +205,7 @@ _NEVER_MERGED = (UNKNOWN, CONTROL, BYTE)
 
 
 def _mark_continuation(token: str, kind: int) -> str:
-    """Return the WordPiece `token` in Hugging Face spelling: ## marks continuations. In GGUF, ▁ marks beginnings."""
+    # Hugging Face marks continuations with ##, GGUF marks beginnings with ▁.
     if kind in (UNKNOWN, CONTROL, USER_DEFINED) or (token.startswith("[") and token.endswith("]")):
         return token
     return token[1:] if token.startswith("▁") else f"##{token}"
@@ -226,7 +225,8 @@ def _build_byte_level(vocab: _Vocab) -> Tokenizer:
 
 
 def _build_sentencepiece(vocab: _Vocab) -> Tokenizer:
-    """Build a SentencePiece BPE tokenizer: spaces become ▁, words are not split, unknown characters become bytes."""
+    """Build a SentencePiece BPE tokenizer: spaces become ▁, and text is not cut into words before merging. Unknown
+    characters become bytes if the vocabulary has all 256, else the unknown token."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     unknown = vocab.find_id("unknown")
@@ -292,7 +292,7 @@ _KINDS: dict[str, Callable[[_Vocab], Tokenizer]] = {
 
 
 def _add_tokens(tokenizer: Tokenizer, vocab: _Vocab) -> dict[str, dict[str, Any]]:
-    """Add special and user-defined tokens to `tokenizer`; return them as added_tokens_decoder, by id."""
+    """Add special and user-defined tokens to `tokenizer`; return them as added_tokens_decoder, keyed by id."""
     from tokenizers import AddedToken
 
     special_ids = {vocab.begin_id, vocab.end_id, vocab.find_id("mask")}

@@ -46,8 +46,8 @@ class Update:
     """An adapter's low-rank update of one weight, `scale` · B · A: the keys of its tensors ("" if missing).
 
     down: factor A [rank, in]. up: factor B [out, rank]. embedding: the weight is an embedding table [in, out].
-    magnitude: DoRA's vector. bias: vector that is added to the bias. stacked: the weight may be a stack of all experts,
-    whose ranks are then concatenated along the rank axis.
+    magnitude: DoRA's vector. bias: vector that is added to the bias. stacked: the weight may be a stack of all experts;
+    then the factors of all experts are concatenated along the rank axis, and `rank` is that of one expert.
     """
 
     down: str = ""
@@ -69,11 +69,11 @@ class Tokens(NamedTuple):
 
 @dataclass
 class Adapter:
-    """An adapter with four mappings from names of weights in the base model to its own tensors.
+    """An adapter, with four mappings whose keys are names of weights in the base model.
 
-    number: index among the merged adapters. updates: low-rank updates.
-    resaved: keys of stored base weights of modules that also have updates.
-    replaced: keys of other stored weights (modules_to_save, biases). tokens: replaced rows of embeddings.
+    number: index among the merged adapters. updates: low-rank updates. tokens: replaced rows of embeddings.
+    resaved, replaced: the adapter's tensor that replaces the weight. It is in `resaved` if it was saved as the base
+    weight of a module that adapters wrap, else (modules_to_save, biases) in `replaced`.
     """
 
     path: Path
@@ -230,8 +230,8 @@ def _check_complete(adapter: Adapter, module: str, update: Update) -> None:
 
 
 def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
-    """Set rank r and scale of `update`: α/r, or α/√r for rsLoRA (https://arxiv.org/abs/2312.03732). The keys of
-    rank_pattern and alpha_pattern match `name`."""
+    """Set `rank` (r) and `scale` of `update`: α/r, or α/√r for rsLoRA (https://arxiv.org/abs/2312.03732). A pattern in
+    rank_pattern or alpha_pattern that matches `name` overrides the config's r or α."""
     config = adapter.config
     update.rank = _match_pattern(config, "rank_pattern", name, config.get("r", 8))
     alpha = _match_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))

@@ -86,8 +86,8 @@ def find_unread_generation(generation: Mapping[str, Any]) -> Iterator[LeftOut]:
 
 
 def find_unread_towers(modules: Collection[str], keys: Sequence[str]) -> Iterator[LeftOut]:
-    """Yield a part for each of the unread `modules`; `keys` are the names of the ignored tensors, for its detail.
-    Vision and audio towers and projectors do not change the logits of text-only input."""
+    """Yield a `LeftOut` for each of the unread `modules`; its detail summarizes the module's tensors among `keys`, the
+    ignored ones. Vision and audio towers and projectors do not change the logits of text-only input."""
     for module in sorted(modules):
         kind = next((kind for kind, names in _TOWERS.items() if names.search(module)), "")
         detail = summarize([key for key in keys if is_inside(key, [module])])

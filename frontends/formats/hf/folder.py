@@ -41,8 +41,8 @@ class Folder:
     """A Hugging Face folder and its configs.
 
     path: folder of the transformer; with sentence-transformers it may be a subfolder. config: config.json.
-    generation: generation_config.json, {} without one. sentence: modules of sentence-transformers, None without them.
-    ranking: paths of the files of a reranker.
+    generation: generation_config.json, {} without one. sentence: files of sentence-transformers; None without
+    modules.json and for rerankers. ranking: paths of sentence-transformers' files of a reranker, else ().
     """
 
     path: Path
@@ -107,9 +107,9 @@ class Folder:
         return dequantize_reader(SafetensorsReader(self.path), self.config, str(self.path / "config.json"))
 
     def read_tokens(self) -> dict[str, Any]:
-        """Return special tokens as entries of graph.meta; generation_config.json overrides config.json. An entry is an
-        id, or a list of ids (eos_token_ids, suppress_tokens, …). Missing tokens have no entry, except eos_token_ids:
-        []."""
+        """Return special tokens as entries of graph.meta: from generation_config.json, else config.json, else (BOS, EOS
+        and padding) the tokenizer's files. An entry is an id, or a list of ids (eos_token_ids, suppress_tokens, …).
+        Missing tokens have no entry, except eos_token_ids: []."""
 
         def ids(name: str) -> list[int]:
             for file, config in (("generation_config.json", self.generation), ("config.json", self.config)):
@@ -279,8 +279,8 @@ def _find_unread(folder: Folder, root: Path) -> Iterator[LeftOut]:
 def _report_towers(
     towers: Collection[str], loaded: LoadedModel, around: Mapping[str, Any], text: Mapping[str, Any]
 ) -> None:
-    """Add the modules `towers` to `loaded.left_out`. If the composite config `around` has a text_config, also add its
-    unread keys; those of `text`, the config of the language model, get the prefix text_config."""
+    """Move ignored tensors in modules `towers` to `loaded.left_out`, by module. If the composite config `around` has a
+    text_config, add the unread keys around it; keys of `text`, that inner config, get the prefix text_config."""
     parts = loaded.left_out
     if "text_config" in around:
         read = text.keys() - {part.name for part in parts}
@@ -306,8 +306,8 @@ def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]
 
 
 def _read_rope_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return mrope_section of `config` as entries of graph.meta, for the pass multimodal-rope; {} without it. It is the
-    number of rotated pairs for each of three axes, which are interleaved in Qwen3 models and consecutive in others."""
+    """Return mrope_section of `config` as entries of graph.meta, for the pass multimodal-rope; {} without it. It states
+    the number of rotated pairs of each of three axes; pairs of axes alternate in Qwen3 models only."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "mrope_section" not in rope:
         return {}
@@ -319,7 +319,7 @@ def _has(keys: Iterable[str], prefix: str) -> bool:
 
 
 def _find_outer_module(key: str, prefix: str) -> str:
-    """Return the outermost module on the path `key` that does not contain `prefix`; `key` itself if all do."""
+    """Return the outermost module on the path `key` that is not also on the path `prefix`; `key` itself if all are."""
     parts = key.split(".")
     paths = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
     return next((path for path in paths if not prefix.startswith(f"{path}.")), key)

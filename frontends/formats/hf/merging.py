@@ -65,8 +65,8 @@ def load_merged(
 ) -> tuple[LoadedModel, list[Adapter]]:
     """Load the model of `config` and `base`, and merge the adapters in `folders` in order; return model and adapters.
 
-    If an adapter changes one of the embedding and a head that is tied to it, they become two weights, as in PEFT. An
-    adapter that stores an embedding for another number of tokens changes the vocabulary of the model to that number.
+    If an adapter changes the embedding or a head that is tied to it, they become two weights, as in PEFT. An adapter
+    that stores an embedding with another number of rows changes the model's vocabulary size to that number.
 
     Raises:
         WeftError: naming the adapter, and the key or tensor that is invalid, does not fit the base model, or is
@@ -82,9 +82,9 @@ def load_merged(
 
 
 def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
-    """Merge `adapters` in order into the graph of `merger`, in place; return the merger of the resulting graph.
+    """Merge `adapters` in order into the graph of `merger`, in place; return `merger`.
 
-    It is another merger, with another graph, if the head must be untied from the embedding.
+    If the head must be untied from the embedding, merge into and return `merger.untie()` instead.
 
     Raises:
         WeftError: naming the adapter that does not fit the model.
@@ -99,7 +99,7 @@ def merge(merger: Merger, adapters: Sequence[Adapter]) -> Merger:
 
 
 class Merger(abc.ABC):
-    """The recipes of a graph's weights, by checkpoint key, while adapters are merged into them.
+    """The state of a merge: `weights` maps checkpoint keys of a graph to the recipes of weights changed so far.
 
     source: name of the model in errors. tied: one weight is embedding and head.
     head: key of the head if it was untied, so that the checkpoint lacks it, else "".
@@ -135,7 +135,7 @@ class Merger(abc.ABC):
 
     @abc.abstractmethod
     def is_head(self, name: str) -> bool:
-        """Return whether `name`, as adapters use it, is that of the head's weight."""
+        """Return whether `name` is an adapter's name of the head's weight."""
 
     @abc.abstractmethod
     def untie(self) -> Merger:
@@ -143,7 +143,7 @@ class Merger(abc.ABC):
 
     @abc.abstractmethod
     def list_spellings(self, name: str) -> Iterator[str]:
-        """Yield the checkpoint keys that the weight that adapters call `name` may have, the likeliest first."""
+        """Yield the possible checkpoint keys of the weight that adapters call `name`, the likeliest first."""
 
     def build_graph(self, keys: frozenset[str]) -> Graph | None:
         """Return the model's graph for a checkpoint with `keys`; None if the model has a single checkpoint layout."""
@@ -222,8 +222,8 @@ class Merger(abc.ABC):
         return Scale(merged, Scale(adapter.tensor(update.magnitude), lengths), axis)
 
     def _put(self, home: str, key: str, adapter: Adapter, changed: Mapping[str, str]) -> None:
-        """Replace the weight `home` by tensor `key` of `adapter`; raise WeftError if its shape differs or it is in
-        `changed`."""
+        """Replace the weight `home` by tensor `key` of `adapter`; raise WeftError if their shapes differ, or if an
+        earlier adapter changed the weight, so that it is in `changed`."""
         if home in changed:
             raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
         if adapter.reader.shape(key) != self._shape(home):
@@ -277,8 +277,8 @@ class Merger(abc.ABC):
         self.graph.reader = reader
 
     def _merge_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
-        """Return (adapter, update) of each parameter to which updates in `stacks` apply, by parameter name. The graph
-        of a checkpoint with stacked experts shows which slice of a stack belongs to which parameter."""
+        """Return parameter name → (adapter, update) for the parameters to which `stacks` apply. The graph of a
+        checkpoint with stacked experts shows which slice of a stack belongs to which parameter."""
         if not self.stacks:
             return {}
         siblings = {f"{name.rpartition('.')[0]}.{expert}" for name in self.stacks for expert in _EXPERTS}
@@ -365,7 +365,6 @@ class _FamilyMerger(Merger):
 
 
 def _has_shape(recipe: Recipe, shape: tuple[int, ...], reader: TensorReader) -> bool:
-    """Return whether `recipe`, which reads tensors from `reader`, is valid and has the `shape`."""
     try:
         return recipe.shape(reader) == shape
     except WeftError:

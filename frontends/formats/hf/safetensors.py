@@ -141,7 +141,7 @@ def _widen(raw: Array, dtype: DType) -> Array:
 
 
 class RoutedReader(ABC):
-    """A reader that looks up each tensor in another reader."""
+    """A reader that reads each tensor from the reader, and under the name, that `find` returns for it."""
 
     @abstractmethod
     def find(self, key: str) -> tuple[TensorReader, str]:
@@ -184,7 +184,7 @@ class PatchedReader(RoutedReader):
 
 
 class SafetensorsReader(RoutedReader):
-    """A reader of the tensors of a Hugging Face folder: model.safetensors, or the shards that its index names.
+    """A reader of a Hugging Face folder: model.safetensors, else the shards that its index names, else *.safetensors.
 
     Prefixes that torch.compile and DistributedDataParallel add are removed from names; `wrappers` lists those removed.
 
@@ -251,7 +251,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def _map_tensors(folder: Path) -> dict[str, str]:
-    """Return the file name of each tensor name by the index; without an index, each file name mapped to itself."""
+    """Map tensor names to file names by the index; without it, or with model.safetensors, file names to themselves."""
     if (folder / "model.safetensors").is_file():
         return {"model.safetensors": "model.safetensors"}
     files = [path.relative_to(folder).as_posix() for path in list_weight_files(folder)]

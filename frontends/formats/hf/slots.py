@@ -27,7 +27,8 @@ _BASE = "model."
 def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
     """Add slots for the adapters in `folders` to the linear layers of `graph` (called `source` in errors), in place.
 
-    The rank of a slot is the highest among its adapters; factors of lower rank are padded with zeros.
+    The rank of a slot is the highest among its adapters; factors of lower rank are padded with zeros. B includes the
+    scale. The graph's reader becomes a `SwitchedTensors`, which has the factors of all adapters.
 
     Raises:
         WeftError: if an adapter has tensors besides low-rank updates of linear layers, or does not fit the model, or

@@ -23,7 +23,7 @@ def transpose_matrix(recipe: Recipe) -> Recipe:
 
 def find_transposed_keys(recipe: Recipe, flipped: bool = False) -> Iterator[str]:
     """Yield the keys of weights that `recipe` reads transposed, because they are stored [in, out] (Conv1D). `flipped`:
-    the caller transposes the result of `recipe`."""
+    whether the caller also transposes the result of `recipe`."""
     if isinstance(recipe, Source) and flipped:
         yield recipe.key
     if isinstance(recipe, Permute) and recipe.axes in ((1, 0), (0, 2, 1)):
@@ -50,7 +50,7 @@ def stack_expert_updates(update: Update, adapter: Adapter, transpose: bool) -> R
 
 
 def replace_rows(table: Recipe, count: int, tokens: Tokens, rows: Recipe) -> Recipe:
-    """Return the recipe of `table` [count, width] with the rows `tokens.indices` replaced by `rows`, in that order."""
+    """Return the recipe of `table` [count, width] in which row `tokens.indices[i]` is row i of `rows`, for all i."""
     order = sorted(range(len(tokens.indices)), key=tokens.indices.__getitem__)
     items: list[Recipe] = []
     n_done = 0

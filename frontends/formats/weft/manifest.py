@@ -30,7 +30,7 @@ def build_manifest(
     graph: Graph, target: Backend, dtype: str, length: int, pipeline: str, model: Model, hashes: dict[str, str]
 ) -> dict[str, Any]:
     """Return the manifest weft.json of `graph`, which the passes `pipeline` rewrote, compiled for `target` in `dtype`.
-    model: the source of the graph. hashes: SHA-256 of its files, by name. length: longest sequence in tokens."""
+    model: the source of the graph. hashes: file name → SHA-256. length: longest sequence in tokens."""
     from weft import __version__
 
     meta = graph.meta
@@ -61,7 +61,7 @@ def build_manifest(
 
 def _list_padding(graph: Graph) -> dict[str, Any]:
     """Return entries about the effect of padding on a sequence's outputs. compares_tokens: an op compares tokens of all
-    rows, or has block-sparse attention. compares_above: longest sequence for which that attention is dense."""
+    batch rows, or is block-sparse attention. compares_above, in the latter case only: the longest dense sequence."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}
@@ -69,7 +69,7 @@ def _list_padding(graph: Graph) -> dict[str, Any]:
 
 
 def build_provenance(model: Model, hashes: dict[str, str]) -> dict[str, Any]:
-    """Return provenance.json of `model`: its source with the `hashes` of its files by name, and its passes."""
+    """Return provenance.json of `model`: its source with `hashes` (file name → SHA-256), passes, and parts left out."""
     from weft import __version__
 
     left_out = [part.record() for part in model.left_out]
@@ -104,7 +104,7 @@ def _list_encoder(graph: Graph, length: int) -> dict[str, Any]:
 
 
 def _list_sound(graph: Graph) -> dict[str, Any]:
-    """Return the entry `sound`: name, bins and length of the graph's audio input; {} without one."""
+    """Return the entry `sound`: name, bins and length (None if variable) of the graph's audio input; {} without one."""
     for name in SOUND:
         if name in graph.inputs:
             *bins, length = (n if isinstance(n, int) else None for n in graph.inputs[name].shape[1:])
@@ -113,7 +113,7 @@ def _list_sound(graph: Graph) -> dict[str, Any]:
 
 
 def _make_absolute(spec: str) -> str:
-    """Return `spec` as an absolute path if it is an existing path, or such a file and :NAME; links stay links."""
+    """Return `spec`, PATH or FILE.py:NAME, with an absolute path if the path exists, else `spec`; links stay links."""
     file, colon, name = spec.rpartition(":")  # model.py:NAME
     path = expand_home(file if file.endswith(".py") else spec)
     if not path.exists():

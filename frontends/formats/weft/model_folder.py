@@ -153,7 +153,8 @@ def store_blocks(param: Param) -> tuple[BlockRecipe, dict[str, Tensor]] | None:
 
 
 def collect_weights(graph: Graph, dtype: DType | None = None, leave: Collection[str] = ()) -> dict[str, Tensor]:
-    """Return the parameters of `graph` that read tensors or random values, except `leave`; floats are in `dtype`."""
+    """Return the parameters of `graph`, except `leave`, that read tensors or random values, keyed by name. Floats are
+    in `dtype`, or, if it is None, in that of `find_exact_dtype`."""
     tensors = {}
     for name, param in graph.params.items():
         if name not in leave and param.recipe.has(Source, *RANDOM):
@@ -165,7 +166,7 @@ def collect_weights(graph: Graph, dtype: DType | None = None, leave: Collection[
 
 def find_exact_dtype(recipe: Recipe, dtype: DType, reader: TensorReader) -> DType:
     """Return a dtype that represents the result of `recipe`, a tensor of `dtype`, exactly. If `dtype` is f32 and
-    `recipe` only moves elements of tensors of one dtype, it is that dtype; else it is `dtype`."""
+    `recipe` only moves elements of tensors of one dtype in STORED, it is that dtype; else it is `dtype`."""
     if dtype != dtypes.f32 or not _only_moves(recipe):
         return dtype
     stored = {reader.dtype(key) for key in recipe.sources()}
@@ -173,7 +174,6 @@ def find_exact_dtype(recipe: Recipe, dtype: DType, reader: TensorReader) -> DTyp
 
 
 def _only_moves(recipe: Recipe) -> bool:
-    """Return whether `recipe` only moves elements of checkpoint tensors or inserts the constants 0 and 1."""
     if isinstance(recipe, Full):
         return recipe.value in (0, 1)  # exact in every dtype
     return isinstance(recipe, _MOVING) and all(map(_only_moves, recipe.parts))

@@ -33,8 +33,8 @@ _STATE = "quant_state.bitsandbytes__"
 class LookupTensor(QuantizedTensor):
     """A tensor of shape `size` whose 4-bit codes index a table of 16 values; each block of `block` values has a scale.
 
-    kind: nf4 or fp4. If there are nested_absmax and nested_quant_map, the scales are quantized in blocks of
-    `nested_block` with these scales and this table, and `offset` is added to them.
+    kind: nf4 or fp4. If the file has nested_absmax, the scales are bytes: indices into the table nested_quant_map; each
+    block of `nested_block` of them has a scale in nested_absmax, and `offset` is added.
     """
 
     kind: str

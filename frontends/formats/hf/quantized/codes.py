@@ -103,8 +103,8 @@ class Integers(QuantizedTensor):
 
 
 def find_group(group: int) -> int:
-    """Return the group size of the block layout that stores groups of `group` values; 0 if no layout can. It is `group`
-    itself if kernels support it, or the largest of `GROUPS` that divides it; else `group` if a multiple of 8."""
+    """Return the group size of the block layout that stores groups of `group` values: `group` itself if kernels support
+    it, else the largest of `GROUPS` that divides it, else `group` if it is a multiple of 8, else 0 (no layout)."""
     if group in _SUPPORTED:
         return group
     return next((size for size in GROUPS if group % size == 0), 0 if group % 8 else group)

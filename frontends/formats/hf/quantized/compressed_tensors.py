@@ -213,8 +213,8 @@ def _read_bytes(
 def _find_tile(
     shape: tuple[int, ...], counts: tuple[int, ...], tiles: Collection[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return the (height, width) of tiles, `counts` per axis of `shape`: the first of `tiles` that fits, else the exact
-    quotients; None if neither fits."""
+    """Return the (height, width) of the tiles of a matrix of `shape` that has `counts` tiles along each axis: the first
+    of `tiles` that fits, else the exact quotients; None if neither fits."""
     quotients = tuple(n // count if count and n % count == 0 else 0 for n, count in zip(shape, counts, strict=True))
     for height, width in (*tiles, quotients):
         if height and width and (-(-shape[0] // height), -(-shape[1] // width)) == counts:

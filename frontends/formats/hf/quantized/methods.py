@@ -52,7 +52,7 @@ def find_unread_scheme(scheme: RecordingConfig) -> Iterator[LeftOut]:
 
 
 def dequantize_reader(reader: TensorReader, config: Mapping[str, Any], source: str) -> TensorReader:
-    """Return a reader of the weights in `reader`, dequantized by the method that `config` states, else `reader`.
+    """Return a reader of the weights in `reader`, dequantized by the method in `config`; `reader` itself without one.
 
     The result has the names and shapes of an unquantized checkpoint. Errors call the config `source`.
 

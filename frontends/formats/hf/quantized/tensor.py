@@ -47,8 +47,8 @@ class QuantizedTensor(ABC):
 
 @dataclass(frozen=True)
 class DequantizedReader:
-    """A reader of `reader` with the tensors `quantized` (by key) in place of their parts. hidden: keys to leave out
-    besides the parts, such as scales of activations, which weft does not round."""
+    """A reader of `reader` that has the tensors `quantized` (key → tensor) instead of their parts. hidden: further keys
+    that it leaves out, such as scales of activations, which weft does not round."""
 
     reader: TensorReader
     quantized: Mapping[str, QuantizedTensor]
@@ -89,7 +89,7 @@ def require_key(key: str, companion: str, keys: Collection[str]) -> str:
 
 
 def misfit_error(reader: TensorReader, *keys: str, expected: str) -> WeftError:
-    """Return the error that the tensors `keys` of `reader` are not codes and scales as the phrase `expected` states."""
+    """Return the error "`keys` are not codes and their scales, `expected`", with the dtype and shape of each tensor."""
     tensors = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
     return WeftError(f"{', '.join(tensors[:-1])} and {tensors[-1]} are not codes and their scales, {expected}")
 

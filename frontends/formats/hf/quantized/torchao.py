@@ -72,7 +72,7 @@ def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: 
 
 
 def _read_bits(data: Mapping[str, Any]) -> int:
-    """Return the bits of a code by target_dtype in the metadata `data`: 8 without it, 0 if it is not int2 to int8."""
+    """Return the number of bits in target_dtype of the metadata `data`: 8 without it, 0 if it is not int2 to int8."""
     target = data.get("target_dtype", {"_data": "int8"})
     name = str(target.get("_data")) if isinstance(target, dict) else ""
     count = name.removeprefix("int")

@@ -69,7 +69,7 @@ def read_ranking(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_modules(folder: Path) -> dict[str, str]:
-    """Return the subfolder of each module in modules.json of `folder`, by the module's class; {} without that file."""
+    """Map the class of each module in modules.json of `folder` to the module's subfolder; {} without that file."""
     if not (folder / "modules.json").is_file():
         return {}
     entries = read_json(folder / "modules.json", list)

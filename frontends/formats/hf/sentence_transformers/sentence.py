@@ -44,10 +44,10 @@ DECODERS_ONLY = ("per_layer", "spread", "gather", "embed_norm_first")  # setting
 
 @dataclass(frozen=True)
 class Sentence:
-    """The contents of the files of sentence-transformers in a folder.
+    """The contents of the files of sentence-transformers in a folder, whose paths are `files`.
 
     changes: entries that replace those of the transformer's config. pooling: the modules after it.
-    modules: records of these modules for the manifest. weights: folders of modules with parameters, by name prefix.
+    modules: records of these modules for the manifest. weights: prefix of parameter names → folder of their module.
     meta: prompts and limits, as in graph.meta. left_out: keys of these files that nothing reads.
     projects: the transformer itself computes the sentence embedding, and `pooling` has only the modules after it.
     static: the transformer is an embedding table.
@@ -132,8 +132,8 @@ class Sentence:
 
 
 def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
-    """Return a rule by which bidirectional layers see w tokens per side (w // 2 if `is_split`), where w is from
-    `rule`."""
+    """Return a rule for the windows of bidirectional layers, which see w tokens on each side (w // 2 if `is_split`) if
+    `rule` states w."""
 
     def windows(config: Config) -> Any:
         window = rule(config) if callable(rule) else rule
@@ -148,7 +148,7 @@ def _widen_windows(rule: Any, is_split: bool) -> Callable[[Config], Any]:
 
 
 class _Step(NamedTuple):
-    """A module of a folder, and the names of the values that it reads and writes; None if it has no effect."""
+    """A module of a folder (None if it has no effect), and the names of the values that it reads and writes."""
 
     reads: str
     writes: str

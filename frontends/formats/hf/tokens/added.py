@@ -30,9 +30,9 @@ _BERT = (
 def merge_added_tokens(folder: Path, out: Path) -> dict[str, str]:
     """Add the tokens that only other files name to tokenizer.json of `out`, a copy of `folder`.
 
-    Also remove truncation and padding from it. Return {"pad_token": …} for tokenizer_config.json if only the removed
-    padding named one, else {}. As in AutoTokenizer of transformers 5, tokens get the next free ids, in the order of the
-    ids in tokenizer_config.json, and add_bos_token and add_eos_token have no effect.
+    Also remove truncation and padding from it, and set its BertNormalizer as tokenizer_config.json states. Return
+    {"pad_token": …} for that config if only the removed padding named one, else {}. As in AutoTokenizer of transformers
+    5, tokens get the next free ids, in the config's order of ids; add_bos_token and add_eos_token have no effect.
 
     Raises:
         WeftError: if a file is invalid, or the config sets split_special_tokens.
@@ -67,7 +67,7 @@ def find_token(folder: Path, name: str) -> int | None:
 
 
 def _read_vocab(stored: Record) -> dict[str, Any]:
-    """Return the ids of the tokens of `stored`, a tokenizer.json, by token; {} for Unigram (it has a list)."""
+    """Return token → id of `stored`, a tokenizer.json, without added tokens; {} for Unigram (it has a list)."""
     vocab = stored.get("model", dict, {}).get("vocab")
     return vocab if isinstance(vocab, dict) else {}
 

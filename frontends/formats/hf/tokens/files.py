@@ -41,9 +41,9 @@ def copy_tokenizer(folder: Path, out: Path, types: bool = True, lower: bool = Fa
     """Copy the tokenizer's files from `folder` to the folder `out`, and complete the copies.
 
     tokenizer.json gets the tokens that only other files name, and neither truncates nor pads; with `lower` it
-    lower-cases its input, with `plain` it adds no special tokens. A config without a class gets
-    PreTrainedTokenizerFast, with token types if `types`. Several chat templates in tokenizer_config.json become
-    separate files, as onnxruntime-genai cannot read them there.
+    lower-cases its input, with `plain` it adds no special tokens (and the config gets a pad_token if it has none). A
+    config without a class gets PreTrainedTokenizerFast, with token types if `types`. Several chat templates in
+    tokenizer_config.json become separate files, as onnxruntime-genai cannot read them there.
 
     Raises:
         WeftError: if a file is invalid, or there is an older vocabulary file but no tokenizer.json.
