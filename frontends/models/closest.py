@@ -56,7 +56,7 @@ def find_closest(config: Config, reader: TensorReader, most: int = 3) -> list[Re
 
 
 def _measure(family: Family, config: Config, keys: frozenset[str], reader: TensorReader) -> Resemblance | None:
-    """Return how well `family` fits `config` and the tensors `keys` of `reader`; None if it cannot read the config."""
+    """Return how well `family` fits `config` and the tensors `keys` of `reader`; None if it cannot build a model."""
     keys_read, n_matched, parameters = set[str](), 0, 0
 
     def check(param: Param) -> None:

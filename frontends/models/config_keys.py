@@ -1,10 +1,10 @@
 """Keys of config.json: select one value if a setting is spelled twice, and find the keys that nothing reads.
 
-Both follow transformers. config_keys.json describes its config class of every model type, and is written by ``python -m
-tests.frontends.models.config_facts``: `overrides` maps a key to the key that it replaces if a config has both (of two
-`ordered` keys, the later one in the file wins), `rope` states how rope_scaling changes rope_parameters, `original`
-whether the config's original_max_position_embeddings replaces that of the RoPE settings, and `defaults` are the values
-at which an unread key has no effect.
+The choice between spellings follows transformers. config_keys.json describes its config class of every model type, and
+is written by ``python -m tests.frontends.models.config_facts``: `overrides` maps a key to the key that it replaces if a
+config has both (of two `ordered` keys, the later one in the file wins), `rope` states how rope_scaling changes
+rope_parameters, `original` whether the config's original_max_position_embeddings replaces that of the RoPE settings,
+and `defaults` are the values at which an unread key has no effect.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ class RecordingConfig(dict[str, Any]):
 
 @cache
 def load_facts() -> Mapping[str, Mapping[str, Any]]:
-    """Return the contents of config_keys.json (see the top of this file): a record by model type."""
+    """Return the contents of config_keys.json (see the top of this file): records, keyed by model type."""
     by_type: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name(FACTS))
     return by_type
 
 
 def explain(path: str, config: Mapping[str, Any] | None = None) -> str:
-    """Return the reason why the key at the dotted `path` does not affect the outputs; "" if it may.
-    With `config`, a nested key that the top level lacks also matches by its last part."""
+    """Return the reason why the key at the dotted `path` does not affect the outputs; "" if it may. With `config`, a
+    nested key is also looked up by its last part alone."""
     spellings = (path,) if config is None or path in config else (path, path.rpartition(".")[2])
     return next((reason for reason, names in _REASONS if any(map(names.fullmatch, spellings))), "")
 
@@ -173,11 +173,12 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
 def find_unread_keys(
     config: Mapping[str, Any], model_type: str, inert: Collection[str], read: Callable[[Mapping[str, Any]], object]
 ) -> Iterator[Unread]:
-    """Yield the keys of `config` that the function `read`, which returns its settings, ignores.
+    """Yield the keys of `config` that `read`, a function from a config to its settings, ignores.
 
-    Keys in `inert`, null values and values equal to transformers' default are not yielded. A key counts as read if (a)
-    `read` accesses it, (b) `read` would access it if one other key were absent or one flag inverted (such as
-    use_sliding_window=false, which disables the window), or (c) another value of the key changes the settings.
+    Not yielded are keys in `inert` or with a reason in `explain`, null values and transformers' defaults. A key counts
+    as read if (a) `read` accesses it, (b) `read` would access it if one other key were absent or one flag inverted
+    (such as use_sliding_window=false, which disables the window), or (c) another value of the key changes the settings.
+    Overridden spellings of a setting and unknown keys of RoPE settings are also yielded.
     """
     type_facts, resolved = _find_facts(config, model_type), normalize_config(config, model_type)
     for key, replaced in type_facts.get("overrides", {}).items():
@@ -217,7 +218,8 @@ def find_unread_keys(
 def iter_leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path, starting with `prefix`, and the value of each key of `config` and of its nested mappings.
 
-    With `read`, only mappings whose paths are in `read` are entered, and RoPE's are not; others are yielded as values.
+    With `read`, a nested mapping is itself a value if its path is not in `read` or it is rope_parameters or
+    rope_scaling.
     """
     for key, value in config.items():
         path = f"{prefix}{key}"  # keys of objects built in Python may be numbers

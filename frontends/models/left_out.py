@@ -61,7 +61,8 @@ def explain_tensor(key: str) -> str:
 
 
 def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield a part for each outermost module with tensors in `unread` and none in `read`; {i} is any layer number."""
+    """Yield a part for each outermost module with tensors in `unread` and none in `read`, else for the tensor itself.
+    Parts that differ only in the layer number are one part, called with {i}."""
     parents = {key[:end] for key in read for end in _find_dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:

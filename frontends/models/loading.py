@@ -69,9 +69,9 @@ def load(table: Table, config: Config, reader: TensorReader, source: str) -> Loa
 
 
 def _untie_stored(table: Table, settings: Settings, reader: TensorReader, keys: frozenset[str]) -> Table:
-    """Return `table`, changed if the checkpoint has a tensor for the head although the config ties it to the embedding.
-    If that tensor differs from the embedding, the head is separate, as in transformers; if there is no embedding, the
-    embedding reads the head's tensor."""
+    """Return `table`, changed if the config ties the head to the embedding, but the checkpoint has a tensor for the
+    head. If that tensor differs from the embedding, the head becomes separate, as in transformers; if there is no
+    embedding tensor, the embedding reads the head's."""
     if not settings.tie:
         return table
     side = "decoder." if settings.kind == "encoder-decoder" else ""
@@ -104,7 +104,7 @@ def build_from_table(
 ) -> LoadedModel:
     """Build the model of `config` by `table`; its recipes name tensors of a checkpoint with `keys`, but read none.
 
-    A tensor that `keys` lacks gets its expected name. `check` is called with each parameter that the table names.
+    A tensor that `keys` lacks has its expected name in the recipe. `check` gets each parameter that the table names.
 
     Raises:
         WeftError: if a setting of `config` (called `source`) is missing or not supported.

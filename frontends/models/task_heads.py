@@ -76,7 +76,7 @@ class Head:
         return replace(head, output=self.output, also=also)
 
     def names(self, home: str = "head") -> Names:
-        """Return the checkpoint names (or templates) of the head's parameters, by parameter name under `home`."""
+        """Return the checkpoint names (or templates) of the head's parameters, keyed by parameter (`home`.out, …)."""
         names: Names = {f"{home}.out": self.out}
         if self.out_bias:
             names[f"{home}.out.bias"] = self._bias
@@ -111,16 +111,16 @@ def find_class_suffix(config: Config) -> str:
 
 
 def find_base_classes(config: Config) -> list[str] | None:
-    """Return `architectures` of `config`, each class replaced by its base model (BertForMaskedLM: BertModel)."""
+    """Return `architectures`, each class replaced by its base model (BertForMaskedLM: BertModel); None if missing."""
     classes = config.get("architectures")
     return classes and [f"{_CLASS.sub('', str(name)).removesuffix('Model')}Model" for name in classes]
 
 
 def add_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
-    """Return `table` with the head of the class that `config` names, and None.
+    """Return `table` with the head of the class that `config` names, and the head if it is left out, else None.
 
-    If `table.tasks` does not list that class, the table is returned unchanged. If the checkpoint's tensor names `keys`
-    (empty without a checkpoint) lack the head's tensors, the table gets no head, and the head is returned as left out.
+    If `table.tasks` does not list that class, the table is returned unchanged, with None. The head is left out if the
+    checkpoint's tensor names `keys` (empty without a checkpoint) lack the head's tensors.
 
     Raises:
         WeftError: if the table or the head refuses a key of `config`, which errors call `source`.
@@ -192,9 +192,9 @@ def write_head_config(table: Family, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class that `config` names as left out; None if `table.tasks` lists it.
-    It is also None if none of the tensors `unread_keys` can belong to a head, or if the class is a language model and
-    the model outputs `logits`."""
+    """Return the head of the class that `config` names as left out; None if it names none or `table.tasks` lists it. It
+    is also None if none of the tensors `unread_keys` can belong to a head, or if the class is a language model and the
+    model outputs `logits`."""
     suffix = find_class_suffix(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):
         return None
@@ -226,7 +226,8 @@ def build_dense_head(activation: str | Rule = "tanh", home: str = "classifier") 
 
 
 def add_pair_head(masked_lm: Head, pairs: Head, output: str = "seq_relationship_logits") -> Head:
-    """Return the head `masked_lm` with the additional head `pairs`, a classifier of sequence pairs called `output`."""
+    """Return the head `masked_lm`, whose output becomes prediction_logits, with the additional head `pairs`, a
+    classifier of sequence pairs called `output`."""
     return replace(masked_lm, output="prediction_logits", also=replace(pairs, output=output))
 
 

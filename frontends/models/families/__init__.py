@@ -20,7 +20,7 @@ for _file in pkgutil.walk_packages(__path__, f"{__name__}."):  # register the ta
 
 
 def index_tables() -> dict[str, GGUFArchitecture]:
-    """Return the tables of all GGUF architectures, by their names in files."""
+    """Return the tables of all GGUF architectures, keyed by their names in files."""
     tables = [family.gguf for family in FAMILIES.values() if family.gguf is not None]
     return {name: table for table in tables for name in table.model_types}
 

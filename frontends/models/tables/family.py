@@ -37,8 +37,8 @@ _HINTS = get_type_hints(Settings)
 class Fetch:
     """A lookup of checkpoint tensors by their names in a table, which lack `prefix` and have {i} for a layer number.
 
-    keys: names of all tensors in the checkpoint. aliases: substrings of table names, each with an alternative spelling.
-    layer: the number that replaces {i}.
+    keys: names of all tensors in the checkpoint. aliases: substrings of table names, each with an alternative; the
+    first that a name contains applies. layer: the number that replaces {i}.
     """
 
     keys: frozenset[str]
@@ -47,8 +47,8 @@ class Fetch:
     layer: str
 
     def __call__(self, name: str) -> Recipe:
-        """Return the recipe that reads the tensor `name`, in the spelling that the checkpoint has, else in the usual
-        one."""
+        """Return the recipe that reads the tensor `name`, in the first spelling that the checkpoint has. If it has
+        none, the recipe reads `name` with `prefix`, or without for tensors outside the base model (such as lm_head)."""
         spellings = self._list_spellings(name)
         # Errors and exports use this name if the checkpoint has no spelling of it.
         default = spellings[0 if name.startswith(_OUTSIDE) else 1]
@@ -108,8 +108,8 @@ class Lookup:
 
 
 def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup:
-    """Return the rule that reads the first config key of `keys` that is not null, else has the value `default`.
-    Without `default`, a config without these keys is an error. `reciprocal`: the value is 1 / that of the key."""
+    """Return the rule that reads the first config key of `keys` that is not null, else has the value `default`; without
+    `default` that is an error. With `reciprocal` the value is 1 / that of the key, and null is an error."""
     return Lookup(keys, default, reciprocal)
 
 
@@ -135,7 +135,7 @@ def read_nested(config: Config, outer: str, name: str, default: Any = None) -> A
 
 @rule
 def mask_layers(config: Config, make: Rule, chosen: Callable[[Config], Iterable[bool]]) -> tuple[Any, ...]:
-    """Return `make(config)` for each layer for which `chosen(config)` yields True, None for all others."""
+    """Return one value per layer: `make(config)` where `chosen(config)` yields True, else None."""
     selected = list(chosen(config))
     value = make(config) if any(selected) else None
     return tuple(value if is_selected else None for is_selected in selected)
@@ -156,7 +156,7 @@ class Table:
     aliases: substrings of checkpoint names, each with an alternative spelling.
     from_keys: for each setting that depends on the tensors in the checkpoint, a function of the set of their names.
     unused: glob patterns of checkpoint keys that no model needs (masks, buffers, training heads).
-    idle: such patterns for keys that an export keeps nevertheless, because transformers asks for them.
+    idle: glob patterns of unused keys that an export keeps nevertheless, because transformers asks for them.
     refuse: config keys (`outer.inner` in a mapping), each with the only values that the table can express.
     inert: config keys without effect on the outputs.
     """
@@ -175,9 +175,9 @@ class Table:
     def derive(self, *model_types: str, defaults: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> Self:
         """Return a copy of this table for `model_types`, with `changes` of settings or fields, by name.
 
-        `defaults` maps config keys to other defaults, for inherited settings that `key` reads. A field that is a
-        mapping is extended (the value None removes an entry); any other field is replaced. The copy does not inherit
-        the fields `transformers`, `gguf` and `loader`.
+        `defaults` maps a config key to a new default for the inherited `key` rules that read this key first. A field
+        that is a mapping is extended (the value None removes an entry); any other field is replaced. The copy does not
+        inherit the fields `transformers`, `gguf` and `loader`.
         """
         settings = {
             name: replace(rule, default=defaults.get(rule.keys[0], rule.default)) if isinstance(rule, Lookup) else rule
@@ -229,7 +229,8 @@ class Table:
         return None
 
     def to_config(self, s: Settings) -> dict[str, Any]:
-        """Return the config that `Lookup` rules map to the settings `s`; the first truthy value of a key wins."""
+        """Return a config from which the `Lookup` rules read the settings `s`, under the first key of each rule. If
+        rules share a key, the first truthy value counts."""
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):
@@ -242,9 +243,9 @@ class Table:
 class Loader:
     """The models that llama.cpp's loader of an architecture supports; by default dense models without biases.
 
-    biases: required biases, one letter each: n norms, q queries, keys and values, o attention outputs, f
-        feed-forwards, h the head.
-    optional_biases: further biases that it supports, as such letters. experts: none, optional or required.
+    biases: letters of required biases: n (norms), q (queries, keys and values), o (attention outputs), f
+        (feed-forwards), h (the head).
+    optional_biases: letters of further biases that it supports. experts: none, optional or required.
     head: tied (the loader always uses the embedding), own (the file must have a separate head), or any.
     """
 
@@ -270,8 +271,8 @@ class Family(Table):
     """A model family: the table of its Hugging Face folders, its class in transformers and its GGUF architecture.
 
     transformers: class that loads an exported folder; if "", no model is exported as this family.
-    gguf: table of its GGUF files, or None. tasks: the `Head` of each task class, by the suffix of the class name
-    (ForTokenClassification).
+    gguf: table of its GGUF files, or None. tasks: the `Head` of each task class, keyed by the suffix of the
+    class name (ForTokenClassification).
     """
 
     transformers: str = ""
@@ -279,19 +280,16 @@ class Family(Table):
     tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, config: Config, keys: frozenset[str], source: str) -> Settings:
-        """Return the settings of `config`, as `Table.read`; of two spellings of a key, the one transformers reads."""
+        """Return the settings of `config`, as `Table.read`; if a setting is spelled twice, as transformers reads it."""
         return super().read(normalize_config(config, self.model_types[0]), keys, source)
 
 
 class Families(Registry[Family]):
-    """The registry of families, by the model_type that a config states."""
+    """The registry of families, keyed by the model_type that a config states."""
 
     def register(self, *tables: object) -> None:
-        """Register each `Family` among `tables` under all its model_types; skip objects of other types.
-
-        Raises:
-            DeclaredTwice: if another family has the name.
-        """
+        """Register each `Family` in `tables` under all its model_types, and skip objects of other types; raise
+        DeclaredTwice if a family already has the name."""
         for table in tables:
             if isinstance(table, Family):
                 for name in table.model_types:
@@ -309,7 +307,8 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _evaluate(name: str, rule: Any, config: Config) -> Any:
-    """Return `rule`, or `rule(config)` if it is a function; raise WeftError if the setting `name` has another type."""
+    """Return `rule`, or `rule(config)` if it is a function; raise WeftError if its type does not fit the setting
+    `name`."""
     value = rule(config) if callable(rule) else rule
     if not matches_type(value, _HINTS[name]):
         raise WeftError(f"{name}={quote_value(value)} must be of type {Settings.__annotations__[name]}")
@@ -318,8 +317,8 @@ def _evaluate(name: str, rule: Any, config: Config) -> Any:
 
 def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
     """Return `e`, the error of `make(config)`, as a WeftError whose message starts with the config keys that cause it.
-    A key causes the error if the message changes without the key. A key whose value is a positive integer n causes it
-    if the message contains n and changes when the value is n + 1."""
+    A key whose value is a positive integer n causes it if the message contains n and changes when the value is n + 1;
+    any other key, if the message changes without the key."""
     numbers = set(re.findall(r"\d+", str(e)))
     culprits = []
     for name, value in config.items():

@@ -93,7 +93,7 @@ def build_interleaved_rope(config: Config) -> RoPE:
 
 @rule
 def build_two_ropes(config: Config, windows: Rule, near_scaled: bool, near_theta: float | None = None) -> Any:
-    """Return the RoPE of each layer, or one for all if no layer is local: `windows(config)` is None.
+    """Return the RoPE of each layer, or one for all if `windows(config)` is None; a layer with window None is global.
     The base of local layers is rope.freq_base_swa, by default `near_theta`; if that is None, the base of global layers.
     RoPE scaling applies to local layers only if `near_scaled`."""
     wide, local = read_gguf_rope(config), windows(config)
@@ -104,15 +104,16 @@ def build_two_ropes(config: Config, windows: Rule, near_scaled: bool, near_theta
 
 
 def find_max_kv_heads(config: Config) -> int | None:
-    """Return attention.head_count_kv, or its maximum if it is a list, whose entry for other layers is 0."""
+    """Return attention.head_count_kv, None if it is absent. A list has one number per layer, 0 for layers without
+    attention; its maximum is returned."""
     counts = config.get("attention.head_count_kv")
     return max(counts) if isinstance(counts, list) else counts
 
 
 class _EachLayer(Lookup):
-    """A rule for a setting that files state once or per layer; a list of equal values becomes that value.
+    """A rule for a setting that files state once or as a list with one value per layer. Equal values become one value.
 
-    Another list becomes a tuple for the feed-forward width. For other settings it stays a list, which is then refused.
+    Unequal values become a tuple for the feed-forward width; else they stay a list, which `Table.read` refuses.
     """
 
     def __call__(self, config: Config) -> Any:
@@ -198,7 +199,7 @@ def mask_unlisted(make: Rule, list_key: str) -> Rule:
 
 
 def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` with the number and width of experts in the file; `options` are arguments of `MoE`.
+    """Return the rule for `moe` with the file's experts and shared expert (if any); `options` are arguments of `MoE`.
     Layers that the file does not list under `SPARSE` have None."""
 
     def make(config: Config) -> MoE:
@@ -212,8 +213,8 @@ def build_experts(router: Router, shared_gate: bool = False, **options: Any) -> 
 
 
 def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Router:
-    """Return the router that `config` states; `scoring` (softmax or sigmoid) and `renormalize` are its defaults.
-    Routers with sigmoid scores always have a correction bias."""
+    """Return the router that `config` states, by default with `scoring` (softmax or sigmoid) and `renormalize`; raise
+    WeftError for any other scoring. Routers with sigmoid scores always have a correction bias."""
     gating = config.get("expert_gating_func") or _GATING.index(scoring)
     if gating not in (1, 2):
         raise WeftError(f"expert_gating_func={gating!r} is not supported; known are 1 (softmax), 2 (sigmoid)")
@@ -230,8 +231,8 @@ def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Rou
 
 
 def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` with the file's experts and the router of `read_routing`, changed by `options`.
-    Layers that the file does not list under `SPARSE` have None."""
+    """Return the rule for `moe` with the file's experts and the router of `read_routing`, whose fields `options`
+    replace. Layers that the file does not list under `SPARSE` have None."""
 
     def make(config: Config) -> MoE:
         count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")

@@ -116,10 +116,10 @@ def build_ropes(
 ) -> tuple[RoPE, ...]:
     """Return the RoPE of each layer, for models whose local and global layers have different RoPE.
 
-    A layer is local if `local(config)` has a window for it, not None. If rope_parameters has an entry per layer type,
-    these are used; else the config's RoPE scaling applies to global layers, and to local ones if `near_scaled`.
-    `bases`: rules for the base of global and of local layers; by default the base is rope_theta. `partial` as in
-    `read_rope`; `defaults` are values for missing config keys.
+    A layer is local if `local(config)` has a window for it, not None. If rope_parameters has entries for the types of
+    global and local layers, each type uses its entry; else the config's RoPE scaling applies to global layers, and to
+    local ones if `near_scaled` and it is in rope_scaling. `bases`: rules for the base of global and of local layers; by
+    default the base is rope_theta. `partial` as in `read_rope`; `defaults` are values for missing config keys.
     """
     parameters, local_config = config.get("rope_parameters") or {}, {**defaults, **config}
     global_config = dict(local_config)
@@ -138,8 +138,8 @@ def build_ropes(
 
 
 def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
-    """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the width of a head.
-    `partial`: partial_rotary_factor is always in them, as the family's default is not 1."""
+    """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the width of a head. With `partial` they
+    always state partial_rotary_factor, as the family's default is not 1."""
     fraction = (rope.dim or head) / head
     kind = next((kind for kind, scaling in _KINDS.items() if scaling == rope.scaling), rope.scaling)
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": rope.theta}
@@ -155,11 +155,8 @@ def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
 
 
 def find_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return rope_parameters of `config`, or else rope_scaling; {} without either.
-
-    Raises:
-        WeftError: if it is not a mapping, or has settings per layer type.
-    """
+    """Return rope_parameters of `config`, or else rope_scaling; {} without either. Raise WeftError if it is not a
+    mapping, or has settings per layer type."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise WeftError(f"rope_parameters must be a mapping, not {rope!r}")

@@ -170,8 +170,8 @@ class Settings:
 
     @property
     def resolved(self) -> Settings:
-        """Return these settings with tuples of equal values replaced by the value, and with defaults computed.
-        These are kv_heads, head_dim and the number of rotated features of RoPE."""
+        """Return these settings with computed defaults of kv_heads, head_dim and the number of rotated features of
+        RoPE. Tuples of equal values are replaced by the value."""
 
         def resolve_rope(rope: RoPE | None) -> RoPE | None:
             return rope and replace(rope, dim=rope.dim or int(rope.fraction * self.head_size), fraction=1.0)
@@ -184,11 +184,7 @@ class Settings:
         return replace(self, **{**values, **collapsed, "kv_heads": self.groups, "head_dim": self.head_size})
 
     def expand(self, name: str) -> tuple[Any, ...]:
-        """Return the values of the setting `name` for all layers, first layer first.
-
-        Raises:
-            WeftError: if the setting is a tuple with values for another number of layers.
-        """
+        """Return the setting `name` of each layer, in order; raise WeftError for a tuple of another length."""
         value = getattr(self, name)
         values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,) * self.layers
         if len(values) != self.layers:

@@ -1,6 +1,6 @@
 """Templates: functions that return the recipe of a parameter whose checkpoint tensors have another layout.
 
-A template appends a part ("weight" or "bias") to `name`. It only moves elements of tensors, scales them or adds 1.
+A template appends a part ("weight" or "bias") to `name`. It only moves elements, scales them, adds 1 or pads with 0.
 Functions with the decorator `template` are called with the arguments after the first three, and return a template.
 """
 
@@ -44,18 +44,18 @@ def slice_qkv(
 
 
 def split_qkv(prefix: str, name: str, *, grouped: bool = False, transposed: bool = False) -> dict[str, Template]:
-    """Return the templates `slice_qkv` of the parameters `prefix`.q, `prefix`.k and `prefix`.v, by parameter."""
+    """Return the templates that slice q, k and v from the fused linear layer `name`, keyed by `prefix`.q, .k and .v."""
     return {f"{prefix}.{which}": slice_qkv(name, which, grouped=grouped, transposed=transposed) for which in "qkv"}
 
 
 def name_gated_mlp(prefix: str, name: str) -> dict[str, str]:
-    """Return `name`.gate_proj, `name`.up_proj and `name`.down_proj by parameter: `prefix`.gate, .up and .down."""
+    """Return `name`.gate_proj, `name`.up_proj and `name`.down_proj, keyed by `prefix`.gate, .up and .down."""
     return {f"{prefix}.{which}": f"{name}.{which}_proj" for which in ("gate", "up", "down")}
 
 
 @template
 def slice_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int) -> Recipe:
-    """Return the first (`index` 0) or second (1) half of the rows of the fused gate and up `name`."""
+    """Return the first (`index` 0) or second (1) half of the rows of the layer `name`, which fuses gate and up."""
     rows = settings.ffn
     assert isinstance(rows, int)
     return Slice(fetch(f"{name}.{part}"), 0, index * rows, (index + 1) * rows)
@@ -78,12 +78,12 @@ def swap_halves(fetch: Fetch, part: str, s: Settings, name: str, of_keys: bool =
 
 
 def split_gate_up(prefix: str, name: str) -> dict[str, Template]:
-    """Return the templates `slice_half` of the parameters `prefix`.gate and `prefix`.up, by parameter."""
+    """Return the templates that slice gate and up from the fused layer `name`, keyed by `prefix`.gate and .up."""
     return {f"{prefix}.{which}": slice_half(name, index) for index, which in enumerate(("gate", "up"))}
 
 
 def pick_by_arrangement(**names: str) -> Template:
-    """Return a template for the module `names[arrangement]`, where arrangement is that of the first layer."""
+    """Return a template for the layer `names[arrangement]`, with the arrangement of the first block."""
     return lambda fetch, part, settings: fetch(f"{names[str(settings.find_first('arrangement'))]}.{part}")
 
 
@@ -93,13 +93,13 @@ def flatten_heads(name: str) -> Template:
 
 
 def reshape_tensor(name: str, *dims: int) -> Template:
-    """Return a template for the tensor `name`, its full name, reshaped to `dims`; one of them may be -1."""
+    """Return a template for the tensor with the full name `name`, reshaped to `dims`; one of them may be -1."""
     return lambda fetch, part, settings: Reshape(fetch(name), dims)
 
 
 @template
 def concat_heads(fetch: Fetch, part: str, settings: Settings, name: str, of_keys: bool = False) -> Recipe:
-    """Return the concatenated tensors `name` of all query heads {h}, or of KV heads if `of_keys`."""
+    """Return the concatenated tensors `name`, with {h} replaced by each query head, or KV head if `of_keys`."""
     heads = range(settings.groups if of_keys else settings.head_count)
     return Concat(tuple(fetch(f"{name.replace('{h}', str(h))}.{part}") for h in heads))
 
@@ -118,7 +118,8 @@ def build_block_diagonal(blocks: Sequence[Recipe], rows: int, columns: int) -> R
 def scale_linear(
     fetch: Fetch, part: str, settings: Settings, name: str, *multipliers: str, bias: tuple[str, ...] | None = None
 ) -> Recipe:
-    """Return the linear layer `name` times the settings' `multipliers`, its bias times those in `bias`, if not None."""
+    """Return the linear layer `name` times the product of the settings' multipliers named `multipliers`. If `bias` is
+    not None, it names the multipliers of the layer's bias."""
     factors = multipliers if part == "weight" or bias is None else bias
     factor = math.prod(settings.multipliers[m] for m in factors)
     tensor = fetch(f"{name}.{part}")

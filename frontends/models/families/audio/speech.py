@@ -82,7 +82,8 @@ def _build_waveform_stem(config: Config) -> SoundStem:
 
 
 def _map_layer_names(part: str, norms: dict[str, str]) -> Names:
-    """Return the names of the layers of `part` (encoder or decoder); `norms` maps sublayers to names of norms."""
+    """Return the checkpoint names of the layers of `part` (encoder or decoder); `norms`: names of norms, keyed by
+    sublayer."""
     names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
     for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
         names |= {f"{part}.layers.{{i}}.{ours}.{x}": f"{part}.layers.{{i}}.{theirs}.{x}_proj" for x in "qkvo"}
@@ -94,7 +95,7 @@ def _map_layer_names(part: str, norms: dict[str, str]) -> Names:
 
 
 def _list_size_keys(part: str) -> dict[str, Any]:
-    """Return the rules for the settings of `part` (encoder or decoder) that have separate config keys."""
+    """Return the rules for the settings that have separate config keys for each `part` (encoder or decoder)."""
     return {
         "layers": key(f"{part}_num_hidden_layers", default=6),
         "heads": key(f"{part}_num_attention_heads", default=8),

@@ -11,7 +11,8 @@ from ...task_heads import GPT_HEADS
 
 
 def _read_scales(config: Config) -> Any:
-    """Return the scale of scores: None for 1/√d, 1 without scale_attn_weights; or one per layer i, divided by i + 1."""
+    """Return the scale of scores: None for 1/√d, or 1 if scale_attn_weights is false. With
+    scale_attn_by_inverse_layer_idx, return a tuple: this scale divided by i + 1 for layer i."""
     plain = (config["n_embd"] // config["n_head"]) ** -0.5 if config.get("scale_attn_weights", True) else 1.0
     if not config.get("scale_attn_by_inverse_layer_idx"):
         return None if config.get("scale_attn_weights", True) else plain

@@ -167,15 +167,15 @@ GRANITE = LLAMA.derive(
 
 
 def find_rotary_layers(config: Config) -> list[Any]:
-    """Return a number per layer, 0 without RoPE: the key no_rope_layers, despite its name. By default it is 0 for each
-    no_rope_layer_interval-th layer."""
+    """Return a number per layer, 0 for a layer without RoPE: the list no_rope_layers, despite its name. By default,
+    each no_rope_layer_interval-th layer has 0."""
     every, layers = config.get("no_rope_layer_interval", 4), range(key("num_hidden_layers")(config))
     return list(config.get("no_rope_layers") or [(i + 1) % every for i in layers])
 
 
 @rule
 def rotate_listed(config: Config, /, **options: Any) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer of `find_rotary_layers`, else None; `options` are arguments of `rope_with`."""
+    """Return the RoPE of each layer, None where `find_rotary_layers` has 0; `options` are arguments of `rope_with`."""
     rope = rope_with(**options)(config)
     return tuple(rope if rotary else None for rotary in find_rotary_layers(config))
 

@@ -18,7 +18,7 @@ from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGU
 
 @rule
 def rotate_local(config: Config, rope: Rule, local: Rule) -> tuple[RoPE | None, ...]:
-    """Return `rope(config)` for each layer for which `local(config)` has a window, None for all others."""
+    """Return one RoPE per layer: `rope(config)` where `local(config)` has a window, else None."""
     rotation = rope(config)
     return tuple(None if window is None else rotation for window in local(config))
 
@@ -44,7 +44,7 @@ def _repeat_per_layer(config: Config, name: str) -> list[float]:
 
 
 def _fill_from_metadata(name: str) -> Template:
-    """Return a template for a parameter [1] with the layer's value of the key `name` in a GGUF file's metadata."""
+    """Return a template for a parameter [1] that has the layer's value of the metadata key `name` of a GGUF file."""
     return lambda fetch, part, settings: Full(settings.multipliers[name][int(fetch.layer)], (1,))
 
 

@@ -267,8 +267,8 @@ def _fetch_adapter(fetch: Fetch, part: str, settings: Settings, which: str) -> R
 
 @template
 def _choose_norm(fetch: Fetch, part: str, settings: Settings, which: str) -> Recipe:
-    """Return the norm `which` (ffn or adapter). The one before the adapter is adapter_layer_norm, if it is stored.
-    This is ``adapter_norm`` in pre-norm blocks, ``ffn_norm`` in post-norm blocks. The other is BERT's LayerNorm."""
+    """Return the norm `which` (ffn, adapter): the stored adapter_layer_norm for the norm right before the adapter, else
+    BERT's LayerNorm. Right before the adapter is norm adapter in pre-norm blocks, norm ffn in post-norm blocks."""
     before_adapter = (which == "adapter") == (settings.arrangement == "pre")
     adapter_norm = f"{LAYER}.output.adapter_layer_norm.{part}"
     return fetch(adapter_norm if before_adapter and fetch.has(adapter_norm) else f"{LAYER}.output.LayerNorm.{part}")

@@ -18,7 +18,7 @@ SELF = f"{LAYER}.attention.self"
 
 
 def _read_score_terms(config: Config) -> list[str]:
-    """Return the terms of scores in addition to content-to-content, c2p or p2c; raise WeftError for others."""
+    """Return the terms of scores in addition to content-to-content: some of c2p, p2c; raise WeftError for others."""
     stated = config.get("pos_att_type") or []
     terms = [term.strip() for term in stated.lower().split("|")] if isinstance(stated, str) else list(stated)
     is_valid = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)

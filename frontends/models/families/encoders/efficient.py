@@ -123,9 +123,9 @@ LONGT5 = T5.derive(
 
 
 def _build_block_mask(config: Config) -> BlockSparse | None:
-    """Return the visible blocks of keys as in transformers' inference; None for full attention.
-    There, all random blocks are the first block, which counts once more for each of them. Sequences of at most
-    5 + 2 · num_random_blocks blocks have full attention."""
+    """Return the visible blocks of keys in transformers' inference, where all random blocks are the first block: each
+    of its keys counts 1 + num_random_blocks times. Sequences of at most 5 + 2 · num_random_blocks blocks have full
+    attention. Return None if all sequences have it."""
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
         raise WeftError(f"attention_type={kind!r} is not supported")

@@ -30,7 +30,7 @@ def find_latent_attention(settings: Settings) -> MLA:
 
 @template
 def slice_head_rows(fetch: Fetch, part: str, settings: Settings, name: str, which: str) -> Recipe:
-    """Return the rows of k or v (`which`) in tensor `name`, which has k, then v for each head."""
+    """Return the rows of k or v (`which`) in the tensor `name`, which has the rows of k, then of v, for each head."""
     mla = find_latent_attention(settings)
     keys, keys_and_values = mla.head_dim, mla.head_dim + mla.v_head_dim
     start, stop = (0, keys) if which == "k" else (keys, keys_and_values)
@@ -39,9 +39,9 @@ def slice_head_rows(fetch: Fetch, part: str, settings: Settings, name: str, whic
 
 
 def _build_rope(config: Config) -> RoPE:
-    """Return the RoPE of the rotary part of each head, all of whose features are rotated.
-    A partial_rotary_factor is ignored if it states the size of that part, relative to either head size, or the type is
-    default; `read_rope` refuses any other factor, since it would omit frequencies."""
+    """Return the RoPE of the rotary part of each head, of which all features are rotated. A partial_rotary_factor is
+    ignored for type default, or if this factor of a head size is the width of the rotary part; `read_rope` refuses any
+    other factor, since it would omit frequencies."""
     settings, (plain, rotary) = dict(find_rope(config)), read_required(config, "qk_nope_head_dim", "qk_rope_head_dim")
     fraction = settings.get("partial_rotary_factor") or 1.0
     sizes = [config["head_dim"]] if config.get("head_dim") else [rotary, plain + rotary]
@@ -54,7 +54,8 @@ def _build_rope(config: Config) -> RoPE:
 
 
 def _compute_scale(config: Config) -> float | None:
-    """Return 1/√d times the square of YaRN's factor if the config sets mscale_all_dim; None for 1/√d."""
+    """Return 1/(t√d), with YaRN's temperature t of attention, if RoPE is scaled and mscale_all_dim set; None for
+    1/√d."""
     rope, mscale = _build_rope(config), find_rope(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
@@ -129,14 +130,15 @@ def make_v3_router(
 
 @template
 def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = False) -> Recipe:
-    """Return a linear layer stored per head as [rows, rank], or if `transpose` as [rank, rows]."""
+    """Return a linear layer [heads · rows, rank], stored per head as [rows, rank], or if `transpose` as
+    [rank, rows]."""
     mla = find_latent_attention(settings)
     stored, rows = fetch(f"{name}.{part}"), mla.head_dim if transpose else mla.v_head_dim
     return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))
 
 
 def name_latent_attention(prefix: str, name: str) -> Names:
-    """Return the names of the parameters of latent attention, `prefix`.q_down and so on, in its module `name`."""
+    """Return the checkpoint names or templates of latent attention `name`, keyed by parameter (`prefix`.q_down, …)."""
     projections = {"down": "a_proj", "norm": "a_layernorm", "up": "b_proj"}
     return {
         **{f"{prefix}.q_{ours}": f"{name}.q_{theirs}" for ours, theirs in projections.items()},

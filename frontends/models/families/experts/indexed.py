@@ -34,7 +34,8 @@ def read_index_types(config: Config) -> list[str]:
 
 
 def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
-    """Return `plain` for each layer: with `index` if its `has_index` is true, else with an earlier selection."""
+    """Return `plain` per layer: with `index` where `has_index` is true, else with the selection of the last such
+    layer."""
     keeping = replace(plain, index=index, keep_index="index")
     return tuple(
         replace(plain, share_index="index") if not has else keeping if not following else replace(plain, index=index)
@@ -44,8 +45,8 @@ def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -
 
 @rule
 def make_index_rule(config: Config, heads: int, interleaved: bool) -> tuple[MLA, LightningIndex]:
-    """Return latent attention and its index, by default with `heads` heads. `interleaved` is the order of features in
-    the RoPE of the index."""
+    """Return latent attention, and its index with index_n_heads heads, by default `heads`. `interleaved` is a setting
+    of the index's RoPE. Raise WeftError without q_lora_rank."""
     plain = build_mla({**config, "rope_interleave": True})
     if plain.q_rank is None or plain.rope is None:
         raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")
@@ -71,7 +72,7 @@ def _build_indexed_mla(config: Config) -> MLA:
 
 
 def _build_gguf_mlas(config: Config) -> tuple[MLA, ...]:
-    """Return the latent attention of each layer of a file; its key of index types, else its tensors, decides."""
+    """Return each layer's latent attention; the file's key of index types, else its tensors, show who has an index."""
     plain, layers = build_gguf_mla(config), range(key("block_count")(config))
     assert plain.rope is not None
     index = LightningIndex(

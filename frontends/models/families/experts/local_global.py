@@ -29,7 +29,7 @@ def _read_cohere_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _build_cohere_ropes(config: Config) -> tuple[RoPE | None, ...]:
-    """Return the RoPE of each layer: in local layers, and in dense layers if the config makes all of them global."""
+    """Return the RoPE of each layer, None for global ones, except dense layers that the config forces to be global."""
     rope = rope_with(rope_theta=1e4, interleaved=True)(config)
     forced = config.get("prefix_dense_sliding_window_pattern", 1) == 1
     layers = zip(_read_cohere_windows(config), find_sparse_layers(0)(config), strict=True)

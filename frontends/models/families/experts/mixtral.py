@@ -30,7 +30,7 @@ def stack_experts(fetch: Fetch, part: str, settings: Settings, name: str) -> Rec
 def map_expert_names(prefix: str, gate: str, up: str, down: str, at: str = "layers.{i}.ffn") -> Names:
     """Return the names of the experts' weights under `at`, the path of the mixture in the model.
 
-    Below `prefix`, checkpoints have tensors `gate`, `up` and `down` per expert, or transformers' two tensors for all.
+    Below `prefix`, checkpoints have tensors `gate`, `up` and `down` per expert, or gate_up_proj and down_proj for all.
     """
     above, below = f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
 
@@ -46,11 +46,7 @@ def map_expert_names(prefix: str, gate: str, up: str, down: str, at: str = "laye
 
 
 def read_activation(config: Config) -> str:
-    """Return weft's name of the config's activation `hidden_act`.
-
-    Raises:
-        WeftError: if weft does not have it.
-    """
+    """Return weft's name of the config's activation `hidden_act`; raise WeftError for an unknown one."""
     name = config.get("hidden_act", "silu")
     if name not in ACTIVATIONS:
         raise WeftError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")

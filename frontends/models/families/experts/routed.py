@@ -58,7 +58,7 @@ def _build_llama4_moe(config: Config) -> MoE:
 
 @template
 def _transpose_half(fetch: Fetch, part: str, settings: Settings, name: str, index: int | None) -> Recipe:
-    """Return half `index` of axis 2 (None: all) of tensor `name` [experts, in, out], as [experts, out, in]."""
+    """Return half `index` of axis 2 (all of it for None) of tensor `name` [experts, in, out], as [experts, out, in]."""
     hidden, stored = find_experts(settings).hidden, fetch(name)
     if index is not None:
         stored = Slice(stored, 2, index * hidden, (index + 1) * hidden)
@@ -72,7 +72,7 @@ _GGUF_CHUNKED = Mask(pattern="chunked", stride=8192)
 
 
 def _find_gguf_chunks(config: Config) -> list[bool]:
-    """Return for each layer whether it has RoPE and chunks; True for all with window 0, which disables chunks."""
+    """Return for each layer whether it has RoPE: all layers if the window is 0, else the layers with chunks."""
     return [True] * config["block_count"] if config.get(_WINDOW) == 0 else gguf.find_local_layers(config, 4)
 
 
@@ -231,7 +231,7 @@ def _build_jet_moe(config: Config) -> MoE:
 
 @template
 def _order_by_head(fetch: Fetch, part: str, settings: Settings, name: str, rows: bool) -> Recipe:
-    """Return the `rows` (or columns) of all experts, ordered by KV head: head 0 of every expert first."""
+    """Return tensor `name` with the `rows` (else columns) of the experts by KV head: head 0 of every expert first."""
     mixer: MixtureOfAttention = settings.mixer
     experts, heads, d = mixer.experts, mixer.kv_heads, mixer.head_dim
     if rows:

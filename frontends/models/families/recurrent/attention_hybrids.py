@@ -175,7 +175,7 @@ def _nest_ssm_names(names: Names) -> Names:
 
 
 def _build_gguf_falcon(config: Config) -> ParallelHybrid:
-    """Return attention in parallel to a state space; its norm, if a file has one, follows the gate as in llama.cpp."""
+    """Return attention in parallel to a state space, whose norm, if stored, follows the gate as in llama.cpp."""
     heads, kv_heads = read_required(config, "attention.head_count", "attention.head_count_kv")
     attention = Attention(heads, kv_heads, config.get("attention.key_length"), read_gguf_rope(config))
     mamba = replace(build_gguf_mamba2(config), norm_first=False)
@@ -228,11 +228,7 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def _read_kinds(config: Config) -> list[str]:
-    """Return the kind of each layer: mamba, attention, mlp or moe.
-
-    Raises:
-        WeftError: if a layer is of another kind.
-    """
+    """Return the kind of each layer: mamba, attention, mlp or moe; raise WeftError for any other kind."""
     pattern = config.get("hybrid_override_pattern")
     stated = key("layers_block_type", "layer_types", default=("mamba", "moe", "attention", "mlp"))(config)
     types = [_LETTERS.get(c, c) for c in pattern] if pattern else stated

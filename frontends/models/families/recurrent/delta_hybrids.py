@@ -125,7 +125,8 @@ OLMO_HYBRID = LLAMA.derive(
 
 
 def _find_kimi_delta_layers(config: Config) -> list[bool]:
-    """Return for each layer whether it has the delta rule; kda_layers in the config counts layers from 1."""
+    """Return for each layer whether it has the delta rule: by layer_types, else by kda_layers, which counts from 1. By
+    default all have it except layers 4, 8, …, counted from 0."""
     layers, linear_config = range(key("num_hidden_layers")(config)), config.get("linear_attn_config") or {}
     if config.get("layer_types"):
         return [kind == RECURRENT for kind in config["layer_types"]]

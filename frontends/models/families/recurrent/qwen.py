@@ -33,8 +33,8 @@ def _slice_per_head(fetch: Fetch, part: str, s: Settings, name: str, index: int)
 
 @template
 def _slice_per_group(fetch: Fetch, part: str, settings: Settings, name: str, *which: int, of: int) -> Recipe:
-    """Return the parts `which` of linear layer `name`, concatenated; its rows are all parts of group 0, then of 1, ….
-    The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2."""
+    """Return the parts `which` of linear layer `name`, concatenated; its rows are all parts of group 0, then of group
+    1, …. The parts, by index, are q, k, v and gate if `of` is 4, or β and step if `of` is 2."""
     delta = find_delta_rule(settings)
     groups = delta.groups or delta.heads
     keys, values = (width // groups for width in delta.widths)
@@ -87,7 +87,7 @@ def _build_gguf_delta(config: Config) -> GatedDeltaNet:
 
 
 def _reorder_by_group(stored: Recipe, settings: Settings, rows: int) -> Recipe:
-    """Return `stored` as [rows, -1] with value heads ordered by group; it has head 0 of all groups, then head 1, …."""
+    """Return `stored`, with head 0 of all groups, then head 1, …, as [rows, -1] with all heads of group 0 first."""
     delta = find_delta_rule(settings)
     groups = delta.groups or delta.heads
     by_group = Permute(Reshape(stored, (delta.heads // groups, groups, -1)), (1, 0, 2))
@@ -148,7 +148,7 @@ _GATE = "layers.{i}.attn.gate"
 def _pick_gate(
     fetch: Fetch, part: str, settings: Settings, of_delta: Template, queries: str = "layers.{i}.self_attn.q_proj"
 ) -> Recipe:
-    """Return a layer's gate: `of_delta` if it has the delta rule, else half of attention's `queries`."""
+    """Return a layer's gate: `of_delta` in a layer with the delta rule, else half of the projection `queries`."""
     of_heads = _slice_per_head(queries, 1)
     mine = of_heads if settings.mixer[int(fetch.layer)] is None else of_delta
     return mine(fetch, part, settings)

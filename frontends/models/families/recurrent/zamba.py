@@ -202,7 +202,7 @@ def _split_alternating_rows(fetch: Fetch, part: str, settings: Settings) -> Reci
 
 @template
 def _slice_head(fetch: Fetch, part: str, settings: Settings, name: str, head: int) -> Recipe:
-    """Return the part of `head` in tensor `name` [heads, ...], in the shape that `Mamba` needs."""
+    """Return the part of head `head` in tensor `name` [heads, ...], in the shape that `Mamba` needs."""
     mamba = settings.block[0].mamba
     at = "mamba_decoder.mamba" if settings.block[int(fetch.layer)].attn is not None else "mamba"
     part_of_head, channels = Slice(fetch(f"layers.{{i}}.{at}.{name}"), 0, head, head + 1), mamba.inner // mamba.heads

@@ -49,8 +49,8 @@ def _is_decoder_only(config: Config) -> bool:
 
 
 def _choose_size(name: str, encoder: Any = REQUIRED, decoder: Any = REQUIRED) -> Rule:
-    """Return the rule for a size in the config key `name`, with {} replaced by encoder, or decoder without an encoder.
-    `encoder` and `decoder` are the defaults of these two keys."""
+    """Return the rule for a size in the config key `name`, with {} replaced by encoder, or by decoder if the model has
+    no encoder. `encoder` and `decoder` are the defaults of these two keys."""
     of = {True: key(name.format("decoder"), default=decoder), False: key(name.format("encoder"), default=encoder)}
     return lambda c: of[_is_decoder_only(c)](c)
 

@@ -50,7 +50,7 @@ def build_t5_bias(config: Config) -> T5Bias:
 
 def make_feed_forward_rules(default: str) -> dict[str, Any]:
     """Return the rules for activation and gated by feed_forward_proj: [gated-]name, where gated-gelu means gelu_tanh.
-    dense_act_fn and is_gated_act, which transformers writes into configs, override it; `default` is used without it."""
+    dense_act_fn and is_gated_act, which transformers writes, override that key; `default` is its default."""
     proj = key("feed_forward_proj", default=default)
 
     def activation(c: Config) -> str:
@@ -69,7 +69,7 @@ def _compute_logit_scale(config: Config) -> Any:
 
 
 def _map_gguf_names(part: str, short: str) -> Names:
-    """Return the tensor names of `part` (encoder or decoder) in GGUF files, where it is called `short`."""
+    """Return the tensor names of `part` (encoder or decoder) in GGUF files, where the part is called `short`."""
     block = f"{short}.blk.{{i}}"
     sublayers = {"attn": "attn", "cross": "cross_attn"}
     return {
@@ -87,7 +87,8 @@ def _build_gguf_bias(config: Config) -> T5Bias:
 
 
 def _choose_gguf_bias(by_layer: bool) -> Callable[[Config], T5Bias | None]:
-    """Return the rule for a bias per layer (`by_layer`), or for one of all layers; None for files of the other kind."""
+    """Return the rule for a bias per layer (`by_layer`) or for all layers, which is None for files of the other
+    kind."""
     return lambda c: _build_gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
