@@ -28,9 +28,9 @@ KINDS = {  # ops that replace attention, and feed-forwards
 
 
 def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]) -> dict[Hashable, str]:
-    """Map the key of each method to its class name; none is in `taken`, and the class of `top` is called `whole`.
-    `nodes` are all nodes of the graph. Classes that would have the same name get a prefix (encoder or decoder, then a
-    word for their ops), or else a number."""
+    """Map the key of each method to a class name that is not in `taken`; the class of `top` is called `whole`. `nodes`
+    are all nodes of the graph. A class with an inner class of its name gets the suffix Group. A class that would still
+    have the name of another gets a prefix (see `_distinguish`), or else a number."""
     places, groups = defaultdict[Hashable, list[str]](list), defaultdict[str, list[Hashable]](list)
     titles: dict[Hashable, str] = {}
     within: dict[str, list[Node]] = {}
@@ -90,8 +90,9 @@ def _choose_title(path: str, nodes: list[Node]) -> str:
 
 
 def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, list[Node]]) -> list[str]:
-    """Return a name for each of several classes that would be called `title`; names may remain equal. `places` has the
-    paths of each class. Prefixes are encoder or decoder, or a word for the ops of the nodes in `within` (by path)."""
+    """Return a name for each of several classes called `title`; names may remain equal. `places` has the paths of each
+    class. If the first parts of the paths differ, these are the prefixes, such as Encoder. Names that are still equal
+    get a prefix from `_choose_words`; `within` maps a path to the nodes inside it."""
     if len(places) == 1:
         return [title]
     sides = [{p.partition(".")[0] for p in paths if "." in p} for paths in places]
@@ -106,8 +107,8 @@ def _distinguish(title: str, places: Sequence[list[str]], within: Mapping[str, l
 
 
 def _choose_words(classes: Sequence[list[Node]]) -> list[str]:
-    """Return a prefix for each class: a kind of op that the other classes lack, else its first kind, else "". If all
-    classes have the same kinds, return "NoPE" for classes without RoPE where others have it, and "" for the rest."""
+    """Return a prefix for each class, given its nodes: a word for a kind of op that only it has, or for its first kind,
+    or "". If all classes have the same kinds, it is "NoPE" for a class without RoPE where others have it, else ""."""
     kinds = [_list_kinds(nodes) for nodes in classes]
     union = set().union(*kinds)
     if len({tuple(k) for k in kinds}) == 1:

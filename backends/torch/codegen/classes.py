@@ -23,7 +23,7 @@ from .value_names import NamedOperand
 class ClassSource:
     """A generated class, as a template needs it. `init` and `lines` are the lines of ``__init__`` and of the forward,
     whose parameters and return type are `parameters` and `returns`. `cache` is the expression that constructs the cache
-    ("" for none), and `cache_type` its annotation. `constants`: the class keeps the dtype of tables."""
+    ("" for none), and `cache_type` its annotation. `constants`: the whole model's class, with constant tables."""
 
     name: str
     doc: str
@@ -47,7 +47,8 @@ class ClassSource:
 
 
 class ClassWriter(ABC):
-    """Writes the classes of a program into `classes`, by name; `top` is the name of the whole model's class."""
+    """Writes the classes of a program into the dictionary `classes`, keyed by name. `top` is the name of the whole
+    model's class; `body` is the type of the writer of a method."""
 
     top = "Model"
     body: type[MethodWriter] = MethodWriter
@@ -77,8 +78,7 @@ class ClassWriter(ABC):
         return f"{name}: Tensor" if isinstance(o, ParamRef) else f"{name}: {o.type}"
 
     def write_cache(self, method: Method) -> tuple[str, str]:
-        """Return the expression that constructs the cache of a class, and the cache's type; ("", "") without a
-        cache."""
+        """Return the expression that constructs the cache of a class, and its type; by default ("", "") for none."""
         return "", ""
 
     def list_described_nodes(self, method: Method) -> list[Node]:
@@ -88,7 +88,7 @@ class ClassWriter(ABC):
     # -- writing
 
     def write(self, method: Method) -> str:
-        """Return the class name of `method`; add a new class to `classes`, after the classes of inner methods."""
+        """Return the class name of `method`; add its class to `classes` if missing, after those of inner methods."""
         if not self.names:
             self.names = name_classes(method, self.top, self.nodes, {*read_library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]
@@ -112,7 +112,7 @@ class ClassWriter(ABC):
         return name
 
     def _is_hidden(self, v: Var) -> bool:
-        """Return whether `v` is a float tensor that a layer computes: a hidden state, which layers call `stream`."""
+        """Return whether `v` is a hidden state: a float tensor that is computed, but not before the layers."""
         if v not in self.producers or v.type != "Tensor":
             return False
         maker = self.producers[v]

@@ -57,7 +57,7 @@ def write_model_doc(graph: Graph, program: Program, kernels: bool) -> list[str]:
 
 
 def write_class_doc(method: Method, inner: Mapping[str, str], nodes: list[Node]) -> str:
-    """Return a sentence on the class of `method`, which computes `nodes` and calls the classes `inner` (by path)."""
+    """Return a sentence on the class of `method`, which computes `nodes`; `inner` maps paths of modules to classes."""
     parts = list_calls(method)
     if method.path != TOP or not parts:
         phrases = [text for node in nodes if (text := _describe(node))]

@@ -16,8 +16,8 @@ COMMENTED = 108  # the longest line together with its comment
 
 
 class MethodWriter:
-    """Writes the forward of `method`, whose parameters are `given`. trains: activations may be checkpointed, and the
-    cache may be None. stream: the name of the `hidden` state. top: `method` is the forward of the whole model."""
+    """Writes the forward of `method`. Of its parameters `given`, `hidden` (if not None) gets the name `stream`. top: it
+    is the whole model's forward. trains: loops support activation checkpointing, and the cache may be None."""
 
     trains = True
     stream = "x"
@@ -32,7 +32,7 @@ class MethodWriter:
     # -- text with placeholders
 
     def token(self, o: Operand) -> str:
-        """Return the source of a member; for another operand a placeholder, which is replaced once names are chosen."""
+        """Return the source of a member; for any other operand a placeholder, replaced once names are chosen."""
         if isinstance(o, Submodule) or (isinstance(o, ParamRef) and is_inside(o.path, self.method.path)):
             return self.member(o.path)
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
@@ -73,7 +73,7 @@ class MethodWriter:
 
     def list_loop_arguments(self, loop: Loop, sources: list[tuple[str, str]]) -> list[str]:
         """Return the arguments that follow the inputs in each call of `loop`: ["state"] if the callee has states, else
-        none. Iterables that the loop runs over are appended to `sources`, as pairs (loop variable, expression)."""
+        []. With states, append ("state", source of an iterable of them) to `sources`, which the loop runs over."""
         if not loop.slots:
             return []
         same = all(c.path == loop.calls[0].path for c in loop.calls)
@@ -146,8 +146,8 @@ class MethodWriter:
         self.lines.append(SourceLine([*results], tree, comment, replaces, movable))
 
     def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[SourceLine]]:
-        """Move expressions of earlier lines into `tree`, nearest first, while the new line stays within `WIDTH`. Return
-        the new tree and the lines that moved, which are removed from `lines`. `room` is the width of the targets."""
+        """Move expressions of earlier lines into `tree`, nearest first, if the result is at most `WIDTH` long. Return
+        the new tree and the lines that moved, which are removed from `lines`. `room` is the width before `tree`."""
         inlined: list[SourceLine] = []
         for line in reversed(self.lines):
             if not line.movable:
@@ -236,13 +236,13 @@ def write_periodic_list(texts: list[str]) -> str:
 
 
 def _has_shape_of_all(o: Operand, results: Iterable[Var]) -> bool:
-    """Return whether `o` is a variable whose known shape all `results` have, so that they may reuse its name."""
+    """Return whether `o` is a variable of known shape and all `results` have that shape: its name can be reused."""
     return isinstance(o, Var) and o.shape is not None and all(v.shape == o.shape for v in results)
 
 
 def find_layer_slice(method: Method, calls: Sequence[ModuleCall]) -> tuple[str, str]:
-    """Return the path of the ModuleList whose modules `calls` run in order, and the source of the slice that they are,
-    such as ``[2:5]``; the slice is "" for the complete list."""
+    """Return the path, relative to `method`, of the ModuleList whose modules `calls` run in order, and the source of
+    the slice that selects these, such as ``[2:5]``; "" if they are the complete list."""
     container = relative_to(calls[0].path, method.path).rpartition(".")[0]
     numbers = [int(c.path.rpartition(".")[2]) for c in calls]
     paths = (relative_to(p, method.path) for p in (*method.modules, *method.members))

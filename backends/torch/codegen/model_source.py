@@ -149,8 +149,8 @@ def _write_new_cache(method: Method) -> str:
 
 
 def _find_weight(method: Method) -> str:
-    """Return the source of a weight whose dtype and device the cache gets: a member of the class, else any parameter of
-    the module. Return ``like``, the name of an argument, if the module has none."""
+    """Return the source of a weight that gives the cache its dtype and device: a member of the class, else the module's
+    first parameter. Return ``like``, an argument of `new_cache`, if the module has no parameters."""
     for path, member in method.members.items():
         # Codes of quantized blocks are integers: a cache takes its dtype from other weights.
         if isinstance(member, Submodule) and "codes" not in member.tensors:

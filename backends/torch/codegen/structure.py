@@ -30,7 +30,7 @@ from ..program.statements import (
 
 @dataclass(eq=False, repr=False)
 class ModuleCall:
-    """A call of `callee`, the forward of the module at `path`: it maps `inputs` to `results`. It has `slots` states."""
+    """A call of `callee`, the forward of the module at `path`, which maps `inputs` to `results`."""
 
     path: str
     callee: Method
@@ -79,8 +79,7 @@ class Method:
 
     @property
     def slots(self) -> int:
-        """Return the number of items with states. The cache has the state of one item, or a tuple of those of
-        several."""
+        """Return the number of items with states. If it is 1, the cache is the item's state, else a tuple of states."""
         return len(self.stateful)
 
     @property
@@ -104,7 +103,7 @@ def has_state(item: Item) -> bool:
 
 def group_statements(program: Program, borrows: bool = False) -> Method:
     """Group the statements of `program` into methods, and return the method of the whole model. A weight is a member of
-    the innermost module in its path; with `borrows`, of each class that reads it."""
+    the innermost module around it; with `borrows`, of each module around it whose own statements read it."""
     members: dict[str, Submodule | ParamRef] = {}
     for o in (*(o for s in program.statements for o in s.operands), *program.outputs.values()):
         if isinstance(o, (Submodule, ParamRef)):
@@ -164,13 +163,13 @@ class _StructureBuilder:
         return ModuleCall(path, callee, list(callee.inputs), tuple(v for v in outputs if isinstance(v, Var)))
 
     def _is_only_forwarded(self, v: Var, mine: set[Statement]) -> bool:
-        """Return whether statements outside of `mine` only pass `v` on to a scope; such results are returned last."""
+        """Return whether `v` is not an output, and outside of `mine` only statements without text read it."""
         return all(s is not None and (s in mine or not s.text) for s in self.uses[v])
 
     def _group(self, path: str, statements: Sequence[Statement]) -> list[tuple[str | None, list[Statement]]]:
-        """Return pairs (path of an inner module or None, its statements) in order of appearance. Each statement of
-        `path` itself is a pair with None. So is each statement of inner modules that depend on each other in a cycle:
-        such modules cannot each be one call."""
+        """Return pairs (path of an inner module, the statements of one call) in order of appearance. Each statement of
+        `path` itself is a pair (None, [statement]). So is each statement of inner modules that depend on each other in
+        a cycle: such a module cannot be one call."""
         inner = {p for p in self.modules if p != path and is_inside(p, path)}
         flat: set[str] = set()  # inner modules that cannot be one call
         while True:

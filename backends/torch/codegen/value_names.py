@@ -29,7 +29,7 @@ class SourceLine:
 
 class ValueNames:
     """Chooses the names of the values in `lines`. tokens: placeholder of each operand. taken: names that no value gets.
-    stream: the name of values in a loop."""
+    stream: the preferred name of a value that a loop passes to its next iteration, if it passes only one."""
 
     def __init__(
         self, lines: Sequence[SourceLine], tokens: dict[Operand, str], taken: Collection[str] = (), stream: str = "x"
@@ -47,8 +47,8 @@ class ValueNames:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _prefer_stream(self) -> dict[Operand, str]:
-        """Return preferred names by operand: `stream` for the only result of a loop, the operand that enters the loop,
-        and the operands that these replace."""
+        """Map operands to a preferred name, `stream`: the only result of a loop, the operand that enters the first
+        iteration in its place, and the operands whose names these may reuse."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:
@@ -94,7 +94,7 @@ class ValueNames:
         return out
 
     def _name_targets(self, i: int, line: SourceLine) -> list[tuple[str, str]]:
-        """Choose names for the results of line `i`; return pairs (new, old) of variables to copy before the line."""
+        """Choose names for the results of line `i`; return pairs (new, old): ``new = old`` must precede the line."""
         copies = []
         entering: Mapping[Operand, Operand] = dict(line.loop)
         for target in line.targets:
@@ -111,7 +111,7 @@ class ValueNames:
         return copies
 
     def _reusable_name(self, old: Operand | None, i: int) -> str | None:
-        """Return the name of `old` if no line after line `i` reads `old`, else None."""
+        """Return the name of `old` if `old` still has it and no line after line `i` reads `old`, else None."""
         token = None if old is None else self.tokens.get(old)
         if token is None or token not in self.names or self.last.get(token, -1) > i:
             return None
@@ -135,7 +135,7 @@ class ValueNames:
 
 
 def _write_assignment(targets: str, tree: ast.AST) -> str:
-    """Return the source of ``targets = tree``: an `if` statement if `tree` is a conditional with a branch `targets`."""
+    """Return the source of ``targets = tree``. A conditional with `targets` as one branch becomes an `if` statement."""
     if isinstance(tree, ast.IfExp):
         body, orelse = (unparse(t).strip("()") for t in (tree.body, tree.orelse))
         if orelse == targets:

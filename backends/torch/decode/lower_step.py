@@ -1,5 +1,4 @@
-"""Lower a fused graph to the statements of a decode step: kernel calls, or the model's PyTorch where no kernel
-exists."""
+"""Lower a fused graph to the statements of a decode step: kernel calls, or PyTorch where no kernel exists."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class DecodeStep:
     """A decode step of the fused `graph`: its statements as a `program`, and the same grouped into classes as `method`.
     choices: for each node the kernel that computes it, or the reason why none does. any_length: steps of one token
     launch the same kernels at any sequence length. reads_prompts: it takes several consecutive tokens per batch row.
-    kernels: source, by name, of the kernels generated for this model."""
+    kernels: name → source of each kernel generated for this model."""
 
     graph: Graph
     program: Program
@@ -56,7 +55,7 @@ def explain_refusal(graph: Graph) -> str:
 
 
 def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
-    """Return the decode step of `model`, given its fused `graph`; None if their caches would be nested differently."""
+    """Return the decode step of `model`, given its fused `graph`; None if the step would nest the cache differently."""
     head = find_last_mixing(graph)
     several = head is not None and can_read_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
@@ -77,7 +76,7 @@ def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
 
 
 def _nest_states(method: Method) -> object:
-    """Return the nested tuples that `new_cache` of `method` builds, with (scope, state names) for each cache."""
+    """Return the nested tuples that `new_cache` of `method` builds, with (scope, *state names) instead of a cache."""
     nested: list[object] = []
     for item in method.stateful:
         if isinstance(item, Loop):
@@ -92,7 +91,7 @@ def _nest_states(method: Method) -> object:
 
 
 def make_refusal_check(graph: Graph) -> Accepts:
-    """Return a function from a node of the fused `graph` to None if a decode step computes it, else to reasons."""
+    """Return a function from a node of the fused `graph` to the reasons why steps cannot compute it, or to None."""
     probe = StepEmitter(graph, {})
 
     def refuse(node: Node) -> list[str] | None:
@@ -106,8 +105,8 @@ def make_refusal_check(graph: Graph) -> Accepts:
 
 
 def can_read_prompts(graph: Graph) -> bool:
-    """Return whether decode steps of `graph` can take several tokens per batch row. Then its only states are KV caches
-    that do not roll, and it has no mixture of experts."""
+    """Return whether decode steps of the model `graph` can take several tokens per batch row: its only states are KV
+    caches that do not roll, of attentions with an operand v, and it has no mixture of experts."""
     if any(n.op in (ops.moe, ops.route) for n in graph.nodes):
         return False
     states = find_cached_nodes(graph)

@@ -12,9 +12,9 @@ TICKETS = Submodule("tickets", "Tickets")
 
 
 def move_tables(program: Program, tickets: int) -> None:
-    """Make statements in the top scope of `program` that read only constants and the device attributes of the step,
-    computed once. Another attribute has the counters of `tickets` tickets per batch row, which synchronize blocks of
-    kernels."""
+    """Convert hoisted statements of `program` to attributes of the step, computed once, if they read only constants and
+    the device of the tokens. The attribute ``tickets`` gets `tickets` counters per batch row, by which
+    blocks of a kernel synchronize."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}
@@ -38,7 +38,7 @@ def move_tables(program: Program, tickets: int) -> None:
 
 
 def _write_module_expression(s: Statement, tokens: Var, tables: dict[Operand, Submodule]) -> str | None:
-    """Return `s` as an expression that reads only the model ``module``; None if `s` also reads other operands."""
+    """Return `s` as an expression over the model ``module``; None if `s` reads other operands or is not hoisted."""
     if s.scope != TOP or not s.early or not s.operands:
         return None
     texts = []

@@ -42,9 +42,9 @@ class Implementation:
 
 class StepEmitter(Emitter):
     """Collects the statements of a decode step; `choices` records the implementation of each node of the fused `graph`.
-    In its `Submodule`s, `init` is an expression in which ``{0}`` is the model's module that contains their path.
-    functions: source of the functions that the model generates, by name. reads_prompts: a step takes several tokens per
-    batch row. float8_caches: as for the model."""
+    In the `init` of its `Submodule`s, ``{0}`` is the model's module at the path without its last part. functions: name
+    → source of the model's generated functions. reads_prompts: a step takes several tokens per batch row.
+    float8_caches: KV caches are in FP8."""
 
     def __init__(
         self, graph: Graph, functions: Mapping[str, str], reads_prompts: bool = False, float8_caches: bool = False
@@ -83,7 +83,7 @@ class StepEmitter(Emitter):
         return emit_query_positions(self)
 
     def emit_tickets(self, each: int) -> Var:
-        """Emit and return the ticket counters, at least `each` per batch row, with which kernel blocks synchronize."""
+        """Emit and return counters for blocks of a kernel to synchronize with, at least `each` per batch row."""
         self.most_tickets = max(self.most_tickets, each)
         tokens = self.declare_input("input_ids", "", "Tensor")
         return self.hoist("tickets", "{0}({1})", TICKETS, tokens, name="tickets")
@@ -100,14 +100,14 @@ class StepEmitter(Emitter):
         self.choices.append(Implementation(self.node, reason=reason))
 
     def make_placeholders(self, node: Node) -> tuple[Var, ...]:
-        """Return new variables for the outputs of `node`. The reader of these emits the kernel call, as an argument."""
+        """Return new variables for the outputs of `node` without a statement: the lowering of its reader emits it."""
         return tuple(Var(choose_name(value)) for value in node.outputs)
 
     # -- weights of kernels
 
     def get_weight(self, value: Value | None) -> Operand | None:
-        """Return the weight `value` as an operand: a parameter, an `ops.pack` as one tensor, or the codes of quantized
-        blocks; None if `value` is None, or the parameters of the `ops.pack` cannot be packed (see `pack_params`)."""
+        """Return the weight `value` as an operand: a parameter, quantized blocks as `Codes`, or the result of an
+        `ops.pack` as one tensor. Return None if `value` is None, or `pack_params` cannot pack these parameters."""
         if value is None:
             return None
         if not isinstance(value, Param):
@@ -121,8 +121,8 @@ class StepEmitter(Emitter):
         return ParamRef(value.name, tuple(value.type.concrete({})))
 
     def pack_params(self, params: Sequence[Param]) -> Operand | None:
-        """Return `params` concatenated along axis 0 as one operand; None if they cannot be packed. They must be weights
-        or biases of sibling modules, and quantized blocks among them must have one layout."""
+        """Return `params` concatenated along axis 0 as one operand; None if they cannot be packed. They must all be
+        weights, or all biases, of sibling modules; if one is in quantized blocks, all must have its block layout."""
         params = list(dict.fromkeys(params))
         if len(params) == 1:
             return self.get_weight(params[0])
@@ -143,8 +143,7 @@ class StepEmitter(Emitter):
         return Submodule(".".join([*places[0][:-2], f"{name}_{kind}"]), init)
 
     def make_norm(self, kind: str, eps: float, gain: Value | None = None, shift: Value | None = None) -> Submodule:
-        """Return a norm of `kind` "rms" or "layer" as kernels take it, with weight `gain` and bias `shift` (None:
-        none)."""
+        """Return a norm of `kind` "rms" or "layer" as kernels take it; weight `gain` and bias `shift` are optional."""
         assert all(w is None or isinstance(w, Param) for w in (gain, shift))
         paths = ["" if w is None else w.name for w in (gain, shift)]
         path = next((g.rpartition(".")[0] for g in paths if g), None) or self._find_plain_norm(kind, eps)
@@ -180,7 +179,8 @@ class StepEmitter(Emitter):
             self.scope = outer
 
     def can_move_state(self, node: Node, scope: str) -> bool:
-        """Return whether the state update of `node` can move out to `scope` while the cache stays nested as it is."""
+        """Return whether the statement that updates the state of `node` can move out to `scope`. The move must not
+        change the order and nesting of the states in the cache, which follow the modules that update them."""
         inner = f"{scope}." if scope else ""
         within = [n for n in self._cache_owners if n.scope == scope or n.scope.startswith(inner)]
         counts = Counter((n.scope, n.op) for n in within)

@@ -11,8 +11,8 @@ from ..program.statements import ParamRef, Submodule, relative_to
 
 
 def name_attributes(method: Method) -> dict[str, str]:
-    """Map the path of each member of the class of `method` to an attribute name: a short one, or the path joined by "_"
-    if the short name is in use. A member of a list is indexed, as in ``layers[0]``."""
+    """Map the path of each member of the class of `method` to an attribute name: a short one, or if that is in use, the
+    relative path with "_" for dots. Modules of a list are indexed, as in ``layers[0]``; the list has a name as well."""
     names: dict[str, str] = {}
     paths = [*method.modules, *method.members]
     for path in sorted(paths, key=lambda p: p in method.members and not p.endswith(".module")):

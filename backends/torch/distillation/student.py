@@ -99,7 +99,7 @@ class _EvaluatingReader:
 @dataclass
 class Student:
     """A module of a quantized `graph`, with its trainable parameters by their names in the graph. scales: weight → (its
-    parametrization, the trainable relative change of its scales); tied weights have the same. vectors: trainable norm
+    parametrization, the trainable relative change of its scales); tied weights share a pair. vectors: trainable norm
     weights and biases."""
 
     graph: Graph
@@ -235,9 +235,9 @@ def copy_as_floats(
 
 
 def open_student(graph: Graph, floats: FloatCopy, forms: Mapping[str, Graph], device: torch.device | str) -> Student:
-    """Return the student of the quantized `graph` on `device`. floats: `copy_as_floats(graph)`. forms: its graph,
-    compiled for target torch (graphs by name; MODEL is built). Weights whose tensors the compiled graph has transformed
-    are not trained."""
+    """Return the student of the quantized `graph` on `device`. floats: `copy_as_floats(graph)`. forms: graphs by name,
+    the result of compiling `floats.graph` for target torch; ``forms[MODEL]`` is built. A weight is trained only if that
+    graph reads it unchanged from `floats`."""
     module = build_module(forms, device=device).requires_grad_(False)
     scales: dict[str, tuple[ScaledCodes, nn.Parameter]] = {}
     trained: dict[str, nn.Parameter] = {}

@@ -25,7 +25,7 @@ def distance_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
 
 
 def relative_bias(table: Tensor, distance: Tensor, max_distance: int) -> Tensor:
-    """Return T5's bias table[bucket(j − i)] [batch, heads, seq, keys], half of the buckets for the future: table
+    """Return T5's bias table[bucket(j − i)] [batch, heads, seq, keys], the second half of the buckets for j > i: table
     [buckets, heads], distance j − i [batch, seq, keys] (Raffel 2020, arXiv 1910.10683)."""
     count = table.shape[0] // 2
     bucket = distance_buckets(distance.abs(), count, max_distance) + count * (distance > 0)

@@ -14,8 +14,8 @@ def shape_scales(scale: Tensor, heads: int) -> Tensor:
 
 
 def quantize_heads(x: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Return the codes round(x / scale) of x [batch, heads, slots, width]: i8, or for 4 bits u8 [.., width / 2]. A byte
-    holds two adjacent 4-bit codes, each plus 8, the first in the low half."""
+    """Return the codes round(x / scale) of x [batch, heads, slots, width]: i8, or for 4 bits u8 [.., width / 2]. Codes
+    out of range are clipped. A byte holds two adjacent 4-bit codes, each plus 8, the first in the low half."""
     limit = 1 << (bits - 1)
     codes = (x.float() / shape_scales(scale, x.shape[1])).round().clamp(-limit, limit - 1)
     if bits == 8:
@@ -59,7 +59,7 @@ def update_quantized_keys(
     scale: Tensor,
     bits: int,
 ) -> Tensor:
-    """Write k as `update_quantized` does, and return the dequantized keys, whose first elements are the values."""
+    """Write k as `update_quantized` does; return the dequantized keys, of which the first elements are the values."""
     codes = quantize_heads(k, scale, bits)
     if cache is not None:
         assert positions is not None

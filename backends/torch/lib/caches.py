@@ -31,7 +31,7 @@ class Cache(list[Any]):
 
 def earlier_keys(positions: Tensor, keys: Tensor, first: int | None) -> Tensor:
     """Return the causal mask [batch or 1, 1, seq, n] of queries at `positions` [batch or 1, seq] over keys at `keys`
-    [batch or 1, n]; on a GPU a bias for flash attention if all rows begin at `first` (not None) and seq > 1."""
+    [batch or 1, n]. On a GPU, if `first` (the start of all rows) is not None and seq > 1, return torch's CausalBias."""
     if first is not None and positions.is_cuda and positions.shape[1] > 1:
         return causal_lower_right(positions.shape[1], keys.shape[1])
     return positions[:, None, :, None] >= keys[:, None, None, :]
@@ -54,7 +54,7 @@ class KVCache:
         self.v = like.new_zeros(batch, heads, capacity, value_width)
 
     def update(self, k: Tensor, v: Tensor, positions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Write k, v [batch, heads, seq, width]; return the first mask.shape[-1] keys and values (mask None: k, v)."""
+        """Write k, v [batch, heads, seq, width] at `positions`; return mask.shape[-1] slots of each (None: k, v)."""
         write_slots(self.k, k, positions)
         write_slots(self.v, v, positions)
         if mask is None:
@@ -88,8 +88,8 @@ def slot_positions(newest: Tensor, slots: int, keep: int = 0) -> Tensor:
 
 def rolling_positions(positions: Tensor, start: int, cache: Cache | None, slots: int, keep: int = 0) -> Tensor:
     """Return the positions [batch or 1, keys] of the keys that a rolling cache returns for new tokens at `positions`
-    [batch or 1, seq]: without earlier tokens (`start` 0), only `positions`; for one token, those of all `slots`; else
-    both, slots first. Empty slots have the position `cache.capacity`."""
+    [batch or 1, seq]. Without earlier tokens (`start` 0) or cache: `positions`. For one token: those of all slots,
+    min(`slots`, `cache.capacity`). Else both, slots first. Empty slots have the position `cache.capacity`."""
     if cache is None or start == 0:
         return positions
     slots, first = min(slots, cache.capacity), positions[:, :1]
@@ -148,7 +148,7 @@ class RollingKVCache:
 
 
 class RollingKeyCache:
-    """A rolling cache of the first `keep` and the last keys; the first elements of a key are also its value."""
+    """A rolling cache of the first `keep` and last slots − `keep` keys; the first elements of a key are its value."""
 
     growth = "window"
 
@@ -188,7 +188,7 @@ class CrossCache:
 
 def cache_source(cache: CrossCache | None, made: tuple[Tensor | None, ...] | None) -> tuple[Tensor | None, ...]:
     """Store `made`, (keys, values, padding mask or None) of an encoded sequence, in `cache` (if given), and return it;
-    without `made`, return the tuple stored before."""
+    without `made`, return the tuple stored before (ValueError if there is none)."""
     source = made or (() if cache is None else cache.kept)
     if not source:
         raise ValueError("no encoder output is cached: the first call needs the inputs of the encoder")

@@ -104,8 +104,8 @@ def equal_factor_products(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
     """Return the results of `chunk_products` for factors a [..., size, 1] (with `gates`, their logarithms) that are
-    equal for all key elements. Instead of the keys, the last is the product of the factors after each token,
-    [..., size, 1]."""
+    equal for all key elements. Only the last result differs: for each token, the product of the factors after it,
+    [..., size, 1], by which the caller must multiply its key or value."""
     between = (decay_between if gates else factors_between)(a)
     remaining = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
     links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])
@@ -115,10 +115,10 @@ def equal_factor_products(
 def chunk_products(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """Return four results for a chunk where each token first multiplies all earlier keys by its factors a [..., size,
-    d]: scores [..., size, size] of each of `queries` with the keys up to its token; scores of w with the keys before
-    it (with `gates`, multiplied by its factors), or None; the cumulative products of the factors [..., size, d]; and
-    the keys at the end of the chunk, [..., size, d]."""
+    """Return four results for a chunk where each token t first multiplies all earlier keys by a_t (a [..., size, d]):
+    scores [..., size, size] of each of `queries` at t with the keys up to t; scores of w at t with the keys before
+    t, times a_t only with `gates` (None without w); the cumulative products of the factors, [..., size, d]; and the
+    keys at the end of the chunk, [..., size, d]."""
     size, links, rest = a.shape[-2], list[Tensor](), list[Tensor]()
     scores: list[list[Tensor]] = [[] for _ in queries]
     keys = k[..., :0, :].expand(*a.shape[:-2], 0, a.shape[-1])

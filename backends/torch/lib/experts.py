@@ -58,7 +58,7 @@ def moe_grouped(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor
 
 
 def moe_gathered(x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-    """Return Σ_e combine_e · expert_e(x) for few tokens, with a copy of the chosen experts' weights for each."""
+    """Return Σ_e combine_e · expert_e(x) for few tokens, each with a copy of the weights of its chosen experts."""
     weight, chosen = combine.topk(k)  # [tokens, k]
 
     def linear(rows: Tensor, stack: Tensor, bias: Tensor | None = None) -> Tensor:

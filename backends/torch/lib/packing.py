@@ -19,7 +19,7 @@ def pack(*linears: nn.Linear) -> Tensor:
 
 
 def pack_bias(*linears: nn.Linear) -> Tensor:
-    """Return the biases of `linears`, concatenated."""
+    """Return a concatenated copy of the biases of `linears`."""
     return torch.cat([linear.bias.detach() for linear in linears])
 
 

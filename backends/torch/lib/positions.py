@@ -42,7 +42,7 @@ def rotary(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotary_scaled(positions: Tensor, frequencies: Tensor, amplitude: float) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of `rotary`, each times `amplitude`, YaRN's temperature of attention."""
+    """Return cos and sin of `rotary`, each times `amplitude`, √(1/t) for the temperature t of attention in YaRN."""
     cos, sin = rotary(positions, frequencies)
     return amplitude * cos, amplitude * sin
 

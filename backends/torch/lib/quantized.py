@@ -40,7 +40,7 @@ def block_linear(
     x: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, bits: int = 4
 ) -> Tensor:
     """Return x Wᵀ + b, x [..., in] → [..., out], for W given by codes, scales and offsets as in `Quantized`. Where
-    `packed_linear` cannot run, W is dequantized for each product, in parts that fit into a CPU cache."""
+    `packed_linear` cannot run, W is dequantized for each product, in parts of rows, which fit into a CPU's cache."""
     width, dtype = x.shape[-1], x.dtype
     packed = packed_linear(x, codes, scales, offsets, bits)
     if packed is not None:

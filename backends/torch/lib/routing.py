@@ -61,7 +61,7 @@ def mask_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
 
 
 def route_softmax_groups(logits: Tensor, k: int, groups: int, top_groups: int) -> Tensor:
-    """Return `route_switch` limited to the `top_groups` groups with the best expert (DeepSeek-V2, arXiv 2405.04434)."""
+    """Return `route_switch` within the `top_groups` groups with the largest maxima (DeepSeek-V2, arXiv 2405.04434)."""
     scores = F.softmax(wide(logits), dim=-1)
     ranks = mask_groups(scores, best_of_groups(scores, groups), top_groups)
     return keep_top(scores, ranks, k).to(logits.dtype)

@@ -86,8 +86,8 @@ def states_before(first: Tensor, states: Tensor) -> Tensor:
 
 def affine_states(a: Tensor | None, b: Tensor | None, first: Tensor) -> tuple[Tensor, Tensor]:
     """Return all states [batch, seq, ...] of S_t = a_t ⊙ S_{t−1} + b_t from S_0 = `first`, and the last state. a (None:
-    1) and b (None: 0) broadcast with the states. Chunks of √seq tokens run in parallel from zero; then their initial
-    states are added."""
+    1) and b (None: 0) broadcast with the states. Chunks of √seq tokens run in parallel from zero; then the terms of
+    their initial states are added."""
     some = a if a is not None else b
     assert some is not None
     seq = some.shape[1]
@@ -120,7 +120,7 @@ def matrix_steps(
 ) -> tuple[Tensors, Tensors]:
     """Return the last states and the outputs [batch, seq, ...] of `one_by_one`, for steps that are affine in the state.
 
-    `linear` has the linear part of each state's step: a product with a matrix over the keys, the same for all columns.
+    `linear` has the linear part of each state's step: it multiplies all columns by one matrix [keys, keys].
     Chunks run in parallel three times: from zero, for the term that each adds; from the identity, for the matrix that
     each multiplies by; and from their initial states, for the outputs. That is three times the work in far fewer calls:
     on CPUs, large states are faster token by token."""
@@ -170,7 +170,7 @@ def from_matrices(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor
 
 
 def unit_columns(like: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
-    """Return the identity [keys, keys] in blocks of columns, each a state shaped like `like`: [blocks, ...]."""
+    """Return the identity [keys, keys] cut into blocks as wide as the state `like`, with its axes: [blocks, ...]."""
     keys, width = (like.shape[order[-2]], like.shape[order[-1]]) if columns else (like.shape[order[-1]], 1)
     blocks, groups = -(-keys // width), math.prod(like.shape[axis] for axis in order[1 : -2 if columns else -1])
     eye = torch.eye(keys, blocks * width, dtype=like.dtype, device=like.device)

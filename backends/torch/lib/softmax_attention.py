@@ -23,7 +23,7 @@ def attention(
 ) -> Tensor:
     """Return softmax(scale · q kᵀ + bias) v for q [batch, heads, seq, width] and k, v [batch, kv_heads, n, width].
     Scores s become softcap · tanh(s / softcap) before the bias; `mask` is True where a key is visible; `sinks` [heads]
-    are scores of one more key with value 0."""
+    are scores of one more key with value 0. Queries without a visible key get zeros."""
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     scores = wide(q @ k.mT) * scale
@@ -90,8 +90,8 @@ def block_sparse_attention(
     (Zaheer 2020, arXiv 2007.14062).
 
     A block of `block` tokens attends to itself, the `sides` blocks before and after it, and the `first` first and the
-    `last` last blocks, whose queries attend to all keys. Elsewhere, keys of the first blocks count `first_weight`
-    times. If seq ≤ `dense`, all keys are visible. Keys where `shown` [batch, 1, 1, seq] is False are masked.
+    `last` last blocks, whose queries attend to all keys. For all other queries, keys of the first blocks count
+    `first_weight` times. If seq ≤ `dense`, all keys are visible. `shown` [batch, 1, 1, seq] is False at masked keys.
     """
     length, groups = q.shape[2], q.shape[1] != k.shape[1]
     if torch.compiler.is_exporting():  # symbolic length, on which the choice of blocks depends: use a dense mask

@@ -15,8 +15,8 @@ from .indexing import wide
 
 
 def scan_step(state: Tensor, delta: Tensor, rates: Tensor, driven: Tensor, b: Tensor) -> Tensor:
-    """Return the next state e^{Δ A} h + Δ x Bᵀ: state h [..., states, channels], delta and driven = Δ x [...,
-    channels], b [..., states]."""
+    """Return the next state e^{Δ A} h + Δ x Bᵀ: state h [..., states, channels], rates A [states, channels], delta and
+    driven = Δ x [..., channels], b [..., states]."""
     return torch.exp(delta[..., None, :] * rates) * state + b[..., :, None] * driven[..., None, :]
 
 

@@ -33,8 +33,8 @@ def update_latent_cache(cache: Any, k: Tensor, positions: Tensor) -> Tensor:
 
 
 def linear_step(state: Any, q: Tensor, k: Tensor, turned_q: Tensor, turned_k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Return y [batch, 1, heads·dv] of `causal_linear_attention` for one token, and update its `state` in place. Σ k is
-    computed as a matrix state with one column."""
+    """Return y [batch, 1, heads·dv] of `causal_linear_attention` for one token, and update its `state` in place. The
+    kernel also computes Σ k, as a matrix state with one column."""
     matrix, norm = state.values
     read = (turned_q, turned_k, v[:, 0], matrix), (q, k, q.new_ones(len(q), heads), norm[..., None])
     y, share = (

@@ -25,8 +25,8 @@ MODULE_ATTRIBUTES = {*dir(nn.Module()), "new_cache", "cache"}  # attributes of e
 
 def rename_for_python(graph: Graph, avoid: Collection[str] = (), usual: Mapping[str, str] | None = None) -> list[str]:
     """Rename scopes, values, parameters, inputs and outputs of `graph` to valid identifiers; return the changed old
-    names. Parts of names that are in `avoid` get an underscore. `usual` proposes new names of top-level modules; it
-    applies to modules with only a weight and perhaps a bias."""
+    names. Parts of names that are in `avoid` get an underscore. `usual` maps top-level modules to new names; it applies
+    to modules with only a weight and perhaps a bias, if the new name is free."""
     paths, inputs = _map_paths(graph, avoid), map_argument_names(graph)
     for old, new in _select_plain_modules(graph, usual or {}).items():
         paths |= {k: new + v[len(old) :] for k, v in paths.items() if v == old or v.startswith(f"{old}.")}

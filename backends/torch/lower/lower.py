@@ -67,8 +67,8 @@ def emit_nodes(
     head: tuple[Value, str] | None = None,
 ) -> None:
     """Emit every node of `graph` in order. `fused` maps an op to the function that emits its nodes; without one, or if
-    it returns None, the first registered lowering that accepts the node emits it. `head` is a result of
-    `find_last_mixing`: if ``last`` [batch] is passed, nodes after that value read only these tokens of it."""
+    it returns None, the first registered lowering that accepts the node emits it. `head`, if not None, is a result of
+    `find_last_mixing`: nodes after its value compute only token ``last[i]`` of row i if ``last`` is passed."""
     for node in list(graph.nodes):
         emitter.enter(node)
         emitted: Operand | Iterable[Operand] | None = fused[node.op](emitter, node) if node.op in fused else None
@@ -110,8 +110,8 @@ def find_read_weights(program: Program) -> set[str]:
 
 
 def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
-    """Return the value [batch, seq, dim] from which the logits follow token by token, and the scope of its reader. No
-    node after it mixes tokens or belongs to a layer. Return None without logits, or if no node follows it."""
+    """Find the nodes, all outside of layers, that at last compute the logits token by token. Return the value [batch,
+    seq, dim] that the first of them reads, and the scope of this node; None without logits or such nodes."""
     value = graph.outputs.get("logits")
     scope = ""
     while value is not None and value.producer is not None and len(value.uses) <= 1:
@@ -134,8 +134,7 @@ def _select_last_rows(emitter: Emitter, value: Value, scope: str) -> None:
 
 def select_live_statements(program: Program, given: Collection[Operand] = ()) -> list[Statement]:
     """Return the statements that the outputs depend on, in order. Operands in `given` count as inputs: statements that
-    only they depend on are left out. Without `given`, statements without results, such as the cache advance, also
-    stay."""
+    only these need are left out. If `given` is empty, statements without results, such as the cache advance, stay."""
     needed: set[Operand] = set(program.outputs.values())
     statements = []
     for s in reversed(program.statements):

@@ -95,8 +95,8 @@ def _emit_attention(
 
 
 def _emit_position_attention(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], seen: Var, scale: float | None) -> Var:
-    """Emit and return softmax(scale · q kᵀ) v over the keys that are visible by `seen`, a `KeyVisibility`. It calls the
-    snippet `attend`, which chooses between a window kernel, flex_attention and masked attention."""
+    """Emit and return softmax(scale · q kᵀ) v over the visible keys; `seen` is a `KeyVisibility`. The statement calls
+    the snippet `attend`, which chooses between a window kernel, flex_attention and masked attention."""
     a, call = node.attrs, FunctionCall("attend").add(*qkv, seen).set("scale", scale)
     if is_dense(node) and a["window"] is not None:
         call.set("window", e.attr(node, "window")).set("keep_first", e.attr(node, "keep_first"), default=0)
@@ -104,8 +104,8 @@ def _emit_position_attention(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], 
 
 
 def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
-    """Emit and return `bias` with −∞ where `mask` is False. If layers share both, emit it once: before the layers, or
-    else in the scope of the bias."""
+    """Emit and return `bias` with −∞ where `mask` is False. If the mask is hoisted, layers with the same bias share the
+    result: it is hoisted as well if the bias is, else emitted once in the scope of the bias."""
     text, scores = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
         text = f"{{0}} if {{1}} is None else {text}"
@@ -121,8 +121,9 @@ def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
 
 
 def _emit_cache_update(e: Emitter, node: Node, k: Var, v: Var | None, mask: Operand | None) -> tuple[Var, Var | None]:
-    """Emit the write of new keys and values to the cache of `node`; return (keys, values) that `mask` covers, or `k`
-    and `v` if there is no cache at run time. All are [batch, kv_heads, keys, width]; values are None if `v` is."""
+    """Emit the write of new keys and values to the cache of `node`; return the (keys, values) that `mask` covers.
+    Without a cache at run time these are `k` and `v`, rounded if the cache would store integers. All are [batch,
+    kv_heads, keys, width]; values are None if `v` is."""
     kv_heads = find_caches(node)[0].type.shape[1]
     assert isinstance(kv_heads, int)
     widths = [node.required_operand("k").width // kv_heads]

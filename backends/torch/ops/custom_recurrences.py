@@ -78,7 +78,7 @@ def write_tuple(texts: Sequence[str]) -> str:
 
 
 class _FunctionEmitter(Emitter):
-    """Collects the statements of a function that calls no kernels: folders for transformers also contain it."""
+    """Collects the statements of a function that must not call kernels: folders for transformers contain none."""
 
     calls_kernels = False
 
@@ -88,7 +88,7 @@ class _FunctionWriter(MethodWriter):
 
 
 def write_function(graph: Graph, outputs: Sequence[str], doc: str) -> str:
-    """Return the source of a function ``{name}`` that maps the inputs of `graph` to a tuple of its outputs called
+    """Return the source of a function ``{name}`` from the inputs of `graph` to a tuple of the outputs with the names
     `outputs`. The docstring of the function is `doc`, followed by the names and shapes of the inputs."""
     legal = graph.clone()
     rename_for_python(legal)
@@ -148,7 +148,7 @@ def _add_chunk_function(e: Emitter, step: Step, form: ParallelForm, function: st
 
 def _add_matrix_functions(e: Emitter, parts: Mapping[str, LinearPart], function: str) -> str:
     """Return the source of a `partial` of `matrix_steps` that runs `function`, the step of one token, on many tokens.
-    `parts` has the linear part of each state's step: a multiplication by a matrix, for which a function is added."""
+    `parts` maps each state to the linear part of its step, a product with a matrix; a function is added for each."""
     doc = "Return the state {} after the linear part of one step of a recurrence, given"
     sources = {name: write_function(part.graph, ["next"], doc.format(name)) for name, part in parts.items()}
     factors = write_tuple([e.add_function(f"left_of_{name}", source) for name, source in sources.items()])
@@ -157,8 +157,8 @@ def _add_matrix_functions(e: Emitter, parts: Mapping[str, LinearPart], function:
 
 
 def _choose_variables(step: Step) -> dict[str, str]:
-    """Return the variable of each state, token and constant of `step` in the function for many tokens, by name.
-    Variables differ from keywords, from each other, and from other names in the function."""
+    """Map each state, token and constant of `step` to its variable in the function for many tokens. Variables differ
+    from keywords, from each other, and from all other names in the function."""
     reserved, variables = {"states", "tokens", "constants", "mask", *RESERVED, *read_library()}, dict[str, str]()
     for name in (*step.states, *step.tokens, *step.constants):
         wanted = f"{name}_" if keyword.iskeyword(name) or name in reserved or _GENERATED.match(name) else name
@@ -177,9 +177,9 @@ def _write_by_token(function: str, graph: Graph, step: Step, names: Mapping[str,
 
 
 def _write_state(name: str, old: str, outer: OuterProductState | None, gates: Mapping[str, str]) -> list[str]:
-    """Return the lines that compute the state `name` after all tokens, from the variable `old`. They also compute each
-    token's reads of the state if it is a sum of `outer` products, else the state after each token. `gates` maps outputs
-    of the graph of gates to variables."""
+    """Return the lines that compute the state `name` after all tokens, from the variable `old`. They also compute the
+    state after each token, or if `outer` is not None (the state is a sum of outer products), only each token's reads of
+    it. `gates` maps outputs of the graph of gates to variables."""
     a = gates.get(f"a.{name}")
     factor = "None" if a is None else f"fill_hidden({a}, mask, 1.0)"
     if outer is None:

@@ -167,7 +167,7 @@ def _softmax(e: Emitter, node: Node) -> Var:
 
 
 def _is_finite(x: Value) -> bool:
-    """Return whether `x` cannot contain the −∞ of a mask: it is a product or a norm, perhaps scaled."""
+    """Return whether `x` cannot contain the −∞ of a mask: it is a matrix product or a norm, perhaps scaled."""
     if x.producer is not None and x.producer.op in (ops.affine, ops.div):
         return _is_finite(x.producer.required_operand("x"))
     return x.producer is not None and x.producer.op in (ops.linear, ops.matmul, ops.rms_norm, ops.layer_norm)

@@ -42,8 +42,8 @@ def can_be_float8(node: Node) -> bool:
 
 
 def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:
-    """Return the recipe of the scales of keys (`role` k) or values (v), and the reason why they are 1. The reason is ""
-    if the scales follow from weights, or the keys are bounded without them."""
+    """Return the recipe of the scales of keys (`role` k) or values (v), and a reason (str). It is "" if weights give
+    the scales, or a norm per head bounds the keys or values; else the scales are 1, and the reason states why."""
     heads, branch = _count_heads(node), find_branch(node, role)
     if isinstance(branch, str):
         return Full(1.0, (heads,)), branch
@@ -78,7 +78,7 @@ def describe_limits(graph: Graph) -> list[str]:
 
 
 def find_kv_attentions(graph: Graph) -> list[Node]:
-    """Return the nodes of `graph` with a cache whose op has an operand v, even if latent attention leaves it out."""
+    """Return the nodes of `graph` with a cache and an op with an operand v; in latent attention v itself is absent."""
     return [n for n in graph.nodes if n in find_cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 
@@ -93,8 +93,8 @@ def _count_heads(node: Node) -> int:
 
 
 def _name_scale(node: Node, role: str) -> str:
-    """Return the path of the scale of keys or values (`role`) in the scope of `node`. Attentions with a cache in one
-    scope are numbered from the second on."""
+    """Return the path of the scale of keys or values (`role`) in the scope of `node`. Attentions of one scope that can
+    cache in FP8 are numbered from the second on."""
     cached = find_cached_nodes(node.graph)
     alike = [n for n in node.graph.nodes if n.scope == node.scope and n in cached and can_be_float8(n)]
     number = alike.index(node) + 1

@@ -26,8 +26,8 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def emit_mask(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """Emit and return the mask of the attention `node` or None, and the source of SDPA's argument is_causal ("" for
-    none). Plain causal attention with a cache needs no mask for the first tokens: keys and queries are the same."""
+    """Emit and return the mask of the attention `node` (None if there is none), and the source of SDPA's argument, such
+    as is_causal=True, or "". Plain causal attention has the mask None at run time if its cache was empty."""
     a, key_mask = node.attrs, node.operand("key_mask")
     causal, window = a["causal"], a.get("window")
     plain = is_dense(node)
@@ -77,8 +77,8 @@ def has_position_mask(node: Node) -> bool:
 
 
 def emit_visibility(e: Emitter, node: Node) -> Var:
-    """Emit and return the `KeyVisibility` of an attention with `has_position_mask`: the rule by which positions decide
-    which keys are visible. Attentions with a cache share equal rules."""
+    """Emit and return the `KeyVisibility` of an attention with `has_position_mask`. Attentions with a cache share one
+    if their rule and positions are equal."""
     rule = f"lambda q, k: {write_visibility(node, e).format('q', 'k')}"
     kernel = is_dense(node) and node.attrs["causal"]
     name = "near" if node.attrs["window"] is not None or not is_dense(node) else "earlier"

@@ -53,7 +53,7 @@ def _moe(e: Emitter, node: Node) -> Var:
 
 
 def _find_expert_scope(node: Node, names: list[str]) -> str:
-    """Return the scope that runs the experts: the inner module with all weights `names`, if there is one."""
+    """Return the scope that runs the experts: the inner module with all weights `names`, else that of `node`."""
     home, *rest = {node.required_operand(n).name.rpartition(".")[0] for n in names}
     return node.scope if rest or not home.startswith(f"{node.scope}.") else home
 
@@ -88,8 +88,8 @@ def _write_expert(node: Node, names: list[str]) -> str:
 
 @lowering(ops.limit_capacity, ops.expert_choice)
 def _limit_tokens(e: Emitter, node: Node) -> Var:
-    """Emit and return a call of the snippet with the op's name, with the capacity of an expert in tokens. With the
-    attribute `batched`, the tokens of all batch rows compete."""
+    """Emit and return a call of the snippet that has the op's name and limits each expert to a capacity in tokens. With
+    the attribute `batched`, the tokens of all batch rows compete."""
     x, limit, factor = node.required_operand(node.op.operands[0].name), node.attrs["capacity"], node.attrs["factor"]
     rows: Operand = e[x]
     if node.attrs["batched"] and len(x.shape) > 2:

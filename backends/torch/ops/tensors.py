@@ -82,8 +82,8 @@ def _expand(e: Emitter, node: Node) -> Var:
 
 
 def _needs_no_expand(e: Emitter, value: Value) -> bool:
-    """Return whether `value`, the result of an expand, is only added to a value of its shape that is not expanded, so
-    that broadcasting suffices; embeddings, casts and affine maps may come between."""
+    """Return whether broadcasting can replace the expand that computes `value`: its only reader, perhaps after
+    embeddings, casts and affine maps, adds it to a value of its shape that is not expanded."""
     if len(value.uses) != 1 or value in e.graph.outputs.values():
         return False
     reader, index = value.uses[0]

@@ -23,8 +23,8 @@ HOPPER = (9, 0)  # the default compute capability
 
 @dataclass(frozen=True)
 class Explanation:
-    """The implementation of `node` in a decode step: a `kernel`, or PyTorch if that is "". count: number of nodes that
-    are equal up to the layer. reason: why no kernel computes it, or why it is not fused with more nodes."""
+    """The implementation of `node` in a decode step: a `kernel`, or PyTorch if that is "". count: number of nodes
+    in this entry. reason: why no kernel computes them, or why they are not fused with more nodes."""
 
     node: str
     op: str
@@ -45,7 +45,7 @@ def explain_step(
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explanation]:
-    """Return the implementation of each node in the fused graph of the decode `step`, with one entry for equal nodes.
+    """Return the implementation of each node in the fused graph of `step`; nodes that differ only in digits share one.
     graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
     None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason."""
     if step is None:

@@ -103,7 +103,7 @@ def evaluate_param(param: Param, reader: TensorReader, dtype: torch.dtype) -> to
 
 
 def assign_weights(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-    """Replace the weights of `module` by `tensors` (by state_dict key), without copies; dtypes may differ.
+    """Replace the weights of `module` by `tensors` (state_dict key → tensor), without copies; dtypes may differ.
 
     Raises:
         WeftError: naming a key that is missing, unknown or of another shape.
@@ -123,7 +123,7 @@ def assign_weights(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def run_source(text: str) -> types.ModuleType:
-    """Execute the source `text` as a Python module and return that module; the same text gives the same module."""
+    """Execute the source `text` as a Python module in `sys.modules`, once for equal sources, and return the module."""
     name = f"weft_generated_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -37,8 +37,8 @@ _KERNELS = Path(__file__).parent.parent / "kernels"
 @dataclass(frozen=True)
 class GeneratedModel:
     """A generated model, whose weights are still recipes. kind: decoder, encoder or encoder-decoder. keeps: the model
-    takes a cache. step: its decode step. step_text: source of the step, "" if no kernel computes a part of it. kernels:
-    module names of the kernels that the model or the step imports."""
+    takes a cache. step: its decode step or None. step_text: source of the step, "" without a step or without kernels in it.
+    kernels: module names of the kernels that the model or the step imports."""
 
     kind: str
     lowered: LoweredGraph
@@ -61,7 +61,7 @@ def generate_model(forms: Mapping[str, Graph], float8_caches: bool = False) -> G
 
 
 def lower_step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeStep | None:
-    """Return the decode step of the model `lowered`; None if `forms` has none, or if their caches differ in nesting."""
+    """Return the decode step of `lowered`; None if `forms` has none, or if it would nest the cache differently."""
     return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 
@@ -95,7 +95,7 @@ def write_code(built: GeneratedModel, folder: Path) -> None:
 
 
 def list_kernel_files(kernels: Iterable[str]) -> list[str]:
-    """Return the sorted paths of `kernels` (module names such as ``shared.launch``) and of kernels they import."""
+    """Return the sorted paths, in the folder kernels, of modules such as ``shared.launch`` and of their imports."""
     needed, queue = {"__init__"}, list(kernels)
     while queue:
         name = queue.pop()

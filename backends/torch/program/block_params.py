@@ -27,7 +27,7 @@ PRODUCT_OPS = (ops.linear, ops.norm_linear, ops.norm_glu, ops.norm_route, ops.li
 
 def find_layout(weight: Value | None) -> BlockLayout | str:
     """Return the block layout in which `weight` stays. If it is dequantized at load instead, return the reason (str),
-    which is "" if nothing asked for its blocks or no linear map reads it."""
+    which is "" if neither a pass nor --keep-blocks asks for its blocks, or no linear map reads it."""
     layout = find_stored_layout(weight)
     if layout == NOT_ASKED or not isinstance(weight, Param):
         return NOT_ASKED
@@ -51,15 +51,14 @@ def find_layout(weight: Value | None) -> BlockLayout | str:
 
 
 def find_plain_vector(graph: Graph) -> Param | None:
-    """Return the trained float parameter of rank 1 with the fewest dots in its name, which has the model's dtype, or
-    None."""
+    """Return a trained float parameter of rank 1, from which to read the model's dtype; None if there is none."""
     floats = (p for p in graph.params.values() if p.type.rank == 1 and p.type.dtype.is_float and p.uses)
     vectors = (p for p in floats if not p.recipe.is_constant)
     return min(vectors, key=lambda p: p.name.count("."), default=None)
 
 
 def make_block_params(weight: Param, layout: BlockLayout) -> dict[str, Param]:
-    """Return the tensors that store `weight` in blocks, by attribute of its module: `codes`, `scales`, and for some
+    """Map attributes of the module of `weight` to the tensors that store it in blocks: `codes`, `scales`, and for some
     layouts `tensor_scales` or `offsets`."""
     out, width = weight.type.concrete({})
     stem, groups = weight.name.removesuffix(".weight"), width // layout.group
@@ -87,7 +86,7 @@ def count_parameters(param: Param) -> int:
 
 
 def count_block_weights(weights: Iterable[Param]) -> dict[str, int]:
-    """Return the number of weights in blocks by name of their layout; `weights` are the stored tensors of a model."""
+    """Map the name of each block layout to its number of weights among `weights`, the stored tensors of a model."""
     stored = ((param.recipe, param.graph.reader) for param in weights)
     return dict(Counter(str(find_block_layout(r.item, reader)) for r, reader in stored if isinstance(r, Stored)))
 

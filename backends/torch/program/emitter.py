@@ -106,7 +106,7 @@ class Emitter:
         return self.emit(f"store_state({place}, {text(f'previous_state({place})')})", *operands, slot)
 
     def emit_keys_once(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """Return the (keys, values) that `node` attends to: the result of `make`, called once per shared cache."""
+        """Return the (keys, values) of `node`: the result of `make`, called once for nodes that share a cache."""
         first = find_cache_owner(node)
         if first not in self._shared_keys:
             self._shared_keys[first] = make()
@@ -205,8 +205,8 @@ class Emitter:
         return any(s.early and var in s.results for s in self.program.statements)
 
     def inline(self, var: Var, first: int) -> tuple[str, list[Operand]]:
-        """Return an expression for `var` and its operands. Statements of the current scope are inlined into it, except
-        those with a cache. Placeholders count from `first`."""
+        """Return an expression for `var`, and the operands of its placeholders, which count from `first`. Statements of
+        the current scope are inlined into the expression, except those with a cache."""
         s = next((s for s in self.program.statements if var in s.results), None)
         if s is None or s.scope != self.scope or any(isinstance(o, CacheSlot) for o in s.operands):
             return f"{{{first}}}", [var]
@@ -338,9 +338,9 @@ class Emitter:
 
 
 def choose_name(value: Value) -> str:
-    """Return a variable name for `value`: the last part of its name, unless that is only the name of its op. Then
-    return the name that its first reader has for this operand, beyond reshapes and transposes; but y for a float if
-    that name is x, xs or y, or if the reader has only one operand."""
+    """Return a variable name for `value`: the last part of its name, unless that is only the name of its op. Then it is
+    the operand name by which its first reader, reshapes and transposes skipped, reads it. If that is x, xs or y, or the
+    reader's only operand, a float value is called y, and any other keeps the last part of its name."""
     name, maker = re.sub(r"(?<=.)_\d+$", "", value.name.rpartition(".")[2]), value.producer
     name = f"v_{name}" if name.isdigit() else name  # an index of a list of modules
     fused = maker is not None and Trait.FUSED in maker.op.traits and name in OPS  # named after an op that it replaced

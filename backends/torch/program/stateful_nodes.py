@@ -9,9 +9,9 @@ from weft.passes.analysis.tokens.scores import find_bias_nodes
 
 
 def find_cached_nodes(graph: Graph) -> set[Node]:
-    """Return the causal self-attentions and recurrences of a decoder that can generate with a cache. The set is empty
-    if the graph has cache operands, reads no tokens, is neither a decoder nor an encoder-decoder, or if one of these
-    nodes runs on a subset of the tokens (`find_subset_node`)."""
+    """Return the causal self-attentions, lightning indexes and recurrences of a decoder that can generate with a cache.
+    The set is empty if the graph has cache operands, reads no tokens, is neither a decoder nor an encoder-decoder, or
+    if one of these nodes runs on a subset of the tokens (`find_subset_node`)."""
     return set() if find_subset_node(graph) is not None else set(_list_stateful_nodes(graph))
 
 

@@ -57,7 +57,7 @@ class ParamRef:
 @dataclass(frozen=True)
 class CacheSlot:
     """The cache or state of a layer, None in a forward without a cache. `init` is the expression that constructs it
-    from `batch` and `length`; `type` is its annotation."""
+    from `batch`, `length` and ``{like}``, a weight that gives dtype and device; `type` is its annotation."""
 
     name: str
     init: str

@@ -61,8 +61,8 @@ def emit_first_position(e: Emitter) -> Var | None:
 
 def find_rolling_capacity(node: Node) -> tuple[int, int] | None:
     """Return (capacity, keep) of a windowed attention's rolling cache, which always keeps the `keep` first keys. Return
-    None if the cache must keep all keys: without a window, or with a bias that is not computed from distances or that
-    attentions with another window share."""
+    None if the cache must keep all keys: there is no window, the bias is not computed from distances, or attentions
+    with another window also read the bias."""
     window, keep = node.attrs.get("window"), node.attrs.get("keep_first", 0)
     if window is None:
         return None

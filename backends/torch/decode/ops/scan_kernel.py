@@ -114,8 +114,8 @@ class _Writer:
         self._find_axes()
 
     def _find_axes(self) -> None:
-        """Set `inner` and `length` to the reduced axis of the states (or None) and its size, `across` to the sizes of
-        the other axes, and `count` to their product. Raise NoKernel if a kernel cannot run over the axes."""
+        """Set `batch` to the batch axis, `inner` and `length` to the reduced axis (or None) and its size, `across` to
+        the sizes of the other axes, and `count` to their product. Raise NoKernel if states or reductions do not fit."""
         states = [self.graph.inputs[name] for name in self.step.states]
         axes, shape = self.axes.axes_of(states[0]), _find_row_shape(states[0])
         if any(self.axes.axes_of(state) != axes for state in states):
@@ -217,8 +217,8 @@ class _Writer:
         return f"{address} + p", f"there & {mask}" if mask else "there"
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
-        """Return the source of offsets and mask ("" for none) of `value`, which is the `view` of an input: offsets from
-        the input's pointer. Batch rows are `size` elements apart, or with 0 the row stride of a token."""
+        """Return the source of the offsets of `value`, the `view` of an input, from the input's pointer, and of the
+        mask ("" for none). Batch rows are `size` elements apart; for 0, the row stride of a token, or 0 (constants)."""
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.axes_of(value), view.strides, strict=True):
             if axis in self.across:
@@ -233,8 +233,8 @@ class _Writer:
         return " + ".join(texts), " & ".join(["there"] * any(across.values()) + ["known"] * bool(inner))
 
     def _terms(self, strides: Mapping[Axis, int]) -> list[str]:
-        """Return the terms of an offset that depend on the index p of a state's row; `strides` are in elements, by
-        axis. Axes that are contiguous in memory share a term."""
+        """Return the terms of an offset that depend on p, the index over the axes `across`. `strides` maps axes to
+        strides in elements. Axes that are contiguous in memory share a term."""
         groups, below = list[tuple[int, int, int]](), self.count  # size, stride, values of p for each index
         for axis, size in self.across.items():
             below //= size
@@ -321,8 +321,8 @@ class _Writer:
 
 
 def _undo_reshapes(value: Value) -> Value:
-    """Return the operand of the reshapes that end in `value`, followed back as long as the batch is its first axis. The
-    operand has the same order in memory as `value`."""
+    """Return the value from which reshapes compute `value`, in the same order in memory. Reshapes are followed back
+    only as long as the batch is the first axis."""
     node = value.producer
     while node is not None and node.op in (ops.reshape, ops.squeeze, ops.unsqueeze):
         x = node.required_operand("x")

@@ -1,5 +1,5 @@
 """Analysis of a recurrence's step: which dimensions of its values run over the same axis of the states, and which
-products by weights libraries compute before its kernel."""
+matrix products PyTorch computes before the kernel runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOVES = (ops.reshape, ops.squeeze, ops.unsqueeze)
 
 
 def split_products(step: Step) -> tuple[Graph, Step] | None:
-    """Return a graph of the products by weights in `step`, and the rest of `step`, with the products as its last
-    tokens; None if there are no products, or one of them lacks a batch axis or is an output of the step."""
+    """Split `step` into a graph that computes its products by weights, and a step for the rest, whose last tokens are
+    the products. Return None if there are no products, or one of them lacks a batch axis or is an output of `step`."""
     products = [_follow_moves(node.output) for node in step.graph.nodes if node.op in PRODUCTS]
     if not products or any(v.shape[:1] != (BATCH,) or v in step.graph.outputs.values() for v in products):
         return None
@@ -63,7 +63,7 @@ def _copy_nodes(graph: Graph, nodes: Sequence[Node], copies: dict[Value, Value])
 
 
 class StepAxes:
-    """The axes of `step`: classes of dimensions of its values (above size 1) that ops iterate over together."""
+    """The axes of `step`. An axis is a set of dimensions of values, above size 1, that ops iterate over together."""
 
     def __init__(self, step: Step) -> None:
         self._joined = UnionFind()

@@ -45,7 +45,7 @@ def defer_projection(e: StepEmitter, node: Node) -> tuple[Var, ...]:
 
 @step_lowering(ops.lightning_index)
 def refuse_index(e: StepEmitter, node: Node) -> None:
-    """Record that no kernel chooses keys, and fall back to the lowering of the model."""
+    """Record that no kernel computes a lightning index; the node falls back to the lowering of the model."""
     e.record_fallback("no kernel chooses keys")
 
 
@@ -146,7 +146,8 @@ def _emit_shared(e: StepEmitter, node: Node, slopes: Value | None, writer: Node)
 
 
 def _find_cache_operand(e: StepEmitter, node: Node, scope: str | None = None) -> Operand:
-    """Return the cache of `node` as an operand; if several attentions read it, a variable emitted in `scope`."""
+    """Return the cache of `node` as an operand. If several attentions read it, that is a variable, emitted in `scope`
+    (None: the current one) and recorded in `shared_caches`."""
     if len(find_cache_sharers(node)) == 1:
         return CACHE
     outer, e.scope = e.scope, e.scope if scope is None else scope
@@ -175,7 +176,7 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 
 def _make_latent_call(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
-    """Return the call of `latent_qk` for the node `absorbed`, inside the call `outer`; it also updates `cache`."""
+    """Return the call of `latent_qk` for the node `absorbed`, an argument of `outer`; the kernel writes to `cache`."""
     call = FunctionCall("latent_qk", outer.operands)
     q, latent, weight, cos, sin = (absorbed.required_operand(n) for n in ("q", "latent", "weight", "cosines", "sines"))
     call.add(q, latent, e.get_weight(weight)).add(f"{call.placeholder(cache)}.k", e.positions, cos, sin)

@@ -41,8 +41,8 @@ def add_activation(call: FunctionCall, node: Node) -> FunctionCall:
 
 
 def make_product_call(e: StepEmitter, node: Node, kernel: str, *operands: Value) -> FunctionCall:
-    """Return the call kernel(x, weight, *operands, bias=…, norm=…) of the projection `node` with its own x, weight,
-    bias and norm. Record the kernel, and enter the innermost scope that contains the weights."""
+    """Return the call kernel(x, weight, *operands, bias=…, norm=…) with x, weight, bias and norm of the projection
+    `node`. Record the kernel, and enter the innermost scope that contains the weights."""
     weight, bias, norm = e.get_weight(node.operand("weight")), e.get_weight(node.operand("bias")), e.find_norm(node)
     e.scope = e.find_scope(weight, bias, norm)
     e.record_kernel(kernel, refuse_gemv, node=node)
@@ -87,7 +87,7 @@ def emit_split(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 @step_lowering(ops.head_linear)
 def emit_head_linear(e: StepEmitter, node: Node) -> Var | None:
-    """Emit and return a linear map with a weight per head, [heads·out, in]; None for the transposed map (`inverse`)."""
+    """Emit and return a linear map with a weight per head; None if it is `inverse` or the weight is computed."""
     x, weight = node.operand("x"), node.operand("weight")
     if node.attrs["inverse"] or x is None or not isinstance(weight, Param):
         return None

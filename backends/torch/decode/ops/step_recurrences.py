@@ -77,8 +77,8 @@ def emit_scan(e: StepEmitter, node: Node) -> tuple[Var, ...] | None:
 
 
 def _write_products(e: StepEmitter, step: Step, products: Graph, arguments: Mapping[str, str]) -> str:
-    """Return the source of a call that computes `products`, the products by weights in `step`, by a function that it
-    adds. `arguments` maps inputs of the step to source."""
+    """Add a function that computes `products`, the products by weights in `step`, and return the source of its call.
+    `arguments` maps inputs of the step to source."""
     doc = "Return the products by weights in the step of a recurrence, given"
     function = e.add_function("products", write_function(products, [*products.outputs], doc))
     kinds = (step.states, step.tokens, step.constants)
@@ -125,7 +125,7 @@ def emit_matrix_recurrence(e: StepEmitter, node: Node) -> Var | None:
 
 @step_lowering(ops.linear_attention)
 def emit_linear_attention(e: StepEmitter, node: Node) -> Var | None:
-    """Emit and return one token of linear attention with a sum of keys as a second state; None without a cache."""
+    """Emit and return one token of linear attention, with a sum of keys as second state; None if no state is cached."""
     if _is_stateless(e, node):
         return None
     state, v = CacheSlot(find_states(node)[0].part, "", ""), node.required_operand("v")
@@ -140,7 +140,8 @@ def _refuse_matrix(node: Node, dtype: torch.dtype) -> str | None:
 
 @step_lowering(ops.gated_selective_scan, ops.gated_ssd, when=_refuse_weights)
 def emit_state_space(e: StepEmitter, node: Node) -> Var | None:
-    """Emit and return one token of a state space, with step size, norms and gate around it; None without a cache."""
+    """Emit and return one token of a state space, with the step size, norms and gate around it. Return None if the
+    state is not in the cache."""
     if _is_stateless(e, node):
         return None
     a, mamba2 = node.attrs, node.op is ops.gated_ssd

@@ -34,8 +34,8 @@ def generate(
     source: Tensor | None = None,
     forced: Mapping[int, int] | None = None,
 ) -> Iterator[int]:
-    """Yield the tokens after `ids` [1, tokens] up to position `length`, which `choose` draws from logits [1, vocab];
-    `forced` maps positions to the tokens to yield there. An encoder-decoder first encodes `source` [1, tokens]."""
+    """Yield the tokens after `ids` [1, tokens], the last at position `length`. `choose` draws each from logits [1,
+    vocab], unless `forced` maps its position to a token. An encoder-decoder first encodes `source` [1, tokens]."""
     cache, step = model.new_cache(1, length), make_stepper(model)
     read = {} if source is None else {"encoder_input_ids": source, "encoder_attention_mask": torch.ones_like(source)}
     sparing = "last" in inspect.signature(model.forward).parameters  # logits of one token instead of all

@@ -75,7 +75,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
 
 class Stepper:
     """A function that maps ids and positions [batch, 1] and the cache to logits [batch, 1, vocab]. Batches of up to
-    `most` rows run `few`, the step of decode.py; larger ones run `whole`, the model. Where `reads` is True, ids may be
+    `most` rows run `few`, the step of decode.py; larger ones run `whole`, the model. If `reads(batch)`, ids may be
     [batch, seq], and `last` [batch] is the index of the token in each row whose logits are returned."""
 
     def __init__(self, whole: Callable[..., Tensor], few: Any = None, most: int = 0) -> None:
@@ -122,7 +122,7 @@ def _is_decode_faster(model: nn.Module, folder: Path) -> bool:
 
 
 def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
-    """Return the contents of weft.json in `folder`; raise Failure if it is unreadable or lacks a necessary key."""
+    """Return the contents of weft.json in `folder`; raise Failure if it is unreadable, or a necessary key is wrong."""
     path = folder / "weft.json"
     try:
         facts = _parse_object(path.read_bytes())
@@ -160,8 +160,7 @@ def parse_ids(text: str) -> list[int]:
 
 
 def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
-    """Raise Failure unless `ids` has 1 to `longest` tokens from 0 to `vocab` − 1; the message calls the ids by the name
-    `what`."""
+    """Raise Failure unless `ids` has 1 to `longest` tokens from 0 to `vocab` − 1; the message calls the ids `what`."""
     if not ids or not 0 <= min(ids) <= max(ids) < vocab:
         raise Failure(f"{what} is {ids}, but it must be tokens from 0 to {vocab - 1}, one at least")
     if len(ids) > longest:
@@ -169,7 +168,7 @@ def check_ids(what: str, ids: list[int], vocab: int, longest: int) -> None:
 
 
 def main(name: str, run: Callable[[], None]) -> None:
-    """Call `run`; if it fails, print one sentence after the script's `name`, and exit with status 2."""
+    """Call `run`. On a Failure or lack of GPU memory, print the script's `name` and the message; exit with status 2."""
     try:
         run()
     except (Failure, torch.OutOfMemoryError) as failed:
