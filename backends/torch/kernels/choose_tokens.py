@@ -29,8 +29,8 @@ TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 @jit
 def uniform(uniforms, spent, row, most, number):
-    """Return the next random number of a row, uniforms[row, spent[row]] of [rows, most]. Increment spent[row] if
-    `number`, the number of possible tokens, is above 1."""
+    """Return the next random number of a row: uniforms[row, spent[row]] of [rows, most], the last if all are spent.
+    Increment spent[row] if `number`, the number of possible tokens, is above 1."""
     at = tl.load(spent + row)
     if number > 1:
         tl.store(spent + row, at + 1)
@@ -83,9 +83,9 @@ def finish_scan(
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Reduce the results of all programs of a row; return its token and its largest logit. The token is the likeliest,
-    or with DRAW a random one. With FILTER the token has no meaning: the bound and the total weight of the row are
-    stored for `keep_kernel`, which chooses."""
+    """Reduce the results of all programs of a row; return its token, which is the likeliest, or with DRAW a random one,
+    and its largest logit. With FILTER, store the bound and the total weight of the row for `keep_kernel`, which
+    chooses; the returned token then has no meaning."""
     i = tl.arange(0, PLACES)
     at = row * blocks + i
     top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
@@ -247,7 +247,7 @@ def choose_tokens(
     largest logit is NaN, ∞ or −∞.
 
     At `temperature` 0 this is the likeliest token (the lowest id if several are equal). Otherwise it is drawn from the
-    tokens that the filters keep: the first whose cumulative probability exceeds uniforms[row, spent[row]], with
+    tokens that the filters keep: the first, by id, whose cumulative probability exceeds uniforms[row, spent[row]], with
     `uniforms` f64 [batch, most] in [0, 1). Then `spent` i64 [batch, 1] is incremented, unless only one token is
     possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next decode step.
     In rows where `active`, they are updated in place: ids to the token (0 if that is negative), positions by + 1.

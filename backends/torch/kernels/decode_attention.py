@@ -157,10 +157,10 @@ def decode_attention(
 
     q [batch, heads, d] or [batch, 1, heads, d], k [batch, kv_heads, capacity, d], v [batch, kv_heads, capacity, dv],
     positions i64 [batch] or [batch, 1] of the new tokens → like q, with dv instead of d. Positions are below capacity
-    unless `rolling`; a row at a negative position has no keys, and its result is 0. Several consecutive tokens, q
-    [batch, seq, heads, d], are at positions from `start` on; up to 16 are one launch if all earlier keys are visible,
-    else `prefill_attention` is used. `kernel` is as in `uses_torch`; the kernel is for inference, gradients come from
-    torch.
+    unless `rolling`; a row at a negative position has no keys, and its result is 0. q [batch, seq, heads, d] are
+    several consecutive tokens per row, at positions [batch, seq] from `start` on: up to 16 are one launch if all
+    earlier keys are visible; otherwise `prefill_attention` is called. `kernel` is as in `uses_torch`; the kernel is for
+    inference, gradients come from torch.
 
     - scale: 1/√d by default
     - window: the last `window` keys and the first `keep_first` are visible
@@ -176,8 +176,8 @@ def decode_attention(
     - splits: number of parts of the keys that run in parallel, by default chosen for the device
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, or `keep_first` is given with `chunk` or `dilation`, or several
-            tokens with `rolling`.
+        ValueError: if shapes or dtypes do not fit, `keep_first` is given with `chunk` or `dilation`, or `rolling` with
+            several tokens, without `window`, or with `keep_first` ≥ capacity.
     """
     if q.ndim == 4:
         score: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "slopes": slopes}

@@ -46,8 +46,8 @@ def latent_qk_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Store the absorbed and rotated queries of all M tokens, and write their cache rows. Grid [blocks of BLOCK_R
-    columns, heads + 1]: a program with a head index below `heads` absorbs that head into BLOCK_R columns; block 0 of
-    the last index writes the cache."""
+    columns, heads + 1]: a program with a head index below `heads` absorbs that head into BLOCK_R columns; with head
+    index `heads`, only block 0 has work: it writes the cache."""
     start_next(PDL)
     head, heads = tl.program_id(1), tl.num_programs(1) - 1
     block, pair = tl.program_id(0), tl.arange(0, BLOCK_P)
@@ -112,9 +112,9 @@ def latent_qk(
     q [batch, heads·(plain + rope)] or [batch, 1, ·], latent = [c, k_rope] [batch, rank + rope] or [batch, 1, ·]; both
     may be slices of a projection. weight [heads·plain, rank] is the keys' up-projection; cache [batch, 1, capacity,
     rank + rope], positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos,
-    sin f32 [batch, rope/2] belong to the tokens' RoPE angles. `interleaved`, `rolling`, `keep_first` and the slot of a
-    position are as in `norm_qkv`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit, or the norm is
-    a layer norm.
+    sin f32 [batch, rope/2] are cosines and sines of the RoPE angles. `interleaved`, `rolling`, `keep_first` and the
+    slot of a position are as in `norm_qkv`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit, or
+    the norm is a layer norm.
     """
     batch, _, capacity, width = cache.shape
     rank, rope = weight.shape[1], 2 * cos.shape[-1]

@@ -35,8 +35,8 @@ def linear_by_head_kernel(
 
 
 def linear_by_head(x: torch.Tensor, weight: torch.Tensor, heads: int, *, kernel: bool | None = None) -> torch.Tensor:
-    """Return W_h x_h for each head h: x [..., heads·in], weight [heads·out, in] → [..., heads·out]. Sums are fp32, and
-    only the result is rounded. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit."""
+    """Return W_h x_h for each head h: x [..., heads·in], weight [heads·out, in] → [..., heads·out]. The kernel sums in
+    fp32 and rounds only the result. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit."""
     if weight.ndim != 2 or len(weight) % heads or x.shape[-1] != heads * weight.shape[1]:
         raise ValueError(f"x {[*x.shape]} does not fit weight {[*weight.shape]} [{heads} heads·out, in]")
     if uses_torch(kernel, refusal, x, weight):

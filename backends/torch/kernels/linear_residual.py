@@ -112,7 +112,7 @@ def linear_residual(
     kernel: bool | None = None,
 ) -> torch.Tensor:
     """Return residual + scale · norm(x Wᵀ + b): x [..., in], weight [out, in], bias [out], residual [..., out] → [...,
-    out]. Sums are fp32, and only the result is rounded. `tickets` i32 [out], 0 between launches, are counters of
+    out]. The kernel sums in fp32 and rounds only the result. `tickets` i32 [out], 0 between launches, are counters of
     finished blocks that only this model uses; without them, launches on a stream share counters. `kernel` is as in
     `uses_torch`. Raise ValueError if shapes do not fit, or the norm is unknown."""
     check(x, weight, NO_NORM, bias)
@@ -147,15 +147,15 @@ reference = partial(linear_residual, kernel=False)
 def is_addmm(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor | None, norm: Norm
 ) -> bool:
-    """Return whether the fallback is one `addmm`: on devices where kernels run, without bias and norm, in one dtype."""
+    """Return whether the fallback is one `addmm`: where Triton can run, in one dtype, without bias and norm."""
     plain = bias is None and norm.kind == "none" and x.dtype == weight.dtype == residual.dtype
     return plain and launch.refusal(x) is None
 
 
 def split_columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
-    """Return (number of blocks that share the columns of W [outputs, inputs], columns per block). Columns are split
-    only if there would be fewer than two blocks per multiprocessor. Then there are up to four blocks per multiprocessor
-    (two on tensor cores, whose blocks are larger); each block has at least one step."""
+    """Return (number of parts into which the columns of W [outputs, inputs] are split, columns per part). Columns are
+    split only if there would be fewer than two blocks per multiprocessor. Then there are up to four blocks per
+    multiprocessor (two on tensor cores, whose blocks are larger); each block has at least one step."""
     blocks, steps = -(-outputs // plan.rows), -(-inputs // plan.columns)
     most = (2 if plan.stages else 4) * gemv.PROCESSORS
     wanted = -(-most // blocks) if blocks < 2 * gemv.PROCESSORS else 1

@@ -189,7 +189,7 @@ def matrix_step(
     tickets: torch.Tensor | None = None,
     kernel: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return y = norm(S'ᵀ q) ⊙ gate for one token and the new state S' = S + k vᵀ, with S = diag(e^decay) past; per
+    """Return y = norm(S'ᵀ q) ⊙ gate for one token and the new state S' = S + k vᵀ, with S = diag(e^decay) past, per
     head.
 
     With `beta` β [batch, heads], the delta rule replaces the value stored for the key: S' = S + β k (v − Sᵀ k)ᵀ.

@@ -134,7 +134,7 @@ def moe_decode(
     An expert is E(n) = down(act(gate(n)) ⊙ (up(n) + shift)), or without gate down(act(up(n))). With `limit`, gate(n) is
     first capped at `limit`, and up(n) clipped to ±limit. x and residual [tokens, in], chosen i32 or i64 and weights
     [tokens, k], up and gate [experts, hidden, in], down [experts, in, hidden], up_bias and gate_bias [experts, hidden],
-    down_bias [experts, in] → like x. Sums are fp32; hidden features and result are rounded to the dtype of x.
+    down_bias [experts, in] → like x. The kernels sum in fp32; they round hidden features and result to the dtype of x.
     `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`; torch loops over experts, on CUDA over
     all of them, because the host does not know the choices. Raise ValueError if shapes do not fit, or the activation is
     unknown.
@@ -193,8 +193,8 @@ reference = partial(moe_decode, kernel=False)
 
 
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """Return the tiles of the two kernels: those for one row of x and a W with as many rows as the outputs of all
-    tokens and choices together."""
+    """Return the tiles of the two kernels, each as for one row of x and a W with a row for every output of the kernel:
+    of all tokens and choices in the first, of all tokens in the second."""
     return choose_tile(1, tokens * choices * hidden, dim, dtype), choose_tile(1, tokens * dim, hidden, dtype)
 
 

@@ -67,9 +67,9 @@ def grouped_close_kernel(
     CHOICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     AT_ONCE: tl.constexpr, ADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N outputs of all slots of one expert, `partial` f32 [slots, N]. The last program of some outputs
-    sums the choices of all tokens into y [tokens, N]. opened [slots, K], down [experts, N, K]. Grid [blocks of N,
-    experts]."""
+    """Compute BLOCK_N outputs of all slots of one expert, `partial` f32 [slots, N]. The last program of a block of
+    outputs sums the choices of all tokens into y [tokens, N]. opened [slots, K], down [experts, N, K]. Grid [blocks of
+    N, experts]."""
     start_next(PDL)
     expert, n = tl.program_id(1), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)

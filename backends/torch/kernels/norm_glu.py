@@ -55,9 +55,9 @@ def norm_glu(
     """Return act(gate) ⊙ (up + shift) with [gate, up] = norm(x) Wᵀ + b: x [..., in] → [..., hidden].
 
     weight [2·hidden, in] and bias [2·hidden] hold all gates first, then all ups. With `limit`, gate is first capped at
-    `limit`, and up clipped to ±limit. Sums, activation and product are fp32, and only the result is rounded. `kernel`
-    is as in `uses_torch`. For more than 64 rows, torch computes the product x Wᵀ, and `gated_activation` the
-    activation. Raise ValueError if shapes do not fit, or the norm or activation is unknown.
+    `limit`, and up clipped to ±limit. The kernel computes in fp32 and rounds only the result. `kernel` is as in
+    `uses_torch`. For more than 64 rows, torch computes the product x Wᵀ, and `gated_activation` the activation. Raise
+    ValueError if shapes do not fit, or the norm or activation is unknown.
     """
     check(x, weight, norm, bias)
     if len(weight) % 2:

@@ -44,7 +44,7 @@ def norm_linear(
     kernel: bool | None = None,
 ) -> torch.Tensor:
     """Return act(norm(x) Wᵀ + b): x [..., in], weight [out, in], bias [out] → [..., out]. x may be a slice of a
-    projection. Sums are fp32, and only the result is rounded. `kernel` is as in `uses_torch`. Raise ValueError if
+    projection. The kernel sums in fp32 and rounds only the result. `kernel` is as in `uses_torch`. Raise ValueError if
     shapes do not fit, or the norm or activation is unknown."""
     check(x, weight, norm, bias)
     check_activation(activation)

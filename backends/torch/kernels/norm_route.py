@@ -85,9 +85,9 @@ def norm_route(
     """Return the experts chosen from the logits norm(x) Wᵀ + b, i32 [tokens, k], and their weights, f32 [tokens, k].
 
     x [tokens, in], weight [experts, in], bias [experts]. `correction` [experts] is added to the scores for the choice
-    only (the `bias` of `route`); `scoring` to `group_score` are as in `route`. Logits are fp32 and not rounded.
-    `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit,
-    or the norm or scoring is unknown.
+    only (the `bias` of `route`); `scoring` to `group_score` are as in `route`. The kernel does not round its fp32
+    logits. `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do
+    not fit, or the norm or scoring is unknown.
     """
     check(x, weight, norm, bias)
     experts = weight.shape[0]

@@ -66,8 +66,8 @@ def route(
     `scoring` ("softmax" or "sigmoid") of the logits; the chosen scores are divided by their sum if `renormalize`. With
     `groups` > 1, experts are chosen only from the `top_groups` best of `groups` groups of consecutive experts. The
     score of a group is, by `group_score`, "max": the largest score + bias in it, or "top2": the sum of the two largest.
-    Of equal scores the first wins. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit, or the
-    scoring is unknown.
+    Of equal scores the first wins. `kernel` is as in `uses_torch`. Raise ValueError if shapes, k or groups do not fit,
+    or `scoring` or `group_score` is unknown.
     """
     if logits.ndim != 2:
         raise ValueError(f"logits {[*logits.shape]} must be [tokens, experts]")

@@ -43,8 +43,8 @@ def load_normed(ptr, gain, at, known, size, eps, NORM: tl.constexpr):
 def project_step(first, step, weight, gain, channel, mine, eps, RANK: tl.constexpr, BLOCK_R: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """Return norm(step) Wᵀ, fp32 [channels], for the rows `channel` [channels] of W [·, RANK]; rows that are not `mine`
-    are not loaded. `step` points to the RANK elements of the token; `first` are the weights of the first BLOCK_R
+    """Return norm(step) Wᵀ, fp32 [channels], for the rows `channel` [channels] of W [·, RANK]; rows where `mine` is
+    false are not loaded. `step` points to the RANK elements of the token; `first` are the weights of the first BLOCK_R
     columns."""
     r = tl.arange(0, BLOCK_R)
     x = tl.load(step + r, mask=r < RANK, other=0.0).to(tl.float32)

@@ -44,10 +44,10 @@ _packed: dict[int, tuple[weakref.ref[torch.Tensor], dict[torch.dtype, tuple[Any,
 
 
 class CodePlanes:
-    """W as planes of 4-bit codes, concatenated along the columns, with a scale and an offset per group, in bf16. An
-    8-bit code is 16 · high + low: scale · (code − 128) + offset is the sum of 16 scale · (high − 8) and scale · (low −
-    8) + 8 scale + offset, so x is multiplied by both planes in one sum. The offset of the low plane is rounded to bf16,
-    and its rounding error is the offset of the high plane."""
+    """W as 4-bit codes with a scale and an offset per group, in bf16. An 8-bit code, 16 · high + low, is in two planes
+    of 4-bit codes, concatenated along the columns: scale · (code − 128) + offset is the sum of 16 scale · (high − 8)
+    and scale · (low − 8) + 8 scale + offset, so x is multiplied by both planes in one sum. The offset of the low plane
+    is rounded to bf16; its rounding error is the offset of the high plane."""
 
     def __init__(self, weight: Codes) -> None:
         codes, scales, offsets = weight.parts
@@ -91,8 +91,8 @@ class CodePlanes:
 
 
 class HalfPrecision:
-    """W dequantized to f16; or, if `exact`, to pairs of f16 values h, l with W = h + 2^{−11} l to 22 bits. W is first
-    scaled by a power of 2, so that its largest value is far from overflow and underflow in f16."""
+    """W dequantized to f16; or, if `exact`, to pairs of f16 values h and l, so that h + 2^{−11} l is W to 22 bits. W is
+    first scaled by a power of 2, so that its largest value is far from overflow and underflow in f16."""
 
     def __init__(self, weight: Codes, exact: bool) -> None:
         self.rows = len(weight)
@@ -121,9 +121,9 @@ def packed_linear(
     x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None, bits: int
 ) -> torch.Tensor | None:
     """Return x Wᵀ with packed weights, x [..., in] → [..., out]. W is given by the fields of its `Codes`; it is packed
-    once per dtype of x. Return None where the caller has to dequantize W: on a GPU, for FP8 or FP4, for more rows than
-    MOST_ROWS, for a first product of more than FEW_ROWS rows, if gradients are needed, while torch compiles, if
-    `refusal` gives a reason for x's dtype, or if memory is short."""
+    once per dtype of x, and again if it changes. Return None where the caller has to dequantize W: on a GPU, for FP8 or
+    FP4, for more rows than MOST_ROWS, if the first product with W has more than FEW_ROWS rows, if gradients are needed,
+    while torch compiles, if `refusal` gives a reason for x's dtype, or if `_pack` returns None."""
     if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return None
     if codes.dtype != torch.int32 or refusal(x.dtype) is not None or requires_grad(x, scales, offsets):

@@ -4,9 +4,9 @@ h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_tᵀ and y_t = h_tᵀ C_t + D x_t per h
 [states, p] in f32. A prompt is split into chunks, which are processed in blocks of 64 tokens (32 for f32), by three
 kernels: the final state of each chunk for a zero initial state (matrix products); the initial states of the chunks (a
 running sum with one term per chunk); and y, which in a block is C times the state at its start plus the masked products
-C Bᵀ within it. The state at the start of a block is never formed: C times it starts as C h for the chunk's initial
-state; each block before the current one multiplies it by one scalar decay and adds (C Bᵀ) x, with every token's decay
-folded into x. So matrices of exponentials are needed only within a block.
+C Bᵀ within it. The state at the start of a block is never formed. Its product with C begins as C h, where h is the
+chunk's initial state; for each block before, in order, it is multiplied by one scalar decay, and (C Bᵀ) x is added,
+with every token's decay folded into x. So matrices of exponentials are needed only within a block.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def _start_kernel(
 def _product(c_rows, b_rows, c_there, b_there, ACROSS, STATES: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Return A B, fp32 [tokens, WIDTH]: row pointers `c_rows` [tokens] of A [tokens, STATES], column pointers `b_rows`
-    [WIDTH] of B [STATES, WIDTH], whose rows are ACROSS elements apart. `c_there` and `b_there` mask rows of A and
-    columns of B."""
+    """Return C B, fp32 [tokens, WIDTH]. `c_rows` [tokens] point to the rows of C [tokens, STATES], `b_rows` [WIDTH] to
+    the columns of B [STATES, WIDTH], whose rows are ACROSS elements apart. `c_there` and `b_there` mask these rows and
+    columns."""
     y, n = tl.zeros((c_rows.shape[0], WIDTH), tl.float32), tl.arange(0, BLOCK_K)
     for first in range(0, BLOCK_N, BLOCK_K):
         valid = first + n < STATES

@@ -3,10 +3,10 @@
 h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t and y_t = C_t h_t + D x_t per channel, states in f32. A warp holds four channels
 per thread with all their states in registers (fewer channels with more than 16 states) and advances token by token: no
 barrier, no exchange between threads, and one exponential per state and token, which limits the speed. A prompt is split
-into chunks that run in parallel. The initial state of a chunk follows from the chunks before it: each ends in E from a
-zero state, and multiplies any other initial state by exp(A ΣΔ). So the chunks are read twice, first for E and ΣΔ, then
-for y. That is two exponentials per state and token; a parallel scan over time within the warp would cost log₂(chunk)
-products and moves instead.
+into chunks that run in parallel. Each chunk takes its initial state from the chunks before it: such a chunk ends in
+state E if it starts from zero, and in E + exp(A ΣΔ) h if it starts from h. So the chunks are read twice, first for E
+and ΣΔ, then for y. That is two exponentials per state and token; a parallel scan over time within the warp would cost
+log₂(chunk) products and moves instead.
 """
 
 from __future__ import annotations

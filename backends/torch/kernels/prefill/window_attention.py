@@ -63,8 +63,8 @@ def window_kernel(
     GROUP: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, KEEP: tl.constexpr,
     SOFTCAP: tl.constexpr, PDL: tl.constexpr, INTERP: tl.constexpr,
 ):  # fmt: skip
-    """Attend QUERIES queries of a head to the keys in their windows. Grid [tiles of queries, heads, batch]. Query i is
-    at position start + i; key j is at position j if j < KEEP, else at j + shift."""
+    """Attend QUERIES queries of a head to the keys in their windows, and to the first KEEP keys. Grid [tiles of
+    queries, heads, batch]. Query i is at position start + i; key j is at position j if j < KEEP, else at j + shift."""
     start_next(PDL)
     wait_for_previous(PDL)
     begin, head, batch = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -148,13 +148,13 @@ def window_attention(
 ) -> torch.Tensor:
     """Return softmax(scale · q kᵀ) v for consecutive tokens, each over its last `window` keys, including its own.
 
-    q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv], in
-    memory [batch, seq, heads, dv]. Query i is at position start + i. The first `keep_first` keys are at positions 0 to
-    keep_first − 1 and visible to all queries; the keys after them are at consecutive positions from `first_key` on (by
-    default `keep_first`: no gap). `scale` is 1/√d by default; scores s become softcap · tanh(s / softcap); `sinks`
-    [heads] are scores of one more key with value 0. The result of a query without visible keys is 0. Gradients come
-    from torch, which computes all [seq, keys] scores. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not
-    fit, or `window`, `start`, `keep_first` or `first_key` is out of range.
+    q [batch, heads, seq, d], k [batch, kv_heads, keys, d], v [batch, kv_heads, keys, dv] → [batch, heads, seq, dv],
+    from the kernel in memory [batch, seq, heads, dv]. Query i is at position start + i. The first `keep_first` keys are
+    at positions 0 to keep_first − 1 and visible to all later queries; the keys after them are at consecutive positions
+    from `first_key` on (by default `keep_first`: no gap). `scale` is 1/√d by default; scores s become softcap · tanh(s
+    / softcap); `sinks` [heads] are scores of one more key with value 0. The result of a query without visible keys is
+    0. Gradients come from torch, which computes all [seq, keys] scores. `kernel` is as in `uses_torch`. Raise
+    ValueError if shapes do not fit, or `window`, `start`, `keep_first` or `first_key` is out of range.
     """
     check_heads(q, k, v, 4, "[batch, heads, seq, d]")
     if window < 1 or start < 0 or keep_first < 0:
@@ -222,8 +222,8 @@ class AttentionTile:
 
 
 def _tile(wide: int, window: int, size: int, room: int) -> AttentionTile:
-    """Return the first tile that fits into `room` bytes of shared memory, for heads padded to `wide` elements of `size`
-    bytes. Short windows take small tiles, because the tiles at the edges are computed in full."""
+    """Return the first tile that fits into `room` bytes of shared memory, else the last, for heads padded to `wide`
+    elements of `size` bytes. Short windows take small tiles, because the tiles at the edges are computed in full."""
     if size == 4:
         tiles = [AttentionTile(64, 32, 4, 3)] if wide <= 64 else [AttentionTile(16, 32, 4, 3)]
     else:

@@ -36,9 +36,9 @@ def visible_range(position, WINDOW: tl.constexpr, KEEP: tl.constexpr, CHUNK: tl.
 
 @jit
 def key_slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.constexpr = 1):
-    """Return the positions and the cache slots of the visible keys with indices i, where 0 ≤ i < `count` of
-    `visible_range`, which also returns `kept` and `first`. RING is the number of slots that roll; they follow the first
-    KEEP. RING is 0 for a cache that does not roll."""
+    """Return the positions and the cache slots of the visible keys with indices i, 0 ≤ i < `count`. `visible_range`
+    returns `kept`, `first` and `count`. RING is the number of slots that roll, after the first KEEP slots; it is 0 for
+    a cache that does not roll."""
     at = tl.where(i < kept, i, first + (i - kept) * STEP)
     if RING > 0:
         return at, tl.where(at < KEEP, at, KEEP + (at - KEEP) % RING)
@@ -47,8 +47,8 @@ def key_slots(i, kept, first, KEEP: tl.constexpr, RING: tl.constexpr, STEP: tl.c
 
 @jit
 def own_slot(position, capacity, keep, ROLLING: tl.constexpr):
-    """Return the slot of the key at `position`. Without ROLLING it is `position`; a key is not stored if that is
-    `capacity` or more."""
+    """Return the slot of the key at `position`: `position`, or with ROLLING as in the module docstring. The caller must
+    not store a key whose slot is `capacity` or more, or negative."""
     if ROLLING:
         position = tl.where(position < keep, position, keep + (position - keep) % (capacity - keep))
     return position
@@ -70,7 +70,7 @@ def prefetch_cache(rows, slot, stride, capacity, WIDTH: tl.constexpr, PADDED: tl
 
 @dataclass(frozen=True)
 class CacheMask:
-    """The mask of a new token over the keys of a KV cache. A key is visible if all fields admit it.
+    """The mask of a new token over the keys of a KV cache. A key up to the token is visible if all fields admit it.
 
     - capacity: number of slots of the cache
     - window: the key is among the last `window` keys or the first `keep_first`; None admits all keys

@@ -50,8 +50,8 @@ def row_moments(x, k, K, eps, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @jit
 def apply_gain(x, gain, shift, k, there):
-    """Return x ⊙ gain + shift of fp32 x [m, n], whose columns are the elements k [n] of `gain` and `shift`. Each of the
-    two may be None. `there` [n] masks their loads (None: no mask)."""
+    """Return x ⊙ gain + shift of fp32 x [m, n]. Column j of x takes element k[j] of `gain` and of `shift`, each of
+    which may be None. `there` [n] masks their loads (None: no mask)."""
     if gain is not None:
         x = x * tl.load(gain + k, mask=there, other=None if there is None else 0.0).to(tl.float32)[None, :]
     if shift is not None:

@@ -26,8 +26,8 @@ _LARGEST = constexpr(LARGEST)
 
 @constant
 def float_assembly(tile: int, half: bool) -> str:
-    """Return PTX that converts two FP8 values of a 32-bit word, to fp16 if `half`, else to bf16. They are the low
-    (`tile` 0) or the high (`tile` 1) bytes of its two halves. The results in fp16 are 2⁻⁸ of the values."""
+    """Return PTX that converts two FP8 values of a 32-bit word, to fp16 if `half`, else to bf16. The values are the low
+    (`tile` 0) or high (`tile` 1) bytes of the word's halves. The results in fp16 are 2⁻⁸ of the values."""
     shift, mask = (7, 0x3F803F80) if half else (4, 0x07F007F0)
     shifts = f"shl.b32 numbers, $1, {shift}; shl.b32 signs, $1, 8;"
     if tile == 1:
@@ -64,8 +64,8 @@ def unpack_float8(words, TILE: tl.constexpr, DTYPE: tl.constexpr):
 
 @constant
 def float4_assembly(tile: int, half: bool) -> str:
-    """Return PTX that converts two FP4 values of a 32-bit word, to fp16 if `half`, else to bf16. They are the 4 bits
-    from bit 4·`tile` on (`tile` 0 to 3) of its two halves. The results in fp16 are 2⁻¹⁴ of the values."""
+    """Return PTX that converts two FP4 values of a 32-bit word, to fp16 if `half`, else to bf16. The values are bits
+    4·`tile` to 4·`tile` + 3 (`tile` 0 to 3) of the word's halves. The results in fp16 are 2⁻¹⁴ of the values."""
     shift, mask = (9 - 4 * tile, 0x0E000E00) if half else (6 - 4 * tile, 0x01C001C0)
     shifts = f"{'shl' if shift > 0 else 'shr'}.b32 numbers, $1, {abs(shift)}; shl.b32 signs, $1, {12 - 4 * tile};"
     merged = f"{shifts} and.b32 signs, signs, 0x80008000; lop3.b32 numbers, numbers, {mask:#x}, signs, 0xEA;"

@@ -1,10 +1,10 @@
 """Skinny GEMMs norm(x) Wᵀ for up to 64 rows of x, with W read once: up to 3 rows on CUDA cores, more on tensor cores.
 
 At batch 1 a linear layer is limited by reading its weights. So each block owns a few rows of W and streams them with
-16-byte loads, several in flight per thread, and multiplies in fp32. The norm takes no extra pass: an RMS norm divides
-each row of x by one factor, which is known after all columns and then divides the sums (FlashNorm, arXiv 2407.09577);
-x comes from cache. The first weights are loaded before the kernel that writes x has ended, so a kernel of the same step
-must not write the weights.
+16-byte loads, several in flight per thread, and multiplies in fp32. An RMS norm divides a row of x by one factor. It
+takes no extra pass: the sums are divided instead, after all columns (FlashNorm, arXiv 2407.09577). A layer norm first
+reads x, from cache. The first weights are loaded before the kernel that writes x has ended, so a kernel of the same
+step must not write the weights.
 
 From 4 rows on, CUDA cores cannot multiply as fast as weights arrive, but tensor cores can: see `dots`.
 """
@@ -35,11 +35,11 @@ ON_THE_WAY = 40 * 1024  # bytes of weights that a multiprocessor must have asked
 class Tile:
     """The tile of a block.
 
-    - batch, rows: rows of x, and of W, that it multiplies
+    - batch, rows: rows of x, and rows of W, that the block multiplies
     - columns, vector: columns per step of its loop, and per load of a thread
     - warps, stages: warps of the block; pipeline depth of its loop on tensor cores, 0 on CUDA cores
     - bits, group: width of W's codes, and codes per scale; 0 if W is not quantized
-    - even: W is quantized and `columns` divides its columns
+    - even: `columns` divides the columns of a quantized W; False if W is not quantized
     """
 
     batch: int
@@ -82,9 +82,9 @@ def choose_tile(
     """Return the tile for `batch` rows of x in `dtype` and W [outputs, inputs]. The tile is that of `choose_code_tile`
     if `weight` is `Codes`, else that of `_dot_tile` from DOT_ROWS rows of x on, else one for CUDA cores.
 
-    On CUDA cores the warps of a block share the columns, so that few lanes idle. A block has 8 or 4 rows of W, so that
-    each thread has 64 bytes of weights or more in flight. If that gives a multiprocessor fewer than four blocks, a
-    block has fewer rows, but at least `least`, and, for up to two rows of x, more columns.
+    On CUDA cores a block has up to 4 warps, fewer if many lanes would idle, which share the columns. It has 8 or 4 rows
+    of W, so that each thread has 64 bytes of weights or more in flight. If that gives a multiprocessor fewer than four
+    blocks, it has fewer rows, but at least `least`, and, for up to two rows of x, more columns.
     """
     vector = 16 // dtype.itemsize
     if isinstance(weight, Codes):
@@ -102,8 +102,8 @@ def choose_tile(
 
 
 def _dot_tile(batch: int, outputs: int, inputs: int, size: int) -> Tile:
-    """Return the tile for tensor cores, with a warp for each 16 rows of W. Every multiprocessor gets a block, but a
-    block has no fewer rows of W than of x, because every block reads all x."""
+    """Return the tile for tensor cores, with a warp for each 16 rows of W. A block has 64 rows of W, or fewer if some
+    multiprocessors would get no block, but no fewer than of x, because every block reads all x."""
     least = max(16, min(batch, 64))
     rows = next(r for r in (64, 32, 16) if r == least or outputs // r >= PROCESSORS)
     wide = size < 4 and rows == 16 and batch <= 16
@@ -116,9 +116,9 @@ def choose_code_tile(
     batch: int, outputs: int, inputs: int, bits: int, group: int, size: int = 2, small: bool = False
 ) -> Tile:
     """Return the tile for W in codes of `bits` (FP4 if `small`) and x with elements of `size` bytes. A warp takes 32
-    rows of W. A block has two warps, or one if that gives every multiprocessor a block, or four for many rows of x,
-    because every block reads all x. A step is two chunks, or one where two do not divide the columns or the registers
-    cannot hold the sums of groups.
+    rows of W. A block has two warps; one, if two would leave multiprocessors without a block; four, for many rows of x,
+    because every block reads all x. A step is two chunks; one, if two do not divide the columns, or if registers cannot
+    hold the sums of groups.
 
     For 16 or 32 rows of x a warp takes 64 rows of W if W has enough rows and registers suffice: x and its norm are then
     prepared half as often.

@@ -72,7 +72,7 @@ def store_head(
 @jit
 def norm_pairs(a, b, first, second, pair, q_gain, k_gain, head, heads, eps, HEAD_DIM: tl.constexpr):
     """Return the pairs (a, b) [rows, pairs] of a head, divided by √(mean square + ε) over its HEAD_DIM elements. With
-    gains, multiply them by the gain of queries (head < heads) or keys at elements `first` and `second`."""
+    gains, multiply a by elements `first`, and b by elements `second`, of `q_gain` if head < heads, else of `k_gain`."""
     rstd = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / HEAD_DIM + eps)[:, None]
     a, b = a * rstd, b * rstd
     if q_gain is not None:

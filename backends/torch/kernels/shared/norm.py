@@ -31,8 +31,8 @@ class Norm:
         return F.layer_norm(x, x.shape[-1:], self.gain, self.shift, self.eps) if self.kind == "layer" else x
 
     def check(self, width: int) -> None:
-        """Check that `kind` is known and uses the gain and shift given, which must have `width` elements. Raise
-        ValueError if the kind is unknown, a gain or shift is given that it does not use, or has another shape."""
+        """Check that `kind` is known, and that `gain` and `shift` are None, or of shape [width] and used by this kind.
+        Raise ValueError otherwise."""
         if self.kind not in KINDS:
             raise ValueError(f"norm kind {self.kind!r} is none of {', '.join(KINDS)}")
         for name, vector, kinds in (("gain", self.gain, KINDS[1:]), ("shift", self.shift, KINDS[2:])):

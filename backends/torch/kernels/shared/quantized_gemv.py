@@ -11,10 +11,10 @@ tile s at shift 8·s, the high ones at 8·s + 4. So one mask that also sets the 
 
     bf16: 0x4300 | code = 128 + code,     fp16: 0x6400 | code = 1024 + code, exactly.
 
-The added constant is subtracted from the sums, with the group's Σ x from a product with ones, which offsets also need;
-or, for many rows, from the values before the product.
-FP8 values, see `float8`, are packed as 8-bit codes: weight = scale · float. FP4 values, see `float8`, are packed as
-4-bit codes: weight = tensor scale · scale · float, with 8-bit scales.
+For few rows, the added constant times the group's Σ x is subtracted from the sums; Σ x is a product with ones, which
+offsets also need. For 16 rows or more, the constant is subtracted from the values before the product. FP8 values, see
+`float8`, are packed as 8-bit codes: weight = scale · float. FP4 values, see `float8`, are packed as 4-bit codes: weight
+= tensor scale · scale · float, with 8-bit scales.
 
 Scales and offsets are [groups, out]. An fp32 x is split into a sum of three bf16 values, each of which is multiplied.
 """
@@ -271,7 +271,7 @@ def multiply_dequantized(
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """A quantized weight W [out, width], packed for the kernels.
+    """A quantized weight W [out, width], packed for the kernels; words = `words_per_row(width, bits)`.
 
     | codes | `packed` | `scales` | `offsets` or None |
     |---|---|---|---|

@@ -18,8 +18,8 @@ def pair_element(pair, side, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr):
 @jit
 def angles(cos, sin, m, pair, M, turns, ROTARY: tl.constexpr):
     """Return the cosine and sine, [BLOCK_M, pairs], of pairs `pair` [1, pairs] of tokens m [BLOCK_M, 1]; `cos` and
-    `sin` are [M, ROTARY / 2]. They are 1 and 0 (no rotation) for pairs from ROTARY / 2 on, for tokens from M on, and if
-    `turns` is false."""
+    `sin` are [M, ROTARY / 2]. They are 1 and 0 (no rotation) for pairs from ROTARY / 2 on, for tokens from M on, and
+    everywhere if `turns` is false."""
     there = (m < M) & (pair < ROTARY // 2) & turns
     at = m * (ROTARY // 2) + pair
     return tl.load(cos + at, mask=there, other=1.0), tl.load(sin + at, mask=there, other=0.0)

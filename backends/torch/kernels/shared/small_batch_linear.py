@@ -1,7 +1,7 @@
 """Linear layers of few rows in torch, limited by reading the weights only: the fallback where Triton cannot run.
 
-`F.linear` of one float32 row is a matrix–vector product on one thread, a third of what two cores can read; weights
-packed once for oneDNN, as `torch.compile` packs them, are read by all threads. The packed copies are kept in addition
+`F.linear` of one float32 row is a matrix–vector product on one thread, which reads a third of what two cores can. All
+threads read weights that are packed once for oneDNN, as `torch.compile` packs them. Packed copies are kept in addition
 to the originals. Where oneDNN cannot pack a dtype, because the CPU lacks instructions for it, `F.linear` is used.
 """
 

@@ -34,8 +34,8 @@ def keys_per_split(keys, splits, LEAST: tl.constexpr):
 
 @jit
 def block_rows(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
-    """Return the first row of block `group` and the number of its rows. Blocks have TAKEN rows; the last block of each
-    GROUP consecutive rows may have fewer."""
+    """Return the first row of block `group` and the number of its rows. Each GROUP consecutive rows are cut into blocks
+    of TAKEN rows; the last of these blocks may have fewer."""
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     block = group % BLOCKS
     return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
@@ -91,8 +91,8 @@ def store_split(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """Store the partial sums of one split of block `group`, or the output if `used` is 1. If INSIDE, the last of the
-    block's `used` programs merges the partial sums into the output.
+    """Store the partial sums of split `split` of block `group`; if it is the block's only split with keys (`used` is
+    1), store the output. If INSIDE, the last of the block's `used` programs merges the partial sums into the output.
 
     Each block (see `block_rows`) is TAKEN of the GROUP rows of `out` […, GROUP, WIDTH]. acc [r, c] is the sum of
     2^(score − m) · v, m [r] the maxima, `total` [r] the sums of the weights; r ≥ TAKEN, c ≥ WIDTH. Scratch: partial f32
@@ -128,8 +128,8 @@ def merge_kernel(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge partial sums that `store_split` left into `out`. Grid [TAKEN, blocks of COLUMNS, groups]: a program merges
-    one row of a group in COLUMNS columns; it returns at once if the group has one split (`used` is 1)."""
+    """Merge into `out` the partial sums that `store_split` stored. Grid [TAKEN, blocks of COLUMNS, groups]: a program
+    merges one row of a group in COLUMNS columns; it returns at once if the group has one split (`used` is 1)."""
     group = tl.program_id(2)
     start_next(PDL)
     wait_for_previous(PDL)
@@ -161,8 +161,8 @@ def count_splits(x: torch.Tensor, groups: int, most: int) -> int:
 
 def splits_per_group(groups: int, processors: int) -> int:
     """Return the number of splits per group that gives each of `processors` multiprocessors PROGRAMS programs or more.
-    It is one less if more than RESIDENT programs per multiprocessor would start, because some would wait for others to
-    end. From 16 on it is rounded down to a multiple of 16, as splits are merged 16 at a time."""
+    One less, if more than RESIDENT programs per multiprocessor would start, so that some would wait, and each still has
+    one. From 16 on it is rounded down to a multiple of 16, as splits are merged 16 at a time."""
     splits = -(-PROGRAMS * processors // groups)
     if splits > 1 and groups * splits > RESIDENT * processors and groups * (splits - 1) >= processors:
         splits -= 1

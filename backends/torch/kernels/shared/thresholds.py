@@ -50,11 +50,11 @@ def search_key(
     values, tokens, count, largest, temperature, least, last, min_p, target,
     BY_TOKEN: tl.constexpr, ALIKE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest key such that the candidates with this key or a larger one weigh at least `target` in total,
-    and the total weight of the candidates with a larger key. `read_candidates` selects the candidates by the same
-    arguments. Keys are the values of `order_key`; with BY_TOKEN they are −token, and the total must exceed `target`. A
-    candidate weighs 1 if ALIKE, else its weight. With BY_TOKEN and ALIKE, only candidates whose `order_key` is `least`
-    count."""
+    """Return the largest key such that the candidates with this key or a larger one weigh at least `target` in total
+    (below all keys if there is none), and the total weight of the candidates with a larger key. `read_candidates`
+    selects the candidates by the same arguments. Keys are the values of `order_key`; with BY_TOKEN they are −token, and
+    the total must exceed `target`. A candidate weighs 1 if ALIKE, else its weight. With BY_TOKEN and ALIKE, only
+    candidates whose `order_key` is `least` count."""
     way = 1 + tl.arange(0, 8).to(tl.int64)
     DIGITS: tl.constexpr = 7 if BY_TOKEN else 11  # in base 8
     step = tl.full([], 1 << (3 * (DIGITS - 1)), tl.int64)

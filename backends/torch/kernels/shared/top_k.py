@@ -18,8 +18,8 @@ MOST_CHOICES = 16
 
 @jit
 def expert_places(EXPERTS: tl.constexpr, GROUPS: tl.constexpr, GROUP_SLOTS: tl.constexpr, WIDE: tl.constexpr):
-    """Return the expert at each place, i32 [GROUP_SLOTS · WIDE], and whether there is an expert, bool. GROUPS is padded
-    to GROUP_SLOTS groups, and the experts of a group to WIDE places, both powers of 2."""
+    """Return the expert of each place, i32 [GROUP_SLOTS · WIDE], and whether the place has one, bool. The GROUPS groups
+    are padded to GROUP_SLOTS groups, and the experts of a group to WIDE places, both powers of 2."""
     MEMBERS: tl.constexpr = EXPERTS // GROUPS
     place = tl.arange(0, GROUP_SLOTS * WIDE)
     return place // WIDE * MEMBERS + place % WIDE, (place % WIDE < MEMBERS) & (place // WIDE < GROUPS)
@@ -49,9 +49,9 @@ def choose_experts(
     SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Return the chosen experts, i32, and their weights, f32, both [rows, SLOTS], for logits f32 [rows, places]; slots
-    from CHOICES on hold 0. `expert` and `there` [places] come from `expert_places`; logits are −∞ where not `there`.
-    `push` [places] is added to the scores for the choice only. Weights are scores, normalized to sum 1 if RENORMALIZE,
-    times `scale`."""
+    from CHOICES on hold 0. `expert` and `there` [places] are the results of `expert_places`; logits are −∞ where
+    `there` is false. `push` [places] is added to the scores for the choice only. Weights are scores, divided by their
+    sum if RENORMALIZE, times `scale`."""
     ROWS: tl.constexpr = logits.shape[0]
     place, slot = tl.arange(0, GROUP_SLOTS * WIDE)[None, :], tl.arange(0, SLOTS)[None, :]
     if SIGMOID:

@@ -66,8 +66,8 @@ def _prefix_paths(base: BaseModel, plan: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
-    """Return (path pattern → style, the tensor-parallel plan (Shoeybi 2019, arXiv 1909.08053); the divided units, see
-    `Plans.units`; path → the reason, for each undivided part)."""
+    """Return the tensor-parallel plan (Shoeybi 2019, arXiv 1909.08053) as path pattern → style, then `Plans.units` and
+    `Plans.undivided`, for one base model."""
     divided = find_tensor_units(lowered.graph, lowered.base)
     units, reasons = divided.styles, divided.undivided
     for home in lowered.emitter.experts:
@@ -92,9 +92,9 @@ def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict
 def _agree_styles(
     units: Mapping[str, dict[str, str]], lowered: LoweredModel
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return (path pattern → style, unit path → {module path: style}) of the `units` that patterns describe. A pattern
-    has ``*`` for layer numbers. A unit is left out if it is empty, or if modules or weights that match the pattern of
-    one of its modules have another style, or none, in the units that remain."""
+    """Return the styles of `units` as path pattern → style (``*`` for layer numbers), and the units that have these
+    styles. A unit is left out if it is empty, or if one of its modules differs in style from a module or weight whose
+    path has the same pattern; paths outside of the remaining units have no style."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
     agreed = {name: unit for name, unit in units.items() if unit}
     while True:

@@ -27,8 +27,8 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
 
 
 def get_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
-    """Return `past_key_values`, or the `cache` in `kwargs` (its name from transformers 5.24 on), and remove that; a
-    paged cache for attention functions, so called before, stays. Raise TypeError for two caches, or other objects."""
+    """Return `past_key_values` or kwargs["cache"] (its name from transformers 5.24 on), which is removed. A paged cache
+    that earlier versions pass to attention by that name stays. Raise TypeError for two caches, or for other objects."""
     cache = None if isinstance(kwargs.get("cache"), PAGES) else kwargs.pop("cache", None)
     if cache is not None and past_key_values is not None:
         raise TypeError("give one cache, as past_key_values or as cache")

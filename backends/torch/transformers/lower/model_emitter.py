@@ -236,8 +236,8 @@ class HFEmitter(Emitter):
         return self.hoist(recipe, self._write_frequencies(recipe), self.embeds, name="frequencies")
 
     def _write_frequencies(self, recipe: RopeFrequencies) -> str:
-        """Return `write_formula(recipe)` with config fields, which it adds, for theta and the rotated width; unchanged
-        for a scaled base."""
+        """Return `write_formula(recipe)` with config fields for theta and the rotated width, which are added to
+        `fields`; for a scaled base, the formula is unchanged."""
         heads = [name for name in self.fields.values if name.endswith("head_dim")]
         width = next((name for name in heads if self.fields.values[name] == recipe.dim), "")
         width = width or self.fields.choose_name("rotary_dim", recipe.dim)

@@ -65,8 +65,8 @@ class BaseModel:
 
     @property
     def needs_kinds(self) -> bool:
-        """Return whether the config must list the kinds of caches; not for a second base model. Without a list,
-        transformers applies a window of the config to all layers, and SGLang to none."""
+        """Return whether the config must list the kinds of caches: never for the encoder of an encoder-decoder. Without
+        a list, transformers applies a window of the config to all layers, and SGLang to none."""
         kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
         several = self.stack is not None and self.count_field == "num_blocks"
         return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))
