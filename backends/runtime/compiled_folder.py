@@ -121,8 +121,8 @@ def _read_task(data: Record) -> Task | None:
 
 
 def _read_forced(data: Record, begins: bool) -> dict[str, Any]:
-    """Return the fields of `TokenRules` that the manifest `data` sets. If `begins` is False (a decoder), forced first
-    tokens are ignored: transformers forces none after a prompt."""
+    """Return the arguments of `TokenRules` that the manifest `data` implies. If `begins` is False (a decoder), forced
+    first tokens are ignored: transformers forces none after a prompt."""
     first, last = (data.tokens(f"forced_{name}_token_id") for name in ("bos", "eos"))
     begin = [place.tokens("any_of") for place in data.records("begin_tokens", [])] or ([[min(first)]] if first else [])
     begin = begin if begins else []

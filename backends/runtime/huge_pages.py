@@ -1,9 +1,9 @@
 """Huge pages for weights: a decode step reads all of them, so 4 KiB pages cause many TLB misses.
 
 Where Linux leaves the choice to programs (`madvise`, the default of most distributions), memory that a library
-allocates is in small pages; in the virtual machine of the benchmarks their page tables cost 2 to 11 percent of a step
-next to other processes, and up to a fifth on an idle machine. MADV_COLLAPSE (Linux 6.1) moves existing memory to huge
-pages; contents and addresses stay the same.
+allocates is in small pages. In a virtual machine, they made decode steps 2 to 11 percent slower while other processes
+ran, and up to 20 percent slower on an idle machine. MADV_COLLAPSE (Linux 6.1) moves existing memory to huge pages;
+contents and addresses stay the same.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Ranges = list[tuple[int, int]]
 
 @contextmanager
 def use_huge_pages() -> Iterator[None]:
-    """Move memory that the process allocates inside the block to huge pages, in a thread that starts after the block.
-    Do nothing if the system lacks or forbids huge pages, or if the block allocated less than 16 MiB."""
+    """Move anonymous memory that the process allocates inside the block to huge pages, in a thread that starts after
+    the block. Do nothing if the system lacks or forbids huge pages, or if the block allocated less than 16 MiB."""
     page = _read_page_size()
     before = _list_anonymous_ranges() if page else []
     yield

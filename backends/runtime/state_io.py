@@ -17,7 +17,7 @@ from ..folder_facts import StateRecord
 
 
 def read_states(manifest: Record) -> tuple[StateRecord, ...]:
-    """Return the states that a manifest records for the inputs of its graph; empty if it is older than such records.
+    """Return the states that a manifest records with a graph input; () without such records, as in older manifests.
     Raises WeftError if a record is broken."""
     growths = tuple(growth.value for growth in Growth)
     return tuple(
@@ -56,6 +56,6 @@ _CLASSES = {
 
 
 def get_growth(layer: Any) -> Growth:
-    """Return the growth of `layer`, a cache object of a generated module: its attribute `growth`, else that of its
-    class name (modules of older versions)."""
+    """Return the growth of `layer`, a cache object of a generated module: its attribute `growth`, or for modules of
+    older versions, which lack it, the growth that the name of the class implies."""
     return Growth(layer.growth) if hasattr(layer, "growth") else _CLASSES[type(layer).__name__]

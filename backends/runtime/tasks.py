@@ -209,9 +209,9 @@ class Tasks(ABC):
         return np.stack(rows) if rows else np.empty((0, 1), np.float32)
 
     def split_batches(self, lengths: Sequence[int], batch: int) -> Iterator[list[int]]:
-        """Yield lists of indices of the texts to run together, given their `lengths` in tokens, the shortest first: at
-        most `batch` texts, or a single text of more than `compares_above` tokens if padding would change its routing to
-        experts."""
+        """Yield lists of at most `batch` indices of inputs to run together, given their `lengths` in tokens, the
+        shortest first. If tokens compete for experts (`compares`), inputs of more than `compares_above` tokens come
+        last, one by one, because padding would change their routing."""
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         singles = [i for i in order if self.compares and lengths[i] > self.compares_above]
         batched = order[: len(order) - len(singles)]
@@ -238,8 +238,8 @@ class Tasks(ABC):
         return encoded
 
     def render_pair(self, query: str, text: str) -> Pair | list[int]:
-        """Return (query, text), with the task's prompt before the query; token ids if the task uses the folder's chat
-        template to build the prompt."""
+        """Return the model input for (query, text): this pair, with the task's prompt before the query, or if the task
+        uses the folder's chat template the token ids that it renders, with the prompt as a system message."""
         task = self.require_task("text-classification")
         if not task.template:
             return f"{task.prompt}{query}", text

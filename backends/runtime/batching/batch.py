@@ -16,9 +16,9 @@ from ..core.sampler import check_count
 
 class Batch(ABC):
     """Answers that one decoder decodes together, at most `most` at a time; further answers wait in order of joining. An
-    answer leaves the batch when its result has a `finish`, or when its own `error` is set (by NaN logits, for example).
-    An error of a model call concerns all answers: `advance` raises it, and `close` must be called before the batch is
-    used again."""
+    answer leaves the batch when its `result.finish` is set, or its own `error` (by NaN logits, for example). An error
+    of a model call concerns all answers: `advance` raises it, and `close` must be called before the batch is used
+    again."""
 
     def __init__(self, decoder: CachedDecoder[Any], most: int) -> None:
         check_count("most", most)
@@ -29,7 +29,7 @@ class Batch(ABC):
     @property
     @abstractmethod
     def active(self) -> list[Answer]:
-        """Return the answers that have a row of the batch, in row order; waiting answers are not included."""
+        """Return the answers that have a batch row and have not ended, in row order; waiting answers have none."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.active)

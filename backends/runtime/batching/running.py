@@ -25,7 +25,7 @@ PROMPT_CHUNK = {"cpu": 128, "cuda": 2048}
 
 @dataclass
 class _Row:
-    """An answer in its row: the token `sequence` to run before the answer decodes, of which `read` tokens have run."""
+    """A row and its answer, which decodes once all tokens of `sequence` have run; `read` of them have run so far."""
 
     answer: Answer
     sequence: list[int]
@@ -88,8 +88,9 @@ class RunningBatch(Batch):
     # -- prompts
 
     def _read_prompts(self) -> list[Answer]:
-        """Run a chunk of one prompt, or several short prompts in one model call. Return the answers whose prompt is now
-        complete, each with its first token drawn, or with an error."""
+        """Run a chunk of one prompt (all chunks if idle rows would advance recurrent states), or several short prompts
+        in one call. Return the answers whose prompt is now complete, each with its next token or an error; if the
+        caches cannot grow, only the answer with the longest sequence, which has the error."""
         reading = next((at for at, row in enumerate(self._rows) if row is not None and not row.decodes), None)
         decoding = any(row is not None and row.decodes for row in self._rows)
         budget = PROMPT_CHUNK[self.decoder.device_type] if decoding else self.decoder.chunk
@@ -125,8 +126,9 @@ class RunningBatch(Batch):
         return [answer for answer, _ in drawn]
 
     def _assign_rows(self, budget: int) -> tuple[int, int]:
-        """Assign adjacent rows to the first waiting answers; return (first row, number of rows), or (0, 0) if no answer
-        can join. Several answers get rows only if their sequences, padded, fit one call of `budget` tokens."""
+        """Assign adjacent free rows to the first waiting answers; return (first row, number of rows), or (0, 0) if no
+        answer can join. `_requeue_longest` may free a row. Several answers get rows only if the decoder allows padding
+        and their sequences, padded, fit one call of `budget` tokens."""
         if self.waiting and None not in self._rows:
             self._requeue_longest()
         if not self.waiting or None not in self._rows:
@@ -203,8 +205,9 @@ class RunningBatch(Batch):
         return [answer]
 
     def _release_row(self, at: int) -> None:
-        """Free row `at`. In a compact batch move the last decoding row into the gap, then the row whose prompt still
-        runs, if any. Close the context if no answer is left and its capacity is above the minimum."""
+        """Free row `at`. A compact batch moves its last decoding row there, and the row whose prompt still runs, if
+        any, to the end of the decoding rows. Close the context if no answer is left and its capacity is above the
+        minimum."""
         decoding = self._get_row(at).decodes
         self._rows[at] = None
         if self._compact:

@@ -34,9 +34,9 @@ class Constraint(Protocol):
 
 class Answer:
     """The answer to one prompt, of at most `limit` tokens; its batch row begins with the tokens `begin`. It ends with a
-    token in `stop_ids` or before a string in `stops`. `forced` and `constraint` restrict its tokens. Without a
-    `tokenizer` the result has no text. With `logprobs` = n, the result has the log-probabilities of the answer's tokens
-    and of the n most likely tokens at each position."""
+    token in `stop_ids`, before a string in `stops`, or once `constraint` is complete. `forced` and `constraint`
+    restrict its tokens. Without a `tokenizer` the result has no text. With `logprobs` = n, the result has the
+    log-probabilities of the answer's tokens and of the n most likely tokens at each position."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Answer:
         return self.add_token(token)
 
     def add_token(self, drawn: int | np.int64) -> int:
-        """Add the next token to the result, set `finish` if the answer ends with it, and return the token."""
+        """Add the next token and its text to the result, set `finish` if the answer now ends, and return the token."""
         result, token = self.result, int(drawn)
         result.tokens.append(token)
         if token in self._stop_ids:
@@ -103,7 +103,7 @@ class Answer:
 
 
 def compute_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
-    """Return the log-probabilities of `token` and of the `most` likeliest tokens after `logits` [vocab]."""
+    """Return the log-probabilities of `token` and of the `most` likeliest tokens, computed from `logits` [vocab]."""
     shifted = logits - logits.max()
     total = np.float32(np.log(np.exp(shifted, dtype=np.float32).sum(dtype=np.float64)))
     most = min(most, logits.size)
@@ -117,9 +117,9 @@ def compute_logprobs(logits: Floats, token: int, most: int) -> TokenLogprobs:
 def add_tokens(
     rows: Sequence[Answer], add: Callable[[Answer, Any], int], values: Floats | Ints, tokens: Ints, active: Bools
 ) -> int:
-    """Call `add(rows[i], values[i])` for every i with `active[i]`; `values` are next tokens [rows], or logits. `add`
-    adds a token to the answer and returns it (`Answer.draw_token` or `Answer.add_token`). Store it in `tokens[i]`, and
-    set `active[i]` to False if the answer has ended. Return the number of tokens added."""
+    """Call `add(rows[i], values[i])` for every i with `active[i]`: `Answer.add_token` with next tokens [rows] as
+    `values`, or `Answer.draw_token` with logits [rows, vocab]. Store the token that it returns in `tokens[i]`, and set
+    `active[i]` to False if the answer has ended. Return the number of tokens added."""
     indices = np.flatnonzero(active).tolist()
     for at in indices:
         tokens[at] = add(rows[at], values[at])
@@ -130,9 +130,9 @@ def add_tokens(
 def verify_drafts(
     context: BatchContext, answers: Sequence[Answer], drafts: Sequence[Drafts], tokens: Ints, active: Bools
 ) -> None:
-    """Draft tokens for the active rows and verify the drafts by one model call. Each answer gets the drafted tokens
-    that the model draws too, up to the first difference, and one more token: the one drawn there. `tokens` [rows] has
-    the last token of each row. Update `tokens`, `active`, the timings, and the cached lengths of `context`."""
+    """Draft tokens for the active rows, and verify the drafts by one model call. Until it ends, each answer gets the
+    tokens that the model draws: the draft up to the first difference, then one more. `tokens` [rows] has the last token
+    of each row. Update `tokens`, `active`, the timings, and the cached lengths of `context`."""
     timings, starts = answers[0].result.timings, context.lengths.copy()
     inputs: list[list[int]] = [[] for _ in answers]
     for at in np.flatnonzero(active).tolist():

@@ -16,11 +16,12 @@ from .sampler import Sampler
 
 
 class BatchContext(ABC):
-    """The cached tokens of a batch of `batch` rows of at most `capacity` tokens; `lengths` [batch] counts them by row.
+    """The cached tokens of a batch of `batch` rows of at most `capacity` tokens; `lengths` [batch] has their number by
+    row.
 
     - can_rewind: a row can drop its last tokens
     - padded: the rows of a model call may have different numbers of new tokens
-    - answers: prompts are sources of an encoder, and the rows contain only the answers
+    - answers: the model is an encoder-decoder: prompts are sources of its encoder, and rows contain only answers
 
     Subclasses fill `_scores` [batch, vocab], the logits of the last token of each row.
     """
@@ -93,8 +94,7 @@ class BatchContext(ABC):
 
     def extend(self, tokens: Sequence[int]) -> Floats:
         """Append `tokens` to the only row in one model call; return their logits [seq, vocab], or [1, vocab] for the
-        last token if the model does not return logits of every position. Raises WeftError if they exceed the
-        capacity."""
+        last token if the model returns no others. Raises WeftError if the tokens exceed the capacity."""
         logits: NDArray[Any] = self._append_tokens(0, [tokens], every=True)[0]
         return convert_to_float32(logits, np.empty(logits.shape, np.float32))
 
@@ -140,9 +140,8 @@ class BatchContext(ABC):
         self.lengths[row] = 0
 
     def append(self, first: int, parts: Sequence[Sequence[int]]) -> Floats:
-        """Append the tokens `parts[i]` to row `first + i` for each i; return logits after them, [len(parts), vocab]. If
-        there are several parts, their rows must be empty; unless the batch is `padded`, parts must have equal
-        length."""
+        """Append the tokens `parts[i]` to row `first + i` for each i; return the logits after them, [len(parts),
+        vocab]. Several parts require empty rows, and equal lengths unless the batch is `padded`."""
         logits = self._append_tokens(first, parts)
         ends = [min(len(part), logits.shape[1]) - 1 for part in parts]
         scores = np.empty((len(parts), self._scores.shape[1]), np.float32)
@@ -245,8 +244,8 @@ class BatchContext(ABC):
 
     @abstractmethod
     def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
-        """Run token `tokens[i]` in row `rows[i]` for each i, and write the logits to `_scores`. Other rows repeat their
-        last token; but if `first` is set, only the first `first` rows, which are `rows`, are computed."""
+        """Run token `tokens[i]` in row `rows[i]` for each i, and write the logits to `_scores`. If `first` is None,
+        other rows repeat their last token; else `rows` are the first `first` rows, and no others are computed."""
 
     @abstractmethod
     def _clear_row(self, row: int) -> None:

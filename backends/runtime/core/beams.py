@@ -25,9 +25,9 @@ class Beams:
     """Options of beam search: the number of `beams`, and the number of best sequences `returned`.
 
     The score of a sequence of n tokens is its log-probability / n^length_penalty. Once `beams` sequences have ended,
-    `early_stopping` decides when the search ends: True: at once; False: when no open sequence scores higher than the
-    worst of them at its current length; "never": when none can do so at any length. Meister et al. 2020 (arXiv
-    2010.02650) discuss such rules.
+    `early_stopping` decides when the search ends: True: at once; False: when no open sequence, at its current length,
+    has a higher score than the worst ended sequence; "never": when none can reach a higher score at any length up to
+    the limit. Meister et al. 2020 (arXiv 2010.02650) discuss such rules.
 
     Raises WeftError on a value outside its range.
     """
@@ -69,9 +69,9 @@ class BeamSearch:
         self._count = 0
 
     def advance(self, logits: Floats) -> tuple[list[int], list[int]]:
-        """Extend the running sequences by one token, given their logits [beams, vocab]. Return two lists with an item
-        per beam: the row of `logits` that it continues, and its next token. Raises WeftError if the largest logit of a
-        row is NaN or infinite."""
+        """Extend the running sequences by one token, given their logits [beams, vocab]; update `open` and `best`.
+        Return two lists with an item per beam: the row of `logits` that it continues, and its next token; [] if no
+        sequence is left. Raises WeftError if the largest logit of a row is NaN or infinite."""
         scores = _log_softmax(logits[: len(self._running)])
         # Forced after the softmax, so that a forced token is certain and leaves the score unchanged.
         scores = self._forced(scores, self._count, self._limit)
@@ -146,8 +146,8 @@ def run_beam_search(
 
 
 def _arrange_rows(running: Sequence[tuple[int, Hypothesis]]) -> list[tuple[int, Hypothesis]]:
-    """Return the items (batch row that a hypothesis continues, hypothesis) reordered for few copies of caches: one
-    continuation of each row stays at the index of that row."""
+    """Return the items (batch row that a hypothesis continues, hypothesis) in an order that needs few copies of caches:
+    the first item that continues row r moves to index r, where the cache of row r is already."""
     rows: list[tuple[int, Hypothesis] | None] = [None] * len(running)
     moved = []
     for item in running:

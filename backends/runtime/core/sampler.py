@@ -139,7 +139,7 @@ class TokenRules:
     """Rules that restrict the tokens of an answer, regardless of the logits.
 
     - begin: the allowed tokens at each of the first positions
-    - last: the only token allowed at the length limit; None: any
+    - last: the only token allowed at the length limit, even where another rule applies; None: any
     - never: tokens not allowed at any position after those of `begin`
     - never_first: tokens not allowed at the first position after those of `begin`
     """
@@ -151,7 +151,8 @@ class TokenRules:
 
     def __call__(self, scores: Floats, count: int, limit: int) -> Floats:
         """Return `scores` [..., vocab] with minus infinity for each token not allowed as token `count` (from 0) of an
-        answer of at most `limit` tokens. A single allowed token gets the score 0."""
+        answer of at most `limit` tokens; `scores` itself if all are. A token that `begin` or `last` allows alone gets
+        0."""
         if count == limit - 1 and self.last is not None:
             return _mask_except(scores, (self.last,))
         if count < len(self.begin):

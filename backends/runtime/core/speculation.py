@@ -2,8 +2,8 @@
 
 The drafts here are deterministic: the draft distribution puts probability 1 on its token. The rule of speculative
 sampling, accept token x with probability p(x) and else draw from p without x, is then: draw from p, and accept x if it
-was drawn. So every position is sampled from the model's own logits with the same random number of the same sampler as
-without drafts, and the tokens are the same.
+was drawn. So each token is drawn from the model's own logits, by the same sampler and with the same random number as
+without drafts: the answers are the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Drafter(ABC):
 
 class PromptLookup(Drafter):
     """A drafter by prompt look-up (Saxena 2023): it finds the longest n-gram (2 to 4 tokens) at the end of the sequence
-    that occurred before, and proposes the tokens that followed its last earlier occurrence, in a loop if they are too
-    few. Without such an n-gram it proposes nothing."""
+    that occurred before, and proposes the tokens that followed its last earlier occurrence, repeated from there if they
+    are too few. Without such an n-gram it proposes nothing."""
 
     def __init__(self) -> None:
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> end of its last occurrence
@@ -106,7 +106,7 @@ class Speculation:
 
     def check(self, decoder: CachedDecoder[Any]) -> None:
         """Check that `decoder` can verify drafts: it must rewind, accept padding and return all logits. The assistant,
-        if set, must rewind and have the same vocabulary. Raises WeftError if not."""
+        if set, must be a decoder that can rewind, with the same vocabulary. Raises WeftError if not."""
         if not decoder.can_rewind or not decoder.padded:
             why = "its tokens compete" if decoder.can_rewind else "states and rolling caches cannot drop tokens again"
             raise WeftError(f"the model cannot verify drafted tokens: {why}; generate without drafts")
@@ -133,9 +133,9 @@ class Speculation:
 
 
 class Drafts:
-    """The drafts for one batch row, of at most `most` tokens each. Of the last draft, let n tokens have been correct:
-    the next draft has 2n tokens if all were correct, else n + 1. After k consecutive drafts without a correct token,
-    the next 2^(k-1) steps (at most 16) draft nothing."""
+    """The drafts for one batch row, of at most `most` tokens each. If n tokens of the last draft were correct, the next
+    one has 2n tokens if these were all, else n + 1. After k consecutive drafts without a correct token, min(2^(k−1),
+    16) steps draft nothing."""
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter, self._most, self._count = drafter, most, most

@@ -30,7 +30,7 @@ _ALIGNMENT = 64  # bytes, a cache line
 
 @dataclass(frozen=True)
 class BoundState:
-    """One cache or state of a graph: input `past`, output `present`.
+    """One cache or state of a graph: input `past`, output `present`, both of the type `kind` (see `find_kind`).
 
     - shape: without the batch axis; the capacity of a cache that grows is None
     - initial: the fill value of a recurrent state at the start of a sequence

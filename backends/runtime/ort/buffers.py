@@ -26,8 +26,8 @@ Kind = tuple[int, type[np.generic]]
 
 
 def find_kind(name: str, value: Any) -> Kind:
-    """Return the ONNX enum value and the numpy dtype of an input or output `value` of the graph `name`. Raises
-    WeftError if the runtime cannot hold its type."""
+    """Return (the ONNX enum value, the numpy dtype; uint16 for bf16) of an input or output `value` of the graph `name`.
+    Raises WeftError if the runtime cannot hold its type."""
     if value.type not in _TYPES:
         raise WeftError(f"{name}: {value.name} is a {value.type}, which the runtime cannot feed or read")
     return _TYPES[value.type]
@@ -58,8 +58,7 @@ class Buffer:
         self.write(self.host)
 
     def download(self) -> NDArray[Any]:
-        """Return the contents as a host array: on the CPU the memory itself, on CUDA a copy. Pass it to `write` after
-        changes."""
+        """Return the contents as a host array: the memory itself on the CPU, else a copy; `write` it after changes."""
         return self.host if self.device == "cpu" else self._value.numpy()
 
     def write(self, values: NDArray[Any]) -> None:
@@ -70,12 +69,11 @@ class Buffer:
             self.host[...] = values
 
     def bind_input(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` batch rows (default: all) from row `first` on as the input `name` of the IO binding `binding`."""
+        """Bind `rows` batch rows (default: all) from row `first` on as the input `name` of an IO binding."""
         binding.bind_input(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
     def bind_output(self, binding: Any, name: str, first: int = 0, rows: int | None = None) -> None:
-        """Bind `rows` batch rows (default: all) from row `first` on as the output `name` of the IO binding
-        `binding`."""
+        """Bind `rows` batch rows (default: all) from row `first` on as the output `name` of an IO binding."""
         binding.bind_output(name, self.device, 0, self.onnx_type, *self._row_range(first, rows))
 
     def _row_range(self, first: int, rows: int | None) -> tuple[tuple[int, ...], int]:

@@ -20,8 +20,8 @@ from .session import Session, convert_ort_errors
 
 
 class EncodedSources:
-    """The cross-attention keys and values of a batch, in `buffers` by name of the decoder input. Batch row r attends to
-    the source with index `of[r]`; the buffers have one entry per row, copied if shared."""
+    """The cross-attention keys and values of a batch, in `buffers`, keyed by the name of the decoder input. Batch row r
+    attends to source `of[r]`. Buffers have an entry per batch row: rows with the same source have equal copies."""
 
     def __init__(self, session: Session, buffers: Mapping[str, Buffer], of: Ints) -> None:
         self._session, self._buffers, self.of = session, buffers, of
@@ -33,8 +33,8 @@ class EncodedSources:
 
     @classmethod
     def concatenate(cls, readings: Sequence[EncodedSources]) -> EncodedSources:
-        """Return one batch of all `readings`, each of which has a single row; keys, values and masks are zero-padded to
-        the longest source."""
+        """Return one batch whose row r is the only row of `readings[r]`; keys, values and masks are zero-padded to the
+        longest source."""
         session, buffers = readings[0]._session, {}
         for name, buffer in readings[0]._buffers.items():
             parts = [reading._buffers[name].download() for reading in readings]
@@ -45,7 +45,7 @@ class EncodedSources:
         return cls(session, buffers, np.arange(len(readings)))
 
     def gather_rows(self, rows: Ints) -> EncodedSources:
-        """Return a copy whose batch row r is row `rows[r]` of `self`, or `self` if no row would get another source."""
+        """Return a copy whose batch row r is row `rows[r]` of `self`, or `self` if every row would keep its source."""
         of = self.of[rows]
         if np.array_equal(of, self.of):
             return self
@@ -83,15 +83,15 @@ class SourceEncoder:
             )
 
     def select_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of `inputs` (decoder inputs by name) that this encoder provides: outputs and mask."""
+        """Return the entries of `inputs`, keyed by decoder input, that this encoder provides: outputs and mask."""
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 
     def encode_sources(self, sources: Sequence[Any], shapes: Mapping[str, Any]) -> EncodedSources:
-        """Run the encoder on `sources` (token ids or sounds), right-padded, and return their keys and values. `shapes`
-        are the decoder inputs that the encoder computes, as `select_inputs` returns them. If tokens compete
-        (`compares`), each source runs separately. Raises WeftError if ONNX Runtime fails, or a sound has no frame or
-        more frames than the position table."""
+        """Run the encoder on `sources` (token ids or sounds), right-padded; return their keys, values and mask.
+        `shapes` is the result of `select_inputs`: a description, with dtype and shape, of each decoder input to
+        provide. If tokens compete (`compares`), each source runs separately. Raises WeftError if ONNX Runtime fails, or
+        a sound has no frame or more than `max_length` frames."""
         if self.compares and len(sources) > 1:
             return EncodedSources.concatenate([self.encode_sources([source], shapes) for source in sources])
         inputs = build_encoder_inputs(sources, self.sound)

@@ -274,7 +274,7 @@ class OrtContext(BatchContext):
         return self._scratch[:size].reshape(shape)
 
     def _bind_steps(self) -> None:
-        """Bind a step of all rows, once per copy of the recurrent states; release CUDA graphs captured before."""
+        """Bind a step of all rows, once for each copy of the recurrent states; release CUDA graphs captured before."""
         self.close()
         self._steps_of = {None: self._bind_step(None)}
 

@@ -24,10 +24,10 @@ _DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
 class EncoderModel(Tasks):
-    """An encoder: it computes a vector per token (`hidden`) or per text (`encode`); with a head, it performs its
+    """An encoder: it computes a vector per token (`hidden_states`) or per text (`encode`); with a head, it performs its
     `task`. `pooling`, `normalize` and `embedding` are the settings with which it was trained to compute one vector per
-    text. With `compares`, the tokens of a model call compete, for example for the capacity of experts. `outputs` has
-    the names of the model's outputs."""
+    text. With `compares`, tokens of inputs above `compares_above` tokens compete, for example for the capacity of
+    experts. `outputs` has the names of the model's outputs."""
 
     def __init__(self, facts: FolderFacts, outputs: Collection[str]) -> None:
         self.outputs, self.task = outputs, facts.task
@@ -59,11 +59,11 @@ class EncoderModel(Tasks):
 
         Pooling "mean" averages the vectors of a text's tokens, "weighted" averages them with weights 1, 2, … in order;
         "max" takes the maximum of each feature, "cls" the vector of the first token, "last" that of the last token.
-        `normalize` scales every vector to unit length. None means the setting of the sentence-transformers folder that
-        the model was compiled from, else "mean" without scaling. With pooling None, the model's own output
-        sentence_embedding is used if it has one and `normalize` is not False, or if modules after the pooling compute
-        it. Texts of similar length run together, `batch` at a time, right-padded; if tokens compete for experts, texts
-        of different lengths run separately.
+        `normalize` scales every vector to unit length. If `pooling` or `normalize` is None, the setting of the
+        sentence-transformers folder that the model was compiled from applies, else "mean" without scaling. With pooling
+        None, the model's own output sentence_embedding is used if it has one and `normalize` is not False, or if
+        modules after the pooling compute it. Texts of similar length run together, `batch` at a time, right-padded;
+        inputs so long that their tokens would compete for experts run one by one.
 
         The text `prompt`, else the model's prompt called `prompt_name`, else the model's default prompt is put before
         each string; token ids get no prompt. Vectors keep their first `truncate_dim` features (Kusupati 2022,
@@ -71,7 +71,7 @@ class EncoderModel(Tasks):
         only if `normalize` is True.
 
         Raises WeftError on a text without tokens or longer than the model's maximum (with `truncate` it is cut), and on
-        arguments outside their range.
+        arguments outside their range or that exclude each other.
         """
         pooled = self.pooling if pooling is None else pooling
         if pooled not in get_args(Pooling):
@@ -117,8 +117,7 @@ class EncoderModel(Tasks):
 
     def hidden_states(self, rows: Sequence[Sequence[int]]) -> Floats:
         """Return the last hidden states for `rows` of token ids, float32 [batch, longest, dim], with zeros for padding.
-        Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the model's
-        maximum."""
+        Raises WeftError on ids outside the vocabulary, and on a row that is empty or longer than the maximum."""
         rows = [[int(i) for i in ids] for ids in rows]
         for ids in rows:
             check_ids("a row", ids, self.vocab, self.max_length, "cut it")
@@ -158,7 +157,7 @@ class EncoderModel(Tasks):
 
 class OrtEncoder(EncoderModel):
     """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, if declared, `token_type_ids`;
-    output `last_hidden_state` [batch, seq, dim]. Raises WeftError if the graph has other inputs or lacks this
+    output `last_hidden_state` [batch, seq, dim] in f32 or f16. Raises WeftError on other inputs or without this
     output."""
 
     def __init__(self, session: Session, facts: FolderFacts) -> None:

@@ -53,7 +53,7 @@ def list_ort_errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def convert_ort_errors(name: str, what: str = "ONNX Runtime failed") -> Iterator[None]:
-    """Convert an error of ONNX Runtime inside the block to a WeftError "{name}: {what}: {original message}"."""
+    """Convert ONNX Runtime's errors inside the block to a WeftError "{name}: {what}: {message}", with any remedy."""
     try:
         yield
     except list_ort_errors() as error:
@@ -103,9 +103,9 @@ def open_session(
     "auto" is CUDA if ONNX Runtime supports it and the model was not compiled for the CPU; if CUDA is installed but
     unusable, log a warning and use the CPU. A model compiled for CUDA runs on the CPU only if `device` is "cpu".
     `threads` bounds the CPU threads of one operator; the default is OMP_NUM_THREADS, as in PyTorch, or if unset ONNX
-    Runtime's default, one per physical core. `graphs` enables CUDA graphs if the model allows them: then every run must
-    name its graph, -1 for none. On CUDA it runs on the PyTorch `stream`, if given. Raises WeftError if the device
-    cannot be used (naming the missing part) or the file cannot be opened.
+    Runtime's default, one per physical core. On CUDA, runs use the PyTorch `stream`, if given, and with `graphs` CUDA
+    graphs, if the model allows them: then every run must name its graph, -1 for none (`Session.new_run_options`).
+    Raises WeftError if the device cannot be used (naming the missing part) or the file cannot be opened.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
@@ -138,8 +138,7 @@ def has_cuda_provider() -> bool:
 
 def find_cuda_problem(ort: Any) -> str | None:
     """Return a short reason why `ort`, the module onnxruntime, cannot use CUDA; None if it can. ONNX Runtime itself
-    would fall back to the CPU with only a log line. So load its CUDA library here, and query the driver for a
-    device."""
+    would use the CPU with only a log line; so load its CUDA library here, and query the driver for a device."""
     offered = ort.get_available_providers()
     if CUDA not in offered:
         return (
@@ -213,7 +212,7 @@ def list_host_ops(session: Any) -> list[str]:
 
 
 def read_default_threads() -> int:
-    """Return the number of threads in the environment variable OMP_NUM_THREADS; 0 if it is unset or invalid."""
+    """Return the first number in OMP_NUM_THREADS; 0 if it is unset, invalid or above 8 times the number of CPUs."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) <= 8 * (os.cpu_count() or 1) else 0
 

@@ -121,7 +121,7 @@ class Renderer(AbstractContextManager["Renderer"]):
 
     def send_request(self, request: bytes) -> tuple[int, bytes, bytes]:
         """Send a request; return (exit status of its fork, its output, b""). Raises OSError if the process cannot be
-        started or ends."""
+        started, ends or does not answer within a minute."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = _start_process(self._command, errors=subprocess.DEVNULL)
@@ -202,8 +202,8 @@ def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _parse_templates(config: Record) -> dict[str, str]:
-    """Return the templates of a config by name; {} without any. The value of chat_template is a string (called
-    "default"), a list of objects with name and template, or an object from names to templates."""
+    """Return a dict from name to template of a config; {} if it has none. The value of chat_template is a string
+    (called "default"), a list of objects with name and template, or an object from names to templates."""
     template = config.data.get("chat_template")
     if isinstance(template, list):
         return {entry.text("name"): entry.text("template") for entry in config.records("chat_template")}
@@ -213,8 +213,8 @@ def _parse_templates(config: Record) -> dict[str, str]:
 
 
 def read_special_tokens(folder: Path) -> dict[str, Any]:
-    """Return the contents of tokenizer_config.json in `folder` ({} if missing). If they have no added_tokens_decoder,
-    the entries of special_tokens_map.json are merged in, as in transformers."""
+    """Return the contents of tokenizer_config.json in `folder` ({} if missing). Without added_tokens_decoder in them,
+    entries of special_tokens_map.json are added and precede equal keys, as in transformers."""
     config, older = (folder / name for name in ("tokenizer_config.json", "special_tokens_map.json"))
     config_entries: dict[str, Any] = read_json(config) if config.is_file() else {}
     if "added_tokens_decoder" in config_entries or not older.is_file():

@@ -117,9 +117,9 @@ class Tokenizer:
         self._fast.no_truncation()
 
     def encode(self, text: str, special: bool = True, limit: int | None = None) -> list[int]:
-        """Return the token ids of `text`, with `special` including special tokens such as BOS. They are cut to `limit`
-        tokens (None: no limit), special tokens included. Raises WeftError if the text is not valid Unicode or the
-        tokenizer fails."""
+        """Return the token ids of `text`; with `special`, they include special tokens such as BOS. They are cut to
+        `limit` tokens (None: no limit), special tokens included. Raises WeftError if the text is not valid Unicode or
+        the tokenizer fails."""
         return self.encode_parts(text, limit=limit, special=special).ids
 
     def encode_parts(

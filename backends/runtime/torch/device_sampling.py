@@ -15,9 +15,9 @@ from ..core.sampler import Sampler, Sampling
 
 class DeviceSampler:
     """A sampler on the device for `batch` rows with equal sampling options, without penalties and logit bias; its
-    tensors have fixed addresses. Each row draws the first token whose cumulative probability exceeds u, the next random
-    number of the row's host sampler. If only one token can follow, no random number is used up. `most` random numbers
-    are stored per row."""
+    tensors have fixed addresses. Each row has a copy of the next `most` random numbers of its host sampler, and draws
+    the first token whose cumulative probability exceeds the next of them. If only one token can follow, no random
+    number is used up."""
 
     def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
         self.sampling = sampling

@@ -88,8 +88,8 @@ def clear_states(cache: Any) -> None:
 
 
 def gather_rows(cache: Any, rows: Tensor, moved: Tensor, used: int) -> None:
-    """Copy batch row `rows[r]` of every tensor to row r, for each r in `moved`. Of caches with a slot per token only
-    the first `used` slots are copied. Cross-attention caches are left out, see `gather_sources`."""
+    """Copy batch row `rows[r]` of every tensor to row r, for each r in `moved`. Of caches that grow by a slot per
+    token, only the first `used` slots are copied. Cross-attention caches are left out, see `gather_sources`."""
     for layer in iter_layers(cache):
         for tensor in () if is_cross(layer) else iter_tensors(layer):
             used_slots = tensor[:, :, :used] if get_growth(layer) is Growth.TEXT else tensor
@@ -137,7 +137,7 @@ def copy_cache(cache: Any, other: Any) -> None:
 
 
 def list_states(cache: Any) -> list[Tensor]:
-    """Return the tensors of the recurrent states of `cache`: unlike key-value slots, a repeated step changes them."""
+    """Return the tensors of the recurrent states of `cache`, which a repeated step changes, unlike key-value slots."""
     return [t for layer in iter_layers(cache) if is_state(layer) for t in iter_tensors(layer)]
 
 

@@ -29,10 +29,10 @@ NAMES = ("model", "decode", "kernels")  # modules of a folder that import each o
 
 
 def open_decoder(facts: FolderFacts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
-    """Return the decoder of a folder of the target torch. The folder's decode.py runs the decode steps if there is one
-    and it supports the model, else model.py. With `experts`, at most that many experts of each mixture are on the
-    device, and model.py runs the decode steps. Raises WeftError when PyTorch, the device or a file cannot be used, or
-    `experts` is set for a model without experts."""
+    """Return the decoder of a folder of the target torch. The folder's decode.py runs the decode steps if it exists and
+    supports the model, else model.py does. With `experts`, at most that many experts of each mixture are on the device,
+    and model.py runs the decode steps. Raises WeftError when PyTorch, the device or a file cannot be used, or `experts`
+    is set for an encoder or a model without experts."""
     import_torch()
     from .torch_decoder import TorchDecoder
 
@@ -87,8 +87,8 @@ class TorchEncoder(EncoderModel):
 
 
 def _open_model(facts: FolderFacts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
-    """Load the model of a folder; return (model, function that runs a decode step). Unless `all_on_device`, load the
-    model on the CPU, and return None instead of the function."""
+    """Load the model of a folder; return (model, function that runs a decode step). Unless `all_on_device`, load it on
+    the CPU, and return (model, None). `threads` sets PyTorch's threads for the process."""
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     torch = import_torch()

@@ -30,8 +30,9 @@ class SamplingContext(BatchContext):
         self._ahead = False  # that step has begun
 
     def new_sampling_step(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """Return a function (tokens [batch], active [batch]) → next tokens [batch]. The function runs a step of the
-        active rows, as `step` does, and draws on the device. Return None if a sampler needs the logits on the host."""
+        """Return a function (tokens [batch], active [batch]) → next tokens [batch], which runs a step of the active
+        rows, as `step` does, and draws on the device; None if a sampler needs the logits. The `samplers` differ in
+        seeds only."""
         if any(s.sampling.has_adjustments for s in samplers):
             return None
         # Rows differ only in their seeds, and each draws with the random numbers of its own sampler.
@@ -55,8 +56,9 @@ class SamplingContext(BatchContext):
 
     def _sample_step(self, tokens: Ints, active: Bools) -> Ints:
         """Run a step with `tokens` [batch] in the `active` rows; return the next tokens [batch], drawn on the device.
-        The following step begins before the host has read these tokens, so the device never waits. A row that has ended
-        then writes one key that no query sees. With recurrent states or rolling caches no step begins early."""
+        If the same rows are active as before, the following step begins before the host reads these tokens; a row that
+        ends meanwhile writes one more key, which no query sees. With recurrent states or rolling caches no step begins
+        early."""
         rows = np.flatnonzero(active)
         self._check_room(rows)
         self._intact = False

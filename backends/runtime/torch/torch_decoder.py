@@ -33,9 +33,8 @@ class TorchDecoder(CachedDecoder["TorchContext"]):
     - step: the function that runs a decode step; None: the model itself
     - compares: tokens of a model call compete, for example for the capacity of experts
     - start: the first token of an encoder-decoder's answers; None for a decoder
-    - max_source, sound: the maximum number of tokens of its sources, and the kind of sound that it takes instead of
-      tokens
-    - draws: sample tokens on the device if the sampling options allow it; None: on CUDA
+    - max_source, sound: the maximum length of the encoder's sources, and the kind of sound that they are (None: tokens)
+    - draws: sample tokens on the device if the sampling options allow it; None: only on CUDA
     - offloaded: the manager of the experts; None: all experts are on the device
 
     Raises WeftError if the model takes embeddings or has no caches.
