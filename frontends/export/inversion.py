@@ -87,7 +87,7 @@ def group_params(graph: Graph) -> list[Group]:
 def restore_tensors(graph: Graph, *, params: Mapping[str, Array] | None = None) -> Iterator[tuple[str, Array]]:
     """Yield (key, float32 values) of every checkpoint tensor that parameters of `graph` read, in `group_params` order.
 
-    `params` are values of parameters by name; other parameters are evaluated by their recipes. Only one group is in
+    `params` maps names of parameters to values; other parameters are evaluated by their recipes. Only one group is in
     memory at a time.
 
     Raises:
@@ -103,7 +103,7 @@ def restore_tensors(graph: Graph, *, params: Mapping[str, Array] | None = None) 
 
 
 def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the values of the tensors of `group`, by key."""
+    """Return key → values for the tensors of `group`."""
     tensors = {key: _make_blank(graph.reader.shape(key)) for key in group.keys}
     for name in group.params:
         recipe, shape = graph.params[name].recipe, graph.params[name].shape
@@ -232,7 +232,7 @@ def invert_recipes(
     layout: Layout = lambda name, count: None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> dict[str, ShapedRecipe]:
-    """Return the checkpoint tensors, by name, from which each recipe in `equations` computes the value paired with it.
+    """Return name → checkpoint tensor, from which each recipe in `equations` computes the value paired with it.
 
     `shapes` maps tensor names to known shapes. If another tensor is read reshaped, its shape is stated by its recipe or
     by `layout`; else a bias is a vector, and any other tensor a matrix with the same last axis. Concatenated tensors of

@@ -22,7 +22,7 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of operations by sign of `SIGNS`; corresponding operations count once."""
+        """Return the number of operations with each sign of `SIGNS`; corresponding operations count once."""
         signs = [v.mark.sign for v in self.after.vertices if v.mark]
         signs += [v.mark.sign for v in self.before.vertices if v.mark and v.mark.sign == REMOVED]
         return {sign: signs.count(sign) for sign in SIGNS}
@@ -137,7 +137,7 @@ class _NetworkMatcher:
         return self.matches
 
     def match_pair(self, name: str, other: str, there: Collection[str]) -> None:
-        """Record that `name` of `before` corresponds to `other`, if that is in `there` and both are unmatched."""
+        """Record that `name` corresponds to `other` if `there`, the names in `after`, has it and both are unmatched."""
         if name not in self.matches and other in there and other not in self.matched:
             self.matches[name] = other
             self.matched.add(other)

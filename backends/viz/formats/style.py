@@ -67,7 +67,7 @@ DARK = Paper("#14171c", "#e8eaee", "#c0c7d1", "#aab3c2", "#1a1e25", "#3a424e", "
 
 
 def list_colours(dark: bool) -> dict[str, str]:
-    """Return all colours by name: a kind (its fill), a kind + "-edge" (its border), or a field of `Paper`."""
+    """Return all colours, keyed by a kind (its fill), a kind + "-edge" (its border), or a field of `Paper`."""
     palette = dict(vars(DARK if dark else LIGHT))
     for kind, look in EVERY.items():
         palette[kind] = look.dark_fill if dark else look.fill

@@ -30,7 +30,7 @@ def write_captions(
 
 
 def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
-    """Return a short name of `value` for a caption of the part at `path`, without the scopes that both have in common.
+    """Return a short name of `value` for a caption of the part at `path`, without the scopes common to both names.
 
     "layers.0.attn.k" in "layers.0.attn": "k"
     "layers.0.attn.k" in "layers.0": "attn output"

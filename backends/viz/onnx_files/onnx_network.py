@@ -188,7 +188,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
 
 
 def _resolve_attributes(node: onnx.NodeProto, outer: Attributes) -> Attributes:
-    """Return the attributes of `node` by name; references to attributes of its function are resolved in `outer`."""
+    """Return the attributes of `node`, by name; references to attributes of its function are resolved in `outer`."""
     bound = {a.name: outer.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
     return {name: a for name, a in bound.items() if a is not None}
 

@@ -80,7 +80,7 @@ def find_equivalent(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
 
 
 def _to_linear(v: Vertex) -> Vertex | None:
-    """Convert a product by a two-dimensional weight to a linear map, whose weight is [out, in]; None for others."""
+    """Convert a product with a two-dimensional weight to a linear map, whose weight is [out, in]; None for others."""
     shape = v.weights[0].dims if v.weights and "A" in v.roles else ()
     if len(shape) != 2:
         return None

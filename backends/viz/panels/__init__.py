@@ -27,5 +27,5 @@ PANELS: dict[str, Callable[[Network], Any]] = {
 
 
 def build_panels(network: Network) -> dict[str, Any]:
-    """Return the data of the panels of `network` by name; omit empty ones."""
+    """Return the data of the panels of `network`, keyed by name; omit empty ones."""
     return {name: panel for name, build in PANELS.items() if (panel := build(network))}

@@ -124,7 +124,7 @@ def _list_expert_keys(s: Settings) -> dict[str, Any]:
 
 
 def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str, ShapedRecipe]]:
-    """Return `reference` with divided rotary frequencies, and the tensor of divisors by name.
+    """Return `reference` with divided rotary frequencies, and {name: tensor of divisors}.
 
     The divisors convert the rotary frequencies of `reference` to those of `graph`, for a formula that GGUF lacks
     (Llama 3's). For other formulas, return `reference` and {}.
@@ -139,7 +139,7 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
 
 
 def list_divisors(s: Settings) -> dict[str, ShapedRecipe]:
-    """Return LongRoPE's divisors by tensor name; {} for other rotations. Raise WeftError if a list is missing."""
+    """Return tensor name → LongRoPE's divisors; {} for other rotations. Raise WeftError if a list is missing."""
     rope = s.find_first("rope") if s.rope is not None else None
     if rope is None or "factors" not in rope.used_settings:
         return {}

@@ -74,7 +74,7 @@ def copy_generation(source: Path, folder: Path) -> bool:
 
 
 def _list_tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors by key; write them in this order, because groups are computed on demand."""
+    """Return the checkpoint's tensors, keyed by name. Write them in this order: groups are computed on demand."""
     graph, reader = model.graph, model.graph.reader
     copied = ((key, Source(key).evaluate(reader)) for key in model.idle)
     restored = itertools.chain(restore_tensors(graph, params=params), copied)

@@ -54,7 +54,7 @@ def _is_tiled(codes: StoredCodes, reader: TensorReader) -> bool:
 
 
 def pack_weight(key: str, codes: StoredCodes, dtype: DType, reader: TensorReader) -> dict[str, Tensor]:
-    """Return the tensors that replace the weight `key` in a folder with weights of `dtype`, by name."""
+    """Return the tensors that replace the weight `key` in a folder with weights of `dtype`, keyed by name."""
     # Loaders multiply in the dtype of the scales: with f32 scales, the values are exact.
     scale = dtype if dtype == dtypes.f32 else codes.layout.scale
     name, layout = key.removesuffix("weight"), codes.layout
@@ -80,7 +80,7 @@ def pack_weight(key: str, codes: StoredCodes, dtype: DType, reader: TensorReader
 
 
 def _pack_small_floats(codes: StoredCodes, reader: TensorReader) -> dict[str, Tensor]:
-    """Return the tensors of 4-bit floats by suffix: codes (two per byte), scales, and 1 / the tensor scale if any."""
+    """Return suffix of the name → tensor: codes (two per byte), scales, and 1 / the tensor scale, if there is one."""
     (rows, width), layout = codes.shape, codes.layout
     scale = dtypes.f8e4m3 if layout.tensor_scale else dtypes.u8
     tensors = {

@@ -218,7 +218,7 @@ class SafetensorsReader(RoutedReader):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Return the metadata in the headers of all files, by key; the last file wins."""
+        """Return the merged metadata of the headers of all files; for equal keys the last file wins."""
         return {name: text for file in self.files.values() for name, text in file.metadata.items()}
 
     def keys(self) -> Iterable[str]:

@@ -94,7 +94,7 @@ class Bytes(Integers):
 def read_compressed(
     reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]
 ) -> dict[str, QuantizedTensor]:
-    """Return the quantized weights among the tensors `keys` of a compressed-tensors folder, by name.
+    """Return the quantized weights among the tensors `keys` of a compressed-tensors folder, keyed by name.
 
     Raises:
         WeftError: if the config `scheme` states an unsupported format, or tensors are missing or do not fit.

@@ -61,7 +61,7 @@ class MXFP4(Floats):
 
 
 def read_mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the experts' weights in MXFP4 among the tensors `keys`, by name; raise WeftError if scales do not fit."""
+    """Return the experts' MXFP4 weights among the tensors `keys`, keyed by name; raise WeftError if scales misfit."""
     tensors: dict[str, QuantizedTensor] = {}
     for key in keys:
         name = key.removesuffix("_blocks")
@@ -184,7 +184,7 @@ class Tiles(Floats):
 
 
 def read_fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the weights in 8-bit floats with a scale per tile among the tensors `keys`, by name.
+    """Return the weights in 8-bit floats with a scale per tile among the tensors `keys`, keyed by name.
 
     Raises:
         WeftError: if scales are missing or do not fit, or the config `scheme` has static scales for activations.

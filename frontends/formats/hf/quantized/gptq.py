@@ -86,7 +86,7 @@ def unpack_zero_points(words: Array, bits: int, lag: int, rows: int) -> Array:
 
 
 def read_gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the quantized weights among the tensors `keys` of a GPTQ folder, by name.
+    """Return the quantized weights among the tensors `keys` of a GPTQ folder, keyed by name.
 
     Raises:
         WeftError: if the config `scheme` states an unsupported format, or tensors are missing or do not fit.
@@ -159,7 +159,7 @@ class AWQ(_ColumnIntegers):
 
 
 def read_awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the quantized weights among the tensors `keys` of an AWQ folder, by name.
+    """Return the quantized weights among the tensors `keys` of an AWQ folder, keyed by name.
 
     Raises:
         WeftError: if the config `scheme` states an unsupported layout, or tensors are missing or do not fit.

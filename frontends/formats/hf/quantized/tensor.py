@@ -17,8 +17,8 @@ from weft.ir.types.dtypes import DType
 
 @dataclass(frozen=True)
 class QuantizedTensor(ABC):
-    """A quantized tensor, which a checkpoint stores as several tensors. keys: the keys of these tensors by role
-    ("codes", "scales", …); "" for an optional tensor that is absent."""
+    """A quantized tensor, which a checkpoint stores as several tensors. keys: role of such a tensor ("codes", "scales",
+    …) → its key in the checkpoint; "" for an optional tensor that is absent."""
 
     keys: Mapping[str, str]
 

@@ -28,7 +28,7 @@ _SUFFIX = "_qdata"
 
 
 def read_torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the quantized weights among the tensors `keys` of a torchao folder, by name; `scheme` is unused.
+    """Return the quantized weights among the tensors `keys` of a torchao folder, keyed by name; `scheme` is unused.
 
     Raises:
         WeftError: if one is of an unsupported class, or tensors are missing or do not fit.
