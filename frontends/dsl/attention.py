@@ -264,8 +264,7 @@ class Attention:
         return linear(y, self.out_dim or x.width, "o", self.out_bias)
 
     def _attend(self, x: Value, memory: Value | None, q: Value, k: Value, v: Value) -> Value:
-        """Return the output [batch, seq, heads·v_head_dim] of attention from q to k and v, with masks, bias and
-        sinks."""
+        """Return the output [batch, seq, heads·v_head_dim] of attention from q to k and v, with masks and bias."""
         if isinstance(self.mask, BlockSparse):
             if provided("position_bias") is not None or provided("chosen") is not None:
                 raise WeftError("block-sparse attention has no position bias and sees all tokens of its blocks")

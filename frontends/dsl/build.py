@@ -366,8 +366,7 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
 
 
 def constant_param(name: str, shape: tuple[int, ...], recipe: Recipe) -> Param:
-    """Return the f32 parameter of the graph with an equal `recipe`; without one, add the parameter `name`, without a
-    scope."""
+    """Return the f32 parameter of the graph with an equal `recipe`; without one, add `name`, outside any scope."""
     graph = get_builder().graph
     for existing in graph.params.values():
         if existing.recipe == recipe:

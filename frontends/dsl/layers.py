@@ -14,8 +14,7 @@ from .checks import need_int, need_positive
 
 def linear(x: Value, out: int | Value, name: str = "linear", bias: bool = False, init: Init | None = None) -> Value:
     """Map x [..., in] to x Wᵀ + b [..., out]. Parameters: ``name.weight`` [out, in] and, with `bias`, ``name.bias``
-    [out]. `out` may be a weight value [out, in] instead of a width, for tied weights; then no weight parameter is
-    created."""
+    [out]. `out` may also be a weight value [out, in], for tied weights; then no weight parameter is created."""
     weight = out if isinstance(out, Value) else param(f"{name}.weight", (out, x.width), init)
     return ops.linear(x, weight, param(f"{name}.bias", weight.shape[:1], fill(0.0)) if bias else None, name=name)
 

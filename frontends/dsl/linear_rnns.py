@@ -32,7 +32,7 @@ class RGLRU:
 
     - u: x projected by ``in.weight`` [width, dim], then a causal convolution over `conv` tokens (``conv.weight``,
       ``conv.bias``). `width` defaults to dim.
-    - h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t, with a = e^(−8 r softplus(rate)); at position 0, 1 replaces the root.
+    - h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t, with a = e^(−8 r softplus(rate)); the root is 1 at position 0.
     - The gates i and r are σ(u W + b), with W block-diagonal in `heads` blocks: ``input.weight`` and ``recur.weight``
       [width, width/heads], ``input.bias``, ``recur.bias``; ``rate`` is [width].
     - Output: h times `activation` of x W, W = ``gate.weight`` [width, dim], projected by ``out.weight`` [dim, width].

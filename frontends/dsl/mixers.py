@@ -90,8 +90,8 @@ class MLA:
         return bias
 
     def _project_queries(self, x: Value) -> tuple[Value, Value]:
-        """Return the unrotated features [batch, seq, heads·head_dim] of queries, and [batch, seq, heads·rope_dim] to be
-        rotated."""
+        """Return the features of queries that are not rotated, [batch, seq, heads·head_dim], and the features that the
+        caller rotates, [batch, seq, heads·rope_dim]."""
         width = self.head_dim + self.rope_dim
         q = linear(x, self.heads * width, "q" if self.q_rank is None else "q_up")
         q = q if self.temperature is None else self.temperature(q)

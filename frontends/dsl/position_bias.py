@@ -99,8 +99,7 @@ class RelativeTable:
         need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq], a table row per query and
-        key."""
+        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq], a row per query and key."""
         row = provided("position_row")
         if row is None:
             raise WeftError("a table of relative positions belongs in an Encoder")
@@ -112,8 +111,7 @@ class RelativeTable:
         return {"relative_table": table if self.norm is None else self.norm(table), "relative_rows": index}
 
     def _bucket(self, signed_distance: Value, exact: int, farthest: int) -> Value:
-        """Return `signed_distance` with magnitudes above `exact` log-scaled, so that farthest − 1 becomes
-        2·exact − 1."""
+        """Return `signed_distance` with magnitudes above `exact` log-scaled: farthest − 1 becomes 2·exact − 1."""
         distance = ops.abs(signed_distance)
         ratio = ops.affine(ops.cast(ops.clip(distance, low=exact), to=dtypes.f32), by=1 / exact)
         rate = (exact - 1) / math.log((farthest - 1) / exact)

@@ -147,7 +147,9 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
 
     `form` and `original` are the entries `rope` and `original` of config_keys.json. If `form` is `_FLAT`, rope_scaling
     replaces rope_parameters unless it is empty; if `_LATEST`, also if it is empty. Else `form` lists layer types,
-    rope_scaling is merged into the settings of each, and settings that are not by layer type are ignored.
+    rope_scaling is merged into the settings of each, and settings that are not by layer type are ignored. If `config`
+    has original_max_position_embeddings, RoPE of types llama3, yarn and longrope also gets this key: with `original`
+    that value, else its own, by default max_position_embeddings.
     """
     parameters, scaling = config.get(_ROPE), config.get(_SCALING)
     if form in (_FLAT, _LATEST):

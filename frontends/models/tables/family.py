@@ -307,8 +307,7 @@ def _lookup(config: Config, path: str, source: str) -> Any:
 
 
 def _evaluate(name: str, rule: Any, config: Config) -> Any:
-    """Return `rule`, or `rule(config)` if it is a function; raise WeftError if its type does not fit the setting
-    `name`."""
+    """Return `rule`, or `rule(config)` if it is a function; raise WeftError if it does not fit the setting `name`."""
     value = rule(config) if callable(rule) else rule
     if not matches_type(value, _HINTS[name]):
         raise WeftError(f"{name}={quote_value(value)} must be of type {Settings.__annotations__[name]}")

@@ -70,6 +70,8 @@ class Settings:
     qk_norm: none, head (one weight for all heads), each (a weight per head) or full (over all heads at once).
     shared_layers: number of layers with weights, each of which is repeated (ALBERT); None: all layers have weights.
     embed_dim: width of embeddings that are narrower than `dim`.
+    kind: decoder, encoder, encoder-decoder, image-encoder or audio-encoder.
+    mixer: a module in place of attention. moe: a `MoE` in place of the feed-forward.
     decoder: settings of the decoder of an encoder-decoder that differ from those of its encoder.
     multipliers: numbers that templates of weights need, by name, such as muP's factors.
     """

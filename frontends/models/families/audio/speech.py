@@ -82,8 +82,8 @@ def _build_waveform_stem(config: Config) -> SoundStem:
 
 
 def _map_layer_names(part: str, norms: dict[str, str]) -> Names:
-    """Return the checkpoint names of the layers of `part` (encoder or decoder); `norms`: names of norms, keyed by
-    sublayer."""
+    """Return the checkpoint names of the layers of `part` (encoder or decoder); `norms` maps each sublayer to its
+    norm."""
     names: Names = {f"{part}.layers.{{i}}.{ours}_norm": f"{part}.layers.{{i}}.{norms[ours]}" for ours in norms}
     for ours, theirs in {"attn": "self_attn", "cross": "encoder_attn"}.items():
         names |= {f"{part}.layers.{{i}}.{ours}.{x}": f"{part}.layers.{{i}}.{theirs}.{x}_proj" for x in "qkvo"}

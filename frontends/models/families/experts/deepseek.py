@@ -54,8 +54,7 @@ def _build_rope(config: Config) -> RoPE:
 
 
 def _compute_scale(config: Config) -> float | None:
-    """Return 1/(t√d), with YaRN's temperature t of attention, if RoPE is scaled and mscale_all_dim set; None for
-    1/√d."""
+    """Return 1/(t√d), t YaRN's temperature of attention, if RoPE is scaled and mscale_all_dim set; None for 1/√d."""
     rope, mscale = _build_rope(config), find_rope(config).get("mscale_all_dim")
     if rope.scaling == "none" or not mscale:
         return None
@@ -130,8 +129,7 @@ def make_v3_router(
 
 @template
 def _merge_heads(fetch: Fetch, part: str, settings: Settings, name: str, transpose: bool = False) -> Recipe:
-    """Return a linear layer [heads · rows, rank], stored per head as [rows, rank], or if `transpose` as
-    [rank, rows]."""
+    """Return a linear layer [heads·rows, rank], stored per head as [rows, rank] or, if `transpose`, [rank, rows]."""
     mla = find_latent_attention(settings)
     stored, rows = fetch(f"{name}.{part}"), mla.head_dim if transpose else mla.v_head_dim
     return Reshape(Permute(stored, (0, 2, 1)) if transpose else stored, (mla.heads * rows, -1))

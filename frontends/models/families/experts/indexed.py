@@ -34,8 +34,7 @@ def read_index_types(config: Config) -> list[str]:
 
 
 def _share_index(plain: MLA, index: LightningIndex, has_index: Sequence[bool]) -> tuple[MLA, ...]:
-    """Return `plain` per layer: with `index` where `has_index` is true, else with the selection of the last such
-    layer."""
+    """Return `plain` per layer: with `index` where `has_index` is true, else with the last such layer's selection."""
     keeping = replace(plain, index=index, keep_index="index")
     return tuple(
         replace(plain, share_index="index") if not has else keeping if not following else replace(plain, index=index)

@@ -87,8 +87,7 @@ def _build_gguf_bias(config: Config) -> T5Bias:
 
 
 def _choose_gguf_bias(by_layer: bool) -> Callable[[Config], T5Bias | None]:
-    """Return the rule for a bias per layer (`by_layer`) or for all layers, which is None for files of the other
-    kind."""
+    """Return the rule for a bias per layer (`by_layer`) or for all layers, which is None for other files."""
     return lambda c: _build_gguf_bias(c) if (len(c[gguf.BIASED]) > 1) == by_layer else None
 
 
