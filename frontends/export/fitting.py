@@ -46,8 +46,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class FamilyFit:
-    """A family's model that computes the same as a graph: its config and checkpoint. `tensors`, `kinds`: name
-    of a checkpoint tensor → tensor, and → use of the matrix in products and lookups (`weft.passes.fitting.matrices`)."""
+    """A family's model that computes the same as a graph: its config, and its checkpoint's tensors, keyed by name.
+    `kinds`: tensor name → use of the matrix in products and lookups (`weft.passes.fitting.matrices`)."""
 
     family: str
     config: Mapping[str, Any]

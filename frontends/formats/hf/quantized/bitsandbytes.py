@@ -81,7 +81,7 @@ class Int8Rows(Integers):
 
 
 def read_bnb(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, Any]) -> dict[str, QuantizedTensor]:
-    """Return the quantized weights among the tensors `keys` of a bitsandbytes folder, keyed by name, without `scheme`.
+    """Return the quantized weights among `keys`, the tensors of a bitsandbytes folder, keyed by name; ignore `scheme`.
 
     Raises:
         WeftError: if tensors are missing or do not fit.
