@@ -17,7 +17,7 @@ class Displayable:
     """An object that a notebook displays as its picture."""
 
     def show(self, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Any:
-        """Return the picture that `weft.show` draws, `height` pixels high, `depth` levels and the `parts` expanded."""
+        """Return the picture that `weft.show` draws; the arguments are those of `weft.show`."""
         return _renderers[-1](self, height=height, depth=depth, parts=parts)
 
     def _repr_html_(self) -> str | None:

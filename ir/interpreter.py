@@ -96,7 +96,8 @@ def widen(array: Array) -> Array:
 
 def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
     """Match the concrete `shape` of the input `name` with `type`, and add to `binding` the symbolic sizes that the
-    shape determines. A size with several unknown names, or one with a coefficient other than 1, is not checked.
+    shape determines. A size with several unknown names, or one with a coefficient other than 1, is neither bound nor
+    checked.
 
     Raises:
         WeftError: if the shape does not match the type under `binding`.

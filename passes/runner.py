@@ -26,7 +26,7 @@ from .report import GraphCost, PassRecord, Report
 class PassRun(PassRecord):
     """The record of a pass that ran, for hooks; `index` counts the passes of the run from 1.
 
-    `after` is the pipeline's graph, not a copy; `before` is a copy if the run verifies, else None.
+    `after` is the pipeline's graph, not a copy; `before` is a copy if `run_passes` verifies, else None.
     """
 
     index: int

@@ -34,7 +34,7 @@ def group_by_scope(graph: Graph) -> dict[str, list[Node]]:
 
 
 def hash_structure(nodes: Iterable[Node]) -> str:
-    """Return a hash (16 hex digits) of the ops, attributes, types and connections of `nodes`; names do not count."""
+    """Return a hash (16 hex digits) of `nodes` in order: ops, attributes, types and connections, but no names."""
     labels: dict[Value, str] = {}  # values are numbered by first appearance, so that names do not count
 
     def label(v: Value | None) -> str:

@@ -125,7 +125,7 @@ class Op(OpSchema[Value]):
 
 
 class Node(LinkedElement):
-    """One application of `op` to `inputs`; an absent operand is None, or missing at the end. `attrs` is complete."""
+    """One application of `op` to `inputs`; an absent one is None, or missing at the end. `attrs` includes defaults."""
 
     __slots__ = ("attrs", "graph", "inputs", "op", "outputs", "scope")
 
@@ -337,8 +337,7 @@ class Graph(Displayable):
     # -- erasing and replacing
 
     def erase(self, node: Node) -> None:
-        """Remove `node`; its output names stay reserved. ValueError if a node or graph output uses one of its
-        outputs."""
+        """Remove `node`; the names of its outputs stay reserved. ValueError if one of its outputs is in use."""
         for value in node.outputs:
             if value._uses or value.is_output:
                 raise ValueError(f"cannot erase {node!r}: {value!r} is still in use")

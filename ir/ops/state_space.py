@@ -23,7 +23,6 @@ _SSD = (normal(2, 7, 20), positive(2, 7, 4), _A[:, 0], normal(2, 7, 6), normal(2
 
 
 def _draw_long_operands(a: Array, states: int) -> tuple[Sample | Array, ...]:
-    """Return (x, delta, a, b, c) of 150 tokens, longer than the chunks of any backend; b and c have width `states`."""
     return normal(1, 150, 4), positive(1, 150, 4), a, normal(1, 150, states), normal(1, 150, states)
 
 

@@ -75,7 +75,7 @@ class Full(Recipe):
 
 @dataclass(frozen=True)
 class Normal(Recipe):
-    """Random initialization: normal values with standard deviation `std` and `mean`.
+    """Random initialization: normal values with mean `mean` and standard deviation `std`.
 
     Each chunk of rows has a generator, seeded with `seed`, the name `stream` and the index of the chunk, so that any
     rows can be drawn without the others.

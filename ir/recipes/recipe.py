@@ -65,7 +65,7 @@ class Recipe:
 
     @property
     def parts(self) -> tuple[Recipe, ...]:
-        """The recipes among the fields of this recipe, or in tuples among them, in order: its operands."""
+        """The operands of this recipe: the recipes in its fields, also in tuples, in the order of the fields."""
         parts: list[Recipe] = []
         for f in fields(self):
             value = getattr(self, f.name)

@@ -142,7 +142,8 @@ def parse_json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int
 
     Raises:
         json.JSONDecodeError: if there is no JSON value.
-        WeftError: if the value is nested too deep, or has an integer or a string that is not allowed.
+        WeftError: if the value is nested too deep, has an integer of over 100 digits or half of a
+            surrogate pair, or violates `unique`.
     """
     try:
         value, end = (_UNIQUE if unique else _DECODER).raw_decode(text, start)

@@ -86,8 +86,8 @@ def replace_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
 def check_replaceable(out: Path, sources: Iterable[Path] = (), *, contents: bool = False) -> None:
     """Check that `replace_folder` may replace `out`; call this before long work for it.
 
-    It may if `out` does not exist, is an empty folder, or is a folder whose manifest lists every file in it. With
-    `contents` the files must also match the checksums of the manifest, for which all are read.
+    `out` may be missing, an empty folder, or a folder whose manifest lists every file in it. With `contents` the files
+    must also match the checksums in the manifest, which reads them all.
 
     Raises:
         WeftError: naming files that would be lost; if `out` is a file; if one of `sources` is `out` or inside it.

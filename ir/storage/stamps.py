@@ -20,7 +20,7 @@ class Stamp(NamedTuple):
 
 
 def take_stamps(paths: Iterable[Path]) -> dict[Path, Stamp]:
-    """Return the stamp of each of `paths` that is a file, by path; call it before reading them."""
+    """Map each of `paths` that is a file to its stamp; call this before the files are read."""
     return {path: _take_stamp(path) for path in paths if path.is_file()}
 
 

@@ -41,9 +41,9 @@ LARGEST = dtypes.f16  # dtype of the largest scale of a row, where scales are u8
 class Blocks(NamedTuple):
     """The unpacked blocks of a matrix; stacked matrices have more leading axes.
 
-    codes: u8 [rows, groups, group], below 2^bits; with `BlockLayout.sums`, the last groups of a row are its offsets.
-    scales: f32 [rows, groups], already multiplied by `tensor_scales`.
+    codes: u8 [rows, groups, group], below 2^bits. scales: f32 [rows, groups], already multiplied by `tensor_scales`.
     offsets: f32 [rows, groups] or None. zeros: zero points u8 [rows, groups] or None.
+    With `BlockLayout.sums` offsets is None: the last groups of a row of codes, scales and zeros encode the offsets.
     tensor_scales: f32 [rows, 1], the scale of the matrix in a layout with `tensor_scale`, else None.
     """
 

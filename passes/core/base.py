@@ -63,7 +63,7 @@ class Argument(Attr):
         return format_type(self.type)
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` converted to the argument's type; the name of a dtype becomes a `DType`. `op` is ignored.
+        """Return `value` converted to the argument's type: lists to tuples, dtype names to `DType`s. `op` is ignored.
 
         Raises:
             WeftError: if `value` does not have the type.

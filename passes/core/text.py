@@ -117,7 +117,7 @@ class _PipelineParser(Lexer):
         return self.parse_scalar("[")
 
     def parse_scalar(self, *otherwise: str) -> Any:
-        """Parse one scalar and return it; an error message names `otherwise` (further tokens) as expected also."""
+        """Parse and return one scalar; an error also lists `otherwise`, the tokens that the caller accepts instead."""
         token = self.expect("number", "string", "name", *otherwise)
         try:
             if token.kind == "string":

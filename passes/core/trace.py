@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Miss:
-    """A failed match at the node `at`. A miss of higher `depth`, the number of nodes matched before, is nearer."""
+    """A failed match at the node that `at` describes. Misses of higher `depth` (nodes matched before) are nearer."""
 
     depth: float
     at: str
@@ -36,10 +36,10 @@ class Trace:
     """The log of a pass.
 
     lines: all messages in order, including refusals and misses.
-    rewrites: the number of rewrites by rule.
+    rewrites: rule name -> number of rewrites.
     refusals: the sites that rules left unchanged.
     misses: the nearest miss of every rule that never fired.
-    near: for each node with a failed match, the nearest miss of any rule, by the name of the node's first output.
+    near: name of a node's first output -> the nearest miss of any rule at that node; only nodes with a failed match.
     progress: called as progress(done, total) by passes that take long.
     """
 

@@ -168,7 +168,7 @@ def absorb_input_map(node: Node, axis_map: AxisMap | None, shift: Recipe | None 
 
 
 def absorb_output_map(node: Node, axis_map: AxisMap) -> None:
-    """Map the weights and biases of `node` in place, such that its result is mapped by `axis_map` along the last axis.
+    """Map the weights and biases of `node` in place, so that `axis_map` maps the last axis of its result.
 
     `node` is a linear, norm_linear, moe, embedding, or a norm with a weight. Norms absorb only `make_scale_map`.
     """

@@ -21,7 +21,7 @@ def replace_uses(old: Value, new: Value, *, rename: bool = True) -> None:
 
 
 def erase_unused(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase nodes of `nodes` whose outputs are all unused, until none is left, and parameters that only they read."""
+    """Erase, repeatedly, the nodes of `nodes` whose outputs are all unused, and parameters that only they read."""
     waiting = [node for node in dict.fromkeys(nodes) if not node.erased]
     # `nodes` may list a node before its readers: repeat until a round erases nothing.
     while unused := [node for node in waiting if not any(v.uses or v.is_output for v in node.outputs)]:
@@ -42,8 +42,8 @@ def erase_unused_params(graph: Graph, values: Iterable[Value | None]) -> None:
 def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
     """Return a parameter with `recipe`, the dtype of `old`, and `shape` (None: the shape of `old`).
 
-    A second call with the same recipe and shape returns the same parameter, so that shared layers stay shared. A new
-    one is called `name` ("": as `old`), made unique; `replace_param` can give it the name of `old` later.
+    A later call with the same arguments returns the same parameter, so that shared layers stay shared. A new one is
+    called `name` ("": as `old`), made unique; `replace_param` can give it the name of `old` later.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     cached = _derived.setdefault(old, {})

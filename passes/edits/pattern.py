@@ -83,7 +83,7 @@ class Variable(Term):
 # eq=False: hashed by identity. `attrs` is a dict, and equal parts of a pattern match different nodes.
 @dataclass(frozen=True, eq=False)
 class Apply:
-    """A node in a pattern: matches a node with this op, these operands and these attributes."""
+    """A node in a pattern: matches a node with the op `op`, operands that match `operands`, and attributes `attrs`."""
 
     op: Op
     operands: tuple[Term | None, ...]
@@ -153,8 +153,8 @@ def _check_attrs(op: Op, attrs: Mapping[str, Any]) -> dict[str, Any]:
 class Match:
     """A successful match.
 
-    bindings: values of variables, and captured attributes, by name.
-    nodes: the matched node of each node of the pattern.
+    bindings: name -> value of a variable, or captured attribute.
+    nodes: node of the pattern -> node of the graph.
     exposed: the values that match the results of the pattern, in their order.
     """
 

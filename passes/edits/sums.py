@@ -17,7 +17,7 @@ def find_sums(graph: Graph) -> Iterator[Node]:
 def find_summands(total: Node) -> list[Value]:
     """Return the summands of the sum that ends at the node `total`, except those of another type (they broadcast).
 
-    An inner sum that other nodes read also counts as one summand.
+    An inner sum with several readers counts as one summand.
     """
     values: list[Value] = []
     for v in total.inputs[:2]:

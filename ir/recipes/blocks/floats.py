@@ -162,7 +162,6 @@ class ToFloat4(BlockRecipe):
         return quantize_chunks(rows, quantize)
 
     def _row_scales(self, rows: Array, start: int) -> Array:
-        """Return the tensor scale of each of `rows` [..., width], f32 [..., 1]; `start` is their offset on axis 0."""
         scales = np.array(self.tensor_scales, np.float32)
         selected = scales if len(scales) == 1 else scales[start : start + len(rows)]
         lead = rows.shape[:-1]

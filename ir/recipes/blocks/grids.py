@@ -82,7 +82,6 @@ def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[Blo
 
 
 def _sample_rows(leaf: Recipe, reader: TensorReader) -> Array:
-    """Return up to 16 rows [rows, width] of the tensor `leaf`, from its beginning, middle and end."""
     count, *stacked, width = leaf.shape(reader)
     rows = 1 if len(stacked) else SAMPLED  # in a stack a row is a matrix
     starts = dict.fromkeys(int(at) for at in np.linspace(0, max(0, count - rows), SAMPLES))

@@ -82,7 +82,7 @@ def choose_kernel_bits(layout: BlockLayout) -> int:
 
 
 def compute_part_widths(layout: BlockLayout, width: int) -> dict[str, int]:
-    """Return the number of elements per row of each part, by part name, for a matrix [out, width] in `layout`."""
+    """Map each part name to its number of elements per row, for a matrix [out, width] in `layout`."""
     groups, planes = -(-width // layout.group), choose_kernel_bits(layout) // 4
     all_groups = groups + (-(-groups // layout.group) if layout.sums else 0)
     return {

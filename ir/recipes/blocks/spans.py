@@ -45,7 +45,7 @@ def find_extremes(groups: Array) -> tuple[Array, Array]:
 
 
 def fit_range(low: Array, high: Array, layout: BlockLayout) -> tuple[Array, Array | None]:
-    """Return scales f32 and zero points u8 (None if the layout has none) for groups of values from `low` to `high`."""
+    """Return scales f32 and zero points u8 (None if the layout has none) for values from `low` to `high` (and 0)."""
     if layout.has_zeros:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         scales = round_scales((high - low) / np.float32(2**layout.bits - 1), layout)
