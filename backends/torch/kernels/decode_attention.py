@@ -1,9 +1,9 @@
-"""Decode attention of one new token per row: grouped-query Flash-Decoding over split keys of a cache, in one launch.
+"""Decode attention of one new token per row: grouped-query Flash-Decoding over split keys of a cache.
 
-One program takes all query heads of a KV head, as the rows of a matrix product, through one split of the keys
+One program takes up to 64 query heads of a KV head, as the rows of a matrix product, through one split of the keys
 (Flash-Decoding, Dao 2023; grouped queries: Ainslie 2023, arXiv 2305.13245; softmax: Dao 2022, arXiv 2205.14135). The
 launch fixes the number of splits. They divide the keys that a row's query attends to, which follow from `positions` on
-the device; splits without keys end at once. So one CUDA graph serves any length.
+the device; splits without keys end at once. So one CUDA graph serves any length. For the merge see `split_keys`.
 
 Under programmatic dependent launch this kernel may start while earlier kernels still run. It reads their outputs (the
 query, the newest key and value, the positions) after `wait_for_previous`; before, it only prefetches the cache into L2.

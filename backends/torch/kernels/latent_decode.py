@@ -119,7 +119,7 @@ def latent_decode(
     q [batch, heads, rank + rope_dim], with the keys' up-projection absorbed; cache [batch, 1, capacity, rank +
     rope_dim], whose rows are keys and whose first `rank` columns are values; positions i64 [batch] or [batch, 1] → the
     weighted sums of latents [batch, heads, rank]. The default `scale`, 1/√(rank + rope_dim), fits no known model: pass
-    the scale of the heads before absorption. Other keywords: see `decode_attention`.
+    the scale of the heads before absorption. Other keywords and errors: see `decode_attention`.
     """
     _check(q, cache, positions, rank)
     (batch, heads, width), capacity = q.shape, cache.shape[2]

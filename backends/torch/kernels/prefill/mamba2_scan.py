@@ -75,7 +75,7 @@ def _start_kernel(
     ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """Replace the final states of chunks (from zero) in `ends_ptr` by their initial states, BLOCK elements of a head at
-    a time; store the last state in `present_ptr`. Grid [blocks of elements, heads, batch]."""
+    a time; store the state after the last chunk in `present_ptr`. Grid [blocks of elements, heads, batch]."""
     start_next(PDL)
     wait_for_previous(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)

@@ -3,9 +3,9 @@
 One program takes a tile of the queries of a head through the tiles of keys that any of them attends to, as
 FlashAttention-2 does (arXiv 2307.08691). Tiles outside of the window are skipped, so the time grows with seq · (window
 + tile); only tiles at the two edges of the window are masked. Keys are loaded with the tensor memory accelerator, if
-there is one. The first `keep_first` keys of a sequence are visible to all queries (arXiv 2309.17453).
+there is one. The first `keep_first` keys of a sequence are visible to all later queries (arXiv 2309.17453).
 
-The kernel is for inference: where gradients are needed, use `reference`; models that train on a GPU use flex_attention.
+The kernel is for inference: where gradients are needed, torch computes; models that train on a GPU use flex_attention.
 """
 
 from __future__ import annotations

@@ -87,10 +87,10 @@ def step_in_place(
     update `states` [batch, ...] in place.
 
     `step(*states, *tokens, *constants)` returns the new states and the outputs, for tokens without their axis of length
-    1. `generated` is its kernel: each program computes `block` of the `count` state rows of a sequence. `tokens` are
-    [batch or 1, 1, ...]. `outputs` are the shapes of the outputs without batch and token; their dtype is that of the
-    first token. `kernel` is as in `uses_torch`; torch computes in f32 (f64 for f64). Raise ValueError if a state is not
-    contiguous.
+    1. `generated` is `step` as a kernel: each program computes `block` of the `count` state rows of a sequence.
+    `tokens` are [batch or 1, 1, ...]. `outputs` are the shapes of the outputs without batch and token; their dtype is
+    that of the first token. `kernel` is as in `uses_torch`; torch computes in f32 (f64 for f64). Raise ValueError if a
+    state is not contiguous.
     """
     batch, like = len(states[0]), tokens[0]
     if not all(state.is_contiguous() for state in states):

@@ -33,5 +33,5 @@ class Fields:
         return name
 
     def choose_size(self, role: str, value: int, kind: str = "") -> Poly:
-        """Return the field that `choose_name` returns as a symbolic size."""
+        """Return the name that `choose_name` returns, as a symbolic size."""
         return sizes.sym(self.choose_name(role, value, kind))

@@ -123,8 +123,8 @@ def name_head_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
 
 
 def get_attention_kind(node: Node) -> str:
-    """Return the prefix of config fields that differ between kinds of attention: "cross" in a scope of this name, else
-    "local" (a window or pattern) or "global"."""
+    """Return the prefix of an attention's config fields: "cross" if its scope is called so, else "local" with a window
+    or pattern, else "global"."""
     if node.scope.rpartition(".")[2] == "cross":
         return "cross"
     return "local" if node.attrs["window"] is not None or node.attrs["pattern"] != "dense" else "global"

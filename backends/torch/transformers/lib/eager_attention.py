@@ -58,7 +58,7 @@ def eager_scored_attention(
 
 
 class SoftmaxAttention(nn.Module):
-    """Softmax attention with a cache of its own, for modules with several attentions."""
+    """Softmax attention with a cache number of its own, for modules with several attentions."""
 
     def __init__(
         self, config: Any, layer_idx: int | None, num_key_value_groups: int, scaling: float, is_causal: bool = True

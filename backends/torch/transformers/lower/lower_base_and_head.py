@@ -128,8 +128,8 @@ def _split_task_head(base: Program, hidden: Var, e: HFEmitter) -> Program:
 
 
 def _has_unlike_attentions(lowered: LoweredModel) -> bool:
-    """Return whether attentions of one module class differ in scale, head groups or causality. These are attributes of
-    the module, so each attention must then be a module of its own."""
+    """Return whether attentions of one module class differ in scale, query heads per KV head, or causality. These are
+    attributes of the module, so each attention must then be a module of its own."""
     attributes: dict[Hashable, tuple[str, str, bool]] = {}
     for method in group_statements(lowered.base).walk():
         for item in (i for i in method.items if isinstance(i, Statement) and i in lowered.emitter.attentions):

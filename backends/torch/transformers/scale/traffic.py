@@ -73,8 +73,8 @@ def _list_tensor(lowered: LoweredModel, plans: Plans, split: Split, stages: Stag
 def _list_expert(lowered: LoweredModel, split: Split, stages: Stages, item: int) -> Iterator[Collective]:
     """Yield the collectives of expert parallelism for each mixture of experts.
 
-    If ep = tp, all devices have the same tokens: one all-reduce. Otherwise two all-to-alls, to the experts and back: of
-    the tp devices with the same tokens each sends 1 / tp. If tp > 1, an all-gather then joins these shares.
+    If ep = tp, all devices have the same tokens: one all-reduce. Otherwise two all-to-alls, to the experts and back, in
+    which each of the tp devices with the same tokens sends 1 / tp of them. If tp > 1, an all-gather then joins these.
     """
     if split.ep == 1:
         return
