@@ -42,8 +42,8 @@ def erase_unused_params(graph: Graph, values: Iterable[Value | None]) -> None:
 def derive_param(old: Param, recipe: Recipe, shape: tuple[int, ...] | None = None, name: str = "") -> Param:
     """Return a parameter with `recipe`, the dtype of `old`, and `shape` (None: the shape of `old`).
 
-    A later call with the same arguments returns the same parameter, so that shared layers stay shared. A new one is
-    called `name` ("": as `old`), made unique; `replace_param` can give it the name of `old` later.
+    A later call with the same `old`, `recipe` and shape returns the same parameter, so that shared layers stay shared.
+    A new one is called `name` ("": as `old`), made unique; `replace_param` can give it the name of `old` later.
     """
     graph, type = old.graph, old.type if shape is None else TensorType(old.type.dtype, shape)
     cached = _derived.setdefault(old, {})

@@ -31,7 +31,7 @@ def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None
     `accepts(node)` returns None if the target accepts the node, else a list of reasons.
 
     Raises:
-        WeftError: if a node is not accepted and its op has no body, or its body has, at any depth, the same op and attributes.
+        WeftError: if a node is not accepted and its op has no body, or a body with an equal node at any depth.
     """
     for node in list(graph.nodes):
         _legalize(graph, node, accepts, trace or Trace(), ())
