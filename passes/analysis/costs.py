@@ -39,7 +39,7 @@ def count_parameters(graph: Graph) -> int:
 
 
 def count_active_parameters(graph: Graph) -> int:
-    """Return `count_parameters(graph)` without the experts of `moe` nodes that are not active for a token."""
+    """Return `count_parameters(graph)` minus the experts of `moe` nodes that a token does not use."""
     idle = 0
     for node in graph.nodes:
         if node.op is ops.moe and node.attrs["active"] is not None:

@@ -162,7 +162,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
     """Return the indices, ascending from 0, of the layers out of `count` that `layers` selects.
 
     `layers` is an index or a tuple of indices (negative ones count from the end), "all", "even", "odd", a list such as
-    "0-5, 8" (5 included), or a pattern such as "local*5 + global" (see `expand_pattern`), of which local is selected.
+    "0-5, 8" (5 included), or a pattern such as "local*5 + global" (see `expand_pattern`), which selects local layers.
 
     Raises:
         WeftError: if `layers` cannot be parsed, names a layer that does not exist, or selects none.

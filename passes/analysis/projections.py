@@ -115,7 +115,7 @@ def find_projections(node: Node) -> Projections | str:
 
 
 def find_output_linear(node: Node) -> Node | str:
-    """Return the linear that is the only reader of the attention `node`, with parameters only; else a reason (str)."""
+    """Return the only reader of attention `node`, if it is a linear whose operands are parameters; else a reason."""
     readers = [n for n, i in node.output.uses if not (n.op is ops.linear and i == 0)]
     linears = [n for n, _ in node.output.uses if n not in readers]
     if readers or node.output.is_output or len(linears) != 1:
@@ -172,7 +172,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
 
 
 def unpack_branch(node: Node, role: str) -> Branch:
-    """Split the linear of operand `role` (q, k or v) of `node` if it is packed; return the `find_branch` after that."""
+    """Split the linear of operand `role` (q, k or v) of `node` if it is packed. Return the branch, which must exist."""
     branch = find_branch(node, role)
     assert isinstance(branch, Branch)
     if branch.is_packed and branch.start.producer is not None:

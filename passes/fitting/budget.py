@@ -166,7 +166,7 @@ def _measure_costs(
 
 
 def _spill_matrices(graph: Graph) -> dict[str, Matrix]:
-    """Evaluate the computed matrices of `graph` to f32 in a temporary file; return all matrices, keyed by name."""
+    """Evaluate the computed matrices of `graph` into a temporary f32 file; return all matrices, keyed by name."""
     reader = graph.reader = SpilledTensors(graph.reader)
     for name, matrix in [(param.name, matrix) for param, matrix in find_matrices(graph).items()]:
         param = graph.params[name]

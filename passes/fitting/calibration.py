@@ -60,7 +60,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
 
 
 def _make_batches(rows: Iterable[Sequence[int] | Array]) -> list[Array]:
-    """Stack `rows` (ids [length]) of equal length to batches of about `BATCH_TOKENS` tokens; keep the order of rows."""
+    """Return batches of about `BATCH_TOKENS` tokens with the `rows` (ids [length]) of one length, then of the next."""
     by_length: dict[int, list[Sequence[int] | Array]] = {}
     for row in rows:
         by_length.setdefault(len(row), []).append(row)

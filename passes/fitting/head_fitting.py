@@ -38,7 +38,7 @@ class Fit:
 
 
 class Fitter:
-    """Fit the heads of the attentions of `graph` to activations on `texts` (see `read_tokens`); () uses weights alone.
+    """Fit the heads of the attentions of `graph` to activations on `texts` (see `read_tokens`), or to weights if empty.
 
     With `sequential`, activations are those of the graph with all changes so far, not of the original graph, and output
     linears can be refitted to compensate for errors. Attentions with the same linears share one `Fit`.
@@ -87,7 +87,7 @@ class Fitter:
         """Refit the output linear after the attention `node`, which replaces `old_node`, to the original output.
 
         The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
-        the present weight. Do nothing if `fit` is refitted already, or without texts or `sequential`.
+        the present weight. Do nothing if `fit` is refitted already, if there are no texts, or without `sequential`.
         """
         old, new = find_output_linear(self._original_nodes[old_node]), find_output_linear(node)
         if fit.is_refitted or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):

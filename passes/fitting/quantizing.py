@@ -236,7 +236,7 @@ def _compute_moments(activations: Activations, original: Activations | None, nod
 
 
 def apply_norm(node: Node, parts: list[Array]) -> list[Array]:
-    """Return `parts` (one array per batch), normalized without norm weight and bias if `node` is a norm_linear."""
+    """Return `parts` (one array per batch), normalized (without weight and bias) if `node` is a norm_linear."""
     if node.op is not ops.norm_linear:
         return parts
     norm = (ops.rms_norm if node.attrs["kind"] == "rms" else ops.layer_norm).reference
@@ -283,7 +283,7 @@ def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
     """Return the blocks, one per expert, of each stacked weight in `layouts` of the moe `node`.
-    The moment is that of the expert's own tokens. For gate and up, `POOLED_SHARE` of it is the moment of all tokens."""
+    The moment is that of the expert's own tokens. For gate and up, a share `POOLED_SHARE` is that of all tokens."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
     combine = np.concatenate([p.reshape(-1, p.shape[-1]) for p in activations(node.required_operand("combine"))])

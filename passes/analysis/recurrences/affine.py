@@ -20,7 +20,7 @@ from .rows import is_rowwise
 
 @dataclass(frozen=True)
 class AffineValue:
-    """A value a ⊙ S + b, where S is the state named `state`, reshaped to `shape`. If `a` is None it is 1, `b` 0."""
+    """A value a ⊙ S + b, where S is the state `state` reshaped to `shape`. `a` None means 1, `b` None means 0."""
 
     state: str
     shape: Shape
@@ -138,7 +138,7 @@ class AffineRules:
         self.token = token
 
     def derive_form(self, node: Node, forms: Mapping[Value, AffineValue]) -> AffineValue | None:
-        """Return the form of the output of `node`; None if there is no rule. `forms` has the forms of its operands."""
+        """Return the form of the output of `node`, or None; `forms` has those of all operands that depend on states."""
         if len(node.outputs) != 1:
             return None
         operands = [v for v in node.inputs if v is not None]

@@ -67,7 +67,7 @@ def find_token_operands(node: Node, tokens: Tokens) -> tuple[int, ...] | None:
 
 def _is_aligned(value: Value | None, carrying: bool, rank: int) -> bool:
     """Return whether `value` broadcasts to an output of `rank` axes without mixing tokens.
-    An operand that carries tokens (`carrying`) must have that rank. Others must have no or size 1 at output axis 1."""
+    An operand that carries tokens (`carrying`) must have that rank; others need size 1 at axis 1, or no such axis."""
     if value is None:
         return True
     if carrying:

@@ -29,8 +29,8 @@ class MlaAbsorb(Pass):
     rotary part k_r. If one weight contains W_UK and W_UV (as two blocks or interleaved by head), recipes split it.
 
     Condition: keys and values come from linears without bias of one value c, which is narrower than the keys. A rotary
-    part of keys comes last and is the same for all heads; without it, nothing else may read c (else use
-    slim-attention). The pass refuses attentions with a cache.
+    part of keys comes last and is the same for all heads; without such a part, nothing else may read c
+    (use slim-attention then). The pass refuses attentions with a cache.
 
     Source: DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434), 2.1.2.
 

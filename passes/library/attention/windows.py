@@ -114,7 +114,7 @@ class SlidingWindow(Pass):
                 trace.record_rewrite(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check that shorter sequences give equal outputs, and longer ones see the window (of three keys if wide)."""
+        """Check that outputs within the window stay, and longer sequences see it (a wide one is checked as 3 keys)."""
         lengths = {node.output.shape[1] for node in select_attentions(before, self.layers, self.name)}
         # The length of audio is chosen in samples, not in the frames that attention sees.
         free_lengths = all(list_names(length).isdisjoint(AUDIO_SIZES) for length in lengths)

@@ -40,7 +40,7 @@ class FittedCache:
 class StoredRows:
     """Keys or values that an attention stores for calibration sequences.
 
-    rows: [n, kv_heads, width], one per token. weights: [n, kv_heads, width or 1], the importance of a squared error.
+    rows: [n, kv_heads, width], one per token. weights: [n, kv_heads, width or 1], of each squared rounding error.
     first: [kv_heads, width], the median over all sequences of the row of token 0.
     queries: [kv_heads, width, width], the weighted second moment of the queries; None if the rows are values.
     """

@@ -142,7 +142,7 @@ class _LastTokens:
         self._move_to_scope(self.gathered[value], value, self.index)
 
     def _move_to_scope(self, value: Value, *sources: Value) -> None:
-        """Move the nodes from `sources` (excluded) to `value` to the scope ``last_token``; rename their outputs."""
+        """Move the nodes that compute `value` from `sources` to the scope ``last_token``, and rename their outputs."""
         for node in backward_slice([value], sources):
             for v in node.outputs:
                 v.name = self.graph.reserve_name(f"{SCOPE}.{v.name.removeprefix(node.scope + '.')}")

@@ -46,8 +46,8 @@ def _fuse_embedding(offset: float = 0, **match: Any) -> Value | Refusal:
 class FuseEmbedding(Pass):
     """Fuse the embeddings of tokens and positions and their scale into embed_tokens, which also computes RoPE angles.
 
-    The rotary_angles of all layers with equal positions, frequencies and amplitude become one node. The first
-    embed_tokens replaces up to `tables` of these nodes. Run fuse-qkv and fuse-latent before.
+    The rotary_angles of layers with equal positions, frequencies and amplitude become one node. The first embed_tokens
+    also computes the angles of up to `tables` such nodes, which are removed. Run fuse-qkv and fuse-latent before.
 
     Condition: the embedding reads the inputs input_ids and position_ids; weights and frequencies are parameters.
 

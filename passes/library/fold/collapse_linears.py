@@ -17,7 +17,7 @@ from ...edits.edit import are_params, derive_param, erase_unused_params, replace
 
 @dataclass(frozen=True)
 class Chain:
-    """The linear map weight @ x + bias computed by `nodes`: linears and scalar factors, the last in the graph first."""
+    """The linear map weight @ x + bias computed by `nodes`: linears and scalar factors, from last to first."""
 
     x: Value
     weight: Recipe
@@ -147,8 +147,8 @@ class CollapseLinears(Pass):
 
 def _find_chains(value: Value, reader: Node | None) -> Iterator[Chain]:
     """Yield `value` as a linear map of the input of the linear before it, then of the linear before that, and so on.
-    The walk back through linears and scalar factors ends at other ops, and at a value that the previous node of the
-    walk is not the only one to read. `value` itself may be read by `reader` only (None: by any)."""
+    The walk goes back through linears and scalar factors. It ends at other ops, and at values with other readers:
+    `value` may be read by `reader` only (None: by any node), each earlier value by the next node only."""
     weight: Recipe | None = None
     bias: Recipe | None = None
     scale, nodes = 1.0, list[Node]()

@@ -16,7 +16,7 @@ from ...edits.edit import are_params, derive_param, erase_unused, replace_param,
 class FoldEmbeddingNorm(Pass):
     """Normalize the rows of an embedding table once, by recipe, instead of every looked-up row.
 
-    norm(E[i]) = norm(E)[i]: the norm right after the embedding of Bloom, with weight and bias, is applied to the table.
+    norm(E[i]) = norm(E)[i]: a norm that reads the embedding (Bloom) is applied to the table, with its weight and bias.
     With `untie` a table that is also the head's weight is copied.
 
     Condition: only the norm reads the looked-up rows, and no positions or types are added before it, as they are in

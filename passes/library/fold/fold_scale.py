@@ -117,7 +117,7 @@ class FoldScale(Pass):
 
 
 def _find_plans(graph: Graph, order: Mapping[Node, int], refusals: dict[str, str]) -> Iterator[_Plan]:
-    """Yield a plan for each factor in `graph` that can be folded; else set refusals[output name of its node]."""
+    """Yield a plan for each factor in `graph` that can be folded; set refusals[output name of its node] for others."""
     for node in graph.nodes:
         x = node.output
         edits: list[Edit] | str

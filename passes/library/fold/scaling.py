@@ -204,7 +204,7 @@ class _Walk:
             self.refuse(f"{op.name} (%{value.name}) is between the scale and the weights")
 
     def visit_linear(self, node: Node, factor: Factor) -> None:
-        """Add edits of weight and bias; if another op shares the weight, a number multiplies input and bias instead."""
+        """Multiply bias and weight; if an op other than linears shares the weight, a number multiplies the input."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
@@ -215,7 +215,7 @@ class _Walk:
             self.demand_factor(node, 0, factor)
 
     def visit_split(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
-        """Scale the input of a split if all pieces get one number; else rows of the packed linear of a single piece."""
+        """Scale the input of a split if all pieces get one number; else one piece's rows of the packed linear."""
         x, (value, factor) = node.required_operand("x"), demands[0]
         if len(demands) == len(node.outputs) and not isinstance(factor, Recipe):
             if any(f != factor for _, f in demands):

@@ -44,7 +44,7 @@ def is_projection(node: Node) -> bool:
 
 
 def _fuse_reader(norm: Node, linear: Node, x: Value) -> Value:
-    """Replace `linear` (or mixture), a reader of `norm`, by one that also normalizes x; return its output."""
+    """Replace `linear` (or mixture), a reader of `norm`, by one that normalizes x itself; return its output."""
     kind = "layer" if is_layer_norm(norm) else "rms"
     norm_operands: dict[str, Any] = {"norm_weight": norm.operand("weight")}
     norm_operands |= {"norm_bias": norm.operand("bias")} if kind == "layer" else {}

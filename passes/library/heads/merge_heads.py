@@ -20,7 +20,7 @@ from .head_layout import HeadLayout, apply_layout, find_layouts, take_rows
 
 @dataclass(frozen=True)
 class MeanHeads(HeadLayout):
-    """A layout with fewer heads: each new head is the mean of a run of adjacent old heads. `old` is their number."""
+    """A layout with fewer heads: each new head is the mean of a run of adjacent heads, out of `old` heads."""
 
     old: int = 0
 
@@ -62,8 +62,8 @@ class MhaToGqa(Pass):
     values, from their weighted averages; for keys, from the differences among the keys that a query attends to. Heads
     that attend to many keys get more weight. With `sequential` and a file, later layers are fitted to the outputs of
     the changed earlier layers, and output projections are refitted by ridge regression. svd falls back to the mean,
-    with a note: for keys, if queries or keys have a norm, scale or clip, or they are rotated differently; for values,
-    if these have a norm, scale or clip, or something other than one linear (such as a gate) reads the result.
+    with a note: for keys, if queries or keys have a norm, scale or clip or are rotated differently, or if no linear
+    computes queries; for values, if they have a norm, scale or clip, or not just one linear reads the result (a gate).
 
     Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
     result is exact if the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide

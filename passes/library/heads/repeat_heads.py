@@ -16,7 +16,7 @@ class GqaToMha(Pass):
     """Repeat key and value heads until there are `kv_heads`, by default one for every query head.
 
     With n KV heads, query head h reads number ⌊h·n/heads⌋. If each KV head is repeated r times in place, h reads a copy
-    of the same head. With `kv_heads` between 1 and the number of query heads, MQA becomes GQA; else MHA. A norm
+    of the same head. With `kv_heads` between 1 and the number of query heads, MQA becomes GQA; without, MHA. A norm
     over all key heads at once keeps its mean. The pass restores the form that mha-to-gqa had converted, not the lost
     information.
 

@@ -28,7 +28,8 @@ class MultimodalRope(Pass):
     sections[2] by width (Qwen2-VL). With `interleaved`, the first sections[1] of the pairs 1, 4, 7, … are rotated by
     height, the first sections[2] of 2, 5, 8, … by width, and all others by time (Qwen3-VL). Without `sections`, both
     settings are those of the checkpoint's config. Tokens of an image have the time of its start, and rows and columns
-    counted from there; text continues after the largest position. Caches read position_ids; it is removed if unread.
+    counted from there; text continues after the largest position. Caches order tokens by position_ids; this input is
+    removed if nothing reads it.
 
     Condition: the three positions of each token equal its position_ids.
 

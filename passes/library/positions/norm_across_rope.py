@@ -84,7 +84,7 @@ def _find_norm(rotation: Node, before: bool) -> list[Node]:
 
 
 def _find_obstacle(rotation: Node, steps: list[Node], chain: list[Node]) -> str | None:
-    """Return why the norm in `steps` cannot move across `rotation`, or None; `chain` is `steps` and it, in order."""
+    """Return why the norm in `steps` cannot move across `rotation`, or None; `chain` has both, in graph order."""
     (norm,) = (n for n in steps if n.op in _NORMS)
     for node in chain[:-1]:
         if len(node.output.uses) > 1 or node.output.is_output:

@@ -109,7 +109,7 @@ def _find_obstacle(attention: Node, ropes: list[tuple[Node, Destination]]) -> st
 
 
 def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
-    """Return order, for each linear and vector op before `rotations`: new row r is old row order[r]. Or a reason."""
+    """Return order for each linear and vector op before `rotations`: new row r is old row order[r]; or a reason."""
     rows: dict[Node, Array] = {}
     origins: list[LinearOrigin] = []
     for rotation in rotations:
@@ -134,8 +134,8 @@ def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
 
 
 def _find_vector_order(step: Node, labels: Array, order: Array) -> list[int] | str:
-    """Return the indices of the old elements, in the new order, of vectors that `step` reads; a reason (str) if none.
-    labels [..., width] are the linear's rows that compute the features of `step`; new row r is old row order[r]."""
+    """Return places: new element i of the vectors that `step` reads is old element places[i]; or a reason (str).
+    labels [..., width] has the linear's row that computes each feature of `step`; new row r is old row order[r]."""
     if not all(isinstance(v, Param) and v.shape == step.output.shape[-1:] for v in step.inputs[1:]):
         return "has an operand that is not a vector over the features"
     groups = labels.reshape(-1, labels.shape[-1])

@@ -56,7 +56,7 @@ class QuantizeWeights(Pass):
       text, for linear maps in 4 bits whose rows are a multiple of `group`. They are real numbers, stored as a zero
       point and a code for the remainder. Other weights are rounded to the nearest.
     - auto: codes as stored in the file, where they fit; gptq for other weights if they get less than 8 bits and the
-      model has a tokenizer; rtn otherwise. With `calibration` or `budget`, no stored codes, but gptq.
+      model has a tokenizer; rtn otherwise. `calibration` and `budget` select gptq instead of stored codes.
 
     Codes fit (auto) if they are integers of at most `bits` bits in groups of `group` or more: q4_0, q4_1, q4_k, q5_0
     and q8_0 of GGUF files (codes of 5 bits become codes of 8), q2_k, q3_k and q6_k with group=16, and the codes of
@@ -191,7 +191,7 @@ class QuantizeWeights(Pass):
         return self.method == "gptq" or (self.method == "auto" and uses_fitting)
 
     def is_mostly_stored(self, graph: Graph) -> bool:
-        """Return whether `_find_stored` has most weights (by elements) of the linears and experts to be quantized."""
+        """Return whether `_find_stored` finds more than half of the weights in linears and experts to be quantized."""
         self._check_arguments()
         plan = self._choose_layouts(graph, Trace())
         mapped = {matrix: layout for matrix, layout in plan.items() if matrix.kind in ("linear", "experts")}
