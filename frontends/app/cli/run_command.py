@@ -14,7 +14,7 @@ from .completion import complete_sources
 from .guard import print_error
 from .open_model import open_model
 from .options import LOADING, add_loading_options, default_option, device_option
-from .terminal import echo, escape_controls, print_note
+from .terminal import echo, print_note
 
 if TYPE_CHECKING:
     from weft.backends.runtime.core.generation import Conversation, Generator, Stream
@@ -217,7 +217,7 @@ def _print_embedding(model: EncoderModel, prompt: str | list[int], source: str, 
 
 def _print_stream(stream: Stream) -> None:
     for piece in stream:
-        click.echo(escape_controls(piece), nl=False)
+        echo(piece, newline=False)
     echo()
     echo(format_timing(stream.result), err=True)
 

@@ -25,9 +25,9 @@ PERCENT_FROM = 10_000  # from this total on, progress is a percentage
 PIPE_WIDTH = 100_000  # columns of a pipe: its reader gets lines uncut and unwrapped
 
 
-def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a line on stdout, or on stderr if `err`; all commands print with this function."""
-    click.echo(escape_controls(text), err=err)
+def echo(text: str = "", *, err: bool = False, newline: bool = True) -> None:
+    """Print `text` and, if `newline`, a line break on stdout, or on stderr if `err`; all commands print with it."""
+    click.echo(escape_controls(text), err=err, nl=newline)
 
 
 def make_console(stderr: bool = False) -> Console:

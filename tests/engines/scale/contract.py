@@ -304,9 +304,7 @@ def serve(
     for stage in range(pp):
         devices = Devices(tp)
         parts = [Held(folder, engine, rank, devices, stage, pp, whole_experts) for rank in range(tp)]
-        made = devices.run(
-            lambda rank, parts=parts, made=made: parts[rank].hidden_states(made[rank], positions, lengths)
-        )
+        made = devices.run(lambda rank, parts=parts, made=made: parts[rank].hidden(made[rank], positions, lengths))
     with torch.no_grad():
         return [[*part.logits(hidden[0]).split(lengths)] for part, hidden in zip(parts, made, strict=True)]
 

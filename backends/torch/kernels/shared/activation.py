@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def check_activation(name: str) -> None:
     """Check that kernels support the activation `name`; raise ValueError otherwise."""
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"activation {name!r} is not one of {', '.join(ACTIVATIONS)}")
 
 
 def apply_glu(

@@ -34,7 +34,7 @@ class Norm:
         """Check that `kind` is known, and that `gain` and `shift` are None, or of shape [width] and used by this kind.
         Raise ValueError otherwise."""
         if self.kind not in KINDS:
-            raise ValueError(f"norm kind {self.kind!r} is none of {', '.join(KINDS)}")
+            raise ValueError(f"norm kind {self.kind!r} is not one of {', '.join(KINDS)}")
         for name, vector, kinds in (("gain", self.gain, KINDS[1:]), ("shift", self.shift, KINDS[2:])):
             if vector is not None and self.kind not in kinds:
                 raise ValueError(f"a norm of kind {self.kind!r} has no {name}")

@@ -141,7 +141,7 @@ def test_scales_that_do_not_fit_are_refused(device: torch.device) -> None:
     for changed, words in (
         ({"v_scale": None}, r"scales \[2\] torch.float32 are not float32 \[2\] for keys and for values"),
         ({"k_scale": torch.ones(4)}, r"scales \[4\] torch.float32 and \[2\] torch.float32 are not"),
-        ({"k": k.float(), "v": k.float()}, "caches with scales are torch.float32 and torch.float32, not bytes"),
+        ({"k": k.float(), "v": k.float()}, "caches with scales must be uint8, not torch.float32 and torch.float32"),
     ):
         with pytest.raises(ValueError, match=words):
             decode_attention(
@@ -221,7 +221,11 @@ def test_refusals_give_a_reason() -> None:
         ((q.half(), cache, cache, at), {}, "differ in dtype"),
         ((q, cache, cache, at.repeat(2)), {}, "must be one per row"),
         ((q, cache, cache, at), {"rolling": True, "window": 9, "keep_first": 10}, "does not hold window=9"),
-        ((q, cache, cache, at), {"window": 9, "keep_first": 1, "chunk": 4}, "keep_first=1 does not go with chunk=4"),
+        (
+            (q, cache, cache, at),
+            {"window": 9, "keep_first": 1, "chunk": 4},
+            "cannot be combined with chunk=4",
+        ),
     ):
         with pytest.raises(ValueError, match=why):
             decode_attention(*wrong, **options)

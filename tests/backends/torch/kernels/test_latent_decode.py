@@ -86,13 +86,13 @@ def test_gradients_are_computed_by_torch(device: torch.device) -> None:
 def test_refusals_give_a_reason() -> None:
     assert refusal(512, 64, B16) is None
     assert refusal(512, 64, torch.float64) == "no kernel for torch.float64"
-    assert "more than the 512 and 128" in str(refusal(640, 64, B16))
-    assert "more than the 128 and 128" in str(refusal(512, 64, F32))
+    assert "exceed the kernel's 512 and 128" in str(refusal(640, 64, B16))
+    assert "exceed the kernel's 128 and 128" in str(refusal(512, 64, F32))
     q, cache, at = torch.zeros(1, 4, 8), torch.zeros(1, 1, 10, 8), torch.zeros(1, dtype=torch.int64)
     for wrong, options, why in (
         ((q, cache[0], at, 5), {}, r"must be \[batch, heads, 5 \+ rope\] and its cache"),
         ((q, cache, at, 9), {}, r"must be \[batch, heads, 9 \+ rope\] and its cache"),
-        ((q, torch.zeros(1, 1, 10, 16)[..., ::2], at, 5), {}, "one behind the other"),
+        ((q, torch.zeros(1, 1, 10, 16)[..., ::2], at, 5), {}, "must be contiguous"),
         ((q.half(), cache, at, 5), {}, "differ in dtype"),
         ((q, cache, at.repeat(2), 5), {}, "must be one per row"),
         ((q, cache, at, 5), {"rolling": True}, "does not hold window=None"),

@@ -130,15 +130,15 @@ def test_float64_falls_back_to_torch(device: torch.device, monkeypatch: pytest.M
 def test_refusals_give_a_reason(device: torch.device) -> None:
     assert refusal(512, 128, 64, BF16) is None
     assert refusal(512, 128, 64, torch.float64) == "no kernel for torch.float64"
-    assert "more than 8192, 1024 and 1024" in str(refusal(512, 2000, 64, BF16))
+    assert "exceed 8192, 1024 and 1024" in str(refusal(512, 2000, 64, BF16))
     given = case(2, 2, 8, 4, 2, FP32, device)
     for changed, words in (
         ({"cos": given["cos"][:1]}, "do not fit a cache"),
         ({"weight": given["weight"][:, :7]}, "do not fit a cache"),
         ({"weight": given["weight"][:7]}, "do not match 2 rotated features"),
-        ({"cache": given["cache"].expand(2, 1, 7, 10).mT.contiguous().mT}, "one behind the other"),
-        ({"positions": given["positions"][:1]}, "not one token for each of 2 rows"),
-        ({"norm": Norm("layer")}, "by RMS norms"),
+        ({"cache": given["cache"].expand(2, 1, 7, 10).mT.contiguous().mT}, "must be contiguous"),
+        ({"positions": given["positions"][:1]}, "must have one token for each of 2 rows"),
+        ({"norm": Norm("layer")}, "by RMS norm only"),
     ):
         with pytest.raises(ValueError, match=words):
             latent_qk(**{**given, **changed})

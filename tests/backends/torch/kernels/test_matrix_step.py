@@ -186,23 +186,23 @@ def test_long_keys_fall_back_to_torch(device: torch.device) -> None:
 def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     given, more = case((2, 2, 1, 4, 3), "head", True, torch.float32, device)
     for changed, words in (
-        ({"heads": 4}, "do not fall into 1 groups and 4 heads"),
-        ({"groups": 3}, "do not fall into 3 groups and 2 heads"),
-        ({"k": given["k"][:, :3]}, "q like k"),
-        ({"q": given["q"][:1], "k": given["k"][:1]}, "rows of 2 texts"),
+        ({"heads": 4}, "cannot be split into 1 groups and 4 heads"),
+        ({"groups": 3}, "cannot be split into 3 groups and 2 heads"),
+        ({"k": given["k"][:, :3]}, "q as wide as k"),
+        ({"q": given["q"][:1], "k": given["k"][:1]}, "must have 2 rows"),
         ({"past": given["past"].mT}, r"past \[2, 2, 3, 4\] is not \[2, 2, 4, 3\]"),
         ({"past": torch.zeros(2, 2, 3, 4, device=device).mT}, "contiguous and of equal shape and dtype"),
         ({"present": torch.zeros(2, 2, 3, 4, device=device)}, "contiguous and of equal shape and dtype"),
         ({"decay": more["decay"][:, :1]}, r"decay \[2, 1\] is neither \[2, 2\] nor \[2, 8\]"),
         ({"beta": more["beta"][:, :1]}, r"beta \[2, 1\] is not \[2, 2\]"),
-        ({"a_log": given["v"][0]}, r"a_log \[6\] is not \[2\]"),
-        ({"a_log": given["v"][0, :2], "decay": None}, "beside a decay"),
+        ({"a_log": given["v"][0]}, r"a_log \[6\] must be \[2\]"),
+        ({"a_log": given["v"][0, :2], "decay": None}, "needs a decay"),
         ({"bias": given["v"][0, :2]}, r"bias \[2\] is none of a decay with a_log"),
         ({"a_log": given["v"][0, :2], "bias": given["v"][0, :3]}, r"bias \[3\] is none of a decay"),
-        ({"gate": given["v"][:1]}, r"gate \[1, 6\] is not like v \[2, 6\]"),
+        ({"gate": given["v"][:1]}, r"gate \[1, 6\] must have the shape of v \[2, 6\]"),
         ({"norm": Norm("rms"), "norm_groups": 3}, "2 heads do not fall into 3 groups"),
         ({"norm": Norm("rms", given["v"][0, :2])}, r"gain \[2\] of the norm is not \[6\]"),
-        ({"norm": Norm("layer")}, "by an RMS norm here"),
+        ({"norm": Norm("layer")}, "by RMS norm only here"),
         ({"unit": Norm("rms", given["q"][0])}, "by one without a gain"),
     ):
         with pytest.raises(ValueError, match=words):

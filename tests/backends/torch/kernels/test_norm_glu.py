@@ -95,7 +95,7 @@ def test_leading_axes_are_kept(device: torch.device) -> None:
 
 def test_operands_that_do_not_fit_are_refused() -> None:
     x = torch.zeros(1, 6)
-    with pytest.raises(ValueError, match=r"weight \[3, 6\] has no even number of rows"):
+    with pytest.raises(ValueError, match=r"weight \[3, 6\] has an odd number of rows"):
         norm_glu(x, torch.zeros(3, 6))
     with pytest.raises(ValueError, match="activation 'swoosh' is not one of identity, silu"):
         norm_glu(x, torch.zeros(4, 6), activation="swoosh")

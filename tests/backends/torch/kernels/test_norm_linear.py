@@ -124,7 +124,7 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device, monkeypat
         ({"weight": torch.zeros(4, 5)}, r"x \[1, 6\] does not fit weight \[4, 5\]"),
         ({"bias": torch.zeros(5)}, r"bias \[5\] does not fit weight \[4, 6\]"),
         ({"activation": "swoosh"}, "activation 'swoosh' is not one of identity, silu"),
-        ({"norm": Norm("batch")}, "norm kind 'batch' is none of none, rms, layer"),
+        ({"norm": Norm("batch")}, "norm kind 'batch' is not one of none, rms, layer"),
         ({"norm": Norm("rms", shift=torch.zeros(6))}, "a norm of kind 'rms' has no shift"),
         ({"norm": Norm("none", gain=torch.zeros(6))}, "a norm of kind 'none' has no gain"),
         ({"norm": Norm("rms", gain=torch.zeros(5))}, r"gain \[5\] of the norm is not \[6\]"),

@@ -228,8 +228,8 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
     layer, rms = Norm("layer", eps=1e-3), Norm("rms", eps=1e-3)
     with_gain = Norm("rms", torch.ones(8, device=device), eps=1e-3)
     reasons = {
-        "heads are normed, and not by RMS norms": {"q_norm": layer, "k_norm": layer},
-        "heads are normed, and not": {"q_norm": rms},
+        "the norms of heads are not RMS norms": {"q_norm": layer, "k_norm": layer},
+        "same settings for queries and keys": {"q_norm": rms},
         "has a gain and that of keys has none": {"q_norm": with_gain, "k_norm": rms},
     }
     for reason, norms in reasons.items():

@@ -89,7 +89,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     for words, given in {
         r"x \[1, 8\] does not fit weight \[6, 7\]": {"weight": weight[:, 1:]},
         r"correction \[5\] must be \[6\]": {"correction": torch.zeros(5, device=device)},
-        "k=7 experts cannot be chosen from 6": {"k": 7},
+        "k=7 exceeds the number of experts to choose from, 6": {"k": 7},
         "scoring='best' is not softmax or sigmoid": {"scoring": "best"},
     }.items():
         with pytest.raises(ValueError, match=words):

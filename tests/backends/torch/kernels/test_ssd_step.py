@@ -118,13 +118,13 @@ def test_float64_falls_back_to_torch(device: torch.device) -> None:
 def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     given, more = case(2, 2, 1, 4, 3, torch.float32, device)
     for changed, words in (
-        ({"heads": 4}, "do not fall into 4 heads"),
+        ({"heads": 4}, "cannot be split into 4 heads"),
         ({"past": torch.zeros(2, 2, 3, 4, device=device).mT}, "contiguous and of equal shape and dtype"),
         ({"bias": torch.zeros(3, device=device)}, r"bias \[3\] is not \[2\]"),
-        ({"gate": given["x"][:1]}, r"gate \[1, 6\] is not like x \[2, 6\]"),
-        ({"norm": Norm("layer")}, "by an RMS norm"),
+        ({"gate": given["x"][:1]}, r"gate \[1, 6\] must have the shape of x \[2, 6\]"),
+        ({"norm": Norm("layer")}, "by RMS norm only"),
         ({"norm": Norm("rms", torch.zeros(3, device=device))}, r"gain \[3\] of the norm is not \[6\]"),
-        ({"norm": Norm("rms"), "norm_groups": 4}, "2 heads do not fall into 4 groups"),
+        ({"norm": Norm("rms"), "norm_groups": 4}, "2 heads cannot be split into 4 norm groups"),
     ):
         with pytest.raises(ValueError, match=words):
             kernel.ssd_step(**{**given, **more, **changed})

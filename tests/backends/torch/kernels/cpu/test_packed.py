@@ -167,7 +167,7 @@ def test_gradients_use_dequantized_weights() -> None:
 
 
 def test_refusals_give_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packed.refusal(torch.float64) == "no packed weights are for torch.float64"
+    assert packed.refusal(torch.float64) == "weights are not packed for torch.float64"
     given, x = draw(8, 32, 48, 96).given, tokens(96, 1, torch.float64)
     assert not packs(x, given)
     want = x @ dequantize(*given.parts, bits=8, width=96).double().T

@@ -146,7 +146,7 @@ def test_unsupported_operands_fall_back_to_torch(device: torch.device) -> None:
 def test_shapes_that_do_not_fit_are_refused(device: torch.device) -> None:
     given = case(Shape(1, 2, 2, 1, 4, 3), torch.float32, device)
     for changed, heads, words in (
-        (given, 4, "do not fall into 4 heads"),
+        (given, 4, "cannot be split into 4 heads"),
         (given._replace(delta=given.delta[..., :1]), 2, "do not fit 2 heads"),
         (given._replace(b=given.b[:, :1]), 2, "do not fit x"),
         (given._replace(past=torch.zeros(1, 2, 3, 4, device=device)), 2, r"must be \[1, 2, 4, 3\]"),

@@ -106,11 +106,11 @@ def test_reasons_to_leave_heads_to_torch(device: torch.device) -> None:
     assert heads_refusal(cache, cache, NO_NORM, NO_NORM) is None
     for given, reason in (
         ((CACHE[..., :7], CACHE[..., :7], NO_NORM, NO_NORM), "an odd number of elements per head"),
-        ((CACHE, CACHE, rms, NO_NORM), "alike for queries and keys"),
-        ((CACHE, CACHE, Norm("layer"), Norm("layer")), "not by RMS norms"),
+        ((CACHE, CACHE, rms, NO_NORM), "the same settings for queries and keys"),
+        ((CACHE, CACHE, Norm("layer"), Norm("layer")), "the norms of heads are not RMS norms"),
         ((CACHE, CACHE, rms, Norm("rms")), "the norm of queries has a gain and that of keys has none"),
         ((CACHE, CACHE.half(), NO_NORM, NO_NORM), "caches are torch.float32 and torch.float16"),
-        ((CACHE, CACHE.mT.contiguous().mT, NO_NORM, NO_NORM), "memory alike"),
+        ((CACHE, CACHE.mT.contiguous().mT, NO_NORM, NO_NORM), "differ in strides"),
     ):
         assert reason in str(heads_refusal(*given))
     x = torch.zeros(4, 32, device=device)

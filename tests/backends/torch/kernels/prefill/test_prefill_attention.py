@@ -47,7 +47,7 @@ def test_several_tokens_attend_as_one_after_the_other(device: torch.device, name
 
 def test_positions_outside_of_the_cache_are_refused() -> None:
     q, k = torch.zeros(1, 5, 2, 8), torch.zeros(1, 2, 12, 8)
-    with pytest.raises(ValueError, match="5 tokens from position 8 on are not in a cache of 12"):
+    with pytest.raises(ValueError, match="5 tokens from position 8 on do not fit a cache of 12"):
         prefill_attention(q, k, k, 8)
 
 

@@ -149,7 +149,7 @@ def test_refusals_give_a_reason() -> None:
         ((q[:, :3], k, k, 3), {}, "3 query heads are not a multiple of 2 KV heads"),
         ((q.half(), k, k, 3), {}, "differ in dtype"),
         ((q, k, k, 0), {}, "window=0 must be positive"),
-        ((q, k, k, 3), {"first_key": 2, "keep_first": 3}, "first_key=2 is among the keep_first=3 keys"),
+        ((q, k, k, 3), {"first_key": 2, "keep_first": 3}, "first_key=2 must be at least keep_first=3"),
     ):
         with pytest.raises(ValueError, match=why):
             window_attention(*wrong, **options)

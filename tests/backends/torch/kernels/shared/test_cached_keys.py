@@ -98,8 +98,11 @@ def test_keys_of_a_rolling_cache_are_found_in_their_slots(device: torch.device, 
     [
         ({"rolling": True}, "a rolling cache of 8 keys does not hold window=None"),
         ({"rolling": True, "window": 4, "keep_first": 8}, "does not hold window=4 and keep_first=8"),
-        ({"window": 4, "keep_first": 1, "chunk": 4}, "keep_first=1 does not go with chunk=4"),
-        ({"window": 4, "keep_first": 1, "dilation": 2}, "keep_first=1 does not go with chunk=None and dilation=2"),
+        ({"window": 4, "keep_first": 1, "chunk": 4}, "keep_first=1 cannot be combined with chunk=4"),
+        (
+            {"window": 4, "keep_first": 1, "dilation": 2},
+            "cannot be combined with chunk=None and dilation=2",
+        ),
     ],
 )
 def test_masks_that_contradict_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -130,7 +130,7 @@ def test_scales_of_caches_are_checked() -> None:
     for given, message in (
         ((cache, cache, scale, None), r"are not float32 \[2\] for keys and for values"),
         ((cache, cache, scale, torch.ones(3)), r"scales \[2\] torch.float32 and \[3\] torch.float32 are not"),
-        ((cache, cache.float(), scale, scale), "caches with scales are torch.uint8 and torch.float32, not bytes"),
+        ((cache, cache.float(), scale, scale), "caches with scales must be uint8, not torch.uint8 and torch.float32"),
     ):
         with pytest.raises(ValueError, match=message):
             check_scales(*given)

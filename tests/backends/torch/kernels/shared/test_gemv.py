@@ -136,7 +136,7 @@ def test_reasons_to_leave_a_product_to_torch(device: torch.device) -> None:
     reasons: dict[str | None, tuple[Any, ...]] = {
         None: (x, weight, None),
         "torch.float64 is not one of bf16, fp16, fp32": (x.double(), weight.double()),
-        "not all is torch.float32 as x is": (x, weight.half()),
+        "an operand differs in dtype from x (torch.float32)": (x, weight.half()),
         "not 1 to 64 rows": (torch.zeros(65, 8, device=device), weight),
         "an operand is not contiguous": (x, torch.zeros(8, 3, device=device).T),
         "a gradient is required": (x, weight.clone().requires_grad_()),

@@ -26,7 +26,7 @@ def test_no_norm_returns_its_operand() -> None:
 @pytest.mark.parametrize(
     ("norm", "message"),
     [
-        (Norm("group"), "norm kind 'group' is none of none, rms, layer"),
+        (Norm("group"), "norm kind 'group' is not one of none, rms, layer"),
         (Norm("none", torch.ones(4)), "a norm of kind 'none' has no gain"),
         (Norm("rms", torch.ones(4), torch.ones(4)), "a norm of kind 'rms' has no shift"),
         (Norm("layer", torch.ones(3)), r"gain \[3\] of the norm is not \[4\]"),

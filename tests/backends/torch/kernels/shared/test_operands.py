@@ -42,7 +42,7 @@ def test_kernels_refuse_float64_gradients_and_devices(monkeypatch: pytest.Monkey
         ),
         ({"past": torch.zeros(3, 2).T}, "must be contiguous and of equal shape and dtype"),
         ({"bias": torch.zeros(5)}, r"bias \[5\] is not \[6\]"),
-        ({"gate": torch.zeros(2, 7)}, r"gate \[2, 7\] is not like x \[2, 6\]"),
+        ({"gate": torch.zeros(2, 7)}, r"gate \[2, 7\] must have the shape of x \[2, 6\]"),
     ],
 )
 def test_operands_of_a_step_that_do_not_fit_are_refused(changed: dict[str, torch.Tensor], message: str) -> None:

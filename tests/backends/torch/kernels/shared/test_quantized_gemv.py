@@ -155,7 +155,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         ({"width": 80}, r"codes \[5, 16\] torch.int32 must be int32 \[out, 32\] for rows of 80"),
         ({"scales": scales[:, :4]}, r"scales \[2, 4\] must be \[groups, 5\]"),
         ({"offsets": scales[:1]}, r"offsets \[1, 5\] differ"),
-        ({"bits": 5}, "codes of 5 bits are not of 4 or 8"),
+        ({"bits": 5}, "codes must have 4 or 8 bits, not 5"),
         (
             {"packed": codes.view(torch.float8_e4m3fn)[:, :32]},
             r"codes \[5, 32\] torch.float8_e4m3fn must be float8_e4m3fn \[out, 64\] for rows of 64",

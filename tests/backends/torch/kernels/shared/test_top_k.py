@@ -74,10 +74,10 @@ def test_the_first_of_equal_experts_is_chosen(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"groups": 3}, "8 experts do not fall into groups=3"),
-        ({"groups": 4, "top_groups": 5}, "of which top_groups=5 are best"),
-        ({"k": 5, "groups": 4, "top_groups": 2}, "k=5 experts cannot be chosen from 4"),
-        ({"k": 0}, "k=0 experts cannot be chosen from 8"),
+        ({"groups": 3}, "8 experts cannot be split into groups=3"),
+        ({"groups": 4, "top_groups": 5}, "or top_groups=5 is out of range"),
+        ({"k": 5, "groups": 4, "top_groups": 2}, "k=5 exceeds the number of experts to choose from, 4"),
+        ({"k": 0}, "k=0 exceeds the number of experts to choose from, 8"),
         ({"scoring": "tanh"}, "scoring='tanh' is not softmax or sigmoid"),
         ({"group_score": "sum"}, "group_score='sum' is not max or top2"),
         ({"groups": 8, "group_score": "top2"}, "group_score='top2' needs two experts per group"),
