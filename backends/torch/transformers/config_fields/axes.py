@@ -146,7 +146,6 @@ def _match_equal(axes: AxisClasses, node: Node) -> None:
 
 
 def _match_moves(axes: AxisClasses, node: Node) -> None:
-    """Merge each axis of x with the axis of the output to which the op moves it."""
     for a, b in _pair_axes(node, node.required_operand("x"), node.output):
         axes.merge((node.required_operand("x"), a), (node.output, b))
 

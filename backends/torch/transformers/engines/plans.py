@@ -28,10 +28,9 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 class Plans:
     """The plans of parallelism of a config.
 
-    by_name: config field → plan, which maps module paths to styles (the pipeline plan: to input and output names).
-    units: unit path → {module path: style}, for each attention, feed-forward or mixture that tensor parallelism
-    divides. undivided: path → the reason, for other parts ("": the model). one_stage: why there is one pipeline stage,
-    or "".
+    by_name: config field → plan (module path → style; for the pipeline, → names). units: unit path → {module path:
+    style}, for each attention, feed-forward or mixture that tensor parallelism divides. undivided: path → the reason,
+    for other parts ("": the model). one_stage: why there is one pipeline stage, or "".
     """
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -92,9 +91,8 @@ def _plan_tensors(lowered: LoweredModel) -> tuple[dict[str, str], dict[str, dict
 def _agree_styles(
     units: Mapping[str, dict[str, str]], lowered: LoweredModel
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return the styles of `units` as path pattern → style (``*`` for layer numbers), and the units that have these
-    styles. A unit is left out if it is empty, or if one of its modules differs in style from a module or weight whose
-    path has the same pattern; paths outside of the remaining units have no style."""
+    """Return `units` as path pattern → style (``*`` for layer numbers), and as unit path → {module path: style}. A unit
+    is left out if it is empty, or if its modules have another style, or none, in other layers."""
     every = [*lowered.base.weights, *(k.rpartition(".")[0] for k in lowered.base.weights)]
     agreed = {name: unit for name, unit in units.items() if unit}
     while True:
