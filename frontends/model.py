@@ -23,10 +23,10 @@ class Model(Displayable):
     """A graph with its weights, and the source that it was read from.
 
     spec: name of the source as the user gave it. description: the source in words. seed: of random weights.
-    module: the DSL module that built the graph, if any. settings: its settings; None if the graph was not built from a
-    family's table or no longer computes it.
+    module: the DSL module that built the graph; None after passes. settings: the settings from which a family's table
+    built the graph; None without such a table, and after a pass that is not exact.
     files: files that were read, adapters included. stamps: their state before they were read.
-    tokenizer: function that writes the tokenizer's files into a folder; None without a tokenizer.
+    tokenizer: function that writes the tokenizer's files into a folder; `graph.tokenize` uses it. None: no tokenizer.
     unread: checkpoint keys that nothing reads, except `ignored`. ignored: unread keys that the family's table lists.
     idle: the `ignored` keys that an export keeps, because transformers asks for them.
     left_out: parts of the source that the graph lacks. without: names of such parts that the user accepted.
@@ -62,7 +62,7 @@ class Model(Displayable):
             self.graph.tokenize = partial(_tokenize, self.tokenizer)
 
     def notices(self, strict: bool = True) -> list[str]:
-        """Return the notes, then a line per part that is left out; with `strict`, none for the parts in `without`.
+        """Return the notes, then a line per part that is left out (with `strict`, except the parts in `without`).
 
         Raises:
             WeftError: if `strict`, and a part that changes the outputs is not in `without`, or a name in `without` is
@@ -74,7 +74,7 @@ class Model(Displayable):
         return [*self.notes, *(f"left out: {part}" for part in left_out)]
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
-        """Return the SHA-256 of every file of the model, by file name; stop reading once `abandoned()` returns True."""
+        """Return the SHA-256 of each file, keyed by `_label`; wrong values once `abandoned()` has returned True."""
         return {self._label(path): hash_file(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:
@@ -88,7 +88,7 @@ class Model(Displayable):
         return path if path is not None and path.exists() else None
 
     def _label(self, path: Path) -> str:
-        """Return the name of the file `path`; files of adapter i get the prefix adapter{i}/, as names repeat."""
+        """Return the name of the file `path`, with the prefix adapter{i}/ for files adapter_* of adapter i."""
         adapter = next((i for i, folder in enumerate(self.adapters) if path.parent == folder), None)
         return path.name if adapter is None or not path.name.startswith("adapter_") else f"adapter{adapter}/{path.name}"
 

@@ -40,7 +40,7 @@ LONGEST = 1 << 24  # tokens: above it, tables of positions would take gigabytes
 class CompileReport:
     """The result of `compile`.
 
-    graph: after the passes. seconds: duration of each stage. trace: lowerings that did not apply, with reasons.
+    graph: after the passes. seconds: keyed by stage (load, passes, write). trace: refused lowerings, with reasons.
     notes: remarks for the user.
     explain: a function that returns the lines of ``--explain``, [] for targets without that option.
     """
@@ -80,12 +80,12 @@ def compile(
     """Compile `source` (anything that `load_source` accepts, a module, or a graph) into the folder `out`.
 
     Args:
-        target: ``ort-cpu``, ``ort-cuda``, ``onnx`` or ``torch``, or a target that a plugin adds.
+        target: ``ort-cpu``, ``ort-cuda``, ``onnx``, ``torch``, ``transformers``, or a target that a plugin adds.
         dtype: float dtype of weights and activations; the target's first if None.
         passes: pipeline as a string, or ``@path`` of a file with one; ``default,-last-token-logits`` keeps the logits
             of all positions.
-        weights: quantization of the weights, such as ``int4`` or ``int8``, which abbreviates passes that run first;
-            arguments of the pass `quantize` may follow: ``int4{method=rtn}``.
+        weights: quantization of the weights, such as ``int4`` or ``int8``: a short name for passes that run before
+            `passes`. Arguments of the pass `quantize` may follow in braces: ``int4{method=rtn}``.
         max_length: positions that tables and caches can store; if None, the model's context, or 4096 if it has none.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
         dump_ir: folder for the text form of the graph before the first and after every pass.
@@ -101,7 +101,7 @@ def compile(
             ``keep_blocks="head"`` or ``"all"``: multiply the output head, or every linear layer, by quantized blocks
             of the source where a kernel computes them exactly (``ort-cpu``, ``torch``);
             ``cache_dtype="int8"``: store keys and values as integers (int8, int4; ``torch`` also fp8);
-            ``activations="fp8"``: for many tokens, also round the inputs of products with FP8 blocks (``torch``).
+            ``activations="fp8"``: above 64 tokens, also round activations to FP8 before FP8 blocks (``torch``).
 
     Raises:
         WeftError: on any bad input; an older folder `out` then survives.
@@ -157,7 +157,7 @@ def compile(
 def _check_effect(selected: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:
     """Raise WeftError if quantization by `weights` or an option in `selected` changed nothing.
 
-    `report` has the reasons of passes; `idle` maps other options to the reason why they leave the model unchanged.
+    `report` states why a pass changed nothing. `idle` maps each further option without effect to the reason.
     """
     first = {record.applied.name: record.idle for record in reversed(report.records)}
     if weights is not None and (reason := first[lookup("quantize").name]):
@@ -170,7 +170,7 @@ def _check_effect(selected: Options, weights: str | None, report: Report, idle: 
 
 
 def _note_family(model: Model, notes: list[str]) -> None:
-    """Append a note if transformers itself supports the family of the source, and no pass has changed the function."""
+    """Append a note if transformers supports the family of `model`, which only exact passes have rewritten so far."""
     family = FAMILIES.get(str(model.graph.meta.get("model_type")))
     if family is not None and family.transformers and model.settings is not None:
         name = family.model_types[0]
@@ -180,13 +180,19 @@ def _note_family(model: Model, notes: list[str]) -> None:
 
 
 def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -> Model:
-    """Return `model` with slots for the LoRA factors of each of `adapters`, one of which is selected at run time."""
+    """Return a copy of `model` with slots for LoRA factors: one of `adapters`, or none, fills them at run time."""
     from ...formats.hf.slots import add_slots
 
     if not backend.opset:
-        raise WeftError(f"--switch-adapter needs a target that ONNX Runtime runs, not {backend.name}")
+        raise WeftError(
+            f"--switch-adapter needs a target that ONNX Runtime runs, not {backend.name}: choose --target ort-cpu, or "
+            "merge the adapter by --adapter instead"
+        )
     if model.graph.meta.get("kind") == "encoder-decoder":
-        raise WeftError("--switch-adapter does not support encoder-decoders: merge the adapters by --adapter instead")
+        raise WeftError(
+            f"--switch-adapter does not support encoder-decoders such as {model.description}: merge the adapters by "
+            "--adapter instead"
+        )
     graph = model.graph.clone()
     # The last folder name names the adapter; abspath resolves "." and "..".
     add_slots(graph, model.description, [Path(os.path.abspath(expand_home(adapter))) for adapter in adapters])
@@ -199,26 +205,29 @@ def _choose_length(graph: Graph, requested: int | None, notes: list[str]) -> int
         if context is None and "input_ids" in graph.inputs:
             notes.append(f"the model states no context length: compiled for {MAX_LENGTH} tokens (see --max-length)")
     elif requested < 1:
-        raise WeftError(f"--max-length {requested} must be positive")
+        raise WeftError(f"--max-length is {requested}, but it must be positive")
     elif (kind := graph.meta.get("kind")) in ("image-encoder", "audio-encoder"):
         raise make_no_effect_error(f"--max-length {requested}", f"it counts tokens, and {graph.name} is an {kind}")
     if (length := int(requested or context or MAX_LENGTH)) > LONGEST:
-        raise WeftError(f"a length of {length} tokens is more than {LONGEST:,}: choose a smaller --max-length")
+        raise WeftError(f"a length of {length:,} tokens is more than {LONGEST:,}: choose a smaller --max-length")
     return length
 
 
 def _check_length(graph: Graph, length: int, default: bool, notes: list[str]) -> None:
     """Raise WeftError if `length` exceeds the number of learned positions of the rewritten `graph`.
 
-    Append a note if `length` exceeds its context, beyond which answers get worse, unless a pass has appended one; or if
-    the user requested no length (`default`) and the context is longer.
+    Append a note if `length` exceeds the graph's context, unless `notes` has one of the pass rope-length. Append a note
+    if `length` is a `default` and passes have extended the context beyond it.
     """
     table = graph.meta.get("max_positions")  # the rows of learned positions
     if table is not None and length > table:
         raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions: choose at most {table}")
     context = graph.meta.get("context") or length
     if default and context > length:
-        notes.append(f"passes extend the context to {context} tokens, but --max-length is {length}")
+        notes.append(
+            f"passes extend the context to {context} tokens, but the model is compiled for {length}: set --max-length "
+            f"{context} to use all of it"
+        )
     if length > context and not any(line.startswith(f"{RopeLength.name}: ") for line in notes):
         notes.append(
             f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, answers "

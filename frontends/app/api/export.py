@@ -42,7 +42,7 @@ def export(
     """Write `source` (anything that `load_source` accepts), rewritten by the pipeline `passes`, as a checkpoint.
 
     Args:
-        format: ``hf``: a Hugging Face folder, for graphs that one of its families expresses; ``gguf``: a file for
+        format: ``hf``: a Hugging Face folder, for graphs that one of weft's families expresses; ``gguf``: a file for
             llama.cpp, for graphs of its architectures; ``safetensors``: a file of all parameters by their names.
             If None, it follows from the suffix of `out`: gguf, safetensors, or else hf.
         passes: pipeline as a string, or ``@path`` of a file with one.
@@ -56,7 +56,7 @@ def export(
         without: names of parts of the source to leave out, although the model's outputs then change.
         report: receives the records of the passes.
         progress: called with (stage, bytes done, total bytes).
-        note: called with a sentence per change of stored values.
+        note: called with each note on the source, and with a sentence per change of stored values.
 
     Returns:
         The family or architecture that expresses the graph; "" for safetensors.
@@ -95,7 +95,7 @@ def export(
 def _select_format(out: str | Path, kind: str | None) -> str:
     """Return the format to write: `kind`, else that of the suffix of `out`, else hf; folders count as without suffix.
 
-    Raise WeftError if the format is unknown, or the suffix is of another format or a file that export cannot write.
+    Raise WeftError if `kind` is unknown or contradicts the suffix, or, without `kind`, export cannot write such a file.
     """
     if kind is not None and kind not in FORMATS:
         raise WeftError(f"unknown format {kind!r}; weft exports {', '.join(FORMATS)}")

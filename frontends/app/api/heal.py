@@ -74,10 +74,10 @@ def heal(
 
     Args:
         text: a text, or token ids (.npy, .json); if None, a mixture of prose, code and languages that comes with weft.
-        tokens: number of training tokens, with repetitions.
+        tokens: number of training tokens, counting repetitions.
         samples: number of tokens of additional sequences, sampled from the original.
         seconds: time limit of the training, which then takes fewer steps.
-        rate: relative size of the first steps of Adam.
+        rate: peak step size of Adam, relative to the root mean square of each parameter.
         batch: windows per step.
         context: tokens per window.
         bf16: compute the matrix products of the training in bf16: half the time on many CPUs, and on GPUs.
@@ -85,8 +85,8 @@ def heal(
         seed: of the order of the windows, and of the samples.
 
     Raises:
-        WeftError: if the model is not quantized, the two are not decoders with the same tokens, the text is too short
-            or cannot be read, or PyTorch is not installed.
+        WeftError: if a number is out of range, the model is not quantized, the two are not decoders with the same
+            tokens and without caches, the text is too short or cannot be read, or PyTorch is not installed.
     """
     return heal_and_measure(**locals()).model  # it has the same parameters
 
@@ -174,7 +174,7 @@ def _check_models(quantized: Model, original: Model) -> None:
         if (kind := graph.meta.get("kind", "decoder")) != "decoder":
             raise WeftError(f"heal needs decoders, since it compares next-token predictions, and {name} is an {kind}")
         if "logits" not in graph.outputs:
-            raise WeftError(f"heal compares logits, and {name} has no output of that name")
+            raise WeftError(f"heal compares logits, and {name} has no output called logits")
         if has_cache(graph):
             raise WeftError(
                 f"heal needs a graph without caches, and {name} has some: run the pass kv-cache after healing"
@@ -185,7 +185,7 @@ def _check_models(quantized: Model, original: Model) -> None:
     if first != second:
         raise WeftError(
             f"{quantized.description} has a vocabulary of {first} tokens, and {original.description} one of {second}: "
-            "compare with the model that was quantized"
+            "give the original of the quantized model as --against"
         )
 
 

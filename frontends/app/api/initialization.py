@@ -32,7 +32,7 @@ def initialize(
       2021, arXiv 2203.03466): hyperparameters tuned at `width` transfer to models with more heads of the same size and
       wider feed-forwards, together with `learning_rates`
 
-    Other parameters keep their values: norms, biases, routers, and matrices that a module does not initialize with
+    Other parameters keep their initialization: norms, biases, routers, and matrices that the source does not declare as
     N(0, 0.02²).
 
     Raises:
@@ -67,10 +67,10 @@ def initialize(
 
 
 def learning_rates(model: Model | Graph, width: int = 256) -> dict[str, float]:
-    """Return the factor of Adam's learning rate under muP for each parameter, by name, if rates were tuned at `width`.
+    """Return muP's factor of Adam's learning rate, tuned at `width`, for each parameter, keyed by name.
 
-    At r times the width it is 1/r for hidden matrices and the head, and 1 for tables, norms and biases (Yang 2021,
-    arXiv 2203.03466). ``module.named_parameters()`` of `weft.torch` has the same names.
+    The factor at r times that width is 1/r for hidden matrices and the head, and 1 for tables, norms and biases (Yang
+    2021, arXiv 2203.03466). ``module.named_parameters()`` of `weft.torch` has the same names.
 
     Raises:
         WeftError: if `width` is not positive, the head is tied to the embedding, or the graph has no residual stream.

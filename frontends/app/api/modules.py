@@ -49,7 +49,7 @@ def torch(
         dtype: of the weights: "f32" (if None), "bf16" or "f16", or a dtype of torch.
         device: of the weights; the CPU if None.
         seed: of the random initialization, for sources without a checkpoint; 0 if None.
-        passes: pipeline as a string, or ``@path`` of a file with one; the default only simplifies.
+        passes: pipeline as a string, or ``@path`` of a file with one; ``default`` only simplifies the graph.
         keep_blocks: ``head`` or ``all``: weights of the output head, or of all linear layers, stay in the source's
             4- or 8-bit blocks. Such weights are buffers, which training does not change.
 
@@ -71,9 +71,9 @@ def state_dict(
     passes: str = "default",
     keep_blocks: str = "",
 ) -> dict[str, Tensor]:
-    """Return the weights of `source` under the names of the module that `torch` builds from it, on the CPU.
+    """Return the weights of `source` on the CPU, keyed by their names in the module that `torch` builds from it.
 
-    Thus a module can load any checkpoint of its architecture, in spite of other tensor names:
+    Thus a module can load any checkpoint of its architecture, even if that names its tensors otherwise:
     ``module.load_state_dict(weft.state_dict("folder/"))``. Arguments and errors as in `torch`.
     """
     kind = _resolve_dtype(dtype)
@@ -96,7 +96,7 @@ def _resolve_dtype(dtype: str | Dtype | None) -> Dtype:
 
 
 def _build_graphs(source: SourceLike, seed: int | None, passes: str, keep_blocks: str) -> dict[str, Graph]:
-    """Return the graphs that target torch builds a module from, by form, with the parameter names of `source`."""
+    """Return the graphs from which target torch builds a module, keyed by form, with parameter names of `source`."""
     from weft.backends.torch.program.block_params import explain_no_blocks
 
     target = TARGETS["torch"]
@@ -112,7 +112,7 @@ def _build_graphs(source: SourceLike, seed: int | None, passes: str, keep_blocks
 
 
 def build_module_graphs(graph: Graph) -> dict[str, Graph]:
-    """Return graphs by form: "" is `graph`, "model" its legalized copy, from which target torch writes a module."""
+    """Return graphs keyed by form: "" is `graph`, "model" its legalized copy, which target torch writes as a module."""
     target = TARGETS["torch"]
     return derive_graphs(graph, {MODEL: target.forms(graph, target.choose({}))[MODEL]})
 
@@ -130,7 +130,7 @@ def simplify_trainable(graph: Graph) -> Graph:
 
 
 def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
-    """Return `graph` with the tensors of its module's `state_dict` as weights, in float32 (float64 stays).
+    """Return a copy of `graph` with the tensors of its module's `state_dict` as weights, in float32 (float64 stays).
 
     The tensors are copied. Tables that are not trained keep their values, as do parameters that the module leaves out:
     the noise of routers. Sharded tensors are gathered, so every process must call this.
@@ -139,11 +139,14 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
         WeftError: if a tensor is unknown, missing, or of another shape, or `graph` has weights in quantized blocks.
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
-        raise WeftError("weights in quantized blocks are not trained: use a module without keep_blocks and its graph")
+        raise WeftError(
+            f"graph {graph.name} has weights in quantized blocks, which are not trained: use a module without "
+            "keep_blocks and its graph"
+        )
     declared, read = _map_keys(build_module_graphs(graph)), _map_keys(build_module_graphs(simplify_trainable(graph)))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
-        raise WeftError(f"the state_dict has {name}, but graph {graph.name} does not ({len(unknown)} unknown names)")
+        raise WeftError(f"the state_dict has {name}, but graph {graph.name} does not ({len(unknown)} unknown in total)")
     # Equal parameters are one in the module (pass cse), so the state_dict has only one of several tied names.
     ties = {_tie_key(graph.params[name]): key for name, key in declared.items() if key in state_dict}
     arrays, recipes = {key: _to_array(tensor) for key, tensor in state_dict.items()}, dict[str, Recipe]()
@@ -158,7 +161,9 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
         if key not in arrays:
             arrays[key] = param.recipe.evaluate(graph.reader)
         if (shape := arrays[key].shape) != (expected := tuple(param.type.concrete({}))):
-            raise WeftError(f"{key} is {list(shape)} in the state_dict, but {list(expected)} in graph {graph.name}")
+            raise WeftError(
+                f"{key} has the shape {list(shape)} in the state_dict, but {list(expected)} in graph {graph.name}"
+            )
         recipes[name] = Source(key)
     graph = graph.clone(recipes)
     graph.reader = MemoryReader(arrays, "<state_dict>")
@@ -166,7 +171,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
 
 
 def _map_keys(forms: Mapping[str, Graph]) -> dict[str, str]:
-    """Return the state_dict key of each parameter of a module built from `forms`, by parameter name."""
+    """Return the state_dict key of each parameter of a module built from `forms`, keyed by parameter name."""
     from weft.backends.torch.lower.identifiers import map_parameter_names
     from weft.backends.torch.lower.lower import lower
 

@@ -20,7 +20,7 @@ PROMISES = {
 
 
 def group_by_purpose() -> dict[str, list[str]]:
-    """Return the names of all passes, in alphabetical order, by purpose; a purpose without passes is left out."""
+    """Return the names of passes in alphabetical order, keyed by purpose; purposes without passes are left out."""
     groups: dict[str, list[str]] = {purpose: [] for purpose in typing.get_args(Purpose)}
     for name, cls in all_passes().items():
         groups[cls.purpose].append(name)
@@ -34,7 +34,7 @@ def format_signature(pass_type: type[Pass]) -> str:
 
 
 def write_pages(folder: Path) -> int:
-    """Write the page of every pass and an index into `folder`; return the number of files. Errors of `render_page`."""
+    """Write the page of each pass and an index into `folder`; return the number of files; raise as `render_page`."""
     folder.mkdir(parents=True, exist_ok=True)
     pages = {f"{name}.md": render_page(pass_type) for name, pass_type in all_passes().items()} | {INDEX: render_index()}
     for name, text in pages.items():

@@ -26,8 +26,8 @@ _PHASE = re.compile(r"[\w-]+\s*:")
 def resolve_pipeline(pipeline: str) -> str:
     """Return the pipeline that `pipeline` is or refers to: itself, a published one (``@name``), or a file's contents.
 
-    A file is ``@path`` or a path ending in .pipeline. In it ``#`` begins a comment; outside of braces the end of a line
-    is a comma, or a semicolon before a phase.
+    A file is named by ``@path``, or by a path that ends in .pipeline. In the file ``#`` begins a comment. A line break
+    outside of braces is read as a comma, or as a semicolon if the next line begins a phase (``name:``).
 
     Raises:
         WeftError: if the file cannot be read.
@@ -65,7 +65,7 @@ def rewrite(
 ) -> Model:
     """Return `model` with its graph rewritten by the pipeline `passes` (a string, or a file as in `resolve_pipeline`).
 
-    `verify`, `dump`, `report`, `hooks` and `progress` are arguments of `run_passes`. An empty pipeline returns `model`.
+    An empty pipeline returns `model`; others drop its `module`, and also its `settings` unless all passes are exact.
 
     Raises:
         WeftError: if the pipeline is invalid, or a pass cannot be applied.

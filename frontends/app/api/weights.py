@@ -25,7 +25,7 @@ def expand_weights(graph: Graph, text: str) -> str:
 
     fp8, mxfp4 and nvfp4 only round. int8 rounds after `scale-channels`, which reads activations on a calibration text.
     int2, int3 and int4 are fitted to the text, after exact rewrites that spread outliers, if the graph allows them.
-    Without a tokenizer or text, with method=rtn, or if the file has most weights in codes, `quantize` runs alone.
+    `quantize` runs alone without tokenizer or text, by rtn, kquant or hqq, or if most weights keep the file's blocks.
 
     Raises:
         WeftError: if `text` is not of this form.

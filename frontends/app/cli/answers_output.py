@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def print_task(model: EncoderModel, text: str | list[int], pairs: Sequence[str]) -> None:
-    """Print a line for each label, token, answer or candidate of `pairs`; the score is first in the line.
+    """Print a line for each label, token, answer or candidate of `pairs`; the line begins with its score.
 
-    Raise WeftError if the task needs a second text that is missing, or does not take one.
+    Raise WeftError if the task cannot be printed, or does not fit token ids or the number of `pairs`.
     """
     assert model.task is not None
     task = model.task.name
     if isinstance(text, list) and (pairs or task != "text-classification"):
-        raise WeftError(f"--ids needs a model that labels one sequence, and {model.folder} does {task}: use --prompt")
+        raise WeftError(f"--ids needs a model that labels one sequence, and {model.folder} is for {task}: use --prompt")
     inputs: Any = text  # the check above rejects ids for methods that need text
     if task == "question-answering":
         if len(pairs) != 1:
-            raise WeftError("give the context of the question by --pair, once")
+            raise WeftError(f"a question needs one context, not {len(pairs)}: give it by --pair, once")
         _print_scores((span.score, span.text) for span in model.answer(inputs, pairs[0]))
     elif task == "multiple-choice":
         if not pairs:

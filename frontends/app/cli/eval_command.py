@@ -105,7 +105,7 @@ def eval_command(
 
 
 def _parse_variants(pipelines: Iterable[str]) -> dict[str, str]:
-    """Return pipelines by name: NAME of NAME=PIPELINE, else the pipeline itself."""
+    """Return pipelines keyed by the NAME of NAME=PIPELINE, else by themselves; raise UsageError if a name repeats."""
     variants: dict[str, str] = {}
     for text in pipelines:
         match = re.fullmatch(r"\s*([\w.+-]+)\s*=(.*)", text, re.DOTALL)

@@ -1,6 +1,6 @@
 """Exit status of every command, and a one-line error message.
 
-0: done. 1: `weft verify` found a difference. 2: bad input, or an error of the system. 130, 143: interrupted.
+0: done. 1: `weft verify` found a difference. 2: bad input or a system error. 129, 130, 143: a signal. 141: closed pipe.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def print_error(message: str) -> None:
 def _open_streams() -> None:
     """Open standard streams that the caller has closed (`2>&-`) on the null device.
 
-    Otherwise Python sets them to None, and the next file that is opened, such as one of weights, gets their descriptor,
-    so that a library which prints there writes into it.
+    Otherwise the next file that is opened, such as one of weights, gets the descriptor of a closed stream, and a
+    library that prints to this descriptor writes into the file.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is not None:

@@ -29,7 +29,7 @@ from .terminal import echo, show_progress
     "--samples", type=click.IntRange(0), help="Additional training tokens that the original samples; default: 0."
 )
 @click.option("--seconds", type=float, help="Time limit of the training; default: no limit.")
-@click.option("--rate", type=float, help="Relative size of the first steps of Adam; default: 0.0005.")
+@click.option("--rate", type=float, help="Peak step size of Adam, relative to each parameter; default: 0.0005.")
 @click.option("--batch", type=click.IntRange(1), help="Windows per step; default: 4.")
 @click.option("--context", type=click.IntRange(2), help="Tokens per window; default: 256.")
 @click.option("--bf16", is_flag=True, help="Train with matrix products in bf16, which some CPUs and GPUs speed up.")

@@ -26,14 +26,16 @@ def find_compiled_folder(source: str) -> Path | None:
 
 
 def check_trust(trusted: Sequence[str]) -> None:
-    """Raise WeftError if there are sources `trusted`, and none of them is a compiled folder with Python to run."""
+    """Raise WeftError if `trusted` has sources, but none of them is a compiled folder with Python to run."""
     from weft.backends.runtime.compiled_folder import read_facts
     from weft.backends.target import TARGETS
 
     folders = filter(None, map(find_compiled_folder, trusted))
     if trusted and not any(TARGETS[read_facts(folder).target].is_code for folder in folders):
         names = ", ".join(trusted)
-        raise WeftError(f"--trust runs the Python of folders compiled for PyTorch, and {names} has none: leave it out")
+        raise WeftError(
+            f"--trust runs the Python of folders compiled for PyTorch, and there is none in {names}: leave it out"
+        )
 
 
 @contextlib.contextmanager
@@ -67,7 +69,9 @@ def open_model(
     if (folder := find_compiled_folder(source)) is not None:
         for option, value in (("--target", target), ("--adapter", adapters), ("--without", without)):
             if value:
-                raise WeftError(f"{source} is already compiled: {option} applies to uncompiled sources only")
+                raise WeftError(
+                    f"{source} is already compiled: {option} applies to uncompiled sources only, so leave it out"
+                )
         if check:
             check_contents(folder)
         facts = read_facts(folder)
@@ -75,7 +79,7 @@ def open_model(
         yield load(folder, device, threads, trust=source in trusted, experts_on_device=experts_on_device)
         return
     if check:
-        raise WeftError(f"{source} is not compiled: --check applies to compiled folders only")
+        raise WeftError(f"{source} is not compiled: --check applies to compiled folders only, so leave it out")
     if experts_on_device is not None and target not in (None, "torch"):
         raise WeftError(f"--experts-on-device needs --target torch, not {target}")
     from ... import load_source

@@ -66,7 +66,7 @@ def check_applies(source: str, kind: str) -> None:
 
 
 def select_kind(kind: str, has_head: bool, hears: bool) -> str:
-    """Return the key of `KINDS` for a model of this `kind`; `hears`: it reads sound. Other kinds stay unchanged."""
+    """Return the key of `KINDS` for a model of this `kind`, or `kind` if it has none; `hears`: it reads sound."""
     return {"encoder": "head" * has_head, "encoder-decoder": "sound" * hears}.get(kind) or kind
 
 

@@ -85,7 +85,7 @@ def serve_command(
             address = f"[{host}]" if ":" in host else host
             echo(f"weft: serving {settings.name} at http://{address}:{server.port}/v1; Ctrl-C ends", err=True)
             server.run()
-    print_note("served")
+    print_note("the server has ended")
 
 
 def _name_model(source: str) -> str:

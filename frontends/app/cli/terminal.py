@@ -89,7 +89,7 @@ def print_note(message: str) -> None:
 def format_remaining(elapsed: float | None, done: float, total: float | None) -> str:
     """Return the estimated remaining time of a stage, as 1:05 or 2:10:00; "" if it is not known yet.
 
-    The average speed is over the entire stage: steps of a fit may be minutes apart, more than recent speed would cover.
+    The speed is the average over the entire stage, because steps of a fit may be minutes apart.
     """
     if not elapsed or not done or not total:
         return ""
@@ -102,8 +102,8 @@ def format_remaining(elapsed: float | None, done: float, total: float | None) ->
 def show_progress(first: str, unit: str = "bytes") -> Iterator[Step]:
     """Show a progress bar on stderr while the block runs, if stderr is a terminal; yield the function that updates it.
 
-    `first` is shown with a spinner until the first step names a stage and its total. Amounts of weights are in bytes if
-    that is the `unit`; totals of tens of thousands, such as the elements that a pass fits, are shown as a percentage.
+    `first` is shown with a spinner until the first step names a stage and its total. With the `unit` "bytes", the stage
+    "weights" is shown in bytes. Progress of other stages is a percentage if their total is at least `PERCENT_FROM`.
     """
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None

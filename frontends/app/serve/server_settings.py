@@ -12,7 +12,7 @@ from weft.ir.errors import WeftError
 class ServerSettings:
     """Settings of a server: the `name` of its model, its clients, its limits.
 
-    max_batch: answers decoded at the same time. max_queue: waiting requests. max_body: bytes of a request body.
+    max_batch: answers or inputs in one batch. max_queue: waiting answers. max_body: bytes of a request body.
     client_timeout: seconds without data after which a client is disconnected.
     drain: seconds that running answers have after a signal. api_key: key that requests must carry, if set.
     hosts: host names that requests may use, if set.

@@ -53,7 +53,7 @@ def draw_difference(
 
 
 class PipelineGraphs:
-    """The graphs after every pass of a pipeline, to be drawn at the end; `record_pass` is a hook of `run_passes`."""
+    """The graphs before and after each pass of a pipeline, to draw at its end; `record_pass` is a `run_passes` hook."""
 
     def __init__(self, model: Model) -> None:
         self.start = build_network(model.graph)

@@ -32,7 +32,7 @@ def build_fact_sheet(model: Model, inspection: Inspection | None = None) -> Shee
 
 
 def make_title(model: Model) -> str:
-    """Return the title of a model: its preset, folder, or file (with the model's name in it), else its graph."""
+    """Return a model's title: its preset, folder or file without suffix (FILE · NAME for code), else its graph."""
     file, _, name = model.spec.partition(".py:")
     if name:
         return Path(file).name if name == "model" else f"{Path(file).name} · {name}"
@@ -69,7 +69,7 @@ def _list_rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _list_quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for the number and bits of quantized weights, and the bytes of all weights; else nothing."""
+    """Yield (name, text) for the number and bits of quantized weights and the bytes of all, if any is quantized."""
     params = [p for p in graph.params.values() if p.uses and not p.recipe.is_constant]
     layouts = {p: layout for p in params if (layout := find_quantized_layout(p)) is not None}
     if not layouts:

@@ -69,7 +69,7 @@ def _list_groups(inspection: Inspection) -> Iterator[tuple[str, list[str]]]:
 
 
 def _list_numbers(inspection: Inspection) -> dict[str, int]:
-    """Return by name each number by which a gallery sorts models; a number that the model lacks is left out."""
+    """Return the quantities by which a gallery sorts models, keyed by name; absent if the model lacks one."""
     numbers = {
         "parameters": inspection.parameters,
         "active parameters": inspection.active_parameters,

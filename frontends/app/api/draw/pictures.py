@@ -47,9 +47,9 @@ def draw(
 
     .html is an interactive page, .svg and .png the picture with a fact sheet, .mmd Mermaid for Markdown, .dot a graph
     for Graphviz, .txt a tree. With `vs`, another source, the picture compares both and marks parts that are new,
-    removed or changed in `vs`. Open are `depth` levels of parts (None: down to layers), and parts named in `parts`.
+    removed or changed in `vs`. `depth` levels of parts (None: down to layers) and the parts in `parts` are open.
     `dark` and `scale` (.png pixels per unit) apply to .svg and .png. `more` is additional data for a page, by name.
-    `trust` allows a folder of PyTorch to run the architecture file that it was compiled from.
+    `trust` allows weft to run the architecture file from which a folder of PyTorch was compiled.
 
     Raises:
         WeftError: if the source cannot be read, the suffix of `out` is not a format, a name of `parts` is unknown, or

@@ -17,10 +17,10 @@ from weft.ir import Graph
 class PartCost:
     """The costs of a part of the picture: of the model, of a layer, or of a run of equal layers.
 
-    path: name, such as "layers.0-31" for a run. times: number of equal layers, over which all values are sums.
+    path: name, such as "layers.0-31" for a run. times: number of equal layers; all values are sums over them.
     flops, read, written: operations and bytes of one forward pass over all tokens.
     step_flops, step_read, step_written: the same for one decode step at the last token; None without generation.
-    cache, state: bytes stored for the next token.
+    cache, state: bytes of KV caches and recurrent states after all tokens.
     """
 
     path: str
@@ -50,7 +50,7 @@ def compute_part_costs(graph: Graph, tokens: int, item: int) -> tuple[PartCost, 
 
 
 def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, int]]:
-    """Yield (part, number of occurrences) for each part in `part`, at any depth of layers; not inputs and outputs."""
+    """Yield (part, occurrences) for each part in `part`, and in parts that have layers, except inputs and outputs."""
     for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
             yield child, times * child.count

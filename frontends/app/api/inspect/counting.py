@@ -36,7 +36,7 @@ def inspect(source: SourceLike, tokens: int | None = None) -> Inspection:
     ``inspect(Decoder(...))``. Nothing is compiled, and no weight is read.
 
     Raises:
-        WeftError: if the source cannot be read, or its graph has symbolic sizes other than batch and seq.
+        WeftError: if `tokens` < 1, the source cannot be read, or its graph has symbolic sizes other than batch and seq.
     """
     if tokens is not None and tokens < 1:
         raise WeftError(f"tokens={tokens} must be positive")
@@ -100,13 +100,13 @@ def _is_layer(part: str) -> bool:
 
 
 def _count_layers(parts: list[str]) -> int:
-    """Return the number of `parts` (numbered scopes) in lists called layers, or of all parts if there are none."""
+    """Return how many of `parts` (numbered scopes) are in a list called layers; if none is, the number of all."""
     layers = [part for part in parts if f".{part}".rpartition(".")[0].endswith(".layers")]
     return len(layers or parts)
 
 
 def _group_nodes(graph: Graph) -> dict[str, list[Node]]:
-    """Return nodes by layer, or by first scope component outside of layers.
+    """Return the nodes of `graph` keyed by layer ("layers.3"), outside of layers by the first component of their scope.
 
     Nodes without a scope are grouped by output name if they read a parameter, else under `OTHER`, which is last.
     """
@@ -120,7 +120,7 @@ def _group_nodes(graph: Graph) -> dict[str, list[Node]]:
 
 
 def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict[str, int]:
-    """Return the number of learned elements by part; a parameter belongs to the first part that reads it."""
+    """Return the number of learned elements keyed by part; a parameter belongs to the first part that reads it."""
     unseen, counts = set(costs.find_learned_params(graph)), dict[str, int]()
     for part, nodes in parts.items():
         params = {v for node in nodes for v in node.inputs if isinstance(v, Param)} & unseen
@@ -130,7 +130,7 @@ def _count_parameters(graph: Graph, parts: Mapping[str, Iterable[Node]]) -> dict
 
 
 def _count_by_dtype(graph: Graph) -> dict[str, int]:
-    """Return the number of learned elements by the dtype of the checkpoint's tensor, else by the declared dtype."""
+    """Return the number of learned elements keyed by dtype: the checkpoint tensor's, else the declared one."""
     counts = Counter[str]()
     for p in costs.find_learned_params(graph):
         keys = list(dict.fromkeys(p.recipe.sources()))

@@ -28,10 +28,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Distinct sizes, in the order of the layers that have them.
+    """Distinct sizes of each kind, in the order of the layers that have them.
 
-    width: of the residual stream. head_dim: of a query. latent: cached values per token of latent attention.
-    hidden: inner width of feed-forwards. shared: inner width of shared experts.
+    width: of the residual stream. heads: of queries. kv_heads, head_dim: without latent attention. latent: its cached
+    values per token. hidden, shared: inner width of feed-forwards, of shared experts. recurrences: names of ops.
     """
 
     width: tuple[int, ...]
@@ -84,7 +84,7 @@ def _list_layer_widths(nodes: Iterable[Node]) -> Iterator[int]:
 
 
 def _find_inner_width(node: Node) -> int | None:
-    """Return the inner width of the feed-forward whose last linear layer is `node`; None if `node` is not one."""
+    """Return the inner width of the feed-forward whose last linear layer is `node`; None if it is not such a layer."""
     x = node.inputs[0]
     assert x is not None
     producers = [value.producer for value in _trace_back(x)]

@@ -39,10 +39,10 @@ class Inspection:
     A multiply-add is two FLOPs. The cache fields and state_bytes are None for models that do not generate.
 
     active_parameters: without experts that a token is not routed to.
-    flops_per_token: of one token with `tokens` visible tokens (itself included). flops_prefill: of all `tokens` at
-    once.
-    cache_per_token: values, not bytes. cache_at_context: values for the full context, or a layer's window if shorter.
-    cache_per_source_token: values that attention to an encoder caches. state_bytes: of recurrent states, by dtype.
+    flops_per_token: of one token with `tokens` visible tokens, itself included. flops_prefill: of `tokens` tokens.
+    cache_per_token: values, not bytes. cache_at_context: values after `context` tokens, of which layers with a window
+    cache at most its length. cache_per_source_token: values that attention to an encoder caches. state_bytes: of
+    recurrent states, keyed by dtype.
     """
 
     source: str
@@ -126,7 +126,7 @@ def list_rows(inspection: Inspection) -> list[tuple[str, ...]]:
 
 
 def list_remarks(inspection: Inspection) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the parts of the source that are missing in the graph, as (title, names) with at least one name."""
+    """Return (title, names) for each nonempty list of parts and tensors of the source that the graph lacks."""
     lists = {
         "left out": inspection.left_out,
         "checkpoint tensors that nothing reads": inspection.unread,

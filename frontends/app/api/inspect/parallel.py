@@ -40,7 +40,9 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
 
     degrees = Split.parse(split)
     if (kind := model.graph.meta.get("kind")) not in ("decoder", "encoder"):
-        raise WeftError(f"--parallel supports decoders and encoders only, and {model.graph.name} is of kind {kind}")
+        raise WeftError(
+            f"--parallel needs a decoder or encoder, and {model.graph.name} is of kind {kind}: leave it out"
+        )
     target = TARGETS.lookup("transformers")
     graph = run_passes(model.graph, target.pipeline(model.graph, dtype))
     forms = derive_graphs(graph, target.forms(graph, target.choose({})))
@@ -50,7 +52,7 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
 
 
 def list_device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:
-    """Return a row with the columns `DEVICES` for each stage."""
+    """Return a row with the columns `DEVICES` for each pipeline stage."""
     return [
         (
             str(number),
@@ -67,7 +69,7 @@ def list_device_rows(costs: ParallelCosts) -> list[tuple[str, ...]]:
 
 
 def list_traffic_rows(costs: ParallelCosts) -> Iterator[tuple[str, ...]]:
-    """Yield a row with the columns `TRAFFIC` for each kind of collective and message size, over all stages."""
+    """Yield a row with the columns `TRAFFIC` for each kind, device group and message size of collectives."""
     group_key = attrgetter("kind", "group", "degree", "size")
     for (kind, group, degree, message), members in groupby(sorted(costs.collectives, key=group_key), group_key):
         collectives = [*members]

@@ -1,8 +1,8 @@
 """Sizes of the weights that a target would store, from recipes alone, without compiling.
 
-The pipeline runs as in `compile`, but codes are rounded to the nearest, whatever method is requested, and only when
-they are read, which never happens here: the size of weights does not depend on the choice of codes. Blocks of a file
-that compile keeps are kept here as well.
+The pipeline runs as in `compile`, except that the pass quantize rounds to the nearest code, whatever its method: sizes
+do not depend on the choice of codes. No code is computed, since nothing reads the values. Blocks of a checkpoint that
+compile keeps are kept here as well.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..weights import expand_weights
 class WeightSizes:
     """Bytes of the weights in a folder for `target`.
 
-    kinds: bytes by kind and storage. total: their sum. layers: bits per value of each layer's matrices.
-    blocks: number of weights by block layout.
+    kinds: counts and bytes, keyed by kind of weight. total: all bytes. layers: bits per value of matrices,
+    keyed by layer. blocks: number of weights, keyed by block layout.
     """
 
     weights: str
@@ -72,16 +72,16 @@ def compute_weight_sizes(model: Model, weights: str, target: str, dtype: str | N
 
 
 class _RoundedWeights(QuantizeWeights):
-    """A pass that keeps blocks of a file, and rounds all other weights to the nearest code."""
+    """A pass that keeps the blocks of a checkpoint, and rounds all other weights to the nearest code."""
 
     fits = searches = False
 
 
 def round_to_nearest(pipeline: Pipeline, exact: bool) -> Pipeline:
-    """Return `pipeline` with passes that round to the nearest, and read a calibration text only for a bit budget.
+    """Return `pipeline` with rounding to the nearest instead of fitting; a text is read only for a bit budget.
 
-    `exact`: keep passes that scale channels, or that search for scales by the weights alone. They change values, but
-    not sizes; scaling needs a text.
+    `exact`: keep the passes that change values but not sizes: scale-channels, which reads a text, and quantizing passes
+    that search for scales by the weights alone.
     """
 
     def simplify(step: Pass) -> Pass:

@@ -26,9 +26,9 @@ from ....model import Model
 def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family: str | None = None) -> Model:
     """Return the model of the folder `source`, or of the base of the adapter in it, with `adapters` merged.
 
-    The folder is a Hugging Face folder of a known family, or a folder of target transformers. `family` overrides the
-    family that its config names. The tokenizer is that of the last adapter that has one: it may have tokens and a
-    template that the base lacks.
+    The folder is a Hugging Face folder of a known family, or a folder of target transformers; an adapter in it is
+    merged first. `family` overrides the family that its config names. The tokenizer is that of the last adapter that
+    has one, since adapters may add tokens or a chat template, else the base's.
 
     Raises:
         WeftError: if `source` is not such a folder, the base of an adapter is not local, or an adapter does not fit.
@@ -37,8 +37,10 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
     if path is None or (adapters and not ((path / "config.json").is_file() or is_adapter(path))):
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
         if not adapters:
-            raise WeftError(f"{spec}: --as needs a Hugging Face folder")
-        raise WeftError(f"{spec}: --adapter needs a Hugging Face folder, whose weight names the adapter refers to")
+            raise WeftError(f"--as needs a Hugging Face folder, and {spec} is not one: leave it out")
+        raise WeftError(
+            f"--adapter needs a Hugging Face folder, whose weight names the adapter refers to, and {spec} is not one"
+        )
     adapter_folders = [_find_adapter(folder) for folder in adapters]
     base = path
     if is_adapter(path):
@@ -122,7 +124,7 @@ def _find_adapter(source: str | Path) -> Path:
 
 
 def _find_base(adapter: Path) -> Path:
-    """Return the local folder of the base model of an adapter; raise WeftError if there is none, or there are two."""
+    """Return the local folder of an adapter's base model; raise WeftError if it is missing, ambiguous or unsuitable."""
     config = read_json(adapter / ADAPTER_CONFIG)
     name = config.get("base_model_name_or_path") or ""
     if not isinstance(name, str):
@@ -146,6 +148,6 @@ def _find_base(adapter: Path) -> Path:
         )
     if not (base / "config.json").is_file() or is_adapter(base):
         raise WeftError(
-            f"{adapter} is an adapter whose base {base} is not a Hugging Face model folder: save a merged model"
+            f"{adapter} is an adapter whose base {base} is not a Hugging Face model folder: save the merged model"
         )
     return base

@@ -49,7 +49,7 @@ def run_file(path: Path) -> dict[str, Any]:
 def guard_user_code(path: Path) -> Iterator[None]:
     """Run the block, which executes the architecture file at `path`; then restore working folder and import path.
 
-    Raise WeftError for any exception of the code, with the line; interrupts and exits by a signal stay as they are.
+    Raise WeftError, with the line, for any exception of the code except interrupts and exits by a signal handler.
     """
     import_path, working_folder = list(sys.path), os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
     try:

@@ -39,13 +39,15 @@ def load_source(
     `weft.frontends.models.left_out`).
 
     Raises:
-        WeftError: naming the fault of the source, or the possible sources, or if `seed` has no effect.
+        WeftError: if the source is missing or invalid, or `seed` is negative or has no effect.
     """
     if seed is not None and seed < 0:
         raise WeftError(f"seed is {seed}, but it must be at least 0")
     model = _load(source, seed or 0, adapters, family)
     if seed is not None and (model is source or model.module is None or not model.random_init):
-        raise WeftError(f"seed is {seed}, but it has no effect: the weights of {model.description} are not random")
+        raise WeftError(
+            f"seed is {seed}, but it has no effect: the weights of {model.description} are not random, so leave it out"
+        )
     return replace(model, without=tuple(without)) if without else model
 
 
@@ -184,7 +186,7 @@ def _open_reader(graph: Graph, name: str) -> None:
     path = Path(origin["path"]) if isinstance(origin, dict) and isinstance(origin.get("path"), str) else None
     if path is None or not path.exists():
         fault = f"{path} does not exist" if path else 'meta source = {"path": …} is missing'
-        raise WeftError(f"{name} reads the checkpoint tensor {key!r}, but the checkpoint is unknown: {fault}")
+        raise WeftError(f"{name} reads the checkpoint tensor {key!r}, but its checkpoint cannot be opened: {fault}")
     assert isinstance(origin, dict)
     from ....formats.gguf import GGUFTensors
     from ....formats.hf import Folder, SafetensorsReader, join_adapters

@@ -60,7 +60,7 @@ def score_tokens(
 ) -> list[Tally]:
     """Predict every token of `ids` except the first from at most `window` tokens before it; return a tally per model.
 
-    Windows do not overlap: the first token of a window is predicted by the last of the previous one. Only the logits
+    Each window starts without context; its last position predicts the first token of the next window. Only the logits
     of one chunk of a window are in memory. With `full_windows` each window is one forward pass, which is required if
     experts choose among the tokens of a forward pass.
     """
@@ -93,7 +93,7 @@ def _add_chunk(tallies: Sequence[Tally], logits: Iterator[Array], targets: Array
 
 
 def _extend_logits(decoder: CachedDecoder[Any], context: BatchContext, ids: Sequence[int]) -> Array:
-    """Return the logits [tokens, vocab] of `ids` after `context`, in one pass if the model outputs all positions."""
+    """Append `ids` to `context`; return their logits [tokens, vocab], token by token if only the last has logits."""
     if decoder.every_position:
         return context.extend(ids)
     return np.concatenate([context.extend([token]) for token in ids])
@@ -108,14 +108,17 @@ def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int
     for start in range(0, len(rows), _BATCH):
         vectors = [np.asarray(m.encode(rows[start : start + _BATCH], normalize=True), np.float64) for m in models]
         if widths := [v.shape[1] for v in vectors if v.shape != vectors[0].shape]:
-            raise WeftError(f"embeddings of {vectors[0].shape[1]} and of {widths[0]} features cannot be compared")
+            raise WeftError(
+                f"the original's embeddings have {vectors[0].shape[1]} features and another model's {widths[0]}, so "
+                "they cannot be compared"
+            )
         sums = [s + float((v * vectors[0]).sum()) for s, v in zip(sums, vectors, strict=True)]
         progress("embedding", min(start + _BATCH, len(rows)), len(rows))
     return [s / len(rows) for s in sums]
 
 
 def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]) -> list[dict[str, float]]:
-    """Return ‖x − x₀‖ / ‖x₀‖ (Frobenius) by layer for each model, with x the residual stream after the layer for `ids`.
+    """Return for each model ‖x − x₀‖ / ‖x₀‖ (Frobenius), keyed by layer; x is the residual stream after that layer.
 
     x₀ is the first model's stream. If the number of layers differs, only the last layer is compared, under the first
     model's name; streams of another shape are left out.
@@ -136,9 +139,11 @@ def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequen
 
 
 def _compute_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dict[str, Array]:
-    """Return the residual stream after each layer, [1, tokens, dim] in float64; raise WeftError for PyTorch folders."""
+    """Return residual streams [1, tokens, dim] in float64, keyed by layer; raise WeftError for PyTorch folders."""
     if not (graphs := open_internals(model)):
-        raise WeftError(f"{model.folder}: layer outputs are compared for ONNX folders only, not for PyTorch folders")
+        raise WeftError(
+            f"{model.folder} is a PyTorch folder, whose layer outputs cannot be compared: leave out --layers and --plot"
+        )
     internals = graphs[-1]
     names = dict.fromkeys(name for parts in internals.streams.values() for name in parts)
     values = internals.run(make_inputs(internals.inputs, ids), names)

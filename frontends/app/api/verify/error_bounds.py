@@ -13,15 +13,15 @@ from weft.ir.types import dtypes
 def compute_tolerance(dtype: str, layers: int, reduction: int, rounded: bool = False, bits: int | None = None) -> float:
     """Return the largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
 
-    If activations are `rounded` to 8 bits for products with quantized weights, ε(dtype) is 1/127: each is off by half
-    of that fraction of the largest in its group.
+    If activations are `rounded` to 8 bits for products with quantized weights, ε(dtype) is 1/127: each is off by up
+    to half of 1/127 of its group's maximum. Otherwise ε(dtype) is 0 for f32.
 
     Sums of `reduction` products are kept in f32 and err like a random walk; values stored in `dtype` between them, and
     the weights, are rounded once; each of the two sublayers of a layer adds its error to the residual independently.
 
-    With a cache of codes of `bits` bits, a value between two codes may be rounded to either. An error η of values up to
-    n = 2^{bits−1} − 1 steps moves a share 2ηn of them by a step, 1/n: √(2η/n) in the root mean square. That is an error
-    of the values of later layers, some of which it moves in turn.
+    With a cache of `bits`-bit codes, the largest value is n = 2^{bits−1} − 1 steps. An error η rounds a share 2ηn of
+    values to a neighbouring code, 1/n away: an error of √(2η/n) in the root mean square. Later layers cache values with
+    that error, so the formula is applied twice. Its result is added to the ε terms.
     """
     stored = 1 / 127 if rounded else 0.0 if dtype == "f32" else dtypes.parse(dtype).eps
     error = dtypes.f32.eps * math.sqrt(reduction) + stored

@@ -43,12 +43,12 @@ WATCHED = 64  # tokens that are compared inside the models
 class Score:
     """Scores of one model on the text; a field is None if it does not apply or a folder does not state it.
 
-    nll: mean −ln q(token) in nats. kl, kl_99: mean and 99 % quantile over positions of Σ p ln(p/q) in nats, with q this
-    model's distribution and p the original's. agreement: share of positions with the same most likely token.
+    nll: mean −ln q(token) in nats. nll_loss: nll minus the original's. kl, kl_99: mean and 99 % quantile over positions
+    of Σ p ln(p/q) in nats, with q this model's distribution and p the original's. agreement: share of positions with
+    the same most likely token.
     cosine: of encoders, mean over lines between the model's embedding and the original's.
     seconds: per decode step, or per token that an encoder reads. weight_bytes: of the model's files.
-    bits, layer_bits: average bits per value of linear layers and experts, with scales and zero points; the same by
-    layer.
+    bits: average bits per value of linear layers and experts, with scales and zero points. layer_bits: keyed by layer.
     cache_bytes: per token. layers: relative error of the residual stream after each layer, if requested.
     """
 
@@ -110,16 +110,16 @@ def evaluate(
 
     Args:
         models: compiled folders, or anything `load_source` accepts; sources are compiled into a temporary folder.
-        rewrites: pipelines to apply to the original, or files with one, by the name of the result.
+        rewrites: pipelines to apply to the original, or files with one, keyed by the name of the result.
         weights: forms of the original in fewer bits, as in `compile` (``int4{group=64}``), each scored separately.
         adapters: folders of PEFT adapters, each merged into the original separately.
         tokens: the maximum number of tokens to predict, or for encoders to read.
-        context: tokens per window, or the maximum per line for an encoder; if None, 512, or the models' maximum.
+        context: tokens per window, or the maximum per line for an encoder; if None, 512, at most the models' maximum.
         layers: also compare the residual stream after each layer, over the first tokens.
         device: "auto", "cpu" or "cuda".
         trust: run the Python of compiled folders that have it (target torch).
         progress: called with (stage, done, total).
-        note: called with a sentence per part of a source that is left out; all are accepted.
+        note: called with each note on a source, and each part that it leaves out; all such parts are accepted.
 
     Raises:
         WeftError: if a model or the text cannot be read, no model has a tokenizer, or they cannot be compared.
@@ -141,7 +141,7 @@ def evaluate(
             rows = _encode_lines(content, lambda line: encode(line, window), tokens)
             ids, n_read = max(rows, key=len, default=[]), sum(map(len, rows))
             if not ids:
-                raise WeftError(f"{text} has no text to embed: it is empty")
+                raise WeftError(f"{text} has no text to embed: all its lines are blank")
             results = [{"cosine": c} for c in score_embeddings(encoders, rows, progress)]
         else:
             ids = encode(content, None)[: tokens + 1]
@@ -265,10 +265,12 @@ def _open_all(
         opened.append(_Candidate(name, runnable, manifest, size))
         first, last = opened[0], opened[-1]
         if isinstance(first.model, EncoderModel) != isinstance(last.model, EncoderModel):
-            raise WeftError(f"{first.name} and {name} cannot be compared: one is an encoder, the other a decoder")
+            encoder, decoder = (first.name, name) if isinstance(first.model, EncoderModel) else (name, first.name)
+            raise WeftError(f"{encoder} is an encoder and {decoder} a decoder, so they cannot be compared")
         if first.vocab != last.vocab:
             raise WeftError(
-                f"{first.name} and {name} differ in their vocabularies: {first.vocab} and {last.vocab} tokens"
+                f"{first.name} has a vocabulary of {first.vocab} tokens and {name} one of {last.vocab}, so they cannot "
+                "be compared"
             )
     return opened
 
@@ -327,7 +329,8 @@ def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | No
         ids = tokenizer.encode(content, limit=limit)
         if invalid := [i for i in ids if i >= vocab]:
             raise WeftError(
-                f"the tokenizer of {candidate.name} returns token {invalid[0]}, and the vocabulary ends at {vocab - 1}"
+                f"the tokenizer of {candidate.name} returns token {invalid[0]}, but the vocabulary of its model ends "
+                f"at token {vocab - 1}"
             )
         return ids
 

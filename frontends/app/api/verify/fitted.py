@@ -1,4 +1,4 @@
-"""Codes of a compiled folder that were fitted to a text (GPTQ), returned to the matrices of the source's graph.
+"""Transfer of codes that were fitted to a text (GPTQ) from a compiled folder to the matrices of the source's graph.
 
 Fitting them again would take as long as compiling did, and need the text. Targets pack, split and transpose matrices,
 so the recipes of stored tensors are inverted.
@@ -27,13 +27,13 @@ from ....export.inversion import undo_recipe
 
 @dataclass(frozen=True)
 class _MatrixCodes(Quantize):
-    """A placeholder for the codes of the parameter `matrix`, unique even if parameters share a source tensor."""
+    """A placeholder for the codes of the parameter `matrix`; its name separates parameters of one source tensor."""
 
     matrix: str = ""
 
 
 class FittedMatrices:
-    """The quantized matrices of `graph` except lookup tables: placeholders, until a folder's codes are set."""
+    """The quantized matrices of `graph` except lookup tables; their recipes are placeholders until `set_codes`."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._recipes = graph, dict[_MatrixCodes, Recipe]()
@@ -45,11 +45,11 @@ class FittedMatrices:
                 param.recipe = _forget_codes(param.recipe, param.name)
 
     def set_codes(self, tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Array]) -> dict[str, StoredTensor]:
-        """Set the graph's matrices to the codes of a folder, or to floats if its target stores dequantized values.
+        """Replace the placeholders in the graph by the codes of a folder, or by floats if it stores dequantized values.
 
-        `tensors` are those that the target derives from the graph, `arrays` their stored contents. Return the tensors
-        that can be compared, as recipes over the codes: all except tensors stored as floats. Raise WeftError if a
-        recipe cannot be inverted.
+        `tensors` are those that the target derives from the graph, `arrays` their stored contents. Return `tensors`
+        with recipes that read the codes, except tensors stored as dequantized floats, which have no codes to compare.
+        Raise WeftError if a recipe cannot be inverted.
         """
         parts: dict[_MatrixCodes, dict[str, Array]] = defaultdict(dict)
         for name, tensor in tensors.items():
@@ -111,7 +111,7 @@ def _forget_codes(recipe: Recipe, name: str) -> Recipe:
 
 
 def _replace_by_parts(recipe: Recipe, part: str, keys: dict[str, tuple[_MatrixCodes, str]]) -> Recipe:
-    """Return `recipe` with each placeholder replaced by a new source tensor; add its (placeholder, part) to `keys`."""
+    """Return `recipe` with a new source tensor for each placeholder; map its key to (placeholder, part) in `keys`."""
     if isinstance(recipe, Kept | Stored):
         return _replace_by_parts(recipe.item, getattr(recipe, "part", part), keys)
     if isinstance(recipe, _MatrixCodes):

@@ -1,4 +1,4 @@
-"""Values inside a compiled ONNX model: their names, and their contents for the same inputs.
+"""Values inside a compiled ONNX model: their names, and their contents for given inputs.
 
 Compiled values have the names of their IR values, so they can be compared with those of the interpreter.
 """
@@ -49,7 +49,7 @@ class Internals:
 
     @cached_property
     def boundaries(self) -> dict[str, str]:
-        """Return by layer ("layers.3") the name of its last value that another layer reads; outputs do not count."""
+        """Return, keyed by layer ("layers.3"), its last value read outside of the layer, graph outputs excepted."""
         readers: dict[str, set[str]] = defaultdict(set)
         for node in self.proto.graph.node:
             layers = {find_layer(name) for name in node.output if name}
@@ -61,9 +61,9 @@ class Internals:
 
     @cached_property
     def streams(self) -> dict[str, tuple[str, ...]]:
-        """Return the residual stream after each layer as names of values whose sum it is, by layer, in order.
+        """Return, keyed by layer, in order, the names of the values whose sum is the residual stream after the layer.
 
-        There are two values if a fused norm adds them and outputs only the norm of the sum, as after the last layer.
+        There are two if a fused norm adds them and outputs only the norm of the sum, as after the last layer; else one.
         """
         order = {name: i for i, name in enumerate(self.names)}
         fused = (
@@ -74,13 +74,13 @@ class Internals:
 
     @property
     def reduction(self) -> int:
-        """Return the length of the longest sum in a matrix product: the smaller side of the largest weight."""
+        """Return an estimate of the longest sum in a matrix product: the largest of all matrices' smaller sides."""
         return max((min(t.dims) for t in self.proto.graph.initializer if len(t.dims) == 2), default=1)
 
     def run(self, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Array]:
-        """Return the values called `names` in float32, by name, for `inputs` (integers, or results of `run_outputs`).
+        """Return the values `names` in float32, keyed by name, for `inputs` (integers, or results of `run_outputs`).
 
-        Caches start empty, with the length of the input. Raise WeftError with ONNX Runtime's message if it fails.
+        Caches start empty, with room for the input. Raise WeftError with ONNX Runtime's message if it fails.
         """
         outputs = {name: f"weft.watched.{i}" for i, name in enumerate(names)}
         if not outputs:
@@ -104,7 +104,7 @@ class Internals:
         return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
 
     def run_outputs(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
-        """Return the outputs of a model without caches as ONNX Runtime values; raise WeftError if it fails."""
+        """Return a cacheless model's outputs as ONNX Runtime values, keyed by name; raise WeftError if it fails."""
         session = self.session.ort
         with convert_ort_errors(str(self.folder)):
             binding = session.io_binding()
@@ -117,7 +117,7 @@ class Internals:
             return dict(zip(names, binding.get_outputs(), strict=True))
 
     def _extend_session(self, outputs: Mapping[str, str]) -> Any:
-        """Return a session with further `outputs`: a map from values of the graph to names of their casts to f32."""
+        """Return a session that also outputs values of the graph, cast to f32; `outputs` maps them to output names."""
         import onnx
         from onnx import TensorProto, helper
 
@@ -136,7 +136,7 @@ class Internals:
     def _bind_cache(self, binding: Any, value: onnx.ValueInfoProto, inputs: Mapping[str, Any]) -> Any:
         """Bind an empty cache (past and present) or state (past) for the input `value`.
 
-        Return the owner of its memory; None if `value` is another input.
+        Return the OrtValue whose memory is bound, to keep until the run is over; None if `value` is another input.
         """
         if not value.name.startswith(_PAST):
             return None
@@ -173,7 +173,11 @@ def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] 
     }
     names = list(names)
     if unknown := [n for n in names if n not in values]:
-        raise WeftError(f"the model has an input {unknown[0]}, whose value does not follow from token ids")
+        computable = ", ".join(values)
+        raise WeftError(
+            f"the model cannot be compared on a text: it has the input {unknown[0]}, and only {computable} can be "
+            "computed from token ids"
+        )
     return {name: values[name] for name in names}
 
 

@@ -1,7 +1,7 @@
-"""Checks of the weights in a compiled folder against their recipes, and the source after its last quantizing pass.
+"""Comparison of the weights in a compiled folder with their recipes; it also returns the source's quantized graph.
 
 Codes that are rounded to the nearest are computed again and compared bit by bit, as are all other weights. Codes that
-were fitted to a text are taken from the folder (`fitted`).
+were fitted to a text are not computed again: the module `fitted` takes them from the folder.
 """
 
 from __future__ import annotations
@@ -82,13 +82,14 @@ def check_weights(
         try:
             tensors = codes.set_codes(tensors, arrays)
         except WeftError as error:
-            raise WeftError(f"{folder}: {error}, so the codes that were fitted cannot be compared") from error
+            message = f"{folder}: the weights quantized on a calibration text cannot be compared with the source"
+            raise WeftError(f"{message}: {error}") from error
         distances = dict(codes.measure_distances())
     if wrong is None:
         wrong = next(_find_differences(tensors, arrays, reader, progress), None)
     farthest = max(distances, key=distances.__getitem__, default=None)
     if farthest is not None and not distances[farthest] < 1 and wrong is None:
-        wrong = f"{farthest} is farther from the original than zeros: relative distance {distances[farthest]:.2f}"
+        wrong = f"{farthest} is not closer to the original than zeros: its relative error is {distances[farthest]:.2f}"
     return graph, rest, WeightCheck(len(tensors), len(distances), distances[farthest] if farthest else None, wrong)
 
 
@@ -155,7 +156,7 @@ def _find_misfits(tensors: Mapping[str, StoredTensor], arrays: Mapping[str, Arra
         elif arrays[name].shape != tensor.shape:
             yield f"{name} has the shape {list(arrays[name].shape)}, but that of its recipe is {list(tensor.shape)}"
         elif arrays[name].dtype != tensor.dtype.numpy:
-            yield f"{name} is stored as {arrays[name].dtype}, but its recipe as {tensor.dtype}"
+            yield f"{name} is stored as {arrays[name].dtype}, but its recipe yields {tensor.dtype}"
 
 
 def _find_differences(

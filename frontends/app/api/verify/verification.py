@@ -116,13 +116,13 @@ def verify_folder(
     """Return the errors of the compiled model in `folder` against its source, or the Hugging Face folder `against`.
 
     The checksums of the folder's files are checked first. `prompt` is a string (by default a stock sentence, or random
-    tokens without a tokenizer). Then `tokens` greedy tokens follow, except for models whose experts choose among the
-    tokens of a forward pass, which read the prompt at once. `trust` allows code to run: the model.py of a folder of
-    PyTorch, and the architecture file that the manifest names as the source.
+    tokens without a tokenizer). A decoder continues it by `tokens` greedy tokens, unless its experts choose among the
+    tokens of a forward pass: then it only reads the prompt, at once. `trust` allows code to run: the model.py of a
+    folder of PyTorch, and the architecture file that the manifest names as the source.
 
     Raises:
         WeftError: if the folder or its source cannot be read, the folder is damaged, the source has changed since it
-            was compiled, or code would run without `trust`.
+            was compiled, `prompt` is empty or too long, outputs differ in shape, or code would run without `trust`.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -132,7 +132,7 @@ def verify_folder(
     if not isinstance(runnable, EncoderModel) and runnable.decoder.sound is not None:
         raise WeftError(f"{folder} reads sound, but weft verify supports models of tokens only")
     if not manifest.data:
-        raise WeftError(f"{folder}: it has no {MANIFEST}, so its source is unknown: compile the model again")
+        raise WeftError(f"{folder} has no {MANIFEST}, so its source is unknown: compile the model again")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))
     model, weights = (None, None) if against is not None else _load_source(folder, manifest, trust, progress)
     graphs, head_outputs = open_internals(runnable), dict[str, Array]()
@@ -161,7 +161,10 @@ def verify_folder(
         name = f"transformers on {against}"
     expected = reference.output[positions]
     if expected.shape != actual.shape:
-        raise WeftError(f"{folder}: its output is {actual.shape[-1]} wide, but that of {name} is {expected.shape[-1]}")
+        raise WeftError(
+            f"{folder} has outputs of width {actual.shape[-1]}, but {name} of width {expected.shape[-1]}, so they "
+            "cannot be compared"
+        )
     depth, reduction = measure_depth(runnable)
     rounded = manifest.choice("arithmetic", ("", "int8"), "")
     bits = [bits for c in manifest.records("cache", []) if (bits := c.integer("bits", None)) is not None]
@@ -191,12 +194,12 @@ def verify_folder(
 
 
 def _compare_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
-    """Return the relative error of each output of both, by name; raise WeftError if one differs in shape."""
+    """Return the relative error of each output that both have, keyed by name; raise WeftError if shapes differ."""
     errors: dict[str, float] = {}
     for name in (name for name in actual if name in expected):
         shape, reference = list(actual[name].shape), list(expected[name].shape)
         if shape != reference:
-            raise WeftError(f"the output {name} is {shape}, but in the reference {reference}")
+            raise WeftError(f"the output {name} has the shape {shape}, but {reference} in the reference")
         errors[name] = compute_relative_error(actual[name], expected[name])
     return errors
 
@@ -208,10 +211,10 @@ def _has_competing_tokens(model: Model, tokens: int) -> bool:
 
 
 def _load_source(folder: Path, manifest: Record, trust: bool, progress: Progress) -> tuple[Model, WeightCheck | None]:
-    """Return the source that the manifest names, rewritten by the recorded passes that change outputs, and a check.
+    """Return (source, check): the manifest's source, rewritten by the recorded passes that change outputs.
 
-    The noise of routers, which compiling leaves out, is removed. The check compares the weights in the folder with
-    their recipes; it is None if no pass quantizes weights.
+    The noise of routers, which compiling leaves out, is removed. `check` compares the weights in the folder with their
+    recipes; it is None if no pass quantizes weights.
     """
     model, weights = load_recorded_source(folder, manifest, trust), None
     pipeline = parse_pipeline(manifest.text("pipeline", ""))
@@ -292,14 +295,14 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
 def _run_transformers(
     folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
-    """Return the outputs of transformers over all tokens, in float32 on the CPU; `task` selects the config's class."""
+    """Return transformers' outputs for all tokens, in float32 on the CPU; with a `task`, by the config's class."""
     try:
         import torch
         import transformers
     except ImportError as error:
         raise WeftError(f"--against needs transformers and torch ({error}): install weft[hf,torch]") from error
     if not (folder / "config.json").is_file():
-        raise WeftError(f"{folder}: no config.json in it, so it is not a Hugging Face folder")
+        raise WeftError(f"{folder} has no config.json, so it is not a Hugging Face folder")
     quiet: Any = transformers.utils.logging  # partly typed
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
@@ -318,7 +321,7 @@ def _run_transformers(
         options = {"config": config, "dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
         net = kind.from_pretrained(folder, **options, **local)
     except (ImportError, OSError, ValueError, KeyError) as error:
-        raise WeftError(f"{folder}: transformers cannot load it: {error}") from error
+        raise WeftError(f"transformers cannot load {folder}: {error}") from error
     if task == "multiple-choice":  # one choice
         arguments = {name: ids[:, None] for name, ids in arguments.items()}
     forward = getattr(net.eval(), "get_text_features", net)  # the text encoder of a pair
@@ -346,7 +349,7 @@ def _run_transformers(
 def _compare_layers(
     graphs: Sequence[Internals], sequence: _Tokens, inside: Mapping[str, Array], tolerance: float
 ) -> tuple[dict[str, float], Divergence | None]:
-    """Return the relative error of each layer's output, and the first place beyond `tolerance` (None without one)."""
+    """Return relative errors of layer outputs, keyed by layer, and the first divergence (None within `tolerance`)."""
     layers: dict[str, float] = {}
     encoder_outputs: dict[str, Any] = {}
     for graph in graphs:
@@ -369,7 +372,7 @@ def _compare_layers(
 
 
 def _compute_relative_errors(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
-    """Return the relative error of each value, by name; values of another shape than the reference are left out."""
+    """Return the relative error of each value, keyed by name, without values of another shape than the reference."""
     return {
         name: compute_relative_error(a, expected[name]) for name, a in actual.items() if a.shape == expected[name].shape
     }

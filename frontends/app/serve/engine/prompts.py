@@ -161,7 +161,7 @@ class PromptEncoder:
         if status in (-signal.SIGALRM, -signal.SIGXCPU):
             raise TooSlow
         if not reply:
-            raise WeftError(f"the {step} failed on it: it is too large, or nested too deep")
+            raise WeftError(f"the {step} failed, because the input is too large, or nested too deep")
         if "error" in (result := parse_json(reply, f"the {step}'s reply", values=len(reply))):
             raise WeftError(result["error"])
         return result

@@ -63,7 +63,7 @@ class Worker(ABC):
             self._changed.notify()
 
     def check_room(self, jobs: int) -> None:
-        """Raise QueueFull if the queue has no room for `jobs` more jobs, ServerClosing during a shutdown."""
+        """Raise QueueFull if a nonempty queue lacks room for `jobs` more jobs, ServerClosing during a shutdown."""
         if self._draining:
             raise ServerClosing("The server is shutting down.")
         # A request for any number of answers is accepted if the queue is empty.
@@ -71,7 +71,7 @@ class Worker(ABC):
             raise QueueFull(f"The queue of this server is full: {self.n_waiting} answers wait. Try again later.")
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Stop `jobs`, some of which may have ended already; their channels receive nothing more."""
+        """Have the thread drop `jobs` before its next step; jobs that have ended already are ignored."""
         with self._changed:
             self._cancelled += jobs
             self._changed.notify()
@@ -133,7 +133,7 @@ class Worker(ABC):
 
     @abstractmethod
     def _drop(self, jobs: Sequence[Job]) -> None:
-        """Drop running jobs; jobs that have already ended stay."""
+        """Drop waiting and running jobs of `jobs`; ignore jobs that have ended."""
 
     @abstractmethod
     def _end_jobs(self, error: JobError, running: bool = True) -> None:

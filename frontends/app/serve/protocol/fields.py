@@ -54,7 +54,7 @@ def field_error(key: str, kind: str | PydanticCustomError) -> ValidationError:
 
 
 class RequestObject(BaseModel):
-    """An object of a request: values have the JSON types of their fields, and null in a field counts as absent."""
+    """An object of a request with strict types; null counts as an absent field, and `read` drops `ignored` fields."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     ignored: ClassVar[Set[str]] = IGNORED

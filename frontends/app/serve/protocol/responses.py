@@ -60,7 +60,7 @@ def build_usage(prompt: int, completion: int) -> dict[str, Any]:
 
 
 def get_finish_reason(finish: Finish, calls: bool, named: bool) -> str:
-    """Return "length" if `finish` is, "tool_calls" if there are `calls` of a tool that was not `named`, else "stop"."""
+    """Return "length" if `finish` is that, "tool_calls" if there are `calls` and no tool was `named`, else "stop"."""
     if finish == "length":
         return "length"
     return "tool_calls" if calls and not named else "stop"

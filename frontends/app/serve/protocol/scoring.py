@@ -19,7 +19,7 @@ Inputs = Annotated[Texts, Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class ScoringRequest(RequestObject, ABC, extra="forbid"):
-    """A request for the scores of `texts`: strings, or pairs of strings if `ranks`. `model` may be absent.
+    """A request for the scores of `texts`: strings or pairs of strings; with `ranks`, relevance of pairs.
 
     Inputs that are too long are truncated if one of the two truncation fields requests it.
     """

@@ -19,7 +19,7 @@ from weft.ir.storage.documents import parse_json_at
 class ToolChoice:
     """The tools that an answer may or must call.
 
-    mode: none, auto (any number), required (at least one), or named (the tool called `named`).
+    mode: none, auto (any number), required (at least one), or named (that tool). parallel: several calls are allowed.
     """
 
     mode: str = "none"

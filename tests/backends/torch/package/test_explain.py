@@ -164,6 +164,6 @@ def test_compile_prints_the_explanation(tmp_path: Path) -> None:
     lines = done("compile", source, "-o", out, "--target", "torch", "--explain").stdout.splitlines()
     assert "layers.0.ffn.glu (norm_glu × 3): norm_glu" in lines
     assert "on this CPU: torch, weights packed by oneDNN" in lines
-    assert "--explain supports the targets torch and transformers only, not ort-cpu" in refused(
+    assert "--explain is for the targets torch and transformers only, not for ort-cpu" in refused(
         "compile", source, "-o", out, "--explain"
     )

@@ -40,7 +40,7 @@ def test_length_is_the_one_asked_for_else_the_context(
 @pytest.mark.parametrize(
     ("length", "words"),
     [
-        (0, "--max-length 0 must be positive"),
+        (0, "--max-length is 0, but it must be positive"),
         (17, "--max-length 17 exceeds the model's 16 learned positions: choose at most 16"),
         (2**24 + 1, "is more than 16,777,216: choose a smaller --max-length"),
     ],

@@ -32,7 +32,7 @@ REFUSED = [
     (["--tensor-parallel", "2"], "target torch has no option 'tensor_parallel' any more: target transformers writes"),
     (["-p", "default, kv-cache"], "target torch adds caches by itself: leave out the pass kv-cache"),
     (["--dtype", "i8"], "target torch does not support i8; it supports f32, bf16, f16"),
-    (["--max-length", "0"], "--max-length 0 must be positive"),
+    (["--max-length", "0"], "--max-length is 0, but it must be positive"),
 ]
 
 
@@ -85,7 +85,7 @@ def test_scores_equal_onnxruntime(tiny: Path, tmp_path: Path) -> None:
     ours, theirs = score_tokens(runners, ids, 25, False, lambda stage, done, total: None)
     assert ours.tokens == theirs.tokens == 59 and theirs.agreement == 1
     assert abs(ours.nll - theirs.nll) < 1e-5 and theirs.kl < 1e-9
-    with pytest.raises(weft.WeftError, match="compared for ONNX folders only, not for PyTorch folders"):
+    with pytest.raises(weft.WeftError, match="is a PyTorch folder, whose layer outputs cannot be compared"):
         compute_layer_errors(runners, ids[:5])
 
 

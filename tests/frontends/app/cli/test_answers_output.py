@@ -58,11 +58,11 @@ def test_control_characters_of_answers_are_escaped(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("task", "text", "pairs", "words"),
     [
-        ("question-answering", "who", [], "give the context of the question by --pair, once"),
-        ("question-answering", "who", ["a", "b"], "give the context of the question by --pair, once"),
+        ("question-answering", "who", [], "a question needs one context, not 0: give it by --pair, once"),
+        ("question-answering", "who", ["a", "b"], "a question needs one context, not 2: give it by --pair, once"),
         ("multiple-choice", "who", [], "needs at least one choice: give each by --pair"),
         ("fill-mask", "a [MASK]", ["b"], "a model for fill-mask reads one text: leave out --pair"),
-        ("fill-mask", [1, 2], [], "--ids needs a model that labels one sequence, and out does fill-mask"),
+        ("fill-mask", [1, 2], [], "--ids needs a model that labels one sequence, and out is for fill-mask"),
         ("text-classification", [1, 2], ["b"], "--ids needs a model that labels one sequence"),
         ("image-classification", "a", [], "which `weft run` does not print: use `weft.load`"),
     ],

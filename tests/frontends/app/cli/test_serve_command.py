@@ -53,7 +53,7 @@ def test_server_prints_its_address_and_ends_at_a_signal(folder: Path, tmp_path: 
             assert answer.usage is not None and answer.usage.completion_tokens == 3
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=WATCHDOG)
-    assert (process.returncode, stdout, stderr) == (0, "", "weft: served\n")
+    assert (process.returncode, stdout, stderr) == (0, "", "weft: the server has ended\n")
 
 
 def test_api_key_from_the_environment(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,8 +117,8 @@ def checkpointed(path: str | None) -> str:
         ("hello", "is neither a checkpoint nor IR text; a source is a preset"),
         ("\udcff", "is neither a checkpoint nor IR text"),
         ("graph g {\n  input x\n}", r"x.txt:2:\d+: "),
-        (checkpointed(None), r"reads the checkpoint tensor 'w', but the checkpoint is unknown: meta source"),
-        (checkpointed("/gone/model"), "the checkpoint is unknown: /gone/model does not exist"),
+        (checkpointed(None), r"reads the checkpoint tensor 'w', but its checkpoint cannot be opened: meta source"),
+        (checkpointed("/gone/model"), "its checkpoint cannot be opened: /gone/model does not exist"),
     ],
 )
 def test_invalid_files_are_refused(text: str, message: str, tmp_path: Path) -> None:

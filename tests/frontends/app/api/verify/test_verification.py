@@ -162,7 +162,7 @@ def test_another_model_fails(save: Callable[..., tuple[Any, Path]], tmp_path: Pa
     _, source = save("llama", eos_token_id=None)
     weft.compile(source, tmp_path / "out")
     _, other = save("llama", vocab_size=98, eos_token_id=None)
-    with pytest.raises(WeftError, match="97 wide, but that of transformers"):
+    with pytest.raises(WeftError, match="outputs of width 97, but transformers"):
         verify_folder(tmp_path / "out", against=other)
 
 
