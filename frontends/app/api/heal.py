@@ -201,7 +201,7 @@ def _cut_prompts(windows: Tensor, count: int, length: int, seed: int) -> Tensor:
 
 
 def _read_windows(quantized: Model, original: Model, text: str, tokens: int, context: int) -> Array:
-    """Return windows [n, context] of a text, enough for `tokens` training tokens and for validation.
+    """Return windows [n, context] of a text, at most as many as `tokens` training tokens and the validation need.
 
     The tokenizer is the quantized model's, else the original's. Raise WeftError if neither has one, `context` exceeds a
     position table, or the text is too short or cannot be read.

@@ -73,7 +73,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def choose_max_connections() -> int:
-    """Return a number of connections that leaves file descriptors for other uses: half of this process's limit."""
+    """Return a number of connections that leaves file descriptors for other uses: half of their limit, 8 to 4096."""
     try:
         import resource
     except ImportError:  # Windows, where select() supports 512

@@ -45,7 +45,7 @@ COMPETING_ROUTERS = (ops.expert_choice, ops.limit_capacity)  # routers that comp
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference from the reference: a layer, the first value in it (None if unknown), relative errors."""
+    """The first difference from the reference: a layer, its first wrong value (None if unknown), their relative errors."""
 
     layer: str
     error: float
@@ -59,7 +59,7 @@ class Verification:
 
     max_absolute, max_relative: largest over all outputs; relative to the largest magnitude of the reference.
     argmax_agreement, kl_mean, kl_max: None for encoders; KL is Σ p ln(p/q) in nats, with p of the reference.
-    layers, outputs: relative error after each layer, and of each head output. weights: check of quantized weights.
+    layers, outputs: relative errors keyed by layer, and by head output. weights: check of quantized weights.
     without: parts of the source that the folder lacks.
     """
 
@@ -96,7 +96,7 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class _Reference:
-    """Outputs [positions, width] of a reference, inner values by name, and `others`: further outputs [1, ...]."""
+    """The `output` [positions, width] of a reference, values `inside` it, and all outputs [1, ...], keyed by name."""
 
     output: Array
     inside: Mapping[str, Array]

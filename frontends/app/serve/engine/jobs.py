@@ -95,7 +95,7 @@ class Job:
     n_tokens: int = 0  # number of generated tokens that the metrics have counted
 
     def next_piece(self) -> AnswerPiece | None:
-        """Return the new parts of the answer since the last call, or None if there is nothing to send."""
+        """Return the new parts of the job's answer since the last call, or None if there is nothing to send."""
         answer = self.answer
         assert answer is not None
         result = answer.result
