@@ -45,7 +45,7 @@ COMPETING_ROUTERS = (ops.expert_choice, ops.limit_capacity)  # routers that comp
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference from the reference: a layer, its first wrong value (None if unknown), their relative errors."""
+    """The first difference from the reference: a layer, its first wrong value (None if unknown), relative errors."""
 
     layer: str
     error: float
