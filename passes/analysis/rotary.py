@@ -117,7 +117,7 @@ class ScalingArguments:
         return int(graph.meta.get("context") or 0) if self.original is None else self.original
 
     def scale_recipe(self, recipe: RopeFrequencies, scaling: str, factor: float, original: int) -> RopeFrequencies:
-        """Return `recipe` with `scaling` and the settings that it uses, out of `factor`, `original` and `self`."""
+        """Return `recipe` with `scaling` and the settings that `scaling` uses, from `factor`, `original` and `self`."""
         settings = {**vars(self), "factor": factor, "original": original}
         scaled = replace(recipe, scaling=scaling)
         return replace(scaled, **{name: settings[name] for name in scaled.used_settings})
@@ -148,7 +148,7 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
     It calls `oracle.rotate_pairs` with the stored frequencies of `rope` and `settings` (interleaved, amplitude).
 
     Raises:
-        WeftError: if their relative difference from the published formula of `recipe` is 1e-6 or more.
+        WeftError: if the stored frequencies differ relatively by 1e-6 or more from the published formula of `recipe`.
     """
     param = require_param(rope, "frequencies")
     exact = oracle.compute_frequencies(recipe.dim, recipe.theta, **recipe.settings)

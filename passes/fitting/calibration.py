@@ -60,7 +60,7 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
 
 
 def _make_batches(rows: Iterable[Sequence[int] | Array]) -> list[Array]:
-    """Return batches of about `BATCH_TOKENS` tokens with the `rows` (ids [length]) of one length, then of the next."""
+    """Return `rows` (ids [length]) in batches of about `BATCH_TOKENS` tokens: all of one length, then of the next."""
     by_length: dict[int, list[Sequence[int] | Array]] = {}
     for row in rows:
         by_length.setdefault(len(row), []).append(row)
@@ -102,7 +102,7 @@ def sample_tokens(
 def subsample_rows(texts: Sequence[Array], limit: int) -> list[Array]:
     """Return every n-th sequence of the batches `texts` (ids [batch, length]), in new batches by ascending length.
 
-    n = max(1, tokens // limit), so that about `limit` to 2 · `limit` tokens remain.
+    n = max(1, tokens // limit): about `limit` to 2 · `limit` tokens remain, or all if there are fewer.
     """
     every = max(1, sum(ids.size for ids in texts) // limit)
     return _make_batches(sorted([row for ids in texts for row in ids][::every], key=len))
@@ -211,7 +211,7 @@ class Activations:
     def override(self, values: Mapping[Value, list[Array]] = {}, weights: Mapping[Value, Array] = {}) -> Iterator[None]:
         """Return a context in which `values` replace computed values, and `weights` the elements of parameters.
 
-        Its end discards the activations computed inside, so that their nodes may be edited afterwards.
+        The end of the context discards the activations computed inside it, so that nodes may be edited afterwards.
         """
         saved, self._replaced = (dict(self._known), set(self._done)), weights
         self._known.update(values)
@@ -222,7 +222,7 @@ class Activations:
 
     def __call__(self, value: Value) -> list[Array]:
         """Return `value`, one array per batch, after computing it unless it is stored.
-        A value of a clone of the graph is found by its name."""
+        A value of another graph (a clone) represents the value of the same name."""
         value = value if value.graph is self.graph else self._by_name[value.name]
         missing = self._missing_nodes(value)
         self._done.difference_update(missing)  # dropped values are computed again

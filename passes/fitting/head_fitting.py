@@ -26,7 +26,7 @@ CAUTION = 5.0  # strength of the ridge: tokens, per input of the output linear, 
 
 @dataclass
 class Fit:
-    """The new linears of an attention: `linears` maps a role (q, k, v, o) to the recipes of weight and bias (or None).
+    """The new linears of an attention: `linears` maps q, k, v, o to recipes of weight and bias (None: no change).
 
     `linears` has q and k, or neither, and v and o, or neither; `reasons` state why a pair is missing. `is_refitted` is
     True once `refit_output` has refitted the output linear.
@@ -146,7 +146,7 @@ def _crop_moment(moment: Array, maps: Array) -> Array:
 
 
 def _find_rotation(q: Branch | str, k: Branch) -> Rotation | str:
-    """Return the rotation that queries and keys share; a reason (str) if they cannot be fitted."""
+    """Return the rotation of both queries and keys (no pairs without RoPE); a reason (str) if they cannot be fitted."""
     if isinstance(q, str):
         return q
     if why := _explain_obstacle(q) or _explain_obstacle(k):

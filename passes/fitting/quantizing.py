@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 def round_to_nearest(param: Param, layout: BlockLayout, scales: tuple[float, ...] = ()) -> None:
     """Replace `param` by a parameter whose recipe rounds it to the nearest codes of `layout` whenever it is read.
-    Layouts with sums get the offsets of HQQ. `scales` come from `compute_tensor_scales` for nvfp4, else are empty."""
+    Layouts with `sums` get the offsets of HQQ. `scales` come from `compute_tensor_scales` for nvfp4, else are empty."""
     recipe: Recipe
     if layout.small_floats:
         recipe = ToFloat4(param.recipe, str(layout), scales)

@@ -119,7 +119,7 @@ class KvCache(Pass):
             add_state_io(graph, node, counters, {})
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Every way to cut a sequence into calls (two ways above a million parameters) equals the full pass."""
+        """Check that every way to cut a sequence into calls (two, if the model is large) equals the full pass."""
         tokens = cap_positions(before, 6)
         inputs = equivalence.make_inputs(before, seq=tokens)
         if "attention_mask" in inputs:

@@ -85,7 +85,7 @@ class LastTokenLogits(Pass):
         erase_unused(graph, narrowed)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The logits are the rows of the full logits, for right-padded rows of different lengths."""
+        """Check that logits are the last valid rows of the full logits, for right-padded rows of several lengths."""
         inputs = equivalence.make_inputs(before)
         full, last = equivalence.run(before, inputs), equivalence.run(after, inputs)
         index = inputs["attention_mask"].sum(1) - 1 - inputs["position_ids"][:, 0]

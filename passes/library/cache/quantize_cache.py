@@ -134,8 +134,8 @@ class QuantizeCache(Pass):
         return None
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs are those of the original with past and present keys and values rounded to codes. Inserted maps
-        alone, without rounding and caches, leave the outputs unchanged."""
+        """Check that outputs are those of the original with past and present keys and values rounded to codes, and that
+        inserted maps alone, without rounding and caches, leave the outputs unchanged."""
         quantized_before = {node.output.name for node in _list_quantized_nodes(before, ())}
         plain = before
         if maps := _list_added_maps(after, before):

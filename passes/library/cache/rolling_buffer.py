@@ -75,7 +75,7 @@ class RollingBuffer(Pass):
             trace.note(f"rolling-buffer: no cache has a window below {limit} tokens")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Calls of several sizes, some beyond the capacity, give the outputs of full caches."""
+        """Check that calls of several sizes, some beyond the capacity, give the outputs of full caches."""
         _check_same_outputs(before, after, after, equivalence)
 
 
@@ -124,7 +124,7 @@ class FullCaches(Pass):
             trace.note(f"{self.name}: no cache rolls")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Calls of several sizes, some beyond the rolling capacity, give the outputs of rolling caches."""
+        """Check that calls of several sizes, some beyond the rolling capacity, give the outputs of rolling caches."""
         _check_same_outputs(before, after, before, equivalence)
 
 

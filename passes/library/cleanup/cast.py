@@ -91,7 +91,7 @@ class CastDtype(Pass):
         return casts[value]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Exact arithmetic knows no dtypes: the outputs are the same."""
+        """Check that the outputs are equal in exact arithmetic, which ignores dtypes."""
         inputs = equivalence.make_inputs(before)
         equivalence.check_close(equivalence.run(before, inputs), equivalence.run(after, inputs), EXACT)
 

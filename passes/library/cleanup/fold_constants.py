@@ -81,7 +81,7 @@ class FoldConstants(Pass):
             erase_unused(graph, [node])
 
     def _evaluate(self, graph: Graph, node: Node, operands: list[Param], shapes: list[Shape]) -> list[Recipe]:
-        """Return the outputs as literals; [] if a tensor has more than `limit` elements or an operand is a weight."""
+        """Return the outputs as literals; [] if a tensor has more than `limit` elements or depends on a weight."""
         sizes = [*shapes, *(_get_shape(p) for p in operands)]
         if any(math.prod(s) > self.limit for s in sizes) or any(p.recipe.has(Source, *RANDOM) for p in operands):
             return []

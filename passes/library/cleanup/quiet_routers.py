@@ -69,7 +69,7 @@ class QuietRouters(Pass):
             del graph.inputs[name]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """With zero noise the outputs are equal."""
+        """Check that the outputs are equal if the noise is zero."""
         inputs = equivalence.make_inputs(before)
         quiet_inputs = {name: np.zeros_like(x) if name.startswith(INPUT) else x for name, x in inputs.items()}
         remaining = {name: x for name, x in quiet_inputs.items() if name in after.inputs}

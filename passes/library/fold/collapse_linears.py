@@ -98,8 +98,8 @@ class CollapseLinears(Pass):
         _replace_chain(Chain(chains[0].x, weight, bias, nodes), base)
 
     def _merge_product(self, outer: Node, trace: Trace) -> Node | None:
-        """Merge the linear `outer` with the linear that computes its input; return the merged node.
-        Return None if another op computes its input, or if the product would cost more."""
+        """Merge the linear `outer` with the linear before it (a scalar factor may be between); return the merged node.
+        Return None without such a linear, if a value between has other readers, or if the product would cost more."""
         chains = list(_find_chains(outer.output, None))
         if len(chains) < 2:
             x = outer.inputs[0]

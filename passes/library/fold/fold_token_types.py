@@ -25,7 +25,7 @@ class FoldTokenTypes(Pass):
     Every token then gets the same row T₀ of the table of types. It is added to each row of another table in the same
     sum: P'_i = P_i + T₀, where P is the position table, or the token table of a model that adds no positions.
 
-    Condition: all token types are 0. Only a sum reads the type rows, and it has a term from a table read only there.
+    Condition: all token types are 0. Only a sum reads the type rows; another of its terms is the only use of its table.
 
     Source: Devlin 2018 (1810.04805), figure 2: the sum of token, segment and position embeddings.
 
@@ -72,7 +72,7 @@ class FoldTokenTypes(Pass):
         del graph.inputs[INPUT]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """With all token types 0 the outputs are equal."""
+        """Check that the outputs are equal if all token types are 0."""
         inputs = equivalence.make_inputs(before)
         inputs[INPUT] = np.zeros_like(inputs[INPUT])
         remaining = {name: x for name, x in inputs.items() if name != INPUT}

@@ -15,7 +15,7 @@ from ...edits.edit import erase_unused, replace_uses, require_param
 
 @dataclass(frozen=True)
 class TableLookup:
-    """A value equal to the rows `ids` of the table `recipe` [vocab, width]; `costly`: a linear is among its nodes."""
+    """A value equal to the rows `ids` of the table `recipe` [vocab, width]; `costly`: a linear helps to compute it."""
 
     ids: Value
     recipe: Recipe
@@ -25,7 +25,7 @@ class TableLookup:
 
 @dataclass(frozen=True)
 class PrecomputeFirstLayer(Pass):
-    """Look up queries, keys and values of the first layer by token, in a table computed when the model is written.
+    """Look up queries, keys and values of the first layer by token id, in a table computed when the model is written.
 
     The first layer normalizes and projects rows E[i] of the embedding, and W N(E[i]) = (N(E) Wᵀ)[i]: values that depend
     on the token alone can have a table of their own. So can the gate and up projections of a parallel block. One lookup

@@ -63,11 +63,11 @@ class MhaToGqa(Pass):
     that attend to many keys get more weight. With `sequential` and a file, later layers are fitted to the outputs of
     the changed earlier layers, and output projections are refitted by ridge regression. svd falls back to the mean,
     with a note: for keys, if queries or keys have a norm, scale or clip or are rotated differently, or if no linear
-    computes queries; for values, if they have a norm, scale or clip, or not just one linear reads the result (a gate).
+    computes queries; for values, if they have a norm, scale or clip, or if a gate or several nodes read the result.
 
     Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
     result is exact if the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide
-    the KV heads of an attention, if there are caches, or if `calibration` is given with a method other than svd.
+    the number of KV heads, if there are caches, or if `calibration` is given with a method other than svd.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).

@@ -311,7 +311,7 @@ class QuantizeWeights(Pass):
         return texts
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Every weight, rounded to the nearest, is within a step of its codes of the original; others are equal."""
+        """Check that weights rounded to the nearest are within about a step of the original; others must be equal."""
         staged = equivalence.randomize_weights(before)
         rounded = staged.clone()
         replace(self, method="rtn", budget=None, calibration=None).run(rounded, Trace())

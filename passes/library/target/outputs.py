@@ -60,7 +60,7 @@ class DropOutputs(Pass):
             Dce().run(graph, Trace())
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The remaining outputs are the same."""
+        """Check that the remaining outputs are the same."""
         inputs = equivalence.make_inputs(before)
         expected, remaining = equivalence.run(before, inputs), equivalence.run(after, inputs)
         equivalence.check_close({name: expected[name] for name in remaining}, remaining, EXACT)

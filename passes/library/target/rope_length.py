@@ -67,7 +67,7 @@ class RopeLength(Pass):
             trace.note(f"{self.name}: no frequencies depend on the length of sequences")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Only RoPE frequencies differ: with the previous ones, the graph is the same."""
+        """Check that only RoPE frequencies differ: with the previous ones, the graph is the same."""
         restored = after.clone()
         for name, param in restored.params.items():
             param.recipe = before.params[name].recipe

@@ -62,7 +62,7 @@ class _Side(Pass):
             trace.record_rewrite(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Encoder and decoder, run one after another, compute the outputs of the graph."""
+        """Check that encoder and decoder, run one after another, compute the outputs of the graph."""
         sides = {ENCODER: before.clone(), DECODER: before.clone()}
         for cut in (EncoderSide(self.at), DecoderSide(self.at)):
             cut.run(sides[cut.kind], Trace())
