@@ -156,7 +156,7 @@ def check_around(
     if a_log is not None and (decay is None or a_log.shape != (heads,)):
         raise ValueError(f"a_log {[*a_log.shape]} must be [{heads}] and needs a decay")
     if bias is not None and (a_log is None or decay is None or bias.shape != decay.shape[1:]):
-        raise ValueError(f"bias {[*bias.shape]} must be that of a decay with a_log")
+        raise ValueError(f"bias {[*bias.shape]} must have the shape of decay without its batch axis, and needs a_log")
     if gate is not None and gate.shape != v.shape:
         raise ValueError(f"gate {[*gate.shape]} must have the shape of v {[*v.shape]}")
     if heads % norm_groups:

@@ -150,8 +150,10 @@ def selective_step(
     check_step(x, past, present, len(a), bias, gate)
     for each, vector in ((norm, delta), (b_norm, b), (c_norm, c)):
         each.check(vector.shape[-1])
-        if each.kind == "layer" or (vector is delta and weight is None and each.kind != "none"):
-            raise ValueError("the kernel norms only the projected step size, B and C, and only by RMS norm")
+        if each.kind == "layer":
+            raise ValueError("delta, b and c may have RMS norms only, not layer norms")
+        if vector is delta and weight is None and each.kind != "none":
+            raise ValueError("norm needs weight: a step size that is already projected is not normalized")
     gains = norm.gain, b_norm.gain, c_norm.gain
     if uses_torch(kernel, refusal, x, a, delta, b, c, d, weight, bias, gate, past, *gains):
         if weight is not None:

@@ -73,7 +73,7 @@ def check_operands(
     k_norm.check(head_dim)
     tables = [None if table is None else [*table.shape] for table in (cos, sin)]
     if tables[0] != tables[1] or (cos is not None and (len(cos) != rows or 2 * cos.shape[-1] > head_dim)):
-        raise ValueError(f"cos {tables[0]} and sin {tables[1]} are not both [{rows}, up to {head_dim // 2}]")
+        raise ValueError(f"cos {tables[0]} and sin {tables[1]} must both be [{rows}, n], n ≤ {head_dim // 2}")
 
 
 def refusal(

@@ -275,5 +275,5 @@ def test_tokens_that_do_not_fit_are_refused() -> None:
 def test_angles_that_do_not_fit_are_refused() -> None:
     given, options = Case(dtype=FP32).arguments(torch.device("cpu"))
     for cos, sin in ((torch.zeros(1, 5), torch.zeros(1, 5)), (torch.zeros(1, 4), None)):
-        with pytest.raises(ValueError, match=r"cos .* and sin .* are not both \[1, up to 4\]"):
+        with pytest.raises(ValueError, match=r"cos .* and sin .* must both be \[1, n\], n ≤ 4"):
             norm_qkv(*given, **options | {"cos": cos, "sin": sin})

@@ -137,7 +137,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
         ({"weight": torch.zeros(3, 5, device=device)}, r"must be 2 rows for the projection weight \[3, 5\]"),
         ({"bias": torch.zeros(4, device=device)}, r"bias \[4\] is not \[3\]"),
         ({"gate": given["x"][:1]}, r"gate \[1, 3\] must have the shape of x \[2, 3\]"),
-        ({"norm": Norm("layer")}, "only by RMS norm"),
+        ({"norm": Norm("layer")}, "RMS norms only"),
         ({"norm": Norm("rms", torch.zeros(3, device=device))}, r"gain \[3\] of the norm is not \[2\]"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -89,8 +89,8 @@ CACHE = torch.zeros(2, 1, 4, 8)
         ({"v_cache": CACHE[:, :, :3]}, r"caches \[2, 1, 4, 8\] and \[2, 1, 3, 8\] .* differ"),
         ({"rows": 3}, "3 tokens are not the same number of tokens for each of the 2 rows"),
         ({"rolling": True}, "4 tokens are not one token, as rolling caches take them, for each of the 2 rows"),
-        ({"cos": torch.zeros(4, 2)}, r"cos \[4, 2\] and sin None are not both \[4, up to 4\]"),
-        ({"cos": torch.zeros(4, 5), "sin": torch.zeros(4, 5)}, r"are not both \[4, up to 4\]"),
+        ({"cos": torch.zeros(4, 2)}, r"cos \[4, 2\] and sin None must both be \[4, n\], n ≤ 4"),
+        ({"cos": torch.zeros(4, 5), "sin": torch.zeros(4, 5)}, r"must both be \[4, n\], n ≤ 4"),
         ({"q_norm": Norm("rms", torch.ones(7))}, r"gain \[7\] of the norm is not \[8\]"),
     ],
 )
