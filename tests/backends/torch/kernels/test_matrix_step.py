@@ -198,7 +198,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
         ({"a_log": given["v"][0]}, r"a_log \[6\] must be \[2\]"),
         ({"a_log": given["v"][0, :2], "decay": None}, "needs a decay"),
         ({"bias": given["v"][0, :2]}, r"and needs a_log"),
-        ({"a_log": given["v"][0, :2], "bias": given["v"][0, :3]}, r"bias \[3\] is none of a decay"),
+        ({"a_log": given["v"][0, :2], "bias": given["v"][0, :3]}, r"and needs a_log"),
         ({"gate": given["v"][:1]}, r"gate \[1, 6\] must have the shape of v \[2, 6\]"),
         ({"norm": Norm("rms"), "norm_groups": 3}, "2 heads do not fall into 3 groups"),
         ({"norm": Norm("rms", given["v"][0, :2])}, r"gain \[2\] of the norm is not \[6\]"),
