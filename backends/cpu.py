@@ -26,8 +26,8 @@ def detect_instruction_set() -> str:
 
 
 def warn_slow_blocks() -> str | None:
-    """Return a warning if this is an x86 CPU without AVX-512, on which ONNX Runtime's products by quantized blocks are
-    slow; else None."""
+    """Return a warning if this x86 CPU lacks AVX-512, so that products by blocks are slow in ONNX Runtime; else
+    None."""
     if (instructions := detect_instruction_set()) in ("AVX2", "SSE"):
         return f"this CPU has {instructions} and no AVX-512: {SLOW_BLOCKS}; leave out --keep-blocks for speed"
     return None

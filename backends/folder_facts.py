@@ -64,7 +64,8 @@ class Task:
     - name, labels: name of the task, and names of the logits in order
     - problem: single_label_classification, multi_label_classification or regression
     - activation: sigmoid or identity; a model with one label scores a text pair by this function of its logit
-    - template, prompt: whether the folder's chat template joins a text pair, and an instruction that precedes the query
+    - template: the folder's chat template renders a text pair
+    - prompt: an instruction before the query of a text pair; with `template`, its system message
     """
 
     name: str

@@ -125,8 +125,8 @@ class Backend(ABC):
         self, graph: Graph, dtype: str, passes: str = "default", max_length: int | None = None, *, trains: bool = False
     ) -> Pipeline:
         """Return the pipeline that the text `passes` describes for `graph`, then a phase of the target's own passes if
-        it has any. "default" excludes passes that this target leaves out. `max_length` is that of sequences in tokens
-        (None: the model's context), and `trains` as in `default_pipeline`. Raises WeftError if the text is invalid."""
+        it has any. "default" excludes passes that this target leaves out. `max_length` is the length of the longest
+        sequence (None: the model's context), `trains` as in `default_pipeline`. Raises WeftError on invalid text."""
         phases = default_pipeline(graph, max_length, trains=trains or self.trains).phases
         applying = (ph for ph in phases if not self.phases or ph.name in self.phases)
         kept_phases = tuple(Phase(ph.name, tuple(p for p in ph.passes if p.name not in self.slower)) for ph in applying)
@@ -226,7 +226,7 @@ def import_torch() -> Any:
 
 def collect_options() -> dict[str, tuple[Option, list[str]]]:
     """Return a dict from option name to (option, names of the targets that have it). If targets define an option
-    differently, it is the definition with the most choices."""
+    differently, the definition with the most choices is returned."""
     merged: dict[str, tuple[Option, list[str]]] = {}
     for target in TARGETS.values():
         for name, option in target.options.list_all().items():

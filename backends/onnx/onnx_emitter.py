@@ -184,7 +184,8 @@ class OnnxEmitter:
         return self.op("Range", self.constant(0), self.op("Squeeze", size, self.constant([0])), self.constant(1))
 
     def size(self, size: Size) -> onnx.Value:
-        """Return the IR `size` as int64 [1]: a constant, or computed from graph inputs, which must have its symbols."""
+        """Return the IR `size` as int64 [1]: a constant, or computed from the shapes of the inputs. Raises WeftError if
+        no input has an axis of a size that it contains."""
         if isinstance(size, int):
             return self.constant([size])
         return self.memo(("size", size), lambda: self._emit_size(size))

@@ -27,9 +27,9 @@ GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main 
 
 class OnnxFolder:
     """The ONNX models of a compilation, not written yet, for `target` and sequences of up to `length` tokens. `forms`
-    has the graph of each model under a key of `FILES`, the common original under "", and under GENAI, if needed, its
-    copy without rolling caches. The constructor appends notes for the user to `notes`. Raises WeftError if no lowering
-    accepts a node."""
+    has a graph per model (keys: see `FILES`), the graph before lowering under "", and under GENAI its copy with full
+    caches if onnxruntime-genai needs one. The constructor appends notes for the user to `notes`. Raises WeftError if no
+    lowering accepts a node."""
 
     def __init__(
         self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]

@@ -82,8 +82,8 @@ def _save_packed(model: Path, out: Path) -> Any:
 
 def _append_block(entry: str, source: Any, target: Any, end: int) -> tuple[str, int]:
     """Copy the block at the location in `entry` ("kernel+hash|offset;length;…") from file `source` to `target`, to the
-    first page boundary from `end` on (from 2 MiB on, of a huge page); return the entry with the new location, and the
-    new end."""
+    first boundary of a page (if it has 2 MiB, of a huge page) from `end` on; return the entry with the new location,
+    and the new end."""
     key, location = entry.rsplit("|", 1)
     offset, length, *rest = location.split(";")
     align = HUGE_PAGE if int(length) >= HUGE_PAGE else PAGE

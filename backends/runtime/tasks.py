@@ -68,8 +68,8 @@ class Tasks(ABC):
     ) -> list[Floats]:
         """Run the model on a batch, right-padded to its longest row; return the outputs `names` in order, as float32.
         `rows` and `types` are the token ids and token types (None: all 0) of each batch row. The first `skipped` tokens
-        of each row get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph leaves
-        them out."""
+        of each row get the value 2 in the attention mask: other tokens attend to them, but pooling in the graph skips
+        them."""
         ids, mask = pad_rows(rows)
         mask = mask * np.where(np.arange(mask.shape[1]) < skipped, 2, 1)
         type_ids = np.zeros_like(ids) if types is None else pad_rows(types)[0]
@@ -220,8 +220,7 @@ class Tasks(ABC):
 
     def encode_input(self, text: Any, truncate: bool = False) -> Encoding:
         """Return the tokens of `text` (a string, a pair of strings, or token ids), with `truncate` cut to the model's
-        maximum length. Raises WeftError if `text` has another type, no tokens, too many or one outside the
-        vocabulary."""
+        maximum length. Raises WeftError if `text` has another type, or no, too many or unknown tokens."""
         limit = self.max_length if truncate else None
         if is_ids(text):
             ids = [int(i) for i in text][:limit]

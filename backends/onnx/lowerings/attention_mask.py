@@ -28,8 +28,8 @@ def is_length_mask(mask: Value) -> bool:
 
 
 def is_causal_only(node: Node) -> bool:
-    """Return whether the attribute is_causal of the standard operator expresses all that positions hide from the
-    attention `node`, if anything: `node` has no cache, no sinks, no window and no sparse pattern."""
+    """Return whether positions hide keys from the attention `node` by causality at most, which the attribute is_causal
+    of the standard operator expresses: `node` has no cache, no sinks, no window and no sparse pattern."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.from_attrs(node.attrs).is_local
 
@@ -120,8 +120,7 @@ def emit_first_position(e: OnnxEmitter, positions: Value) -> Out:
 @emit_once
 def emit_consecutive_positions(e: OnnxEmitter, positions: Value) -> Out:
     """Return the positions [batch, seq] of the new keys, which count up from the first position of their row, also in
-    padding at its end. There `positions` is arbitrary: onnxruntime-genai passes 0, which would make the keys of padding
-    visible."""
+    padding at its end. There `positions` is arbitrary: onnxruntime-genai passes 0, which would make padding visible."""
     return e.op("Add", emit_first_position(e, positions), emit_range(e, positions.shape[1]))
 
 

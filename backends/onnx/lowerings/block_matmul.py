@@ -134,8 +134,8 @@ def emit_native_parts(e: OnnxEmitter, weight: Param, layout: BlockLayout) -> Par
 
 
 def _multiply_nibbles(e: OnnxEmitter, key: object, x: onnx.Value, weight: Param, layout: BlockLayout) -> onnx.Value:
-    """Emit x Wᵀ with 4-bit codes. 3-bit codes are widened. Rows of 8-bit codes become their high halves followed by
-    their low halves, by which [x, x] is multiplied; products with equal `key`, which identifies x, share it."""
+    """Emit x Wᵀ with 4-bit codes. 3-bit codes are widened. A row of 8-bit codes becomes its high halves, then its low
+    halves, and is multiplied by [x, x]. `key` identifies x: calls with equal keys share [x, x]."""
     planes, groups = 2 if layout.bits == 8 else 1, -(-weight.width // layout.group)
     if planes == 2:  # only for rows of full groups
         x = e.memo(("twice", key), lambda: e.op("Concat", x, x, axis=-1))

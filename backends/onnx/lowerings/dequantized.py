@@ -97,7 +97,8 @@ def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
 def _dequantize_nibbles(
     e: OnnxEmitter, pairs: Out | None, scales: Out | None, zeros: Out | None, weight: Param, layout: BlockLayout
 ) -> Out:
-    """Return rows of `weight`, dequantized from codes of up to 4 bits; byte i of `pairs` [.., n]: codes i, i + n."""
+    """Return rows of `weight`, dequantized from codes of up to 4 bits: byte i of `pairs` [..., n] has code i in its low
+    half and code i + n in its high half."""
     four, fifteen = (e.constant(number, dtypes.u8.numpy) for number in (4, 15))
     low, high = e.op("BitwiseAnd", pairs, fifteen), e.op("BitShift", pairs, four, direction="RIGHT")
     codes = e.op("Concat", low, high, axis=-1)

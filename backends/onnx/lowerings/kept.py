@@ -52,7 +52,8 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
 
 
 def has_rounded_activations(graph: Graph, target: Backend) -> bool:
-    """Return whether, without --arithmetic f32, activations are rounded: on a CPU by weights in blocks from a pass."""
+    """Return whether products round activations to 8 bits, unless --arithmetic f32 is set: on a CPU, if weights that a
+    pass quantized stay in blocks."""
     return target.device == "cpu" and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
 
 

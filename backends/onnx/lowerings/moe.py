@@ -107,7 +107,8 @@ def _find_kernel_refusal(node: Node, target: Backend) -> str | None:
 
 
 def find_activation_refusal(node: Node) -> str | None:
-    """Return why (str) MoE and QMoE cannot apply the activation of `node`, or join gate and up; None if they can."""
+    """Return the reason (str) why ONNX Runtime's MoE and QMoE cannot compute the activation of `node`, or interleave
+    its gate and up, which must be parameters; None if they can."""
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"

@@ -1,7 +1,7 @@
 """Lowerings of experts with quantized weights: ONNX Runtime's QMoE, or DequantizeLinear for the experts in use.
 
-QMoE chooses the experts with the k largest router logits, its first such input, and takes their weights from a second:
-both are `combine` here, whatever the router. (Without the second, the CPU kernel always divides by the sum of the k
+QMoE chooses the experts with the k largest values of one input (router logits) and weights them by another. Both inputs
+are `combine` here, whatever the router. (Without the second input, the CPU kernel always divides by the sum of the k
 weights.) If fewer than k experts are active, QMoE chooses further ones with a weight of zero.
 
 | codes | activations |

@@ -2,8 +2,8 @@
 
 ONNX Runtime's LinearAttention runs the recurrence of a head in one kernel. In standard operators, linear attention with
 at most one decay per head scans over chunks of tokens, in parallel within a chunk; other recurrences scan over tokens.
-So does Mamba on CPUs, also in ONNX Runtime: its state stays in the CPU cache, which makes it ten times as fast as
-LinearAttention with a decay per key.
+So does Mamba on every CPU target: its state stays in the CPU cache, which makes it ten times as fast as LinearAttention
+with a decay per key.
 """
 
 from __future__ import annotations

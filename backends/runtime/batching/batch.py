@@ -17,8 +17,7 @@ from ..core.sampler import check_count
 class Batch(ABC):
     """Answers that one decoder decodes together, at most `most` at a time; further answers wait in order of joining. An
     answer leaves the batch when its `result.finish` is set, or its own `error` (by NaN logits, for example). An error
-    of a model call concerns all answers: `advance` raises it, and `close` must be called before the batch is used
-    again."""
+    of a model call concerns all answers: `advance` raises it, and `close` must be called before its next use."""
 
     def __init__(self, decoder: CachedDecoder[Any], most: int) -> None:
         check_count("most", most)

@@ -206,8 +206,8 @@ class RunningBatch(Batch):
 
     def _release_row(self, at: int) -> None:
         """Free row `at`. A compact batch moves its last decoding row there, and the row whose prompt still runs, if
-        any, to the end of the decoding rows. Close the context if no answer is left and its capacity is above the
-        minimum."""
+        any, to the end of the decoding rows. Close the context if no answer is left and it has more than the minimum
+        capacity."""
         decoding = self._get_row(at).decodes
         self._rows[at] = None
         if self._compact:

@@ -16,7 +16,7 @@ from .sampler import Sampler
 
 
 class BatchContext(ABC):
-    """The cached tokens of a batch of `batch` rows of at most `capacity` tokens; `lengths` [batch] has their number by
+    """The cached tokens of a batch of `batch` rows of at most `capacity` tokens; `lengths` [batch] counts them in each
     row.
 
     - can_rewind: a row can drop its last tokens
@@ -116,8 +116,8 @@ class BatchContext(ABC):
     def step(self, tokens: Sequence[int] | Ints, active: Bools | None = None) -> Floats:
         """Append token `tokens[r]` to each row r with `active[r]` (default: all rows). Return the logits [batch, vocab]
         after these tokens, valid until the next call of any method. Inactive rows repeat their last token: caches stay
-        the same, but recurrent states advance, so that such rows cannot continue later. Raises WeftError if a row's
-        cache is full."""
+        the same, but recurrent states advance, so that such rows cannot continue later. Raises WeftError if a cache is
+        full."""
         rows = np.arange(self.lengths.size) if active is None else np.flatnonzero(active)
         return self._run_step(rows, np.asarray(tokens, np.int64)[rows], None)
 
@@ -152,8 +152,8 @@ class BatchContext(ABC):
 
     def step_first(self, tokens: Ints) -> Floats:
         """Append token `tokens[r]` to each row r < len(tokens), and compute only these rows. Return the logits after
-        the new tokens, [len(tokens), vocab], valid until the next call of any method. Raises WeftError when the cache
-        of a row is full."""
+        the new tokens, [len(tokens), vocab], valid until the next call of any method. Raises WeftError if a cache is
+        full."""
         return self._run_step(np.arange(tokens.size), tokens, tokens.size)
 
     def copy_row(self, row: int, to: int) -> None:

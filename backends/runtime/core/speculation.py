@@ -38,8 +38,8 @@ class Drafter(ABC):
 
 class PromptLookup(Drafter):
     """A drafter by prompt look-up (Saxena 2023): it finds the longest n-gram (2 to 4 tokens) at the end of the sequence
-    that occurred before, and proposes the tokens that followed its last earlier occurrence, repeated from there if they
-    are too few. Without such an n-gram it proposes nothing."""
+    that occurred before, and proposes the tokens that followed its last earlier occurrence, repeated if there are too
+    few. Without such an n-gram it proposes nothing."""
 
     def __init__(self) -> None:
         self._follows: dict[tuple[int, ...], int] = {}  # n-gram -> end of its last occurrence
@@ -134,8 +134,8 @@ class Speculation:
 
 class Drafts:
     """The drafts for one batch row, of at most `most` tokens each. If n tokens of the last draft were correct, the next
-    one has 2n tokens if these were all, else n + 1. After k consecutive drafts without a correct token, min(2^(k−1),
-    16) steps draft nothing."""
+    one has 2n tokens if these were the whole draft, else n + 1. After k consecutive drafts without a correct token, the
+    next min(2^(k−1), 16) steps draft nothing."""
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter, self._most, self._count = drafter, most, most

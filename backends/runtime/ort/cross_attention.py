@@ -33,8 +33,8 @@ class EncodedSources:
 
     @classmethod
     def concatenate(cls, readings: Sequence[EncodedSources]) -> EncodedSources:
-        """Return one batch whose row r is the only row of `readings[r]`; keys, values and masks are zero-padded to the
-        longest source."""
+        """Return one batch whose row r is the only row of `readings[r]`; their tensors are zero-padded to equal
+        lengths."""
         session, buffers = readings[0]._session, {}
         for name, buffer in readings[0]._buffers.items():
             parts = [reading._buffers[name].download() for reading in readings]
@@ -83,7 +83,7 @@ class SourceEncoder:
             )
 
     def select_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of `inputs`, keyed by decoder input, that this encoder provides: outputs and mask."""
+        """Return the entries of `inputs` (keyed by decoder input) that the encoder provides: its outputs, the mask."""
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 

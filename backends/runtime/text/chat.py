@@ -214,7 +214,7 @@ def _parse_templates(config: Record) -> dict[str, str]:
 
 def read_special_tokens(folder: Path) -> dict[str, Any]:
     """Return the contents of tokenizer_config.json in `folder` ({} if missing). Without added_tokens_decoder in them,
-    entries of special_tokens_map.json are added and precede equal keys, as in transformers."""
+    entries of special_tokens_map.json are merged in and replace equal keys, as in transformers."""
     config, older = (folder / name for name in ("tokenizer_config.json", "special_tokens_map.json"))
     config_entries: dict[str, Any] = read_json(config) if config.is_file() else {}
     if "added_tokens_decoder" in config_entries or not older.is_file():

@@ -86,8 +86,8 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def parse_tokenizer(text: str, path: Path) -> Fast:
-    """Return the tokenizer that `text`, the contents of tokenizer.json at `path`, describes. Raises WeftError if it
-    does not describe a tokenizer."""
+    """Return the tokenizer that `text`, the contents of tokenizer.json at `path`, describes. Raises WeftError if it is
+    broken."""
     from tokenizers import Tokenizer as Fast
 
     with _convert_library_errors(f"{path}: not a readable tokenizer"):

@@ -31,8 +31,8 @@ class SamplingContext(BatchContext):
 
     def new_sampling_step(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
         """Return a function (tokens [batch], active [batch]) → next tokens [batch], which runs a step of the active
-        rows, as `step` does, and draws on the device; None if a sampler needs the logits. The `samplers` differ in
-        seeds only."""
+        rows, as `step` does, and draws on the device; None if a sampler needs the logits. Only seeds of `samplers`
+        differ."""
         if any(s.sampling.has_adjustments for s in samplers):
             return None
         # Rows differ only in their seeds, and each draws with the random numbers of its own sampler.
@@ -57,8 +57,7 @@ class SamplingContext(BatchContext):
     def _sample_step(self, tokens: Ints, active: Bools) -> Ints:
         """Run a step with `tokens` [batch] in the `active` rows; return the next tokens [batch], drawn on the device.
         If the same rows are active as before, the following step begins before the host reads these tokens; a row that
-        ends meanwhile writes one more key, which no query sees. With recurrent states or rolling caches no step begins
-        early."""
+        ends meanwhile writes one more key, which no query sees. No step begins early if rows cannot drop tokens."""
         rows = np.flatnonzero(active)
         self._check_room(rows)
         self._intact = False
