@@ -190,8 +190,8 @@ class Backend(ABC):
 
     def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         """Open a compiled folder like `open`, with only `experts` experts of each mixture on the device at a time;
-        return its `CachedDecoder`. Raises WeftError if the folder or the device cannot be used, or the runtime keeps
-        all experts on the device."""
+        return its `CachedDecoder`. Raises WeftError as `open` does, and if the runtime keeps all experts on the
+        device."""
         raise WeftError(
             f"{facts.folder} is compiled for {self.name}, which keeps all experts on the device: "
             "to keep only some there, compile it with --target torch"

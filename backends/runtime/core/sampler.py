@@ -151,8 +151,7 @@ class TokenRules:
 
     def __call__(self, scores: Floats, count: int, limit: int) -> Floats:
         """Return `scores` [..., vocab] with minus infinity for each token not allowed as token `count` (from 0) of an
-        answer of at most `limit` tokens; `scores` itself if all are. If `begin` or `last` allows one token, it gets
-        0."""
+        answer of at most `limit` tokens; `scores` itself if all are. A token that is allowed alone gets the score 0."""
         if count == limit - 1 and self.last is not None:
             return _mask_except(scores, (self.last,))
         if count < len(self.begin):
