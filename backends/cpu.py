@@ -26,8 +26,7 @@ def detect_instruction_set() -> str:
 
 
 def warn_slow_blocks() -> str | None:
-    """Return a warning if this x86 CPU lacks AVX-512, so that products by blocks are slow in ONNX Runtime; else
-    None."""
+    """Return a warning if this x86 CPU lacks AVX-512, so ONNX Runtime's products by blocks are slow; else None."""
     if (instructions := detect_instruction_set()) in ("AVX2", "SSE"):
         return f"this CPU has {instructions} and no AVX-512: {SLOW_BLOCKS}; leave out --keep-blocks for speed"
     return None

@@ -49,7 +49,8 @@ class CompiledModel(Protocol):
 
 
 class Place(NamedTuple):
-    """The target to compile a model for, the device ("cpu" or "cuda") that runs it, and its dtype."""
+    """The target to compile a model for, the device ("cpu" or "cuda") that runs it, and its dtype (None: the
+    default)."""
 
     target: str
     device: str

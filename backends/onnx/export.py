@@ -200,8 +200,7 @@ def _group_regions(regions: Iterable[_Region]) -> Iterable[list[_Region]]:
 
 
 def _stream_blocks(regions: Sequence[_Region], reader: TensorReader) -> Iterator[tuple[Array, ...]]:
-    """Yield the elements of `regions`, a group of `_group_regions`, block by block: a tuple with an array per
-    region."""
+    """Yield the elements of `regions`, a group of `_group_regions`, block by block: a tuple of one array per region."""
     recipes = [region.weight.recipe for region in regions]
     if parts := list(filter(None, map(find_stored_part, recipes))):
         return stream_parts(parts, reader)

@@ -116,7 +116,7 @@ class OnnxEmitter:
         return self.op("Cast", value, to=int(ONNX_DTYPES[dtype.name]))
 
     def scalar(self, number: float, like: DType) -> onnx.Value:
-        """Return a constant of rank 0 in dtype `like`."""
+        """Return `number` as a constant of rank 0 in dtype `like`."""
         return self.constant(number, like.numpy)
 
     def memo(self, key: Any, make: Callable[[], T]) -> T:

@@ -100,7 +100,7 @@ class Tasks(ABC):
     def rank(
         self, query: str, texts: Sequence[str], *, batch: int = BATCH, truncate: bool = False, top: int | None = None
     ) -> list[RankedText]:
-        """Return the `top` texts (None: all) with the highest scores for `query`, the highest first. As in
+        """Return the indices and scores of the `top` texts (None: all) for `query`, the highest score first. As in
         sentence-transformers' CrossEncoder, a score is the logit of the model's only label after the activation that
         the folder names (default: sigmoid). `batch` and `truncate` are as in `classify`. Raises WeftError if the model
         does not have exactly one label, or as `classify` does."""

@@ -32,7 +32,8 @@ def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
 
 
 def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
-    """Return the number of weights of `graph` that stay in blocks on `target`, by block layout."""
+    """Return a dict from each block layout, as text, to the number of weights of `graph` that stay in it on
+    `target`."""
     layouts = (find_stored_layout(p) for p in list_kept_weights(graph, target))
     return tally_layouts(layout for layout in layouts if isinstance(layout, BlockLayout))
 

@@ -16,8 +16,7 @@ from .sampler import Sampler
 
 
 class BatchContext(ABC):
-    """The cached tokens of a batch of `batch` rows of at most `capacity` tokens; `lengths` [batch] counts them in each
-    row.
+    """The cached tokens of a batch of `batch` rows of at most `capacity` tokens; `lengths` [batch] counts them per row.
 
     - can_rewind: a row can drop its last tokens
     - padded: the rows of a model call may have different numbers of new tokens

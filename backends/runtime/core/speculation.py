@@ -126,7 +126,8 @@ class Speculation:
             raise WeftError("the assistant cannot undo tokens: choose one without recurrent states and rolling caches")
 
     def new_drafts(self, capacity: int) -> Drafts:
-        """Return a new drafter with adaptive lengths, for a batch row of at most `capacity` tokens."""
+        """Return the `Drafts` of a new batch row of at most `capacity` tokens; an assistant gets caches for this
+        row."""
         if self.assistant is None:
             return Drafts(PromptLookup(), self.prompt_lookup_num_tokens)
         return Drafts(Assistant(self.assistant, capacity), self.num_assistant_tokens)

@@ -33,8 +33,7 @@ class EncodedSources:
 
     @classmethod
     def concatenate(cls, readings: Sequence[EncodedSources]) -> EncodedSources:
-        """Return one batch whose row r is the only row of `readings[r]`; their tensors are zero-padded to equal
-        lengths."""
+        """Return one batch whose row r is the only row of `readings[r]`; tensors are zero-padded to equal lengths."""
         session, buffers = readings[0]._session, {}
         for name, buffer in readings[0]._buffers.items():
             parts = [reading._buffers[name].download() for reading in readings]

@@ -47,10 +47,10 @@ class TokenBuffer:
 
 
 class CapturedSteps:
-    """The decode steps of a batch with `cache`, which the function `step` runs on the inputs `ids`, `positions` and
-    `active`, each [batch, 1]. A CUDA graph is captured for each upper bound on the number of keys (a power of two), or
-    a single one if `any_length`. All are captured again for new cross-attention sources. Steps run without a graph on a
-    CPU, if `captured` is False, or if `step` synchronizes with the device."""
+    """The decode steps of a batch with `cache`. The function `step` runs them on `ids` and `positions`, and draws also
+    read `active`, each [batch, 1]. A CUDA graph is captured for each upper bound on the number of keys (a power of
+    two), or a single one if `any_length`. All are captured again for new cross-attention sources. Steps run without a
+    graph on a CPU, if `captured` is False, or if `step` synchronizes with the device."""
 
     def __init__(
         self, step: Step, cache: Any, batch: int, device: torch.device, any_length: bool = False, captured: bool = True
