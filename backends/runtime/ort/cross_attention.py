@@ -82,7 +82,7 @@ class SourceEncoder:
             )
 
     def select_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries of `inputs` (keyed by decoder input) that the encoder provides: its outputs, the mask."""
+        """Return the entries of `inputs` (keyed by decoder input) that the encoder provides: its outputs and mask."""
         available = {MASK, *(o.name for o in self.session.ort.get_outputs())}
         return {name: value for name, value in inputs.items() if name in available}
 

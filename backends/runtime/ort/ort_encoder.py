@@ -157,7 +157,8 @@ class EncoderModel(Tasks):
 
 class OrtEncoder(EncoderModel):
     """An encoder graph in an open session: inputs `input_ids`, `attention_mask` and, if declared, `token_type_ids`;
-    output `last_hidden_state` [batch, seq, dim] in f32 or f16. Raises WeftError on further inputs or missing ones."""
+    output `last_hidden_state` [batch, seq, dim] in f32 or f16. Raises WeftError if the graph has other inputs or lacks
+    any of these."""
 
     def __init__(self, session: Session, facts: FolderFacts) -> None:
         outputs = {o.name: o.type for o in session.ort.get_outputs()}
