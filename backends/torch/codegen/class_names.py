@@ -53,7 +53,7 @@ def name_classes(top: Method, whole: str, nodes: Iterable[Node], taken: set[str]
 
 
 def list_own_nodes(method: Method) -> list[Node]:
-    """Return the nodes that statements of `method` compute, without those of inner methods and hoisted statements."""
+    """Return the nodes that `method`'s own statements compute; inner methods and hoisted statements do not count."""
     statements = (i for i in method.items if isinstance(i, Statement) and not i.early)
     return list(dict.fromkeys(i.node for i in statements if i.node is not None))
 

@@ -13,8 +13,8 @@ TICKETS = Submodule("tickets", "Tickets")
 
 def move_tables(program: Program, tickets: int) -> None:
     """Convert hoisted statements of `program` to attributes of the step, computed once, if they read only constants and
-    the device of the tokens. The attribute ``tickets`` gets `tickets` counters per batch row, by which
-    blocks of a kernel synchronize."""
+    the device of the tokens. The attribute ``tickets`` gets `tickets` counters per batch row, with
+    which blocks of a kernel synchronize."""
     tokens = next(v for v in program.inputs if v.name == "input_ids")
     tables: dict[Operand, Submodule] = {TICKETS: replace(TICKETS, init=f"Tickets({tickets})")}
     readers: dict[Operand, set[str]] = {}

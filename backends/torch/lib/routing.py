@@ -55,7 +55,7 @@ def best_two_of_groups(ranks: Tensor, groups: int) -> Tensor:
 
 
 def mask_groups(ranks: Tensor, best: Tensor, top_groups: int) -> Tensor:
-    """Return ranks [..., experts] with −∞ outside of the `top_groups` groups with the largest best [..., groups]."""
+    """Return ranks [..., experts] with −∞ outside of the `top_groups` groups with the largest `best` [..., groups]."""
     members = ranks.unflatten(-1, (best.shape[-1], -1))
     return members.masked_fill(~mask_top(best, top_groups)[..., None], -math.inf).flatten(-2)
 

@@ -65,7 +65,7 @@ def make_scale_recipe(node: Node, role: str) -> tuple[Recipe, str]:
 
 
 def describe_limits(graph: Graph) -> list[str]:
-    """Return a note for each cache of `graph` that cannot be in FP8, and for keys or values with a scale of 1."""
+    """Return a note for each cache of `graph` that cannot be in FP8, and for keys or values of unknown scale."""
     notes = []
     for node in find_kv_attentions(graph):
         where = f"%{node.output.name}"

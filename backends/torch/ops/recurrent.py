@@ -43,7 +43,7 @@ def emit_recurrence(e: Emitter, node: Node, call: FunctionCall, count: int = 1) 
 
 
 def _describe_slot(parts: tuple[StateSpec, ...]) -> tuple[str, str, str]:
-    """Return name, constructor and type of the cache slot for the states `parts`; sums over tokens are f32."""
+    """Return name, constructor and type of the cache slot for the states `parts`; those that accumulate are f32."""
     tensors = []
     for spec in parts:
         sizes, dtype = ", ".join(map(str, ("batch", *spec.row_shape))), ", dtype=torch.float32" * spec.kind.accumulates

@@ -45,7 +45,7 @@ def explain_step(
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explanation]:
-    """Return the implementation of each node in the fused graph of `step`; nodes that differ only in digits share one.
+    """Return the implementation of each node in the fused graph of `step`, one for nodes that differ only in digits.
     graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
     None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason."""
     if step is None:

@@ -37,8 +37,8 @@ _KERNELS = Path(__file__).parent.parent / "kernels"
 @dataclass(frozen=True)
 class GeneratedModel:
     """A generated model, whose weights are still recipes. kind: decoder, encoder or encoder-decoder. keeps: the model
-    takes a cache. step: its decode step or None. step_text: source of the step, "" without a step or without kernels in it.
-    kernels: module names of the kernels that the model or the step imports."""
+    takes a cache. step: its decode step or None. step_text: source of the step, "" if it is None or
+    calls no kernel. kernels: module names of the kernels that the model or the step imports."""
 
     kind: str
     lowered: LoweredGraph

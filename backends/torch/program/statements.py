@@ -46,7 +46,7 @@ class Submodule:
 
 @dataclass(frozen=True)
 class ParamRef:
-    """A tensor at `path` of a module: a parameter, or (if `constant`) a buffer that is never trained or cast."""
+    """A tensor at the dotted `path` in the model: a parameter, or if `constant` a buffer, never trained or cast."""
 
     path: str
     shape: tuple[Any, ...]  # ints, or named sizes

@@ -47,7 +47,7 @@ def split_products(step: Step) -> tuple[Graph, Step] | None:
 
 
 def _follow_moves(value: Value) -> Value:
-    """Return the result of the reshapes after `value`, as long as each of them is the only reader."""
+    """Return the result of the reshapes that follow `value`, each the only reader of its operand; else `value`."""
     while len(value.uses) == 1 and value.uses[0][0].op in MOVES:
         value = value.uses[0][0].output
     return value

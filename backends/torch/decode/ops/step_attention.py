@@ -24,7 +24,7 @@ STRIDE_ARGUMENTS = {"chunked": "chunk", "dilated": "dilation"}  # patterns of ke
 
 
 def _refuse_projection(e: StepEmitter, node: Node) -> str | None:
-    """Return None, or the reason (str) why the kernel of the projection `node` cannot write to the cache."""
+    """Return None, or the reason (str) why no kernel can compute the projection `node` and write to the cache."""
     together = find_cache_sharers(next(iter(node.outputs[0].users)))
     if why := next((why for n in together if (why := _refuse_scores(n)) is not None), None):
         return f"an attention to its keys has no kernel: {why}"
@@ -113,7 +113,7 @@ def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None)
 
 
 def _emit_separate(e: StepEmitter, node: Node, slopes: Value | None) -> Var:
-    """Emit and return `decode_attention` of queries, keys and values of earlier statements, and their cache write."""
+    """Emit and return `decode_attention` of computed queries, keys and values; the statement also fills the cache."""
     call, a = FunctionCall("decode_attention"), node.attrs
     heads = {"q": a["heads"], "k": a["kv_heads"], "v": a["kv_heads"]}
     q, k, v = (call.placeholder(e.split_heads(node.required_operand(n), count)) for n, count in heads.items())

@@ -108,7 +108,7 @@ def make_stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
 
 
 def _is_decode_faster(model: nn.Module, folder: Path) -> bool:
-    """Return whether decode.py is faster: its kernels run on this GPU, or a CPU has memory for packed weights."""
+    """Return whether decode.py is faster: its kernels run on this GPU (else warn), or a CPU can hold packed weights."""
     weights = list(model.parameters())
     if any(hasattr(w, "device_mesh") for w in weights):  # DTensors: this process holds only a part
         return False
@@ -137,7 +137,7 @@ def read_facts(folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def read_tokenizer(folder: Path = FOLDER) -> Any:
-    """Return the tokenizer of `folder`; raise Failure if tokenizer.json or the package `tokenizers` is missing."""
+    """Return the tokenizer of `folder`, without padding; raise Failure if its file or the package is missing."""
     path, remedy = folder / "tokenizer.json", "give token ids instead, as in --ids 1,15,7"
     if not path.is_file():
         raise Failure(f"{folder} has no tokenizer.json: {remedy}")
