@@ -199,7 +199,7 @@ class Backend(ABC):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the fields of the target, and its options by name, as plain data for JSON."""
+        """Return JSON data: the fields of the target, and under "options" a dict from option name to its facts."""
         options = {
             o.name: {"type": o.type_text, "default": o.default, "help": o.help}
             for o in self.options.list_all().values()

@@ -244,8 +244,8 @@ class OnnxEmitter:
     def emit_subgraph(
         self, graph: Graph, inputs: Mapping[str, onnx.Value], chosen: Mapping[Node, Emit]
     ) -> list[onnx.Value]:
-        """Emit the nodes of `graph`, such as the step of a scan, by the lowerings in `chosen`; `inputs` are the ONNX
-        values of its inputs by name. Return the ONNX values of its outputs."""
+        """Emit the nodes of `graph`, such as the step of a scan, by the lowerings in `chosen`; `inputs` maps the names
+        of its inputs to their ONNX values. Return the ONNX values of its outputs."""
         outer = self.graph, self._scope, self._memo
         self.graph, self._memo = graph, {}  # size names are local to it
         self.values.update((value, inputs[name]) for name, value in graph.inputs.items())

@@ -68,9 +68,9 @@ def bind_states(
     head_dim: int | None = None,
 ) -> list[BoundState]:
     """Return a `BoundState` for each record in `carried`; types and shapes are those of the graph's inputs. `inputs`
-    and `outputs` are ONNX Runtime's descriptions by name; error messages call the graph `name`. `head_dim` is the width
-    of caches if the graph leaves it dynamic. Raises WeftError if a state is not both an input and an output, or an axis
-    other than the capacity is dynamic."""
+    and `outputs` map names to ONNX Runtime's descriptions; error messages call the graph `name`. `head_dim` is the
+    width of caches if the graph leaves it dynamic. Raises WeftError if a state is not both an input and an output, or
+    an axis other than the capacity is dynamic."""
     states = []
     for state in carried:
         past, present, recurrent = state.input, state.output, state.growth is Growth.CONSTANT
@@ -187,8 +187,8 @@ class StateBuffers:
 def _allocate(
     session: Session, states: Sequence[BoundState], batch: int, capacity: int
 ) -> Iterator[NDArray[np.uint8] | None]:
-    """Yield the memory for each buffer, by state and then by copy. On the CPU these are parts of one zeroed block, for
-    which numpy requests huge pages; on other devices None."""
+    """Yield the memory for each buffer: for each state, in order, for each of its copies. On the CPU these are parts of
+    one zeroed block, for which numpy requests huge pages; on other devices None."""
     counts = [1 + state.recurrent for state in states]
     sizes = [batch * s.nbytes(capacity) // n for s, n in zip(states, counts, strict=True) for _ in range(n)]
     if session.device != "cpu":

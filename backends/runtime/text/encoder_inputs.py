@@ -39,8 +39,8 @@ def measure_prompt(prompt: Sequence[int] | Floats) -> int:
 
 
 def build_encoder_inputs(sources: Sequence[Any], sound: Sound | None) -> dict[str, NDArray[Any]]:
-    """Return two encoder inputs by name: the batch of `sources`, right-padded, and its mask [batch, length] (False:
-    padding). Without `sound`, sources are token ids."""
+    """Return a dict with two encoder inputs, keyed by name: the batch of `sources`, right-padded, and its mask [batch,
+    length] (False: padding). Without `sound`, sources are token ids."""
     if sound is None:
         ids, mask = pad_rows(sources)
         return {IDS: ids, MASK: mask}
