@@ -200,7 +200,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
         ({"bias": given["v"][0, :2]}, r"and needs a_log"),
         ({"a_log": given["v"][0, :2], "bias": given["v"][0, :3]}, r"and needs a_log"),
         ({"gate": given["v"][:1]}, r"gate \[1, 6\] must have the shape of v \[2, 6\]"),
-        ({"norm": Norm("rms"), "norm_groups": 3}, "2 heads do not fall into 3 groups"),
+        ({"norm": Norm("rms"), "norm_groups": 3}, "2 heads cannot be split into 3 norm groups"),
         ({"norm": Norm("rms", given["v"][0, :2])}, r"gain \[2\] of the norm is not \[6\]"),
         ({"norm": Norm("layer")}, "by RMS norm only"),
         ({"unit": Norm("rms", given["q"][0])}, "by one without a gain"),
