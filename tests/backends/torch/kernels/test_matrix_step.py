@@ -203,7 +203,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
         ({"norm": Norm("rms"), "norm_groups": 3}, "2 heads cannot be split into 3 norm groups"),
         ({"norm": Norm("rms", given["v"][0, :2])}, r"gain \[2\] of the norm is not \[6\]"),
         ({"norm": Norm("layer")}, "by RMS norm only"),
-        ({"unit": Norm("rms", given["q"][0])}, "by one without a gain"),
+        ({"unit": Norm("rms", given["q"][0])}, "queries and keys without a gain"),
     ):
         with pytest.raises(ValueError, match=words):
             kernel.matrix_step(**{**given, **more, **changed})
