@@ -258,9 +258,7 @@ def test_extended_context_is_reported_and_compiled(tmp_path: Path) -> None:
     Row("GPT2LMHeadModel", CLASSIC | {"n_positions": 10}).save(tmp_path / "hf")
     longer = "extend-context{method=pi, factor=2}, default"
     report = weft.compile(tmp_path / "hf", tmp_path / "out", passes=longer)
-    assert report.notes == [
-        "passes extend the context to 20 tokens, but the model is compiled for 10: set --max-length 20 to use all of it"
-    ]
+    assert report.notes == ["passes extend the context to 20 tokens, but the length is 10: raise --max-length"]
     assert not weft.compile(tmp_path / "hf", tmp_path / "out", passes=longer, max_length=20).notes
     with pytest.raises(WeftError, match="--max-length 21 exceeds the model's 20 learned positions"):
         weft.compile(tmp_path / "hf", tmp_path / "out", passes=longer, max_length=21)

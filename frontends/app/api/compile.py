@@ -184,15 +184,9 @@ def _add_slots(model: Model, backend: Backend, adapters: Sequence[str | Path]) -
     from ...formats.hf.slots import add_slots
 
     if not backend.opset:
-        raise WeftError(
-            f"--switch-adapter needs a target that ONNX Runtime runs, not {backend.name}: choose --target ort-cpu, or "
-            "merge the adapter by --adapter instead"
-        )
+        raise WeftError(f"--switch-adapter needs a target that ONNX Runtime runs, not {backend.name}")
     if model.graph.meta.get("kind") == "encoder-decoder":
-        raise WeftError(
-            f"--switch-adapter does not support encoder-decoders such as {model.description}: merge the adapters by "
-            "--adapter instead"
-        )
+        raise WeftError(f"{model.description} is an encoder-decoder, so use --adapter instead of --switch-adapter")
     graph = model.graph.clone()
     # The last folder name names the adapter; abspath resolves "." and "..".
     add_slots(graph, model.description, [Path(os.path.abspath(expand_home(adapter))) for adapter in adapters])
@@ -224,10 +218,7 @@ def _check_length(graph: Graph, length: int, default: bool, notes: list[str]) ->
         raise WeftError(f"--max-length {length} exceeds the model's {table} learned positions: choose at most {table}")
     context = graph.meta.get("context") or length
     if default and context > length:
-        notes.append(
-            f"passes extend the context to {context} tokens, but the model is compiled for {length}: set --max-length "
-            f"{context} to use all of it"
-        )
+        notes.append(f"passes extend the context to {context} tokens, but the length is {length}: raise --max-length")
     if length > context and not any(line.startswith(f"{RopeLength.name}: ") for line in notes):
         notes.append(
             f"the model states a context of {context:,} tokens: beyond it, up to the --max-length {length:,}, answers "

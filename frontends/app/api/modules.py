@@ -139,10 +139,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
         WeftError: if a tensor is unknown, missing, or of another shape, or `graph` has weights in quantized blocks.
     """
     if any(param.recipe.has(Kept) for param in graph.params.values()):
-        raise WeftError(
-            f"graph {graph.name} has weights in quantized blocks, which are not trained: use a module without "
-            "keep_blocks and its graph"
-        )
+        raise WeftError(f"graph {graph.name} has quantized blocks, which do not train: build it without keep_blocks")
     declared, read = _map_keys(build_module_graphs(graph)), _map_keys(build_module_graphs(simplify_trainable(graph)))
     if unknown := state_dict.keys() - {*declared.values(), *read.values()}:
         name = sorted(unknown)[0]
@@ -161,9 +158,7 @@ def with_weights(graph: Graph, state_dict: Mapping[str, Tensor]) -> Graph:
         if key not in arrays:
             arrays[key] = param.recipe.evaluate(graph.reader)
         if (shape := arrays[key].shape) != (expected := tuple(param.type.concrete({}))):
-            raise WeftError(
-                f"{key} has the shape {list(shape)} in the state_dict, but {list(expected)} in graph {graph.name}"
-            )
+            raise WeftError(f"{key} is {list(shape)} in the state_dict, but {list(expected)} in graph {graph.name}")
         recipes[name] = Source(key)
     graph = graph.clone(recipes)
     graph.reader = MemoryReader(arrays, "<state_dict>")

@@ -33,9 +33,7 @@ def check_trust(trusted: Sequence[str]) -> None:
     folders = filter(None, map(find_compiled_folder, trusted))
     if trusted and not any(TARGETS[read_facts(folder).target].is_code for folder in folders):
         names = ", ".join(trusted)
-        raise WeftError(
-            f"--trust runs the Python of folders compiled for PyTorch, and there is none in {names}: leave it out"
-        )
+        raise WeftError(f"--trust runs the Python of folders compiled for PyTorch, not of {names}: leave it out")
 
 
 @contextlib.contextmanager
@@ -69,9 +67,7 @@ def open_model(
     if (folder := find_compiled_folder(source)) is not None:
         for option, value in (("--target", target), ("--adapter", adapters), ("--without", without)):
             if value:
-                raise WeftError(
-                    f"{source} is already compiled: {option} applies to uncompiled sources only, so leave it out"
-                )
+                raise WeftError(f"{source} is already compiled: {option} applies to uncompiled sources only")
         if check:
             check_contents(folder)
         facts = read_facts(folder)

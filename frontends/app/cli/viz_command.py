@@ -84,11 +84,9 @@ def viz_command(
     out = out or Path("-vs-".join(names) + ".html")
     check_format(out)
     if theme and out.suffix not in PRINTED:
-        raise click.UsageError(
-            f"--theme is for {' and '.join(PRINTED)}; {out.suffix} has no colours to choose, so leave it out"
-        )
+        raise click.UsageError(f"--theme is for {' and '.join(PRINTED)}: leave it out for {out.suffix}")
     if scale and out.suffix != ".png":
-        raise click.UsageError(f"--scale is for .png; {out.suffix} has no pixels, so leave it out")
+        raise click.UsageError(f"--scale is for .png: leave it out for {out.suffix}")
     subject, page_data = (source, None) if prompt is None else _run_prompt(source, prompt)
     draw(subject, out, depth, parts, vs=other, more=page_data, trust=trust, dark=theme == "dark", scale=scale or 2.0)
     print_note(f"{out} written")

@@ -118,7 +118,7 @@ def test_refuses_names_twice_and_two_models(tmp_path: Path) -> None:
         adapted(folder, tmp_path / name, target_modules=["q"])
     with pytest.raises(WeftError, match="two adapter folders are called same"):
         weft.compile(folder, tmp_path / "out", switch_adapters=[tmp_path / "a/same", tmp_path / "b/same"])
-    with pytest.raises(WeftError, match="does not support encoder-decoders"):
+    with pytest.raises(WeftError, match="is an encoder-decoder, so use --adapter"):
         weft.compile("t5-base", tmp_path / "out", switch_adapters=[tmp_path / "a/same"])
     with pytest.raises(WeftError, match="folder is not an adapter"):
         weft.compile(folder, tmp_path / "out", switch_adapters=[folder])

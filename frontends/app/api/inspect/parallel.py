@@ -40,9 +40,7 @@ def estimate_parallel(model: Model, split: str, tokens: int, dtype: str = "f16")
 
     degrees = Split.parse(split)
     if (kind := model.graph.meta.get("kind")) not in ("decoder", "encoder"):
-        raise WeftError(
-            f"--parallel needs a decoder or encoder, and {model.graph.name} is of kind {kind}: leave it out"
-        )
+        raise WeftError(f"--parallel needs a decoder or encoder, not {model.graph.name} of kind {kind}: leave it out")
     target = TARGETS.lookup("transformers")
     graph = run_passes(model.graph, target.pipeline(model.graph, dtype))
     forms = derive_graphs(graph, target.forms(graph, target.choose({})))

@@ -38,9 +38,7 @@ def load_with_adapters(source: Any, adapters: Sequence[str | Path] = (), family:
         spec = source if isinstance(source, (str, Path)) else f"a {type(source).__name__}"
         if not adapters:
             raise WeftError(f"--as needs a Hugging Face folder, and {spec} is not one: leave it out")
-        raise WeftError(
-            f"--adapter needs a Hugging Face folder, whose weight names the adapter refers to, and {spec} is not one"
-        )
+        raise WeftError(f"--adapter needs a Hugging Face folder (for its weight names), and {spec} is not one")
     adapter_folders = [_find_adapter(folder) for folder in adapters]
     base = path
     if is_adapter(path):

@@ -45,9 +45,7 @@ def load_source(
         raise WeftError(f"seed is {seed}, but it must be at least 0")
     model = _load(source, seed or 0, adapters, family)
     if seed is not None and (model is source or model.module is None or not model.random_init):
-        raise WeftError(
-            f"seed is {seed}, but it has no effect: the weights of {model.description} are not random, so leave it out"
-        )
+        raise WeftError(f"seed is {seed}, but it has no effect: the weights of {model.description} are not random")
     return replace(model, without=tuple(without)) if without else model
 
 

@@ -108,10 +108,7 @@ def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int
     for start in range(0, len(rows), _BATCH):
         vectors = [np.asarray(m.encode(rows[start : start + _BATCH], normalize=True), np.float64) for m in models]
         if widths := [v.shape[1] for v in vectors if v.shape != vectors[0].shape]:
-            raise WeftError(
-                f"the original's embeddings have {vectors[0].shape[1]} features and another model's {widths[0]}, so "
-                "they cannot be compared"
-            )
+            raise WeftError(f"embeddings of {vectors[0].shape[1]} and {widths[0]} features cannot be compared")
         sums = [s + float((v * vectors[0]).sum()) for s, v in zip(sums, vectors, strict=True)]
         progress("embedding", min(start + _BATCH, len(rows)), len(rows))
     return [s / len(rows) for s in sums]
@@ -141,9 +138,7 @@ def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequen
 def _compute_streams(model: Generator | EncoderModel, ids: Sequence[int]) -> dict[str, Array]:
     """Return residual streams [1, tokens, dim] in float64, keyed by layer; raise WeftError for PyTorch folders."""
     if not (graphs := open_internals(model)):
-        raise WeftError(
-            f"{model.folder} is a PyTorch folder, whose layer outputs cannot be compared: leave out --layers and --plot"
-        )
+        raise WeftError(f"{model.folder} is for PyTorch, so its layers cannot be compared: leave out --layers, --plot")
     internals = graphs[-1]
     names = dict.fromkeys(name for parts in internals.streams.values() for name in parts)
     values = internals.run(make_inputs(internals.inputs, ids), names)

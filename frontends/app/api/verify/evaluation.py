@@ -43,9 +43,8 @@ WATCHED = 64  # tokens that are compared inside the models
 class Score:
     """Scores of one model on the text; a field is None if it does not apply or a folder does not state it.
 
-    nll: mean −ln q(token) in nats. nll_loss: nll minus the original's. kl, kl_99: mean and 99 % quantile over positions
-    of Σ p ln(p/q) in nats, with q this model's distribution and p the original's. agreement: share of positions with
-    the same most likely token.
+    nll: mean −ln q(token) in nats. nll_loss: nll − the original's. kl, kl_99: mean and 99 % quantile of Σ p ln(p/q) in
+    nats over positions; q is this model's distribution, p the original's. agreement: share of equal most likely tokens.
     cosine: of encoders, mean over lines between the model's embedding and the original's.
     seconds: per decode step, or per token that an encoder reads. weight_bytes: of the model's files.
     bits: average bits per value of linear layers and experts, with scales and zero points. layer_bits: keyed by layer.
@@ -268,10 +267,7 @@ def _open_all(
             encoder, decoder = (first.name, name) if isinstance(first.model, EncoderModel) else (name, first.name)
             raise WeftError(f"{encoder} is an encoder and {decoder} a decoder, so they cannot be compared")
         if first.vocab != last.vocab:
-            raise WeftError(
-                f"{first.name} has a vocabulary of {first.vocab} tokens and {name} one of {last.vocab}, so they cannot "
-                "be compared"
-            )
+            raise WeftError(f"{first.name} and {name} differ in vocabulary: {first.vocab} and {last.vocab} tokens")
     return opened
 
 
@@ -329,8 +325,7 @@ def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | No
         ids = tokenizer.encode(content, limit=limit)
         if invalid := [i for i in ids if i >= vocab]:
             raise WeftError(
-                f"the tokenizer of {candidate.name} returns token {invalid[0]}, but the vocabulary of its model ends "
-                f"at token {vocab - 1}"
+                f"the tokenizer of {candidate.name} returns token {invalid[0]}, but its model's last token is {vocab - 1}"
             )
         return ids
 

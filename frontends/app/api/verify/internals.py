@@ -173,11 +173,8 @@ def make_inputs(names: Iterable[str], ids: Sequence[int], source: Sequence[int] 
     }
     names = list(names)
     if unknown := [n for n in names if n not in values]:
-        computable = ", ".join(values)
-        raise WeftError(
-            f"the model cannot be compared on a text: it has the input {unknown[0]}, and only {computable} can be "
-            "computed from token ids"
-        )
+        message = f"the model cannot be compared on a text: it has the input {unknown[0]}"
+        raise WeftError(f"{message}, and only {', '.join(values)} can be computed from token ids")
     return {name: values[name] for name in names}
 
 

@@ -161,10 +161,7 @@ def verify_folder(
         name = f"transformers on {against}"
     expected = reference.output[positions]
     if expected.shape != actual.shape:
-        raise WeftError(
-            f"{folder} has outputs of width {actual.shape[-1]}, but {name} of width {expected.shape[-1]}, so they "
-            "cannot be compared"
-        )
+        raise WeftError(f"{folder} has outputs of width {actual.shape[-1]}, but {name} of width {expected.shape[-1]}")
     depth, reduction = measure_depth(runnable)
     rounded = manifest.choice("arithmetic", ("", "int8"), "")
     bits = [bits for c in manifest.records("cache", []) if (bits := c.integer("bits", None)) is not None]

@@ -216,5 +216,5 @@ def test_invalid_choices_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="--keep-blocks 'some' is not known; it takes head or all"):
         weft.torch(source, keep_blocks="some")
     graph = kept(weft.load_source(source).graph)
-    with pytest.raises(WeftError, match="has weights in quantized blocks, which are not trained"):
+    with pytest.raises(WeftError, match="has quantized blocks, which do not train"):
         with_weights(graph, {})

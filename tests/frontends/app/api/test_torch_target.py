@@ -85,7 +85,7 @@ def test_scores_equal_onnxruntime(tiny: Path, tmp_path: Path) -> None:
     ours, theirs = score_tokens(runners, ids, 25, False, lambda stage, done, total: None)
     assert ours.tokens == theirs.tokens == 59 and theirs.agreement == 1
     assert abs(ours.nll - theirs.nll) < 1e-5 and theirs.kl < 1e-9
-    with pytest.raises(weft.WeftError, match="is a PyTorch folder, whose layer outputs cannot be compared"):
+    with pytest.raises(weft.WeftError, match="is for PyTorch, so its layers cannot be compared"):
         compute_layer_errors(runners, ids[:5])
 
 

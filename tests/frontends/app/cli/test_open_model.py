@@ -80,7 +80,7 @@ def test_options_of_sources_and_of_compiled_folders_are_refused_for_the_other(co
     for args, words in (
         ((compiled_tiny, "--target", "onnx"), "is already compiled: --target applies to uncompiled sources only"),
         ((compiled_tiny, "--without", "x"), "is already compiled: --without applies to uncompiled sources only"),
-        ((compiled_tiny, "--trust"), "--trust runs the Python of folders compiled for PyTorch, and "),
+        ((compiled_tiny, "--trust"), "--trust runs the Python of folders compiled for PyTorch, not of "),
         ((tiny, "--check"), "is not compiled: --check applies to compiled folders only"),
     ):
         assert words in command("run", *args, "--ids", "1", status=2).stderr

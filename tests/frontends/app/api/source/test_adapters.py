@@ -77,7 +77,7 @@ def test_adapters_without_a_usable_base_are_refused(
 
 def test_sources_that_take_no_adapter_are_refused(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter")
-    with pytest.raises(WeftError, match=r"--adapter needs a Hugging Face folder, .*, and gpt2 is not one"):
+    with pytest.raises(WeftError, match=r"--adapter needs a Hugging Face folder .*, and gpt2 is not one"):
         load_with_adapters("gpt2", [adapter])
     with pytest.raises(WeftError, match="--as needs a Hugging Face folder, and gpt2 is not one"):
         load_with_adapters("gpt2", family="llama")

@@ -186,7 +186,7 @@ def test_inputs_that_cannot_be_scored_are_refused(llamas: tuple[Path, Path], pro
     assert "is not valid UTF-8" in refused(*against, tmp_path / "bytes.txt")
     assert "no such file" in refused(*against, tmp_path / "nowhere.txt")
     assert "--text" in refused("--against", one)
-    assert "one of 30, so they cannot be compared" in refused(f"{source}:other", *against, prose)
+    assert "29 and 30 tokens" in refused(f"{source}:other", *against, prose)
     assert "an encoder" in refused(f"{source}:encoder", *against, prose)
     assert "no tokenizer" in refused("--against", f"{source}:model", "--text", prose)
     assert "context is 400, but" in refused(tmp_path / "out", *against, prose, "--context", "400")
