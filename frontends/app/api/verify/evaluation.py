@@ -325,7 +325,7 @@ def _find_tokenizer(candidates: Sequence[_Candidate]) -> Callable[[str, int | No
         ids = tokenizer.encode(content, limit=limit)
         if invalid := [i for i in ids if i >= vocab]:
             raise WeftError(
-                f"the tokenizer of {candidate.name} returns token {invalid[0]}, but its model's last token is {vocab - 1}"
+                f"the tokenizer of {candidate.name} returns token {invalid[0]}; its model's last token is {vocab - 1}"
             )
         return ids
 
