@@ -1,6 +1,6 @@
-"""Measure the house: its rooms, their files and imports. `python -m tests.house` writes what it finds to docs/house.md.
+"""Count the folders, files and lines of the code, and find its imports. `python -m tests.house` writes docs/house.md.
 
-A room is a folder; its loose files are those that lie in it directly, `__init__.py` not counted.
+A room is a folder; its loose files are the files directly in it, without `__init__.py`.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ CATALOGUES = {  # rooms of things of one kind
     "frontends/models/families": "a group of families",
     "frontends/app/cli": "a command",
 }
-# How much one addition touches: (what, places, the test that adds one from another package). The test names its files.
+# (addition, what an extension defines for it, the test that adds one from another package)
 PLACES = (
-    ("an op", "1: the function, with its types, body and cases", "test_plugin_adds_an_op"),
-    ("a model family", "1: its table", "test_plugin_adds_a_family"),
-    ("a pass", "1: the class", "test_plugin_adds_a_pass"),
+    ("an op", "a function, with its types, body and cases", "test_plugin_adds_an_op"),
+    ("a model family", "a table", "test_plugin_adds_a_family"),
+    ("a pass", "a class", "test_plugin_adds_a_pass"),
     (
         "a block layout, of integers or floats",
-        "1: its `BlockLayout`, where a reader returns such blocks; kernels and lowerings take it by bits and group",
+        "a `BlockLayout`, if a checkpoint reader returns such blocks; kernels depend only on bits and group size",
         "test_plugin_adds_a_block_layout",
     ),
     (
         "a target",
-        "1: its `Backend`, registered in any module; weft's own are a file each in backends/targets",
+        "a `Backend`, registered in any module; each file in backends/targets registers built-in targets",
         "test_plugin_adds_targets",
     ),
     (
         "a kind of state",
-        "1: the `StateSpec` of its op, and a lowering for each backend that does not use the op's body",
+        "the `StateSpec` of an op, and a lowering for each backend that does not use the op's body",
         "test_plugin_adds_a_state",
     ),
 )
@@ -169,15 +169,17 @@ def _child(module: str, room: str) -> str:
 
 
 def page(house: House, walks: Mapping[str, Walk]) -> str:
-    """The text of docs/house.md, with the `walks` through compilations by their targets."""
+    """Return the text of docs/house.md. `walks` maps each target to the walk through a compilation for it."""
     lines = [
-        "# The house",
+        "# Map of the code",
         "",
-        "The folders of the code, called rooms, in the order of their imports: a room imports from rooms above it, "
-        "never from rooms below. [CONTRIBUTING](../CONTRIBUTING.md#where-to-add-things) says where to add what.",
-        "`python -m tests.house` writes this page; a test holds it against the code.",
+        "This page lists the folders of the code with the first paragraph of their docstrings. Each of the four top "
+        "folders imports only from those listed above it; so does each subfolder among the subfolders of one folder. "
+        "The line `Never here:` of a docstring states what does not belong in the folder.",
+        "[CONTRIBUTING](../CONTRIBUTING.md#where-to-add-things) lists where to add things.",
+        "`python -m tests.house` generates this page; a test compares it with the code.",
         "",
-        "| | lines of Python | files | rooms |",
+        "| | lines of Python | files | folders |",
         "|---|---|---|---|",
     ]
     for floor in FLOORS:
@@ -188,47 +190,48 @@ def page(house: House, walks: Mapping[str, Walk]) -> str:
     lines += [
         f"| all | {house.lines:,} | {len(house.paths)} | {len(house.rooms)} |",
         "",
-        f"Circles of imports: {len(house.circles())}. Lines in a file: at most {LONGEST}. Files in a room itself, "
-        f"`__init__.py` not counted: at most {MACHINERY}, or {CATALOGUE} in a room of things of one kind, such as ops.",
+        f"Tests check these limits: no import cycles; {LONGEST} lines per file; {MACHINERY} files per folder "
+        f"({CATALOGUE} in folders of similar items, such as ops), without subfolders and `__init__.py`.",
     ]
     lines += [
         "",
-        "## Places to touch",
+        "## What an extension must define",
         "",
-        f"Each test of {ADDITIONS} adds one from another package ([extending.md](extending.md)).",
+        f"An extension is a module of another package ([extending.md](extending.md)). The tests are in {ADDITIONS}.",
         "",
-        "| to add from another package | places | test |",
+        "| to add | define | test |",
         "|---|---|---|",
-        *(f"| {what} | {places} | {test} |" for what, places, test in PLACES),
+        *(f"| {addition} | {definition} | {test} |" for addition, definition, test in PLACES),
     ]
     lines += [
         "",
-        "## A walk",
+        "## Files that a compilation runs",
         "",
-        "Files that one `weft compile` of a small model runs, in the order of its stages; every pass and every family "
-        "of lowerings is a file. A climb is a call from a stage into an earlier one (tests/walk.py).",
+        "The number of files whose code runs in each stage of `weft compile`, for a small model (tests/walk.py). "
+        "The last column counts calls from a stage into an earlier stage.",
         "",
-        f"| target | {' | '.join(ORDER)} | climbs |",
+        f"| target | {' | '.join(ORDER)} | calls back |",
         f"|---|{'---|' * len(ORDER)}---|",
         *(
             f"| {target} | {' | '.join(str(len(found.files[s])) for s in ORDER)} | {len(found.climbs)} |"
             for target, found in walks.items()
         ),
     ]
+    lines += ["", "Below, the numbers in brackets exclude subfolders and `__init__.py`."]
     for floor in FLOORS:
         lines += ["", f"## {floor}/", "", "```text", *_drawn(house, floor, 0), "```"]
     return "\n".join(lines) + "\n"
 
 
 def _drawn(house: House, room: str, depth: int) -> Iterator[str]:
-    """A line for `room` and every room in it: name, what lives there, loose files."""
+    """Yield a line for `room` and for every room in it: name, number and lines of loose files, docstring."""
     here = house.rooms[room]
-    says = " ".join(here.doc.split("\n\n")[0].split()).rstrip()
+    summary = " ".join(here.doc.split("\n\n")[0].split()).removesuffix(" ::")
     name = "  " * depth + (room if not depth else room.rpartition("/")[2]) + "/"
     files = (
         f"[{len(here.files)} file{'s' if len(here.files) != 1 else ''}, {here.lines:,} lines] " if here.files else ""
     )
-    yield f"{name:<22} {files}{says}"
+    yield f"{name:<22} {files}{summary}"
     for inner in house.order(room):
         yield from _drawn(house, f"{room}/{inner}", depth + 1)
 

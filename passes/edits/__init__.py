@@ -1,4 +1,4 @@
-"""Building blocks of passes: patterns and their driver, replacements, maps absorbed into weights, legalization.
+"""Building blocks of passes: patterns and their driver, replacements, linear maps folded into weights, legalization.
 
 Never here: a pass, an analysis that changes nothing.
 """

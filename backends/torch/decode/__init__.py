@@ -1,4 +1,4 @@
-"""The decode step of a model: one token per batch row, few kernels per layer, on the weights of the generated module.
+"""Code generation for the decode step: it computes one token per batch row in few kernels, with the module's weights.
 
 `lower_step` lowers the fused graph node by node, by the functions in `ops`; `step_source` renders decode.py.
 Never here: the kernels themselves; fusion of nodes, which passes decide.

@@ -1,4 +1,4 @@
-"""The `weft` command: compile, run, serve, inspect, viz, gallery, opt, heal, export, verify, eval; and catalogues.
+"""The command `weft`: compile, run, serve, eval, export, inspect, viz, gallery, opt, heal, verify, and lists of names.
 
 Importing it only imports click; each command imports its needs when it runs. Never here: anything that Python callers
 also need, which is in `weft.frontends.app.api`.

@@ -1,4 +1,4 @@
-"""Fused ops: the computation of one kernel of a decode step as an op, defined by its body in simpler ops.
+"""Fused ops: each computes what one kernel of a decode step computes; its body defines it in simpler ops.
 
 Fusion passes emit them, except `choose_tokens`, which is appended to a model. A backend lowers each to a kernel or to
 its body.

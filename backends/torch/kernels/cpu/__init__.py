@@ -1,4 +1,4 @@
-"""Products on a CPU by operators of PyTorch that read packed weights.
+"""Matrix products on a CPU: calls of PyTorch operators that read packed weights.
 
 Never here: Triton kernels, or anything that a GPU runs.
 """

@@ -1,4 +1,4 @@
-"""Inference engines and several devices: plans of parallelism, and the engines that can run a model.
+"""Inference on several devices: plans of parallelism, and a list of the engines that can run a model.
 
 Never here: source of classes.
 """

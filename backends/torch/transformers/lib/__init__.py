@@ -1,4 +1,4 @@
-"""Snippets of models for transformers, in addition to those of plain PyTorch; a source contains those that it uses.
+"""Snippets of models for transformers, in addition to those of `torch/lib`; a generated file has only those it uses.
 
 Never here: code that needs weft, or depends on one model.
 """

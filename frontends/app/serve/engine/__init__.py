@@ -1,4 +1,4 @@
-"""The model of the server: a thread that decodes or encodes waiting requests, prompts, constraints, counters.
+"""The engine of the server: prompts, constraints, counters, and the thread that runs the model for waiting requests.
 
 Never here: HTTP, the form of requests and responses.
 """
