@@ -57,7 +57,7 @@ def check_chart(out: Path) -> None:
     try:
         import_module("matplotlib")
     except ImportError as e:
-        raise WeftError("charts need the package matplotlib: pip install 'weft[viz]'") from e
+        raise WeftError("charts need the package matplotlib: install weft[viz]") from e
 
 
 def render_chart(

@@ -24,7 +24,7 @@ def render_png(picture: str, scale: float = 2.0) -> bytes:
         from resvg_py import svg_to_bytes
     except ImportError as e:
         raise WeftError(
-            "pictures as .png need the package resvg-py: pip install 'weft[viz]'; .svg needs nothing"
+            "pictures as .png need the package resvg-py: install weft[viz]; .svg needs nothing"
         ) from e
     size = re.search(r'width="(\d+)" height="(\d+)"', picture)
     assert size is not None

@@ -99,5 +99,5 @@ def test_impossible_sizes_are_refused(scale: float) -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(WeftError, match=r"need the package resvg-py: pip install 'weft\[viz\]'; .svg needs nothing"):
+    with pytest.raises(WeftError, match=r"need the package resvg-py: install weft\[viz\]; .svg needs nothing"):
         render_png(draw_picture())
