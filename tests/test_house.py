@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
 import json
 import re
 import resource
@@ -165,3 +166,17 @@ def test_foreign_files_have_one_reader(folder: str, root: Path) -> None:
         name = path.relative_to(root).as_posix()
         found = re.findall(r"json\.loads?\(|raw_decode\(|\.expanduser\(", path.read_text(encoding="utf-8"))
         assert not found or name in OWN_JSON, f"{name}: {found}: use weft.ir.storage.documents"
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "examples"])
+def test_scripts_import_existing_names(folder: str, root: Path) -> None:
+    """Scripts that no test runs import what there is in weft."""
+    missing = []
+    for path in sorted((root / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").partition(".")[0] == "weft":
+                module = importlib.import_module(node.module or "")
+                for name in (alias.name for alias in node.names if not hasattr(module, alias.name)):
+                    if importlib.util.find_spec(f"{node.module}.{name}") is None:
+                        missing.append(f"{path.relative_to(root)}:{node.lineno}: {node.module}.{name}")
+    assert not missing

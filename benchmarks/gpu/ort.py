@@ -96,7 +96,7 @@ def time_device_steps(model: Any, batch: int, length: int, steps: int, rounds: i
         token = context.prefill(draw_prompts(model, batch, length), chunk=2048).argmax(-1)
         for _ in range(WARM // 2):  # captures
             token = context.step(token).argmax(-1)
-        binding, options = context._steps[context._memory.copy_index]
+        binding, options = context._steps_of[None][context._memory.copy_index]
         options = options or import_onnxruntime().RunOptions()
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 

@@ -17,7 +17,7 @@ from playwright.sync_api import Page, sync_playwright
 
 import weft
 from weft.frontends.app.api.draw.galleries import write_gallery
-from weft.frontends.app.api.draw.prompting import attended
+from weft.frontends.app.api.draw.prompting import run_prompt
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "local_global.py"
@@ -69,7 +69,7 @@ def panel(name: str) -> Callable[[Page], None]:
 def prompted(file: Path) -> None:
     """The model that the tests run, with a prompt."""
     model = weft.load_source(WEIGHTS)
-    weft.draw(model, file, more={"prompt": attended(model, PROMPT)})
+    weft.draw(model, file, more={"prompt": run_prompt(model, PROMPT)})
 
 
 def asked(shown: Page) -> None:
