@@ -189,7 +189,7 @@ class TransientGlobals:
         A run is `window` consecutive queries. Its keys are the 3 · window tokens around it, then all global tokens.
 
         - ``global_members`` [batch, globals, seq]: 1 if a token belongs to a block, else 0
-        - ``run_queries`` [runs · window], ``run_keys`` [runs, keys]: i stands for token i, seq + j for global token j
+        - ``run_queries`` [runs · window], ``run_keys`` [runs, keys]: i is token i, and seq + j is global token j
         - ``run_mask`` [batch · runs, keys], false for masked keys; ``run_bias`` [batch · runs, heads, window, keys]
         """
         row, mask = provided("position_row"), provided("key_mask")

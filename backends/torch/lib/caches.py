@@ -120,8 +120,8 @@ def write_rolling(held: Tensor, new: Tensor, positions: Tensor, keep: int) -> No
 
 
 def update_rolling(held: Tensor, new: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> Tensor:
-    """Write `new` by `write_rolling`; return the keys or values of the columns of `mask` [..., keys]: `new` if there
-    are no earlier tokens, all of `held` for one new token, else `held` before the write and then `new`."""
+    """Write `new` by `write_rolling`; return the keys or values of the columns of `mask` [..., keys]: `new` without
+    earlier tokens, all of `held` for one new token, else `held` before the write and then `new`."""
     keys = new.shape[2] if mask is None else mask.shape[-1]
     seen = torch.cat((held, new), 2) if keys == held.shape[2] + new.shape[2] else new
     write_rolling(held, new, positions, keep)

@@ -23,9 +23,7 @@ def render_png(picture: str, scale: float = 2.0) -> bytes:
     try:
         from resvg_py import svg_to_bytes
     except ImportError as e:
-        raise WeftError(
-            "pictures as .png need the package resvg-py: install weft[viz]; .svg needs nothing"
-        ) from e
+        raise WeftError("pictures as .png need the package resvg-py: install weft[viz]; .svg needs nothing") from e
     size = re.search(r'width="(\d+)" height="(\d+)"', picture)
     assert size is not None
     wide, high = (round(int(n) * scale) for n in size.groups())

@@ -163,7 +163,7 @@ def window_attention(
         raise ValueError(f"first_key={first_key} must be at least keep_first={keep_first}")
     queries, d, keys = *q.shape[2:], k.shape[2]
     shift = 0 if first_key is None else first_key - keep_first
-    last = min(keys, start + queries - shift)  # what is behind the last query may never have been written
+    last = min(keys, start + queries - shift)  # keys after the last query may never have been written
     if last < 1 or uses_torch(kernel, _refusal, q, k, v, sinks):
         key = torch.arange(keys, device=k.device)
         if first_key is not None:

@@ -37,7 +37,7 @@ INTERPRETER = None if triton is None else tl.constexpr(triton.knobs.runtime.inte
 INTERPRETED = False  # tests set it where TRITON_INTERPRET was 1 on import: kernels then run on the CPU, block by block
 OLDEST = (8, 0)  # compute capability with bf16 products
 FLOAT8_SINCE = (8, 9)  # with floats of 8 bits
-_assumed: tuple[int, int] | None = None  # what `assume_capability` says
+_assumed: tuple[int, int] | None = None  # set by `assume_capability`
 PDL_SINCE = (9, 0)  # programmatic dependent launch: a kernel starts while the one before it still runs
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels, as Triton names them
 
