@@ -33,7 +33,7 @@ LAYER_TENSORS = {
     GATED: "ffn_gate",
 }
 
-# Regular expressions for metadata keys without the architecture's prefix, by the reason why none of them is a part left out.
+# Regular expressions for metadata keys (without the architecture prefix), by the reason why they are not reported.
 _KNOWN = {
     "is read": r"general\.(architecture|alignment|sampling\.(temp|top_k|top_p|min_p|penalty_repeat)) split\..+ "
     r"tokenizer\.ggml\.(model|pre|tokens|token_type|scores|merges|precompiled_charsmap|remove_extra_whitespaces) "
