@@ -79,7 +79,7 @@ class Option(Argument):
         """Return `value` in the canonical form of the option's type. Raises WeftError if the option does not accept it.
         `op` is ignored."""
         if self.is_choice and value not in typing.get_args(self.type):
-            raise WeftError(f"{self.flag} {value!r} is not known; it takes {' or '.join(self.choices)}")
+            raise WeftError(f"{self.flag} {value!r} is unknown: choose {' or '.join(self.choices)}")
         return super().check(value, op)
 
 

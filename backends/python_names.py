@@ -46,7 +46,7 @@ class PythonNames(Pass):
         from .torch.lower.identifiers import rename_for_python  # needs torch for the attributes of nn.Module
 
         if wrong := next((pair for pair in self.usual if "=" not in pair), None):
-            raise WeftError(f'{self.name}: usual="{wrong}" is not of the form "old=new"')
+            raise WeftError(f'{self.name}: usual="{wrong}" must have the form "old=new"')
         usual = dict(pair.split("=", 1) for pair in self.usual)
         for old in rename_for_python(graph, self.avoid, usual):
             trace.record_rewrite(self.name, old)

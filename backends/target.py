@@ -117,7 +117,8 @@ class Backend(ABC):
                 raise WeftError(f"target {self.name} has no option {name!r}; {takes}")
             option, targets = all_known[name]
             if name not in own_options and value != option.default:
-                raise WeftError(f"{option.flag} supports {join_targets(targets)} only, not {self.name}; leave it out")
+                known = f"{option.flag} is an option of {join_targets(targets)} only"
+                raise WeftError(f"{known}, not of {self.name}; leave it out")
         return self.options(
             **{name: own_options[name].check(value) for name, value in given.items() if name in own_options}
         )
@@ -155,7 +156,7 @@ class Backend(ABC):
         """Return a function that checks nodes as `refusals` does: nodes of the form of `graph` called `form`, or of
         `graph` itself if `form` is "". Raises WeftError if the target has no separate lowerings for this form."""
         if form:
-            raise WeftError(f"target {self.name} has no lowerings for a form {form!r}: leave it out")
+            raise WeftError(f"target {self.name} has only one form of a graph, not {form!r}: leave out form")
         return self.refusals
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
@@ -176,7 +177,7 @@ class Backend(ABC):
     def place(self, device: str) -> Place:
         """Return the target, device and dtype with which a model runs on `device` (auto, cpu or cuda). Raises WeftError
         if the device or the target's runtime is missing, or weft does not run its folders."""
-        raise WeftError(f"weft does not run folders compiled for {self.name}")
+        raise WeftError(f"weft cannot run a folder compiled for {self.name}: load it with the tool it is for")
 
     def files(self, kind: str) -> tuple[str, ...]:
         """Return the names of the model files that a folder must contain, the main file first; `kind` is the kind of
@@ -187,7 +188,7 @@ class Backend(ABC):
         """Open the compiled folder that `facts` describe on `device`, with `threads` CPU threads (None: the runtime's
         default). Return its `runtime.core.decoder.CachedDecoder`, or for an encoder its
         `runtime.ort.ort_encoder.EncoderModel`. Raises WeftError if the folder or the device cannot be used."""
-        raise WeftError(f"{facts.folder} is compiled for {self.name}, which weft does not run")
+        raise WeftError(f"weft cannot run {facts.folder}, compiled for {self.name}: load it with the tool it is for")
 
     def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         """Open a compiled folder like `open`, with only `experts` experts of each mixture on the device at a time;

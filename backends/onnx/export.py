@@ -127,7 +127,7 @@ def write_adapters(built: BuiltModel, folder: Path) -> None:
     slots = [w for w in built.weights if tensors.reads_slots(w.recipe.sources())]
     if low_precision := next((w for w in slots if not w.dtype.is_float or w.dtype.bits < 16), None):
         remedy = "merge the adapter with --adapter, or do not quantize it"
-        raise WeftError(f"{low_precision.value.name} is an adapter weight of less than 16 bits: {remedy}")
+        raise WeftError(f"adapter weight {low_precision.value.name} must have 16 bits or more: {remedy}")
     for name in tensors.choices:
         with tensors.select(name):
             arrays = {str(w.value.name): _read_weight(w, built.reader) for w in slots}

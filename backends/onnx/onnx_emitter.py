@@ -207,7 +207,7 @@ class OnnxEmitter:
             for axis, s in enumerate(value.type.shape):
                 if s == sizes.sym(name):
                     return self.op("Shape", self[value], start=axis, end=axis + 1)
-        raise WeftError(f"size {name} is not the size of an axis of a graph input, so ONNX cannot compute it")
+        raise WeftError(f"ONNX cannot compute size {name}: no axis of a graph input has this size")
 
     def _size_call(self, atom: sizes.SizeCall) -> onnx.Value:
         # Div of integers truncates, which is a floor here: sizes are not negative.
@@ -293,7 +293,7 @@ class OnnxEmitter:
         opset = self.target.opset
         for name in {n.op_type for n in self.nodes if n.domain == ""}:
             if defs.has(name) and not defs.has(name, opset, ""):
-                raise WeftError(f"target {self.target.name} has opset {opset}, which has no operator {name}")
+                raise WeftError(f"operator {name} is not in opset version {opset} of target {self.target.name}")
         imports = {"": opset}
         if any(n.domain == "com.microsoft" for n in self.nodes):
             imports["com.microsoft"] = 1

@@ -157,5 +157,7 @@ def _resolve_file(path: Path, name: str) -> Path:
     """Return the path of the file `name` next to the config at `path`. Raises WeftError if `name` has a folder part or
     is a symbolic link: the file could be anywhere."""
     if Path(name).name != name or (path.parent / name).is_symlink():
-        raise WeftError(f"{path}: filename is {name!r}, but it must be the name of a file in the same folder, no link")
+        raise WeftError(
+            f"{path}: filename is {name!r}, but it must be the name of a file in the same folder, and not a link"
+        )
     return path.parent / name

@@ -71,8 +71,8 @@ class TransformersBackend(TorchBackend):
 
     def open(self, facts: FolderFacts, device: str, threads: int | None) -> Any:
         raise WeftError(
-            f"{facts.folder} is for transformers, which loads it with from_pretrained; to run it with weft, compile: "
-            f"weft compile {facts.folder} -o OUT"
+            f"weft cannot run {facts.folder}, compiled for transformers: load it with from_pretrained, or compile it "
+            f"again with `weft compile {facts.folder} -o OUT`"
         )
 
     def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:

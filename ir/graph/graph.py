@@ -88,7 +88,7 @@ class Value(Operators["Value"]):
         """Size of the last axis, which must be an integer: WeftError if it is symbolic."""
         size = self.type.shape[-1]
         if not isinstance(size, int):
-            raise WeftError(f"the last axis of {self!r} has no fixed size")
+            raise WeftError(f"{self!r} has no fixed width: the size of its last axis must be an integer")
         return size
 
     def replace_uses(self, new: Value, keep: Iterable[Node] = ()) -> None:

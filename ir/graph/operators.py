@@ -58,8 +58,8 @@ class Operators(Generic[V]):
         kind = getattr(self, "type", None)  # variables of patterns have no type
         if kind is not None and kind.dtype == bool_:
             raise WeftError(
-                f"{self!r} is a condition whose elements are not known while a graph is built: choose between values "
-                "with where(…), combine conditions with &, | and ~, and test for an absent one with `is None`"
+                f"{self!r} cannot decide an if, and, or or not of Python, as its elements are not known yet: use "
+                "where(…), &, | and ~, or test an operand that may be absent with `is None`"
             )
         return True
 

@@ -80,7 +80,8 @@ class Step:
         if list(inputs) != [*self.initial, *self.tokens, *self.constants]:
             raise WeftError(f"step: inputs {', '.join(inputs)} must be states first, then tokens, then constants")
         if not self.initial or not self.tokens or not self.outputs:
-            raise WeftError("step: a recurrence needs at least one state, one token input and one output")
+            counts = f"{len(self.initial)}, {len(self.tokens)} and {len(self.outputs)}"
+            raise WeftError(f"step: a recurrence needs states, tokens and outputs, but it has {counts} of them")
         for name in inputs:
             if name.startswith("past_"):
                 raise WeftError(f"step: %{name} begins with past_, which names state operands; choose another name")
@@ -91,7 +92,7 @@ class Step:
                 raise WeftError(f"step: the state %{name} has no new value; add the statement next %{name} = …")
             old, new = inputs[name].type, self.new_state(name).type
             if old != new:
-                raise WeftError(f"step: the new state {name} is {new}, but the state is {old}; they must be equal")
+                raise WeftError(f"step: the state {name} has type {old}, but its new value {new}; make them equal")
             if not old.dtype.is_float:
                 raise WeftError(f"step: the state {name} is {old}, but states must be floating-point")
         if len(graph.outputs) != len(self.initial) + len(self.outputs):
@@ -100,10 +101,12 @@ class Step:
         by_row |= {name: graph.outputs[name].type for name in self.outputs}
         for name, type in by_row.items():
             if type.shape[:1] != (BATCH,):
-                raise WeftError(f"step: {name} is {type}; its first axis must be batch")
+                raise WeftError(f"step: %{name} is {type}, but its first axis must be batch")
         for name, type in {**by_row, **{name: inputs[name].type for name in self.constants}}.items():
             if named := {n for size in type.shape for n in sizes.list_names(size)} - {"batch"}:
-                raise WeftError(f"step: {name} is {type}, but the only symbolic size may be batch, not {named.pop()}")
+                raise WeftError(
+                    f"step: %{name} is {type}, but {named.pop()} is not allowed: only batch may be symbolic"
+                )
 
 
 def bind_batch(type: TensorType, batch: sizes.Size) -> TensorType:

@@ -27,11 +27,11 @@ def check_definition_order(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         for v in node.inputs:
             if v is not None and v not in defined:
-                yield f"{node!r} reads {v!r} before it is defined"
+                yield f"{node!r} reads {v!r}, which is defined later or not at all"
         defined.update(node.outputs)
     for name, v in graph.outputs.items():
         if v not in defined:
-            yield f"output {name} is {v!r}, which nothing defines"
+            yield f"output {name} is {v!r}, which no node, input or parameter defines"
 
 
 def check_use_lists(graph: Graph) -> Iterator[str]:
@@ -42,10 +42,10 @@ def check_use_lists(graph: Graph) -> Iterator[str]:
                 counted.setdefault(v, set()).add((node, i))
         for i, v in enumerate(node.outputs):
             if v.producer is not node or v.index != i:
-                yield f"{v!r} does not have {node!r} as its producer"
+                yield f"{v!r} is an output of {node!r}, but records another producer"
     for v in [*graph.inputs.values(), *graph.params.values(), *(o for n in graph.nodes for o in n.outputs)]:
         if set(v.uses) != counted.get(v, set()):
-            yield f"the use list of {v!r} is stale"
+            yield f"{v!r} records other uses than the nodes that read it"
 
 
 def check_unique_names(graph: Graph) -> Iterator[str]:
@@ -83,7 +83,7 @@ def check_recipe_shapes(graph: Graph) -> Iterator[str]:
     for p in graph.params.values():
         shape = p.recipe.shape(graph.reader)
         if shape != p.type.shape:
-            yield f"parameter {p!r} has a recipe of shape {list(shape)}"
+            yield f"parameter {p!r} is computed in another shape: its recipe gives {list(shape)}"
 
 
 RULES: tuple[Rule, ...] = (

@@ -114,5 +114,5 @@ def _split_operands(x: Any, y: Any) -> tuple[Value, float]:
     value, number = (y, x) if is_number(x) else (x, y)
     constant = float(number)
     if math.isnan(constant):
-        raise WeftError(f"the other operand of an op on {value!r} is NaN; use a number")
+        raise WeftError(f"{value!r} is combined with NaN; use a number")
     return value, constant

@@ -34,7 +34,8 @@ class HeadScales(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         rows = self.weight.shape(reader)[0]
         if rows not in (self.width, self.heads * self.width):
-            raise WeftError(f"{', '.join(self.sources())}: {rows} rows do not fit {self.heads} heads of {self.width}")
+            sizes = f"{self.width} or {self.heads * self.width}, for {self.heads} heads of {self.width}"
+            raise WeftError(f"{', '.join(self.sources())} has {rows} rows, but must have {sizes}")
         return (self.heads,)
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:

@@ -45,7 +45,9 @@ class Literal(Recipe):
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         if math.prod(self.dims) != len(self.values):
-            raise WeftError(f"literal of shape {self.dims} needs {math.prod(self.dims)} values, has {len(self.values)}")
+            raise WeftError(
+                f"a literal of shape {list(self.dims)} has {len(self.values)} values, not {math.prod(self.dims)}"
+            )
         return self.dims
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -140,7 +142,8 @@ class Concat(Recipe):
         shapes = [p.shape(reader) for p in self.items]
         rest = {(*s[: self.axis], *s[self.axis + 1 :]) for s in shapes}
         if len(rest) != 1 or any(not 0 <= self.axis < len(s) for s in shapes):
-            raise WeftError(f"cannot concatenate shapes {shapes} along axis {self.axis}")
+            names = " and ".join(p.label(reader) for p in self.items)
+            raise WeftError(f"cannot concatenate {names} along axis {self.axis}: the other axes differ")
         total = sum(s[self.axis] for s in shapes)
         return (*shapes[0][: self.axis], total, *shapes[0][self.axis + 1 :])
 
@@ -170,7 +173,7 @@ class Slice(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
-            raise WeftError(f"cannot take {self.start}:{self.stop} along axis {self.axis} of a tensor of shape {shape}")
+            raise WeftError(f"cannot take {self.start}:{self.stop} along axis {self.axis} of {self.item.label(reader)}")
         return (*shape[: self.axis], len(range(self.start, self.stop, self.step)), *shape[self.axis + 1 :])
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -191,7 +194,7 @@ class Permute(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if sorted(self.axes) != list(range(len(shape))):
-            raise WeftError(f"axes {self.axes} are not a permutation of the axes of a tensor of shape {shape}")
+            raise WeftError(f"axes {list(self.axes)} are not a permutation of the axes of {self.item.label(reader)}")
         return tuple(shape[a] for a in self.axes)
 
     @property
@@ -219,7 +222,7 @@ class Reshape(Recipe):
         if dims and dims[-1] == -1:
             dims = (*dims[:-1], math.prod(inner) // max(1, math.prod(dims[:-1])))
         if math.prod(inner) != math.prod(dims):
-            raise WeftError(f"cannot reshape a tensor of shape {inner} to {self.dims}")
+            raise WeftError(f"cannot reshape {self.item.label(reader)} to {list(self.dims)}: element counts differ")
         return dims
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -242,7 +245,7 @@ class Take(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if self.axis >= len(shape) or not all(0 <= i < shape[self.axis] for i in self.indices):
-            raise WeftError(f"indices of take exceed axis {self.axis} of a tensor of shape {shape}")
+            raise WeftError(f"cannot take indices beyond axis {self.axis} of {self.item.label(reader)}")
         return (*shape[: self.axis], len(self.indices), *shape[self.axis + 1 :])
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -265,7 +268,7 @@ class Shuffle(Recipe):
         shape = self.item.shape(reader)
         if self.axis >= len(shape) or not 0 <= self.start < self.stop <= shape[self.axis]:
             part = f"{self.start}:{self.stop} along axis {self.axis}"
-            raise WeftError(f"cannot shuffle {part} of a tensor of shape {shape}")
+            raise WeftError(f"cannot shuffle {part} of {self.item.label(reader)}")
         return shape
 
     def order(self, count: int) -> Array:
@@ -302,7 +305,9 @@ class Scale(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if isinstance(self.factor, Recipe) and self.factor.shape(reader) != (shape[self.axis],):
-            raise WeftError(f"cannot scale axis {self.axis} of {shape} by shape {self.factor.shape(reader)}")
+            raise WeftError(
+                f"cannot scale axis {self.axis} of {self.item.label(reader)} by {self.factor.label(reader)}"
+            )
         return shape
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -323,7 +328,7 @@ class Add(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shapes = {p.shape(reader) for p in self.items}
         if len(shapes) != 1:
-            raise WeftError(f"cannot add tensors of shapes {sorted(shapes)}")
+            raise WeftError(f"cannot add {' and '.join(p.label(reader) for p in self.items)}: shapes differ")
         return shapes.pop()
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -371,7 +376,7 @@ class MeanPool(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if self.heads % self.groups or shape[0] % self.heads:
-            raise WeftError(f"cannot pool {self.heads} heads of a tensor of shape {shape} into {self.groups} groups")
+            raise WeftError(f"cannot pool {self.heads} heads of {self.item.label(reader)} into {self.groups} groups")
         return (shape[0] // self.heads * self.groups, *shape[1:])
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:

@@ -261,7 +261,7 @@ class Interpolate(Recipe):
 
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         if not self.factor > 0:
-            raise WeftError(f"rows cannot be interpolated at steps of 1/{self.factor}")
+            raise WeftError(f"factor={self.factor} must be above 0 to interpolate rows")
         return (self.length, *self.item.shape(reader)[1:])
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:

@@ -32,7 +32,7 @@ class MatMul(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         left, right = self.left.shape(reader), self.right.shape(reader)
         if len(left) < 2 or len(right) not in (1, 2) or left[-1] != right[0]:
-            raise WeftError(f"cannot multiply a tensor of shape {left} by one of shape {right}")
+            raise WeftError(f"cannot multiply {self.left.label(reader)} by {self.right.label(reader)}")
         return (*left[:-1], *right[1:])
 
     @property
@@ -53,7 +53,7 @@ class Centre(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if self.axis >= len(shape):
-            raise WeftError(f"cannot centre axis {self.axis} of a tensor of shape {shape}")
+            raise WeftError(f"cannot centre axis {self.axis} of {self.item.label(reader)}")
         return shape
 
     @property
@@ -85,7 +85,7 @@ class RowNorm(Recipe):
         shape = self.item.shape(reader)
         for part in self.parts[1:]:
             if part.shape(reader) != shape[-1:]:
-                raise WeftError(f"a norm weight or bias of shape {part.shape(reader)} does not fit rows of {shape}")
+                raise WeftError(f"the norm weight or bias {part.label(reader)} must be [{shape[-1]}]")
         return shape
 
     def read(self, reader: TensorReader, start: int, stop: int) -> Array:
@@ -107,7 +107,7 @@ class Norms(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if self.axis >= len(shape):
-            raise WeftError(f"a tensor of shape {shape} has no axis {self.axis} to take norms along")
+            raise WeftError(f"cannot take norms along axis {self.axis} of {self.item.label(reader)}")
         return (shape[self.axis],)
 
     @property
@@ -148,7 +148,7 @@ class Inverse(Recipe):
     def shape(self, reader: TensorReader) -> tuple[int, ...]:
         shape = self.item.shape(reader)
         if len(shape) < 2 or shape[-1] != shape[-2]:
-            raise WeftError(f"cannot invert a tensor of shape {shape}: its last two axes differ in size")
+            raise WeftError(f"cannot invert {self.item.label(reader)}: a matrix must be square")
         return shape
 
     @property
@@ -160,7 +160,7 @@ class Inverse(Recipe):
         try:
             inverses: Array = np.linalg.inv(matrices.astype(np.float64))[start:stop]
         except np.linalg.LinAlgError:
-            raise WeftError(f"a matrix of {', '.join(self.sources())} is singular: it has no inverse") from None
+            raise WeftError(f"cannot invert {self.item.label(reader)}: a matrix in it is singular") from None
         return inverses.astype(matrices.dtype if matrices.dtype == np.float64 else np.float32)
 
 

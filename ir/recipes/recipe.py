@@ -102,6 +102,10 @@ class Recipe:
         for part in self.parts:
             yield from part.sources()
 
+    def label(self, reader: TensorReader) -> str:
+        """Return the keys and the shape of the tensor for an error message, such as "w [2, 3]"."""
+        return f"{', '.join(self.sources()) or 'a constant'} {list(self.shape(reader))}"
+
     def evaluate(self, reader: TensorReader) -> Array:
         """Return the full tensor, with its shape (() for a scalar)."""
         shape = self.shape(reader)

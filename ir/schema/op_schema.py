@@ -167,7 +167,7 @@ class OpSchema(Signature, Generic[V]):
         except WeftError as e:
             raise WeftError(str(e) if str(e).startswith(f"{self.name}:") else f"{self.name}: {e}") from None
         except ArithmeticError as e:  # from sizes or attributes that are 0 or too large
-            raise WeftError(f"{self.name}: its sizes or attributes are out of range: {e}") from None
+            raise WeftError(f"{self.name}: a size or attribute is out of range: {e}") from None
         if inferred is None:
             assert operands[0] is not None
             return (operands[0],)
@@ -187,7 +187,7 @@ class OpSchema(Signature, Generic[V]):
             return (self._emit_with_numbers(values, name, attrs),)
         for operand, v in zip(self.operand_names(values), values, strict=True):
             if v is not None and not hasattr(v, "__emit__"):
-                raise WeftError(f"op {self.name}: operand {operand} is a {type(v).__name__}, not a value")
+                raise WeftError(f"op {self.name}: operand {operand} must be a value of a graph, not {type(v).__name__}")
         first = max((v for v in values if v is not None), key=lambda v: v.__emit_priority__)  # patterns before values
         return tuple(first.__emit__(self, values, attrs, name))
 

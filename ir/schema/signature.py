@@ -87,7 +87,9 @@ class Signature:
         while operands and operands[-1] is None:
             operands.pop()
         if not operands:
-            raise WeftError(f"op {self.name} needs operands")
+            raise WeftError(
+                f"op {self.name} got no operands; it needs {self.operands[0].name if self.operands else 'one'}"
+            )
         variadic = bool(self.operands) and self.operands[-1].variadic
         if len(operands) > len(self.operands) and not variadic:
             raise WeftError(f"op {self.name} takes at most {len(self.operands)} operands, not {len(operands)}")

@@ -44,7 +44,7 @@ def check_format(path: Path, manifest: Mapping[str, Any]) -> None:
     """
     version = manifest.get("format", 0)
     if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-        raise WeftError(f"{path}: format is {version!r}, but it must be a non-negative integer")
+        raise WeftError(f"{path}: the key 'format' is {version!r}, but it must be a non-negative integer")
     if version > FORMAT:
         by = f", by weft {manifest['weft']}" if isinstance(manifest.get("weft"), str) else ""
         raise WeftError(f"{path} was written in format {version}{by}, which this weft cannot read yet: upgrade weft")
@@ -58,12 +58,12 @@ def check_contents(folder: Path) -> int:
     """
     path, manifest = _find_manifest(folder, links=True)  # snapshots in the cache of the hub are folders of links
     if manifest is None:
-        raise WeftError(f"{folder} has no {' or '.join(MANIFESTS)} with checksums: its files cannot be checked")
+        raise WeftError(f"{folder} cannot be checked: it has no {' or '.join(MANIFESTS)} with checksums of its files")
     check_format(path, manifest)
     damages = [f"{name} {damage}" for name, damage in _find_damage(folder, path, manifest)]
     if damages:
-        rest = f" (and {len(damages) - 1} more files)" if len(damages) > 1 else ""
-        raise WeftError(f"{folder}: {damages[0]}{rest}; compile it again")
+        rest = f" (and {more} more file{'s' * (more > 1)})" if (more := len(damages) - 1) else ""
+        raise WeftError(f"{folder} is damaged: {damages[0]}{rest}; compile it again")
     return len(manifest["files"])
 
 

@@ -28,7 +28,7 @@ _CUT = 60  # characters of a value that an error shows
 _STRUCTURE = ",[{"  # each is followed by a value
 _BLANKS = " \t\r\n"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-_TOO_DEEP = f"its lists and objects are nested more than {DEEPEST} deep"
+_TOO_DEEP = f"lists and objects are nested more than {DEEPEST} deep"
 
 
 def expand_home(path: str | Path) -> Path:
@@ -124,14 +124,14 @@ def parse_json(raw: bytes | str, name: str, kind: type = dict, unique: bool = Fa
         text = raw if isinstance(raw, str) else raw.decode("utf-8")
         # An upper bound, counted before Python creates any object; characters in strings count as well.
         if (count := sum(map(text.count, _STRUCTURE))) > values:
-            raise WeftError(f"it has {count} values, but at most {values} are allowed")
+            raise WeftError(f"{count} values are more than the {values} that are allowed")
         value, end = parse_json_at(text, len(text) - len(text.lstrip(_BLANKS)), unique)
     except UnicodeDecodeError as error:
         raise WeftError(f"{name}: not valid JSON: byte {error.start} is not UTF-8") from None
     except (WeftError, json.JSONDecodeError) as error:
         raise WeftError(f"{name}: not valid JSON: {error}") from None
     if text[end:].strip(_BLANKS):
-        raise WeftError(f"{name}: not valid JSON: more text follows its end, at character {end}")
+        raise WeftError(f"{name}: not valid JSON: more text follows the JSON value, at character {end}")
     if not isinstance(value, kind):
         raise WeftError(f"{name}: a JSON {_JSON_NAMES[kind]} was expected, not {_name_json_type(value)}")
     return value
@@ -162,7 +162,9 @@ def parse_json_at(text: str, start: int, unique: bool = False) -> tuple[Any, int
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise WeftError("it has half of a surrogate pair (\\ud800 to \\udfff), which is not valid text") from None
+            raise WeftError(
+                "a string has half of a surrogate pair (\\ud800 to \\udfff), which is not valid text"
+            ) from None
     return value, end
 
 
@@ -177,18 +179,18 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique_pairs = dict(pairs)
     if len(unique_pairs) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise WeftError(f"the key {quote_value(twice)} is there twice")
+        raise WeftError(f"the key {quote_value(twice)} is given twice")
     return unique_pairs
 
 
 def _parse_integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
-        raise WeftError(f"it has an integer of {len(text)} digits, but at most {MOST_DIGITS} are allowed")
+        raise WeftError(f"an integer has {len(text)} digits, but at most {MOST_DIGITS} are allowed")
     return int(text)
 
 
 def _reject_constant(text: str) -> float:
-    raise WeftError(f"{text} is not a JSON number")
+    raise WeftError(f"the value {text} is not a number of JSON")
 
 
 _DECODER = json.JSONDecoder(parse_int=_parse_integer)  # knows NaN and Infinity, which transformers writes

@@ -327,10 +327,10 @@ class _GraphParser(Lexer):
         full = self.check(at, lambda: op.check_attrs(attrs))
         types = self.check(at, lambda: op.types([None if v is None else v.type for v in inputs], full))
         if len(types) != len(outs):
-            self.fail(f"op {name} defines {len(types)} values, not {len(outs)}", start)
+            self.fail(f"the number of outputs of op {name} is {len(types)}, but the statement names {len(outs)}", start)
         for (out, declared), inferred in zip(outs, types, strict=True):
             if declared != inferred:
-                self.fail(f"%{out} is declared {declared} but {name} makes {inferred}", start)
+                self.fail(f"%{out} is declared as {declared}, but op {name} gives {inferred}", start)
         node = graph.add_node(op, inputs, full, types, [n for n, _ in outs], scope)
         for (out, _), value in zip(outs, node.outputs, strict=True):
             self.define(values, start, out, value)

@@ -240,7 +240,7 @@ class BlockLayout:
         """Return `blocks` as stored, u8 [rows, blocks, bytes per block]: the inverse of `unpack`, with scales and
         minima rounded. TypeError for blocks of several groups."""
         if isinstance(self.packing, SuperBlock):
-            raise TypeError(f"blocks of {self} can only be read: weft does not choose the scales of super-blocks")
+            raise TypeError(f"{self} cannot be written, only read: weft chooses no scales of super-blocks")
         if self.small_floats:
             return self._pack_floats(blocks)
         factors = [blocks.scales]

@@ -51,7 +51,7 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
     if not stacks:
         raise WeftError(f"{rule}: graph {graph.name} has no layers: no scope is called layers.0")
     if (not name and len(stacks) > 1) or (name and name not in stacks):
-        raise WeftError(f"{rule}: set stack= to one of {', '.join(stacks)}")
+        raise WeftError(f"{rule}: stack={name or ''} must be one of {', '.join(stacks)}")
     stack = name or next(iter(stacks))
     layers: list[Layer] = []
     for number, nodes in sorted(stacks[stack].items()):
@@ -66,7 +66,7 @@ def _find_output(nodes: Iterable[Node], where: str) -> Value:
     outputs = [v for n in inside for v in n.outputs if v.is_output or any(u not in inside for u in v.users)]
     if len(outputs) != 1:
         names = ", ".join(f"%{v.name}" for v in outputs) or "nothing"
-        raise WeftError(f"{where} returns {names}, where a layer returns one value")
+        raise WeftError(f"{where} returns {names}, but a layer must return one value")
     return outputs[0]
 
 
@@ -75,9 +75,8 @@ def _find_input(nodes: Iterable[Node], y: Value, where: str) -> Value:
     read = {v: None for n in nodes for v in n.inputs if v is not None and not isinstance(v, Param)}
     sources = [v for v in read if v.producer not in inside and v.type == y.type]
     if len(sources) != 1:
-        raise WeftError(
-            f"{where} reads {', '.join(f'%{v.name}' for v in sources) or 'nothing'} of the type of %{y.name}"
-        )
+        names = ", ".join(f"%{v.name}" for v in sources) or "none"
+        raise WeftError(f"{where} must read one value of the type of its output %{y.name}, but reads {names}")
     return sources[0]
 
 
@@ -204,7 +203,7 @@ def expand_pattern(pattern: str | Sequence[str], count: int) -> list[str]:
     else:
         period = list(pattern)
     if not period or not set(period) <= set(ROLES):
-        raise WeftError(f'pattern {pattern!r} is neither "5:1", "local*5 + global" nor a list of local and global')
+        raise WeftError(f'pattern {pattern!r} is unknown: give "5:1", "local*5 + global" or a list of local and global')
     return list(itertools.islice(itertools.cycle(period), count))
 
 
@@ -212,7 +211,7 @@ def _expand_role(term: str, pattern: str, count: int) -> list[str]:
     """Expand a `term` of `pattern`, such as "local*5", to a list of 5 roles, or of `count` roles if that is less."""
     match = re.fullmatch(r"\s*([a-z]+)\s*(?:\*\s*(\d{1,9})\s*)?", term)
     if match is None:
-        raise WeftError(f"cannot read {term.strip()!r} of pattern {pattern!r}: it takes local or global, with *number")
+        raise WeftError(f"cannot read {term.strip()!r} in pattern {pattern!r}: a term is local or global, or local*5")
     return [match[1]] * min(int(match[2] or 1), count)
 
 
@@ -221,7 +220,7 @@ def _parse_range(part: str, layers: str) -> range:
     match = re.fullmatch(r"(-?\d{1,9})(?:\s*-\s*(\d{1,9}))?", part)
     if match is None:
         raise WeftError(
-            f'cannot read {part!r} of layers={layers!r}: it takes all, even, odd, "0-5, 8" or "local*5 + global"'
+            f'cannot read {part!r} in layers={layers!r}: give all, even, odd, "0-5, 8" or "local*5 + global"'
         )
     first = int(match[1])
     last = int(match[2]) if match[2] else first

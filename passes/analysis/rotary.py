@@ -155,7 +155,7 @@ def make_rope_reference(recipe: RopeFrequencies, rope: Node, **settings: Any) ->
     stored = param.recipe.evaluate(param.graph.reader).astype(np.float64)
     error = float(np.max(np.abs(stored / exact - 1)))
     if not error < 1e-6:
-        raise WeftError(f"frequencies %{param.name} differ by {error:.1e} from those of {recipe.scaling}")
+        raise WeftError(f"frequencies %{param.name} must be those of {recipe.scaling}, but differ by {error:.1e}")
 
     def rotate(x: Array, at: Array, *_: Array, heads: int, **__: Any) -> Array:
         return oracle.rotate_pairs(x, at, stored, heads=heads, **settings)

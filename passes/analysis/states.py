@@ -98,7 +98,8 @@ def add_state_io(
     """
     is_masked = "key_mask" in (o.name for o in node.op.operands) and node.operand("key_mask") is not None
     if is_masked and find_states(node):
-        raise WeftError(f"kv-cache: %{node.output.name} has a key mask, which constant states do not support")
+        why = "has a key mask and a state of constant size, from which masked tokens cannot be removed"
+        raise WeftError(f"kv-cache: %{node.output.name} {why}: leave out the mask or kv-cache")
     named = _name_node_states((*find_caches(node), *find_states(node)), numbers)
     pasts = {spec.past_operand: graph.add_input(name, spec.type) for spec, name, _ in named}
     for (_, _, name), present in zip(named, rebuild_node(node, {**operands, **pasts}).outputs[1:], strict=True):

@@ -71,7 +71,8 @@ class Argument(Attr):
         if typing.get_origin(self.type) is Literal:
             if value in typing.get_args(self.type):
                 return value
-            raise WeftError(f"{self.name}={_format_value(value)} is none of {', '.join(typing.get_args(self.type))}")
+            choices = ", ".join(typing.get_args(self.type))
+            raise WeftError(f"{self.name}={_format_value(value)} must be one of {choices}")
         if DType in (self.type, *typing.get_args(self.type)) and isinstance(value, str):
             return dtypes.parse(value)
         try:
@@ -177,5 +178,5 @@ def lookup(name: str) -> type[Pass]:
     """Return the pass named `name`; raise WeftError, with the nearest names, if there is none."""
     longer = f"p{name}".replace("_", "-")  # `-ppack-qkv` is -p with its value, and so is -pack-qkv
     if name not in PASSES and longer in PASSES:
-        raise WeftError(f"unknown pass {name!r}; -p{name} is read as -p {name}: write -p p{name.replace('_', '-')}")
+        raise WeftError(f"unknown pass {name!r}; -p{name} means -p {name}: for the pass {longer} write -p {longer}")
     return PASSES.lookup(name)

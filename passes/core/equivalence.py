@@ -203,17 +203,17 @@ class EquivalenceCheck:
             WeftError: naming the first output that differs.
         """
         if list(expected) != list(actual):
-            raise WeftError(f"the outputs were {', '.join(expected)} and are {', '.join(actual)}")
+            raise WeftError(f"the outputs must be {', '.join(expected)}, but are {', '.join(actual)}")
         for name, a in expected.items():
             b = actual[name]
             if a.shape != b.shape:
-                raise WeftError(f"output {name} had shape {list(a.shape)} and has {list(b.shape)}")
+                raise WeftError(f"output {name} must have shape {list(a.shape)}, but has {list(b.shape)}")
             error = measure_difference(a, b)
             self.largest = max(self.largest or 0.0, error)
             # Not `error > bound`: NaN has to fail.
             if not error <= bound:
                 raise WeftError(
-                    f"output {name} differs by {error:.1e} of its largest magnitude; {bound:.0e} is allowed"
+                    f"output {name} differs by {error:.1e} of its largest magnitude, but at most {bound:.0e} is allowed"
                 )
 
 

@@ -52,7 +52,8 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         row = row[: min(limit, longest or limit)]
         limit -= len(row)
         if invalid := [i for i in row if not 0 <= i < vocab]:
-            raise WeftError(f"the calibration text {path} has token {invalid[0]}; the model has 0 to {vocab - 1}")
+            known = f"the tokens of the model are 0 to {vocab - 1}"
+            raise WeftError(f"the calibration text {path} has token {invalid[0]}, but {known}")
         sequences += [row] if len(row) else []
     if not sequences:
         raise WeftError(f"the calibration text {path} has no tokens")
@@ -93,8 +94,8 @@ def sample_tokens(
     texts = read_tokens(graph, path or str(MIXTURE), SPAN * limit)
     if (count := sum(ids.size for ids in texts)) < min(least, limit):
         raise WeftError(
-            f"{name}: {subject} need {least} tokens or more, and the calibration text {path} has {count}; give a "
-            "longer one, or none"
+            f"{name}: the calibration text {path} has {count} tokens, but {subject} need {least} or more: give a "
+            "longer text or leave out calibration="
         )
     return subsample_rows(texts, limit)
 
@@ -132,9 +133,7 @@ def _read_rows(graph: Graph, path: Path, characters: int) -> list[Sequence[int]]
         why = e.strerror.lower() if isinstance(e, OSError) and e.strerror else e
         raise WeftError(f"the calibration text {path} cannot be read: {why}") from e
     if graph.tokenize is None:
-        raise WeftError(
-            f"{path} is text, and the model has no tokenizer; give token ids as a .npy or .json file instead"
-        )
+        raise WeftError(f"{path} is text, but the model has no tokenizer: give token ids as a .npy or .json file")
     if graph.meta.get("kind") == "encoder":
         return list(graph.tokenize([line for line in text.splitlines() if line.strip()]))
     (ids,) = graph.tokenize([text])
@@ -180,7 +179,7 @@ def make_inputs(graph: Graph, ids: Array) -> dict[str, Array]:
         elif name in values:
             inputs[name] = values[name]
         else:
-            raise WeftError(f"calibration: token ids do not determine the graph input {name}; set no calibration=")
+            raise WeftError(f"calibration: the graph input {name} is not known from token ids: leave out calibration=")
     return inputs
 
 

@@ -46,7 +46,7 @@ def test_fitting_value_is_accepted(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("form", "medium", "--form 'medium' is not known; it takes small or large"),
+        ("form", "medium", "--form 'medium' is unknown: choose small or large"),
         ("up_to", "many", "up_to"),
         ("loud", "very", "loud"),
     ],

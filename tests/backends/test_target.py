@@ -42,9 +42,13 @@ def test_options_are_chosen_by_name() -> None:
     ("target", "given", "words"),
     [
         ("ort-cpu", {"colour": 1}, "target ort-cpu has no option 'colour'; it takes .*prepack"),
-        ("ort-cpu", {"activations": "fp8"}, "--activations supports target torch only, not ort-cpu; leave it out"),
+        (
+            "ort-cpu",
+            {"activations": "fp8"},
+            "--activations is an option of target torch only, not of ort-cpu; leave it out",
+        ),
         ("torch", {"tensor_parallel": 2}, "has no option 'tensor_parallel' any more: target transformers writes plans"),
-        ("torch", {"cache_dtype": "int3"}, "--cache-dtype 'int3' is not known; it takes int8 or int4 or fp8"),
+        ("torch", {"cache_dtype": "int3"}, "--cache-dtype 'int3' is unknown: choose int8 or int4 or fp8"),
     ],
 )
 def test_options_of_others_are_refused(target: str, given: dict[str, Any], words: str) -> None:
@@ -66,7 +70,7 @@ def test_cast_is_the_last_pass_unless_in_f32(graph: Graph) -> None:
 def test_forms_without_lowerings_are_refused(graph: Graph) -> None:
     accepts, lowered = CPU.takes(graph, ""), {node.op.name: CPU.refusals(node) for node in graph.nodes}
     assert {node.op.name: accepts(node) for node in graph.nodes} == lowered and lowered["linear"] is None
-    with pytest.raises(WeftError, match="target ort-cpu has no lowerings for a form 'step'"):
+    with pytest.raises(WeftError, match="target ort-cpu has only one form of a graph, not 'step'"):
         CPU.takes(graph, "step")
 
 
@@ -77,11 +81,11 @@ def test_place_is_named_by_runtime_and_device() -> None:
 
 def test_targets_without_a_runtime_open_nothing() -> None:
     facts = FolderFacts(Path("out"), (), "decoder", "ort-cpu", vocab=9, max_length=8)
-    with pytest.raises(WeftError, match="out is compiled for ort-cpu, which weft does not run"):
+    with pytest.raises(WeftError, match="weft cannot run out, compiled for ort-cpu"):
         Backend.open(CPU, facts, "cpu", None)
     with pytest.raises(WeftError, match=r"keeps all experts on the device: .*compile it with --target torch"):
         CPU.open_offloaded(facts, "cpu", None, 2)
-    with pytest.raises(WeftError, match="weft does not run folders compiled for ort-cpu"):
+    with pytest.raises(WeftError, match="weft cannot run a folder compiled for ort-cpu"):
         Backend.place(CPU, "cpu")
     assert Backend.files(CPU, "decoder") == ()
 

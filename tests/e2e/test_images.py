@@ -106,7 +106,9 @@ def test_dual_encoders_equal_transformers(name: str, target: str, tmp_path: Path
     assert worst(got, features) < 1e-5
     loaded = weft.load_source(tmp_path / "hf", family=f"{row.family}_vision_model")
     if target == "transformers":
-        with pytest.raises(WeftError, match=r"models of token ids, and \w+ reads pixel_values: choose target torch"):
+        with pytest.raises(
+            WeftError, match=r"needs the input input_ids, but \w+ has pixel_values: choose target torch"
+        ):
             weft.compile(loaded, tmp_path / "images", target=target)
         return
     got = outputs(loaded, target, {"pixel_values": image}, tmp_path / "images")

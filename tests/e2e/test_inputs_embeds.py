@@ -94,7 +94,7 @@ def test_take_embeddings_runs_before_caches(tmp_path: Path) -> None:
 def test_text_prompts_are_refused(target: str, tmp_path: Path) -> None:
     ROWS["llama-gqa-tied"].save(tmp_path / "hf")
     weft.compile(tmp_path / "hf", tmp_path / "out", target=target, passes="default, take-embeddings")
-    with pytest.raises(WeftError, match=r"the model takes embeddings \(inputs_embeds\), no prompts: run it with ONNX"):
+    with pytest.raises(WeftError, match=r"the model takes embeddings \(inputs_embeds\), not prompts: run it with ONNX"):
         weft.load(tmp_path / "out", trust=True)
 
 

@@ -108,7 +108,7 @@ def nudge(graph: Graph) -> None:
         (swap_weights, r"pass sabotage breaks its declared effect \(exact\): output logits differs by .* 1e-12 is"),
         (nudge, r"pass sabotage breaks its declared effect \(exact\): output logits differs by .*e-\d+"),
         (retype, "pass sabotage left a broken graph: graph tiny: .*rms_norm"),
-        (rename, "pass sabotage breaks its declared effect .*: the outputs were logits and are scores"),
+        (rename, "pass sabotage breaks its declared effect .*: the outputs must be logits, but are scores"),
     ],
 )
 def test_verification_names_the_pass_that_broke(edit: Callable[[Graph], None], message: str) -> None:

@@ -290,8 +290,8 @@ print(*(item.value for item in items))
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--heading", "x"], "--heading supports target text only, not ort-cpu; leave it out"),
-        (["--target", "text", "--prepack"], "--prepack supports target ort-cpu only, not text; leave it out"),
+        (["--heading", "x"], "--heading is an option of target text only, not of ort-cpu; leave it out"),
+        (["--target", "text", "--prepack"], "--prepack is an option of target ort-cpu only, not of text; leave it out"),
         (["--target", "text", "--dtype", "f16"], "target text does not support f16; it supports f32"),
         (["--target", "text", "--case", "odd"], "Invalid value for '--case'"),
     ],
@@ -305,7 +305,7 @@ def test_target_without_a_runtime_is_refused_by_run(weft: Weft, warm: Path, inst
     weft("compile", "model.py", "--target", "text", "-o", "unrun")
     done = run(installed, "run", "unrun", "--ids", "1", program=warm)
     assert done.returncode == 2
-    assert done.stderr == "weft: error: unrun is compiled for text, which weft does not run\n"
+    assert done.stderr == "weft: error: weft cannot run unrun, compiled for text: load it with the tool it is for\n"
 
 
 def test_modules_are_imported_by_name(tmp_path: Path, installed: Path) -> None:

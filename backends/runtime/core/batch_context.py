@@ -186,7 +186,7 @@ class BatchContext(ABC):
 
     def _check_room(self, rows: Ints) -> None:
         if rows.size and int(self.lengths[rows].max()) >= self.capacity:
-            raise WeftError(f"the cache is full: it holds {self.capacity} tokens a row")
+            raise WeftError(f"the cache is full with {self.capacity} tokens in a row: create a context of more tokens")
 
     def _record_tokens(self, rows: Ints, tokens: Ints) -> None:
         self._ids[rows, self.lengths[rows]] = tokens
@@ -198,7 +198,9 @@ class BatchContext(ABC):
         past = self.lengths[first : first + len(parts)]
         total = past + np.array([len(part) for part in parts])
         if int(total.max()) > self.capacity:
-            raise WeftError(f"{int(total.max())} tokens do not fit the cache of {self.capacity} tokens a row")
+            raise WeftError(
+                f"{int(total.max())} tokens in a row do not fit the cache of {self.capacity}: create a larger context"
+            )
         self.discard_step()
         self._intact = False
         logits = self._run_tokens(first, parts, past, total, every)

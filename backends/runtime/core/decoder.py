@@ -14,7 +14,7 @@ from .batch_context import BatchContext
 from .results import ExpertCounts
 
 EMBEDDED = "inputs_embeds"
-TAKES_EMBEDDINGS = "the model takes embeddings (inputs_embeds), no prompts: run it with ONNX Runtime or PyTorch itself"
+TAKES_EMBEDDINGS = "the model takes embeddings (inputs_embeds), not prompts: run it with ONNX Runtime or PyTorch itself"
 C = TypeVar("C", bound=BatchContext)
 # Caches grow in steps of this many tokens: few sizes, so memory and captured graphs are reused.
 STEP = {"cpu": 256, "cuda": 1024}
@@ -79,7 +79,8 @@ class CachedDecoder(ABC, Generic[C]):
         STEP, at most `max_length`. Raises WeftError if `tokens` is above `max_length`."""
         if tokens > self.max_length:
             raise WeftError(
-                f"{tokens} tokens are more than the maximum of {self.max_length} that the model was compiled for"
+                f"{tokens} tokens exceed the {self.max_length} that the model is compiled for: use fewer, or compile "
+                "with a larger --max-length"
             )
         step = STEP[self.device_type]
         return min(self.max_length, -(-tokens // step) * step)

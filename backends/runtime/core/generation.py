@@ -62,14 +62,16 @@ class Generator:
     def tokenizer(self) -> Tokenizer:
         """Return the folder's tokenizer. Raises WeftError when there is none."""
         if self.folder is None:
-            raise WeftError("the model has no folder, hence no tokenizer: prompt it with token ids")
+            raise WeftError("the model was not opened from a folder, so it has no tokenizer: prompt it with token ids")
         return Tokenizer(self.folder)
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """Return the folder's chat template. Raises WeftError when there is none."""
         if self.folder is None:
-            raise WeftError("the model has no folder, hence no chat template")
+            raise WeftError(
+                "the model was not opened from a folder, so it has no chat template: use prompts, not messages"
+            )
         return ChatTemplate(self.folder)
 
     def chat_prompt(self, messages: Sequence[Message], **variables: Any) -> list[int]:
@@ -126,10 +128,15 @@ class Generator:
         how = Beams(beams, length_penalty, early_stopping, returned)
         if beams > 1:
             if sampling or stop:
-                raise WeftError(f"beams is {beams}, but a beam search takes no stop strings or sampling options")
+                raise WeftError(
+                    f"beams is {beams}, but a beam search takes no stop strings or sampling options: leave them out"
+                )
             default = Speculation.num_assistant_tokens
             if prompt_lookup_num_tokens or assistant is not None or num_assistant_tokens != default:
-                raise WeftError(f"beams is {beams}, but a beam search cannot draft tokens: leave out one of the two")
+                drafting = "prompt_lookup_num_tokens, assistant and num_assistant_tokens"
+                raise WeftError(
+                    f"beams is {beams}, but a beam search cannot draft tokens: leave out beams, or {drafting}"
+                )
             return self._search_beams(batch, max_tokens, self._resolve_chunk(chunk), how)
         if how != Beams():
             raise WeftError("length_penalty, early_stopping and returned need a beam search: set beams above 1")
@@ -174,7 +181,9 @@ class Generator:
         token. Raises WeftError as `generate` does, and for an encoder-decoder.
         """
         if self.decoder.start is not None:
-            raise WeftError("the logits of an encoder-decoder also depend on a source: generate its answers instead")
+            raise WeftError(
+                "an encoder-decoder gives no logits of token ids alone, without a source: use generate instead"
+            )
         ids = self._encode_prompt(ids)
         chunk = self._resolve_chunk(chunk)
         with self.decoder.context(1, len(ids)) as context:

@@ -98,7 +98,8 @@ class Speculation:
             raise WeftError(f"num_assistant_tokens is {self.num_assistant_tokens}, but there is no assistant: set one")
         if self.prompt_lookup_num_tokens and self.assistant is not None:
             raise WeftError(
-                "drafts come from prompt look-up or from an assistant, not from both: leave out one of them"
+                f"prompt_lookup_num_tokens is {self.prompt_lookup_num_tokens}, but there is an assistant too, and only "
+                "one can draft tokens: leave out either"
             )
 
     def __bool__(self) -> bool:
@@ -108,8 +109,8 @@ class Speculation:
         """Check that `decoder` can verify drafts: it must rewind, accept padding and return all logits. The assistant,
         if set, must be a decoder that can rewind, with the same vocabulary. Raises WeftError if not."""
         if not decoder.can_rewind or not decoder.padded:
-            why = "its tokens compete" if decoder.can_rewind else "states and rolling caches cannot drop tokens again"
-            raise WeftError(f"the model cannot verify drafted tokens: {why}; generate without drafts")
+            why = "tokens compete for experts" if decoder.can_rewind else "states and rolling caches cannot drop tokens"
+            raise WeftError(f"the model cannot verify drafted tokens, because {why}: generate without drafts")
         if not decoder.every_position:
             raise WeftError(
                 "the model returns the logits of the last token only, so it cannot verify drafted tokens: "
@@ -123,7 +124,9 @@ class Speculation:
                 "with the same vocabulary"
             )
         if not self.assistant.can_rewind or self.assistant.start is not None:
-            raise WeftError("the assistant cannot undo tokens: choose one without recurrent states and rolling caches")
+            raise WeftError(
+                "the assistant cannot drop rejected tokens: use a decoder without recurrent states and rolling caches"
+            )
 
     def new_drafts(self, capacity: int) -> Drafts:
         """Return the `Drafts` of a new batch row of at most `capacity` tokens; an assistant gets caches for this

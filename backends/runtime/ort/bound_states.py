@@ -75,9 +75,9 @@ def bind_states(
     for state in carried:
         past, present, recurrent = state.input, state.output, state.growth is Growth.CONSTANT
         if past not in inputs:
-            raise WeftError(f"{name}: the graph does not take {past}, which its manifest records; compile again")
+            raise WeftError(f"{name}: the graph has no input {past}, although weft.json lists it; compile again")
         if present not in outputs:
-            raise WeftError(f"{name}: the graph takes {past} but does not return {present}")
+            raise WeftError(f"{name}: the graph has an input {past} but no output {present}; compile again")
         shape = [n if isinstance(n, int) else None for n in inputs[past].shape[1:]]
         if not recurrent and len(shape) == 3 and shape[2] is None:
             shape[2] = head_dim

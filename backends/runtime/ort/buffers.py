@@ -29,7 +29,7 @@ def find_kind(name: str, value: Any) -> Kind:
     """Return (the ONNX enum value, the numpy dtype; uint16 for bf16) of an input or output `value` of the graph `name`.
     Raises WeftError if the runtime cannot hold its type."""
     if value.type not in _TYPES:
-        raise WeftError(f"{name}: {value.name} is a {value.type}, which the runtime cannot feed or read")
+        raise WeftError(f"{name}: {value.name} has type {value.type}, which the runtime does not support")
     return _TYPES[value.type]
 
 

@@ -80,15 +80,15 @@ class EncoderModel(Tasks):
         if truncate_dim is not None:
             check_count("truncate_dim", truncate_dim)
         if pooled == "none" and truncate_dim is not None:
-            raise WeftError('truncate_dim needs one vector per text: leave it out with pooling "none"')
+            raise WeftError('truncate_dim cannot cut vectors of single tokens: leave it out, or pooling "none"')
         if prompt is not None and prompt_name is not None:
             raise WeftError(
-                "prompt (a text) and prompt_name (a prompt of the model) exclude each other: give one of them"
+                "prompt and prompt_name are both given, but a text can begin with only one: leave out either"
             )
         inputs = list_prompts(texts)
         prefix = self.prompt(prompt_name, prompt)
         if (prompt or prompt_name) and prefix and any(map(is_ids, inputs)):
-            raise WeftError("token ids get no prompt: leave the prompt out, and begin the ids with those of the prompt")
+            raise WeftError("a prompt cannot be put before token ids: leave it out, and begin the ids with its ids")
         skipped = 0 if self.embedding.include_prompt or not prefix else self.tokenizer.prompt_length(prefix)
         rows = self._tokenize(inputs, prefix, truncate)
         vectors: list[Floats] = [np.empty(0, np.float32)] * len(rows)
@@ -167,8 +167,8 @@ class OrtEncoder(EncoderModel):
         self._inputs = {i.name: i.type for i in session.ort.get_inputs()}
         if not {"input_ids", "attention_mask"} <= self._inputs.keys() <= set(_INPUTS):
             raise WeftError(f"{name}: its inputs are {', '.join(self._inputs)}, so it is not an encoder")
-        if wrong := [kind for kind in self._inputs.values() if kind not in _DTYPES]:
-            raise WeftError(f"{name}: an input is a {wrong[0]}, which the runtime cannot feed")
+        if wrong := [f"{i} has type {kind}" for i, kind in self._inputs.items() if kind not in _DTYPES]:
+            raise WeftError(f"{name}: the input {wrong[0]}, which the runtime does not support")
         if outputs.get("last_hidden_state") not in ("tensor(float)", "tensor(float16)"):
             raise WeftError(f"{name}: it has no output last_hidden_state in f32 or f16, so it is not an encoder")
 

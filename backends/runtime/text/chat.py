@@ -63,7 +63,7 @@ class ChatTemplate:
         context |= {"messages": list(map(_normalize_message, messages)), "add_generation_prompt": answer}
         named = "tool_use" if context["tools"] is not None and "tool_use" in self._templates else "default"
         if named not in self._templates:
-            raise WeftError(f"{self._path}: its only chat template is for tools: pass tools, or add a default template")
+            raise WeftError(f"{self._path}: the only chat template is for tools: pass tools, or add a default template")
         try:
             request = {"seconds": SECONDS, "memory": MEMORY, "template": self._templates[named], "variables": context}
             request_json = json.dumps(request, default=_convert_for_json)
@@ -74,7 +74,7 @@ class ChatTemplate:
             status, text, words = ask(request_json.encode())
         except (OSError, subprocess.TimeoutExpired) as error:
             raise WeftError(
-                f"{self._path}: the chat template cannot be rendered in a process of its own: {error}"
+                f"{self._path}: the chat template cannot be rendered by another process: {error}"
             ) from error
         reply = _parse_reply(str(self._path), status, text, words)
         if "text" not in reply:
@@ -144,7 +144,7 @@ class Renderer(AbstractContextManager["Renderer"]):
             ready, _, _ = select.select([out], [], [], START_SECONDS)
             piece = os.read(out, size - len(read)) if ready else b""
             if not piece:
-                raise OSError("it ended" if ready else "it does not answer")
+                raise OSError(f"the process {'ended' if ready else 'does not answer'}")
             read += piece
         return read
 
@@ -245,4 +245,4 @@ def _convert_for_json(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"a {type(value).__name__} is not")
+    raise TypeError(f"they hold a value of type {type(value).__name__}")

@@ -219,9 +219,7 @@ def offload_experts(model: nn.Module, most: int, device: str, name: str, stream:
     place, mixtures = torch.device(device), dict[int, Mixture]()
     modules = [m for m in model.modules() if _runs_experts(m)]
     if not modules:
-        raise WeftError(
-            f"{name}: it has no mixture of experts to offload: leave out the limit of experts on the device"
-        )
+        raise WeftError(f"{name}: the model has no mixture of experts to offload: leave out experts_on_device")
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     host = {module: [p.data for p in module.parameters(recurse=False)] for module in modules}
     if place.type == "cuda":
@@ -277,7 +275,7 @@ def _check_mapped(stacks: Sequence[Tensor], name: str) -> None:
     maps = Path("/proc/self/maps")
     if not maps.is_file() or not hasattr(_libc, "madvise"):
         raise WeftError(
-            f"{name}: this system cannot release pages of files: leave out the limit of experts on the device"
+            f"{name}: this system cannot release pages of files, as offloading needs: leave out experts_on_device"
         )
     files = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
     ranges = [[int(end, 16) for end in f[0].split("-")] for f in files if len(f) == 6 and f[5].startswith("/")]

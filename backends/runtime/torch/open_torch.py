@@ -37,7 +37,7 @@ def open_decoder(facts: FolderFacts, device: str, threads: int | None, experts: 
     from .torch_decoder import TorchDecoder
 
     if experts is not None and facts.kind == "encoder":
-        raise WeftError(f"{facts.folder} is an encoder, whose experts cannot be offloaded: leave out their limit")
+        raise WeftError(f"{facts.folder} is an encoder, whose experts cannot be offloaded: leave out experts_on_device")
     model, step = _open_model(facts, device, threads, all_on_device=experts is None)
     offloaded = None
     if experts is not None:

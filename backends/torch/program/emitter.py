@@ -319,7 +319,7 @@ class Emitter:
             if sym(name) in value.shape:
                 axis = value.shape.index(sym(name))
                 return self.hoist(("size", name), f"{{0}}.shape[{axis}]", value, name=name)
-        raise WeftError(f"the size {name} is not that of an axis of any graph input")
+        raise WeftError(f"the size {name} cannot be computed: no axis of a graph input has this size")
 
     def write_shape(self, shape: Shape, *near: Value, first: int = 0) -> tuple[str, list[Operand]]:
         """Return comma-separated expressions for the sizes in `shape`, and their operands. Placeholders count from

@@ -38,8 +38,8 @@ def check_cache_writes(graph: Graph) -> None:
     node = find_subset_node(graph)
     if node is not None:
         raise WeftError(
-            f"{graph.name} cannot generate: {node.op.name} (%{node.output.name}) runs on tokens that are chosen from "
-            "the whole sequence, including later ones; to train the model, build its module with `weft.torch`"
+            f"{graph.name} cannot generate: {node.op.name} (%{node.output.name}) runs on tokens chosen from the whole "
+            "sequence, including later ones; use `weft.torch`, to train only"
         )
 
 

@@ -42,8 +42,8 @@ def write_embedding(folder: Path, graph: Graph, kind: DType | None, length: int 
     pools_itself = _VECTOR in graph.outputs and ("Pooling" not in types or (averages and length is not None))
     if pools_itself and sentence.get("include_prompt") is False:
         raise WeftError(
-            f"{graph.name}: target transformers pools by itself after a WeightedLayerPooling, prompts included, which "
-            "include_prompt=false forbids: choose another target, or `weft export`"
+            f"{graph.name} has include_prompt=false, but after WeightedLayerPooling target transformers pools prompts "
+            "too: choose another target, or `weft export`"
         )
     if graph.meta.get("kind") != "encoder" or (length is None if pools_itself else not modules):
         return
@@ -77,7 +77,7 @@ def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor
     the dtype of the source of each (f32 for several sources). Raise WeftError if none of them is a weight."""
     params = {name.removeprefix(f"{at}."): param for name, param in graph.params.items() if name.startswith(f"{at}.")}
     if not any(key.endswith(("weight", "layer_weights")) for key in params):
-        raise WeftError(f"module {at} has no weight after these passes: leave out those that replace it")
+        raise WeftError(f"module {at} has lost its weight to a pass: leave out the passes that replace it")
     tensors: dict[str, Tensor] = {}
     for key, param in params.items():
         read = {graph.reader.dtype(source) for source in param.recipe.sources()} & set(STORED)

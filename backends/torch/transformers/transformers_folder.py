@@ -68,7 +68,7 @@ class TransformersFolder:
         graph, self._legal = forms[""], forms[MODEL]
         if has_cache(graph):
             raise WeftError(
-                "target transformers has caches of its own: leave out the pass kv-cache, and passes that need it"
+                "target transformers adds caches by itself: leave out the pass kv-cache and the passes that need it"
             )
         if any(map(is_quantized, graph.params.values())):
             raise WeftError(
@@ -78,8 +78,8 @@ class TransformersFolder:
         check_cache_writes(graph)
         if "input_ids" not in graph.inputs:
             raise WeftError(
-                f"target transformers writes models of token ids, and {graph.name} reads {', '.join(graph.inputs)}: "
-                "choose target torch, or write it as a model of transformers itself with `weft export`"
+                f"target transformers needs the input input_ids, but {graph.name} has {', '.join(graph.inputs)}: "
+                "choose target torch, or export a model of transformers itself with `weft export`"
             )
         if RESERVED_WORD in name.lower():
             raise WeftError(

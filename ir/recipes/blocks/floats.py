@@ -86,8 +86,8 @@ class Float8(BlockRecipe):
         for part, count in ((self.codes, groups * FLOAT8.group), (self.scales, groups)):
             if (actual := part.shape(reader)) != (*lead, count) or not lead or not count:
                 raise WeftError(
-                    f"{', '.join(part.sources())} {list(actual)} does not fit: rows of {self.width} floats have "
-                    f"{count} here, in {list(lead)} rows"
+                    f"{', '.join(part.sources())} has shape {list(actual)}, but rows of {self.width} floats in "
+                    f"{FLOAT8} need {[*lead, count]}"
                 )
         return (*lead, self.width)
 
@@ -97,7 +97,9 @@ class Float8(BlockRecipe):
         if codes:
             raw = self.codes.read(reader, start, stop).reshape(*scales.shape, FLOAT8.group)
             if not np.isfinite(scales).all() or np.isnan(raw.view(dtypes.f8e4m3.numpy)).any():
-                raise WeftError(f"an element of {', '.join(self.sources())} is not finite: the weights are broken")
+                raise WeftError(
+                    f"an element of {', '.join(self.sources())} is not finite: fetch or save the weights again"
+                )
         return Blocks(raw, scales)
 
 
@@ -137,8 +139,8 @@ class ToFloat4(BlockRecipe):
         wanted = {1, shape[0] if len(shape) > 2 else 1} if layout.tensor_scale else {0}
         if count not in wanted or not all(0 < s < math.inf for s in self.tensor_scales):
             raise WeftError(
-                f"{', '.join(self.sources())} of shape {list(shape)} in {self.format} has {count} tensor_scales; "
-                f"it needs {' or '.join(map(str, sorted(wanted)))}, each above 0 and finite"
+                f"{', '.join(self.sources())} of shape {list(shape)}: format={self.format} needs "
+                f"{' or '.join(map(str, sorted(wanted)))} tensor_scales above 0, not {list(self.tensor_scales)}"
             )
         return shape
 
@@ -190,14 +192,15 @@ class Float4(BlockRecipe):
         groups = -(-self.width // layout.group)
         parts = [(self.codes, groups * layout.group // 2), (self.scales, groups)]
         if layout.tensor_scale != (self.tensor_scales is not None):
-            raise WeftError(f"{', '.join(self.sources())}: tensor_scales are required by nvfp4, and only for it")
+            need = "needs" if layout.tensor_scale else "takes no"
+            raise WeftError(f"{', '.join(self.sources())}: format={self.format} {need} tensor_scales")
         if self.tensor_scales is not None:
             parts.append((self.tensor_scales, 1))
         for part, count in parts:
             if (actual := part.shape(reader)) != (*lead, count) or not lead or not groups:
                 raise WeftError(
-                    f"{', '.join(part.sources())} {list(actual)} does not fit: a row of {self.width} floats in "
-                    f"{self.format} has {count} here, in {list(lead)} rows"
+                    f"{', '.join(part.sources())} has shape {list(actual)}, but rows of {self.width} floats in "
+                    f"{self.format} need {[*lead, count]}"
                 )
         return (*lead, self.width)
 
@@ -209,7 +212,9 @@ class Float4(BlockRecipe):
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
             scales = layout.decode_scales(self.scales.read(reader, start, stop), tensor_scales)
             if not np.isfinite(scales * LARGEST_E2M1).all():
-                raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the weights are broken")
+                raise WeftError(
+                    f"a scale of {', '.join(self.sources())} is not finite: fetch or save the weights again"
+                )
         unpacked = np.empty((*scales.shape, 0), np.uint8)
         if codes:
             packed = self.codes.read(reader, start, stop)

@@ -101,8 +101,8 @@ class Dequantize(BlockRecipe):
             part: Recipe | None = getattr(self, name)
             if part is not None and (actual := part.shape(reader)) != (*lead, count):
                 raise WeftError(
-                    f"the {name} {list(actual)} of {', '.join(self.sources())} do not fit: a row of {self.width} "
-                    f"codes of {self.bits} bits in groups of {self.group} has {count}, in {list(lead)} rows"
+                    f"{name} of {', '.join(self.sources())} have shape {list(actual)}, but rows of {self.width} codes "
+                    f"of {self.bits} bits in groups of {self.group} need {[*lead, count]}"
                 )
         return check_matrix(self, (*lead, self.width))
 
@@ -131,7 +131,7 @@ def _build_layout(bits: int, group: int, zeros: bool, scale: str) -> BlockLayout
 def check_matrix(recipe: Recipe, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return `shape` if it is that of a matrix, or of a stack of matrices, with columns; WeftError if not."""
     if len(shape) < 2 or not shape[-1]:
-        raise WeftError(f"{', '.join(recipe.sources())} of shape {list(shape)} is not a matrix to quantize")
+        raise WeftError(f"{', '.join(recipe.sources())} has shape {list(shape)}, but only matrices can be quantized")
     return shape
 
 

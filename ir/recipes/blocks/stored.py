@@ -79,7 +79,7 @@ class AsStored(BlockRecipe):
         blocks = read_leaf_blocks(self.item, reader, start, stop)
         for factors in (blocks.scales, blocks.offsets):
             if factors is not None and not np.isfinite(factors).all():
-                raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: the file is broken")
+                raise WeftError(f"a scale of {', '.join(self.sources())} is not finite: fetch or save the file again")
         layout = self.layout(reader)
         if layout.small_floats:
             return blocks
@@ -90,7 +90,7 @@ class AsStored(BlockRecipe):
                 values = layout.without_sums.dequantize(blocks).reshape(blocks.codes.shape)
                 converted = quantize_with_offsets(values, blocks.scales, blocks.offsets, layout)
         if not np.isfinite(converted.scales).all():
-            raise WeftError(f"a scale of {', '.join(self.sources())} exceeds the range of f16")
+            raise WeftError(f"{', '.join(self.sources())} cannot keep its blocks: a scale exceeds the range of f16")
         return converted
 
 

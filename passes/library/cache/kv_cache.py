@@ -31,10 +31,10 @@ from ...core.equivalence import EXACT, SIZES, EquivalenceCheck
 from ...edits.edit import rebuild_node
 from .key_axis import BiasExtension
 
-COUNTING_REMEDY = "positions should come from the input position_ids"
+COUNTING_REMEDY = "take positions from the input position_ids"
 NO_CACHE_REMEDY = "leave the cache out (--passes default,-kv-cache,-last-token-logits)"
 _MASKED_OPS = (ops.attention, ops.lightning_index)  # ops that read both a key mask and a cache
-MIXING_REMEDY = f"tokens may be mixed by causal attention, recurrences and convolutions only, or {NO_CACHE_REMEDY}"
+MIXING_REMEDY = f"mix tokens by causal attention, recurrences and convolutions only, or {NO_CACHE_REMEDY}"
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ class KvCache(Pass):
         bias_nodes, comparing = _list_bias_nodes(graph), _list_comparing_nodes(graph, tokens)
         _check_cacheable(graph, tokens, attentions, {*bias_nodes, *recurrences, *comparing})
         for node in comparing:
-            trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares the tokens of a call only")
+            trace.note(f"kv-cache: {node.op.name} (%{node.output.name}) compares new tokens only, not cached ones")
         mask = _add_total_mask(graph, tokens, attentions)
         positions = graph.inputs.get("position_ids")
         if positions is None:
             positions = graph.add_input("position_ids", TensorType(dtypes.i64, tokens))
         if positions.shape != tokens:
-            raise WeftError(f"kv-cache: input {positions!r} should be a position per token, {list(tokens)}")
+            raise WeftError(f"kv-cache: input {positions!r} must have shape {list(tokens)}, a position per token")
         keys = BiasExtension(graph, mask, positions, bias_nodes)
         pasts, counters = dict[Node, dict[str, Value]](), Counter[str]()
         for node, first in [(node, find_cache_owner(node)) for node in attentions]:
@@ -241,13 +241,13 @@ def _check_cacheable(graph: Graph, tokens: Tokens, attentions: list[Node], suppo
         if node in attentions:
             if node.inputs[1] is not None and node.inputs[1].shape[1] != tokens[1]:
                 raise WeftError(
-                    f"kv-cache: {node!r} (%{node.output.name}) is causal over keys that are not its own tokens"
+                    f"kv-cache: {node!r} (%{node.output.name}) has causal=true, but its keys are of other tokens"
                 )
             continue
         reads_tokens = any(has_token_axes(v, tokens) for v in node.inputs)
         if reads_tokens and find_token_operands(node, tokens) is None and node not in supported:
             raise WeftError(
-                f"kv-cache: {node.op.name} (%{node.output.name}) mixes tokens or counts them, and has no cache; "
+                f"kv-cache: {node.op.name} (%{node.output.name}) mixes or counts tokens but cannot have a cache: "
                 f"{COUNTING_REMEDY if node.op in (ops.iota, ops.cumsum) else MIXING_REMEDY}"
             )
 
@@ -257,8 +257,8 @@ def _check_causal(graph: Graph, tokens: Tokens) -> None:
     for node in graph.nodes:
         if node.attrs.get("causal") is False and len([v for v in node.inputs if has_token_axes(v, tokens)]) > 1:
             raise WeftError(
-                f"kv-cache: {node.op.name} (%{node.output.name}) is not causal: later tokens "
-                f"change what earlier ones see, so nothing can be cached; make it causal, or {NO_CACHE_REMEDY}"
+                f"kv-cache: {node.op.name} (%{node.output.name}) cannot have a cache, as it is not causal: make it "
+                f"causal, or {NO_CACHE_REMEDY}"
             )
 
 
@@ -270,10 +270,10 @@ def _add_total_mask(graph: Graph, tokens: Tokens, attentions: list[Node]) -> Val
     for node in attentions:
         key_mask = node.operand("key_mask") if node.op in _MASKED_OPS else None
         if key_mask is not None and key_mask is not mask:
-            raise WeftError(f"kv-cache: the key mask %{key_mask.name} of {node!r} is not the input attention_mask")
+            raise WeftError(f"kv-cache: the key mask %{key_mask.name} of {node!r} must be the input attention_mask")
     if mask is None:
         return graph.add_input("attention_mask", mask_type)
     if any(n not in attentions for n in mask.users):
-        raise WeftError("kv-cache: the input attention_mask has readers besides causal self-attention")
+        raise WeftError("kv-cache: the input attention_mask must be read by causal self-attention only")
     mask.type = mask_type
     return mask

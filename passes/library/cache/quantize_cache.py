@@ -86,7 +86,7 @@ class QuantizeCache(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.bits not in CODES:
             widths = " or ".join(map(str, CODES))
-            raise WeftError(f"quantize-cache: bits={self.bits}: caches hold codes of {widths} bits")
+            raise WeftError(f"quantize-cache: bits={self.bits} must be {widths}")
         if self.tokens < 1:
             raise WeftError(f"quantize-cache: tokens={self.tokens} must be positive")
         selected = list[list[Node]]()

@@ -48,7 +48,7 @@ class CastDtype(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if not self.dtype.is_float or self.dtype.bits < 16:
-            raise WeftError(f"cast: no model computes in {self.dtype}; choose f16, bf16 or f32")
+            raise WeftError(f"cast: dtype={self.dtype} must be f16, bf16 or f32")
         f32 = _find_f32_values(graph)
         # The types before the cast, for copies of parameters that positions also read.
         types = {p: p.type for p in graph.params.values()}

@@ -58,7 +58,7 @@ class QuietRouters(Pass):
             for scaled in graph.inputs[name].users:
                 for noisy in scaled.output.users:
                     if (scaled.op, noisy.op) != (ops.mul, ops.add):
-                        raise WeftError(f"quiet-routers: {noisy!r} (%{noisy.output.name}) does not add {name} · spread")
+                        raise WeftError(f"quiet-routers: %{noisy.output.name} must add {name} times a spread to logits")
                     logits = next(v for v in noisy.inputs if v is not None and v is not scaled.output)
                     shared = logits.producer.inputs if logits.producer else ()
                     spread = backward_slice([scaled.output], shared)

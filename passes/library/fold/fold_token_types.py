@@ -65,7 +65,8 @@ class FoldTokenTypes(Pass):
         other_readers = [n for n in ids.users if n not in targets]
         if other_readers or ids.is_output:
             who = f"{other_readers[0].op.name} (%{other_readers[0].output.name})" if other_readers else "an output"
-            raise WeftError(f"{self.name}: {who} reads {INPUT}, not only an embedding that is added to another one")
+            needed = "but only an embedding that is added to another one may"
+            raise WeftError(f"{self.name}: {INPUT} is read by {who}, {needed}")
         for types, target in targets.items():
             trace.record_rewrite(self.name, types.output.name)
             _fold_type_row(types, target)

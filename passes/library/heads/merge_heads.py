@@ -131,9 +131,9 @@ class MhaToGqa(Pass):
 
     def _check_arguments(self) -> None:
         if self.kv_heads < 1 or self.tokens < 1:
-            raise WeftError(f"mha-to-gqa: kv_heads={self.kv_heads} and tokens={self.tokens} must be positive")
+            raise WeftError(f"mha-to-gqa: kv_heads={self.kv_heads} and tokens={self.tokens} must both be positive")
         if self.calibration is not None and self.method != "svd":
-            raise WeftError(f"mha-to-gqa: method={self.method} uses no calibration; calibration is for method=svd")
+            raise WeftError(f"mha-to-gqa: calibration= is for method=svd, not for method={self.method}; leave it out")
 
     def _find_layouts(self, node: Node) -> dict[str, tuple[Branch, HeadLayout]] | str:
         """Return (branch, layout) of k and of v of the attention `node`; a reason (str) if heads cannot be merged."""

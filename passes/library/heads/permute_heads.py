@@ -58,7 +58,9 @@ class PermuteHeads(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if sorted(self.order) != list(range(len(self.order))):
-            raise WeftError(f"permute-heads: order={list(self.order)} does not name every head from 0 once")
+            raise WeftError(
+                f"permute-heads: order={list(self.order)} must have each head, counted from 0, exactly once"
+            )
         if self.order == tuple(sorted(self.order)):
             trace.note("permute-heads: order is the present order of the heads")
             return

@@ -65,9 +65,9 @@ class PruneHeads(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.count < 1 or self.tokens < 1:
-            raise WeftError(f"prune-heads: count={self.count} and tokens={self.tokens} must be positive")
+            raise WeftError(f"prune-heads: count={self.count} and tokens={self.tokens} must both be positive")
         if self.heads and (self.calibration is not None or self.count != 1):
-            raise WeftError("prune-heads: heads lists the heads to remove; leave count and calibration out")
+            raise WeftError("prune-heads: heads= already names the heads to remove: leave out count= and calibration=")
         sites = []
         for node in select_attentions(graph, self.layers, self.name):
             if (reason := _find_obstacle(node)) is not None:
@@ -76,9 +76,10 @@ class PruneHeads(Pass):
             sites.append(node)
             remaining_heads = set(range(node.attrs["kv_heads"])).difference(self.heads)
             if any(not 0 <= h < node.attrs["kv_heads"] for h in self.heads):
-                raise WeftError(f"prune-heads: %{node.output.name} has KV heads 0 to {node.attrs['kv_heads'] - 1}")
+                known = f"the KV heads of %{node.output.name} are 0 to {node.attrs['kv_heads'] - 1}"
+                raise WeftError(f"prune-heads: heads={list(self.heads)} is out of range: {known}")
             if len(remaining_heads) <= (0 if self.heads else self.count):
-                raise WeftError(f"prune-heads: %{node.output.name} would have none left of its KV heads")
+                raise WeftError(f"prune-heads: all KV heads of %{node.output.name} would be removed; remove fewer")
         remaining, biases = self._select_heads(graph, sites), BiasCache()
         for node in sites:
             trace.record_rewrite(self.name, node.output.name)

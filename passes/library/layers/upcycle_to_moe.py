@@ -53,7 +53,7 @@ class UpcycleToMoe(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if not 1 <= self.top_k <= self.experts <= LIMIT:
             raise WeftError(
-                f"{self.name}: top_k={self.top_k} and experts={self.experts} must be from 1 to {LIMIT}, top_k no larger"
+                f"{self.name}: top_k={self.top_k} and experts={self.experts} must be 1 ≤ top_k ≤ experts ≤ {LIMIT}"
             )
         for node in graph.nodes:
             unit, at = match_feed_forward(node), node.output.name

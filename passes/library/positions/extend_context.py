@@ -181,7 +181,7 @@ class ExtendContext(ScalingArguments, Pass):
             waves = np.sin(angle), np.cos(angle)
             expected = np.dstack(waves).reshape(len(at), -1) if old.recipe.interleaved else np.hstack(waves)
             if np.max(np.abs(expected - values)) > 1e-6:
-                raise WeftError(f"table %{old.name} does not contain sinusoids at interpolated positions")
+                raise WeftError(f"table %{old.name} must contain sinusoids at interpolated positions, but does not")
             return values
         rows = old.recipe.evaluate(before.reader).astype(np.float64)
         columns = [np.interp(at, np.arange(len(rows) - offset), column) for column in rows[offset:].T]

@@ -131,7 +131,7 @@ def _find_positions(graph: Graph, node: Node, counted_positions: dict[Any, Value
         return ids
     if node.attrs["causal"]:
         if ids is not None:
-            raise WeftError(f"insert-rope: input {ids!r} should be a position per token, of shape {list(shape)}")
+            raise WeftError(f"insert-rope: input {ids!r} must have shape {list(shape)}, a position per token")
         return graph.add_input("position_ids", TensorType(dtypes.i64, shape))
     if shape not in counted_positions:
         row = ops.unsqueeze(ops.iota(q, axis=1), axes=(0,))

@@ -157,21 +157,23 @@ class QuantizeWeights(Pass):
         self._parse_choices()
         if self.method == "hqq" and (self.bits != 4 or not self.zeros or self.budget is not None):
             raise WeftError(
-                "quantize: method=hqq fits zero points of codes of 4 bits: it takes no other bits, no zeros=false and "
-                "no budget; choose another method for them"
+                "quantize: method=hqq needs bits=4 and zeros=true, without budget=, as it fits zero points of 4-bit "
+                "codes: choose these or another method"
             )
         if self.format != "int" and (self.method not in ("auto", "rtn") or self.budget is not None):
             raise WeftError(
                 f"quantize: format={self.format} is rounded to the nearest: it takes no method and no budget"
             )
         if self.budget is not None and not 0 < self.budget <= 16:
-            raise WeftError(f"quantize: budget={self.budget:g} (bits per weight on average) must be in 0 < budget ≤ 16")
+            raise WeftError(
+                f"quantize: budget={self.budget:g} (bits per weight on average) must be above 0 and at most 16"
+            )
         if self.tokens < 1:
             raise WeftError(f"quantize: tokens={self.tokens} must be positive")
         if self.calibration is not None and not self.uses_text:
             raise WeftError(
                 f"quantize: {'method=' + self.method if self.format == 'int' else 'format=' + self.format} reads no "
-                "text; calibration is for method=gptq or a budget"
+                "text: leave out calibration=, which is for method=gptq or budget="
             )
 
     @property
@@ -267,8 +269,8 @@ class QuantizeWeights(Pass):
         """Return `plan` with new layouts of linears and experts: at most `budget` bits per weight on average."""
         if not texts:
             raise WeftError(
-                f"quantize: budget={budget:g} measures on a text which matrices matter, and the model has no tokenizer "
-                "to read one with: give calibration= a .npy or .json file of token ids"
+                f"quantize: budget={budget:g} needs a text to weigh errors, but the model has no tokenizer: give "
+                "calibration= a .npy or .json file of token ids"
             )
         mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
         choices = [build_integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]
@@ -291,8 +293,8 @@ class QuantizeWeights(Pass):
             return []
         if has_cache(graph):
             raise WeftError(
-                f"quantize: graph {graph.name} has caches already, and gptq reads texts from their beginning: run "
-                "quantize before kv-cache, or with method=rtn"
+                f"quantize: graph {graph.name} has caches already, which texts are not read with: run quantize before "
+                "kv-cache, or with method=rtn"
             )
         if self.calibration is None and graph.tokenize is None:
             if self.method == "gptq":
@@ -334,5 +336,5 @@ class QuantizeWeights(Pass):
             # steps.
             if not (error <= steps * (1 + 2.0 ** (layout.bits - 10))).all():
                 raise WeftError(
-                    f"%{name} differs from the original by {np.nanmax(error / steps):.2f} steps of its codes"
+                    f"%{name} differs from the original by {np.nanmax(error / steps):.2f} of the rounding error allowed"
                 )

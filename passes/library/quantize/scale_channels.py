@@ -73,8 +73,8 @@ class ScaleChannels(Pass):
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.bits not in INTEGER_BITS or self.group not in (16, 32, 64, 128, 256):
             raise WeftError(
-                f"scale-channels: bits={self.bits}, group={self.group}: there are codes of "
-                f"{', '.join(map(str, INTEGER_BITS))} bits in groups of 16, 32, 64, 128 and 256"
+                f"scale-channels: bits={self.bits} must be one of {', '.join(map(str, INTEGER_BITS))}, and "
+                f"group={self.group} one of 16, 32, 64, 128, 256"
             )
         if self.tokens < 1:
             raise WeftError(f"scale-channels: tokens={self.tokens} must be positive")

@@ -162,7 +162,7 @@ def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
     Raise a WeftError if there are none, or if `at` is "states" and no single value determines all of them."""
     if at == "states":
         if (memory := _find_memory(graph)) is None:
-            raise WeftError(f"a decoder reads its source through one value, and graph {graph.name} has no such value")
+            raise WeftError(f"graph {graph.name} cannot be split: its decoder must read one value made from {IDS}")
         return {HIDDEN: memory}
     names: dict[Value, str] = {}
     attentions: dict[Node, int] = {}
@@ -178,7 +178,8 @@ def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
             if index in cross:
                 names[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[index]}"
     if not names:
-        raise WeftError(f"graph {graph.name} has no value that depends only on encoder inputs ({', '.join(SOURCE)})")
+        known = f"no value depends only on encoder inputs ({', '.join(SOURCE)})"
+        raise WeftError(f"graph {graph.name} cannot be split: {known}")
     return {name: value for value, name in names.items()}
 
 

@@ -88,5 +88,5 @@ def test_small_weights_are_not_prepacked(tmp_path: Path) -> None:
 
 
 def test_prepack_supports_ort_cpu_only(tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match="--prepack supports target ort-cpu only"):
+    with pytest.raises(WeftError, match="--prepack is an option of target ort-cpu only"):
         weft.compile(decoder(), tmp_path / "out", target="onnx", prepack=True)

@@ -33,7 +33,7 @@ def test_manifest_records_override_inferred_states(tmp_path: Path) -> None:
     with pytest.raises(WeftError, match="growth is 'sideways'"):
         rewinds(carried=record("sideways"))
     extra = {"input": "past_states.0.ssm", "output": "present_states.0.ssm", "growth": "constant"}
-    with pytest.raises(WeftError, match=r"does not take past_states\.0\.ssm, which its manifest records"):
+    with pytest.raises(WeftError, match=r"has no input past_states\.0\.ssm, although weft\.json lists it"):
         rewinds(carried=[*record("text"), extra])
     with pytest.raises(WeftError, match=rf"has the input {names[1]}, which the runtime cannot provide"):
         rewinds(carried=record("text")[:1])

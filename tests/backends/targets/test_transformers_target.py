@@ -57,11 +57,13 @@ def test_encoders_of_sound_are_refused(both: Graph) -> None:
 
 
 def test_folders_are_for_transformers_to_run() -> None:
-    with pytest.raises(WeftError, match="out is for transformers, which loads it with from_pretrained; to run it with"):
+    with pytest.raises(
+        WeftError, match="weft cannot run out, compiled for transformers: load it with from_pretrained, or"
+    ):
         TARGET.open(FACTS, "cpu", None)
     with pytest.raises(WeftError, match="keeps all experts on the device"):
         TARGET.open_offloaded(FACTS, "cpu", None, 2)
-    with pytest.raises(WeftError, match="weft does not run folders compiled for transformers"):
+    with pytest.raises(WeftError, match="weft cannot run a folder compiled for transformers"):
         TARGET.place("cpu")
     assert TARGET.files("decoder") == ("config.json",)
 

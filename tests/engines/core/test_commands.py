@@ -35,7 +35,7 @@ def test_eval_and_viz_read_the_graph_next_to_the_weights(folder: Path, tmp_path:
 
 @pytest.mark.parametrize("command", [("run", "--prompt", "w3"), ("verify",)])
 def test_run_on_a_folder_names_the_compile_command(folder: Path, command: tuple[str, ...]) -> None:
-    assert f"to run it with weft, compile: weft compile {folder} -o OUT" in refused(command[0], folder, *command[1:])
+    assert f"or compile it again with `weft compile {folder} -o OUT`" in refused(command[0], folder, *command[1:])
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("mean", True), ("cls", False), ("", True)])

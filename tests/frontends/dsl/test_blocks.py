@@ -133,14 +133,14 @@ def test_mixture_of_depths_has_the_inputs_that_its_block_reads() -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("onnx", r"top_k \(%layers.0.best_scores\) mixes tokens or counts them"),
+        ("onnx", r"top_k \(%layers.0.best_scores\) mixes or counts tokens but"),
         (
             "torch",
-            r"cannot generate: attention \(%layers.0.block.attn.attention\) runs on tokens that are chosen from",
+            r"cannot generate: attention \(%layers.0.block.attn.attention\) runs on tokens chosen from",
         ),
         (
             "transformers",
-            r"cannot generate: attention \(%layers.0.block.attn.attention\) runs on tokens that are chosen",
+            r"cannot generate: attention \(%layers.0.block.attn.attention\) runs on tokens chosen",
         ),
     ],
 )

@@ -259,7 +259,7 @@ def test_ops_and_parameters_reject_shapes(model: Any, message: str) -> None:
 
 
 def test_modules_reject_symbolic_widths() -> None:
-    with pytest.raises(WeftError, match="has no fixed size"):
+    with pytest.raises(WeftError, match="has no fixed width"):
         dsl.trace(dsl.MLP(8), {"x": X.with_shape(4, sizes.sym("d"))})
 
 

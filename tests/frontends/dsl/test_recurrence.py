@@ -103,7 +103,7 @@ def _misfits() -> dict[str, tuple[Callable[[Value], Any], str]]:
     return {
         "a state of another shape": (
             lambda x: scan(lambda h, x: (ops.sum(h + x, axes=(1,), keepdims=True), x), x, state=(4,)),
-            r"the new state h is f32\[batch, 1\], but the state is f32\[batch, 4\]",
+            r"the state h has type f32\[batch, 4\], but its new value f32\[batch, 1\]",
         ),
         "an operand of all tokens": (
             lambda x: scan(lambda h, t: (h + x, h), x, state=(4,)),
@@ -143,7 +143,7 @@ def test_scan_rejects_steps_that_do_not_fit(case: str) -> None:
 def test_rejected_step_leaves_the_graph_unchanged() -> None:
     with building(Graph("scans")) as graph:
         x = graph.add_input("x", TYPE)
-        with pytest.raises(WeftError, match="new state"):
+        with pytest.raises(WeftError, match="its new value"):
             scan(lambda h, x: (ops.sum(h + x, axes=(1,)), x), x, state=(4,))
         graph.add_output("y", ops.exp(x, name="sum"))
     assert [node.output.name for node in graph.nodes] == ["sum"]

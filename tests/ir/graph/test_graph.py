@@ -265,7 +265,7 @@ def test_names() -> None:
 def test_width() -> None:
     graph = Graph()
     assert graph.add_input("x", T).width == 4
-    with pytest.raises(WeftError, match="no fixed size"):
+    with pytest.raises(WeftError, match="no fixed width"):
         _ = graph.add_input("y", TensorType(dtypes.f32, (4, sym("n")))).width
 
 

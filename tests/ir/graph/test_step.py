@@ -71,13 +71,13 @@ def test_equality_ignores_unused_values_and_scopes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("next %c = %c_2", "next %c = %new", r"the new state c is f32\[batch, 4\], but the state is f32"),
+        ("next %c = %c_2", "next %c = %new", r"the state c has type f32.*, but its new value f32\[batch, 4\]"),
         ("  next %c = %c_2\n", "", "the state %c has no new value"),
         ("next %c", "next %x", "%x is not a state"),
         ("-1e+30", "-inf", "begins with -inf; begin with a finite number"),
         ("token %x: f32[batch, 4]", "token %x: f32[batch, 4]\n  token %late: f32[4]", "first axis must be batch"),
-        ("constant %w: f32[4, 4]", "constant %w: f32[4, 4]\n  constant %o: f32[seq]", "may be batch, not seq"),
-        ("  output y = %new\n", "", "needs at least one state, one token input and one output"),
+        ("constant %w: f32[4, 4]", "constant %w: f32[4, 4]\n  constant %o: f32[seq]", "but seq is not allowed"),
+        ("  output y = %new\n", "", "needs states, tokens and outputs, but it has 2, 1 and 0 of them"),
         ("state %c", "state %x", "defined twice|already has an input"),
         ("output y = %new", "output y = %nothing", "not defined"),
         ("token %x: f32[batch, 4]", "token %past_h: f32[batch, 4]\n  token %x: f32[batch, 4]", "begins with past_"),

@@ -87,7 +87,7 @@ def test_where_of_two_numbers_is_f32() -> None:
         (lambda n: ops.div(n, 2), N, "has integer elements; divide with //"),
         (lambda n: ops.floordiv(n, 0), N, "floordiv: .* is divided by 0"),
         (lambda x: ops.pow(-2, x), X, "pow: the base -2.0 must be positive"),
-        (lambda x: ops.add(x, float("nan")), X, "is NaN; use a number"),
+        (lambda x: ops.add(x, float("nan")), X, "with NaN; use a number"),
         (lambda x: ops.where(1, x, x), X, "where: the condition is the number 1; it must be a boolean value"),
     ],
 )

@@ -35,7 +35,7 @@ def test_rows_of_one_head_serve_all() -> None:
 
 
 def test_rows_that_do_not_fit_the_heads_are_refused() -> None:
-    with pytest.raises(WeftError, match="w: 6 rows do not fit 2 heads of 2"):
+    with pytest.raises(WeftError, match="w has 6 rows, but must have 2 or 4, for 2 heads of 2"):
         HeadScales(Source("w"), 2, 2).shape(READER)
 
 

@@ -28,7 +28,7 @@ def test_products_are_summed_in_float64_and_rounded_once() -> None:
 def test_inverses_of_a_stack() -> None:
     inverses = mx.Inverse(squares)
     np.testing.assert_allclose(inverses.read(READER, 1, 3) @ SQUARES[1:], [np.eye(4)] * 2, atol=1e-12)
-    with pytest.raises(WeftError, match="a matrix of ones is singular: it has no inverse"):
+    with pytest.raises(WeftError, match=r"cannot invert ones .*: a matrix in it is singular"):
         mx.Inverse(Source("ones")).evaluate(READER)
 
 
@@ -63,11 +63,11 @@ def test_random_orthogonal_rows_are_orthonormal(size: int) -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (mx.MatMul(a, a), r"cannot multiply a tensor of shape \(6, 4\) by one of shape \(6, 4\)"),
-        (mx.Centre(a, 2), r"cannot centre axis 2 of a tensor of shape \(6, 4\)"),
-        (mx.RowNorm(a, "rms", 0.1, bias=a), r"a norm weight or bias of shape \(6, 4\) does not fit rows of \(6, 4\)"),
-        (mx.Norms(a, 2), r"a tensor of shape \(6, 4\) has no axis 2"),
-        (mx.Inverse(a), r"cannot invert a tensor of shape \(6, 4\)"),
+        (mx.MatMul(a, a), r"cannot multiply a \[6, 4\] by a \[6, 4\]"),
+        (mx.Centre(a, 2), r"cannot centre axis 2 of a \[6, 4\]"),
+        (mx.RowNorm(a, "rms", 0.1, bias=a), r"the norm weight or bias a \[6, 4\] must be \[4\]"),
+        (mx.Norms(a, 2), r"cannot take norms along axis 2 of a \[6, 4\]"),
+        (mx.Inverse(a), r"cannot invert a \[6, 4\]: a matrix must be square"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(recipe: Recipe, message: str) -> None:

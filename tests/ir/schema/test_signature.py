@@ -51,7 +51,7 @@ def test_attributes_are_completed_and_checked() -> None:
 @pytest.mark.parametrize(
     ("signature", "operands", "message"),
     [
-        (SCALE, [None], "op scale needs operands"),
+        (SCALE, [None], "op scale got no operands"),
         (SCALE, [None, 1], "op scale needs operand x"),
         (SCALE, [1, 2, 3], "op scale takes at most 2 operands, not 3"),
         (JOIN, [1, None, 2], "op join: None is not allowed among the operands xs"),

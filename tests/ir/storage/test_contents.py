@@ -52,7 +52,7 @@ def test_altered_missing_and_foreign_files_are_found(folder: Path) -> None:
     (folder / "mine").mkdir()
     assert find_altered(folder) == ["a.txt"]
     assert find_unlisted(folder) == ["mine/", "notes.md"]
-    with pytest.raises(WeftError, match=r"a\.txt was modified .* \(and 1 more files\); compile it again"):
+    with pytest.raises(WeftError, match=r"a\.txt was modified .* \(and 1 more file\); compile it again"):
         check_contents(folder)
 
 
@@ -83,7 +83,7 @@ def test_folders_without_a_manifest_cannot_be_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [("1", "format is '1', but"), (-1, "format is -1, but"), (True, "format is True, but"), (2, "upgrade weft")],
+    [("1", "'format' is '1', but"), (-1, "'format' is -1, but"), (True, "is True, but"), (2, "upgrade weft")],
 )
 def test_formats_that_cannot_be_read_are_refused(version: object, message: str) -> None:
     with pytest.raises(WeftError, match=message):

@@ -51,11 +51,11 @@ def test_layer_selections(layers: Layers, found: list[int]) -> None:
         ((), r"layers=\(\) selects none of the layers 0 to 6"),
         ("0:1", "layers='0:1' selects none of the layers 0 to 6"),
         ("3-1", "layers='3-1' ends at 1 before it begins at 3"),
-        ("some", "cannot read 'some' of layers='some': it takes all, even, odd,"),
-        ("", "cannot read '' of layers='': it takes all"),
-        ("local*2+golbal", 'neither "5:1", "local\\*5 \\+ global" nor a list of local and global'),
-        ("local**2", "cannot read 'local\\*\\*2' of pattern 'local\\*\\*2'"),
-        ("0:0", "pattern '0:0' is neither"),
+        ("some", "cannot read 'some' in layers='some': give all, even, odd,"),
+        ("", "cannot read '' in layers='': give all"),
+        ("local*2+golbal", 'is unknown: give "5:1", "local\\*5 \\+ global" or a list of local and'),
+        ("local**2", "cannot read 'local\\*\\*2' in pattern 'local\\*\\*2'"),
+        ("0:0", "pattern '0:0' is unknown"),
     ],
 )
 def test_invalid_layer_selections_are_refused(layers: Layers, message: str) -> None:
@@ -66,7 +66,7 @@ def test_invalid_layer_selections_are_refused(layers: Layers, message: str) -> N
 def test_roles() -> None:
     assert expand_pattern("3:1", 6) == ["local", "local", "local", "global", "local", "local"]
     assert expand_pattern(("global", "local"), 3) == ["global", "local", "global"]
-    with pytest.raises(WeftError, match="pattern \\('local', 'wide'\\) is neither"):
+    with pytest.raises(WeftError, match="pattern \\('local', 'wide'\\) is unknown"):
         expand_pattern(("local", "wide"), 4)
 
 

@@ -35,7 +35,7 @@ def test_pass_prints_arguments_other_than_defaults() -> None:
         ("dce", {"deep": True}, "pass dce has no argument 'deep'; it takes none"),
         ("sliding-window", {"keep_first": 1}, r"pass sliding-window needs the argument size \(int\)"),
         ("sliding-window", {"size": "three"}, 'pass sliding-window: size="three" is not of type int'),
-        ("replace-norm", {"kind": "batch"}, 'pass replace-norm: kind="batch" is none of rms, layer'),
+        ("replace-norm", {"kind": "batch"}, 'pass replace-norm: kind="batch" must be one of rms, layer'),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(name: str, values: dict[str, object], message: str) -> None:
@@ -46,7 +46,7 @@ def test_wrong_arguments_are_refused_by_name(name: str, values: dict[str, object
 def test_unknown_pass_is_refused_with_near_names() -> None:
     with pytest.raises(WeftError, match=r"unknown pass 'fold-constant'.*fold-constants"):
         lookup("fold-constant")
-    with pytest.raises(WeftError, match="-pack-qkv is read as -p ack-qkv: write -p pack-qkv"):
+    with pytest.raises(WeftError, match="-pack-qkv means -p ack-qkv: for the pass pack-qkv write -p pack-qkv"):
         lookup("ack-qkv")
 
 

@@ -44,10 +44,10 @@ def test_difference_is_relative_to_the_largest_magnitude() -> None:
 @pytest.mark.parametrize(
     ("actual", "message"),
     [
-        ({"y": [1.0, 2.0]}, "the outputs were x, y and are y"),
-        ({"y": [1.0], "x": [1.0]}, "the outputs were x, y and are y, x"),
-        ({"x": [1.0], "y": [1.0]}, r"output y had shape \[2\] and has \[1\]"),
-        ({"x": [1.0], "y": [1.0, 2.1]}, "output y differs by 5.0e-02 of its largest magnitude; 1e-03 is allowed"),
+        ({"y": [1.0, 2.0]}, "the outputs must be x, y, but are y"),
+        ({"y": [1.0], "x": [1.0]}, "the outputs must be x, y, but are y, x"),
+        ({"x": [1.0], "y": [1.0]}, r"output y must have shape \[2\], but has \[1\]"),
+        ({"x": [1.0], "y": [1.0, 2.1]}, "output y differs by 5.0e-02 of its largest magnitude, but at most 1e-03"),
         ({"x": [np.nan], "y": [1.0, 2.0]}, "output x differs by nan"),
     ],
 )

@@ -103,5 +103,5 @@ def test_impossible_budgets_are_refused(arguments: str, said: str, text: object)
 
 
 def test_a_budget_needs_a_text() -> None:
-    with pytest.raises(WeftError, match="measures on a text which matrices matter"):
+    with pytest.raises(WeftError, match="needs a text to weigh errors, but the model has no"):
         run_passes(model(), "quantize{budget=4.5, method=rtn}")

@@ -64,11 +64,11 @@ def check_split(split: Split, base: BaseModel, plans: Plans) -> None:
         _check_parts(split.tp, "tp", [*_list_tensor_parts(lowered, plans, experts=split.ep == 1)], name)
         if not plans.units:
             reason = next(iter(plans.undivided.values()))
-            raise WeftError(f"tp={split.tp} divides no part of {name}: {reason}; leave tp out")
+            raise WeftError(f"tp={split.tp} cannot divide any part of {name}: {reason}; leave tp out")
     if split.ep > 1:
         _check_parts(split.ep, "ep", [(n, "experts", where) for n, _, where in list_mixtures(lowered.graph)], name)
         if not lowered.emitter.experts:
-            raise WeftError(f"ep={split.ep} divides experts, and {name} has none; leave ep out")
+            raise WeftError(f"ep={split.ep} divides experts, but {name} has none: leave ep out")
         if split.ep % split.tp:
             raise WeftError(
                 f"ep={split.ep} is not a multiple of tp={split.tp}: choose ep={split.tp} or a multiple of it"

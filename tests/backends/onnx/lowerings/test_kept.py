@@ -56,7 +56,9 @@ def test_keep_blocks_refuses_a_source_without_blocks(tmp_path: Path) -> None:
 
 def test_other_targets_keep_no_blocks(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0})
-    with pytest.raises(WeftError, match="--keep-blocks supports the targets ort-cpu and torch only, not onnx"):
+    with pytest.raises(
+        WeftError, match="--keep-blocks is an option of the targets ort-cpu and torch only, not of onnx"
+    ):
         weft.compile(source, tmp_path / "out", target="onnx", keep_blocks="all")
 
 
@@ -72,5 +74,5 @@ def test_keep_blocks_head_keeps_only_the_output_head(tmp_path: Path) -> None:
 
 def test_unknown_choices_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "model.gguf", {"": Type.Q4_0})
-    with pytest.raises(WeftError, match="--keep-blocks 'some' is not known; it takes head or all"):
+    with pytest.raises(WeftError, match="--keep-blocks 'some' is unknown: choose head or all"):
         weft.compile(source, tmp_path / "out", keep_blocks="some")

@@ -65,10 +65,10 @@ def test_step_advances_active_rows_only() -> None:
 def test_full_caches_are_refused() -> None:
     context = SumContext(2, 3)
     context.prefill([[1, 2, 3], [4]])
-    with pytest.raises(WeftError, match="the cache is full: it holds 3 tokens a row"):
+    with pytest.raises(WeftError, match="the cache is full with 3 tokens in a row"):
         context.step([1, 1])
     context.step([0, 1], np.array([False, True]))  # the full row rests
-    with pytest.raises(WeftError, match="5 tokens do not fit the cache of 3 tokens a row"):
+    with pytest.raises(WeftError, match="5 tokens in a row do not fit the cache of 3"):
         context.append(1, [[1, 1, 1]])
 
 

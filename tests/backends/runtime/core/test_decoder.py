@@ -17,7 +17,7 @@ def test_capacity_is_a_multiple_of_the_step_up_to_the_maximum(tokens: int, capac
 
 def test_more_tokens_than_the_maximum_are_refused() -> None:
     decoder = SumDecoder(700)
-    with pytest.raises(WeftError, match="701 tokens are more than the maximum of 700 that the model was compiled for"):
+    with pytest.raises(WeftError, match="701 tokens exceed the 700 that the model is compiled"):
         decoder.compute_capacity(701)
     with pytest.raises(WeftError, match="701 tokens"), decoder.context(1, 701):
         pass

@@ -138,7 +138,7 @@ def test_models_that_cannot_verify_drafts_are_refused(model: Generator, target: 
     rolling = weft.load(built([LOCAL, LOCAL], tmp_path / "rolling", target, every(target)), device="cpu", trust=True)
     with pytest.raises(WeftError, match="states and rolling caches cannot drop tokens"):
         rolling.generate(PROMPTS, prompt_lookup_num_tokens=2)
-    with pytest.raises(WeftError, match="the assistant cannot undo tokens"):
+    with pytest.raises(WeftError, match="the assistant cannot drop rejected tokens"):
         model.generate(PROMPTS, assistant=rolling)
     other = weft.load(built([WIDE], tmp_path / "other", target, vocab=VOCAB + 1), device="cpu", trust=True)
     with pytest.raises(WeftError, match=f"the assistant has {VOCAB + 1} tokens, but the model has {VOCAB}"):
@@ -148,7 +148,7 @@ def test_models_that_cannot_verify_drafts_are_refused(model: Generator, target: 
         ({"assistant": model, "num_assistant_tokens": 0}, "num_assistant_tokens is 0, but it must be a whole number"),
         (
             {"assistant": model, "prompt_lookup_num_tokens": 3},
-            "from prompt look-up or from an assistant, not from",
+            "but there is an assistant too, and only one can draft",
         ),
         ({"beams": 2, "prompt_lookup_num_tokens": 3}, "a beam search cannot draft tokens"),
         ({"num_assistant_tokens": 3}, "num_assistant_tokens is 3, but there is no assistant: set one"),

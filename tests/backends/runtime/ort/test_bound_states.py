@@ -106,7 +106,11 @@ def test_states_are_bound_by_the_types_of_the_graph() -> None:
     assert (state.shape, state.kind, state.aliases) == ((2, None, 8), (10, np.float16), ("present.key.1",))
     with pytest.raises(WeftError, match=r"model\.onnx: past\.key is \['b', 2, 't', 'w'\], but its heads and head size"):
         bind_states("model.onnx", inputs, outputs, [record])
-    with pytest.raises(WeftError, match=r"does not take past\.other, which its manifest records; compile again"):
+    with pytest.raises(
+        WeftError, match=r"the graph has no input past\.other, although weft\.json lists it; compile again"
+    ):
         bind_states("model.onnx", inputs, outputs, [StateRecord("past.other", "present.key", Growth.TEXT)])
-    with pytest.raises(WeftError, match=r"the graph takes past\.key but does not return present\.other"):
+    with pytest.raises(
+        WeftError, match=r"the graph has an input past\.key but no output present\.other; compile again"
+    ):
         bind_states("model.onnx", inputs, outputs, [StateRecord("past.key", "present.other", Growth.TEXT)])

@@ -73,5 +73,5 @@ def test_device_memory_is_reached_by_copies(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_types_that_numpy_lacks_are_read_as_bits() -> None:
     assert find_kind("model.onnx", SimpleNamespace(name="logits", type="tensor(bfloat16)")) == (16, np.uint16)
-    with pytest.raises(WeftError, match=r"model\.onnx: logits is a tensor\(double\), which the runtime cannot feed"):
+    with pytest.raises(WeftError, match=r"model\.onnx: logits has type tensor\(double\), which the runtime does not"):
         find_kind("model.onnx", SimpleNamespace(name="logits", type="tensor(double)"))

@@ -281,7 +281,7 @@ def test_decoder_with_recurrent_states_only(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"shape": ["batch", "n"]}, "its sizes must be fixed numbers"),
-        ({"shape": ["batch", 1], "present": False}, "does not return present_states.0.sum"),
+        ({"shape": ["batch", 1], "present": False}, "but no output present_states.0.sum"),
     ],
 )
 def test_bad_states(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
@@ -295,7 +295,7 @@ def test_bad_states(tmp_path: Path, changed: dict[str, Any], words: str) -> None
         ({"attention_mask": None}, "the graph has no attention_mask"),
         ({"logits": None}, "the graph has no logits"),
         ({"extra_states": [1]}, "has the input extra_states"),
-        ({"present.0.value": None}, "does not return present.0.value"),
+        ({"present.0.value": None}, "but no output present.0.value"),
         ({"past_key_values.0.key": (1, ["b", "h", "c", 8])}, "must be fixed numbers"),
         (
             {"past_key_values.0.key": (11, ["b", 1, "c", 8]), "present.0.key": (11, ["b", 1, "c", 8])},
@@ -323,11 +323,14 @@ def test_full_cache_raises(tmp_path: Path) -> None:
     model = opened(save(tmp_path, decoder()))
     with model.decoder.context(1, LONGEST) as context:
         context.prefill([[1] * LONGEST])
-        with pytest.raises(WeftError, match="the cache is full: it holds 6 tokens"):
+        with pytest.raises(WeftError, match="the cache is full with 6 tokens"):
             context.step([1])
-        with pytest.raises(WeftError, match="7 tokens do not fit the cache of 6"):
+        with pytest.raises(WeftError, match="7 tokens in a row do not fit the cache of 6"):
             context.extend([1])
-    with pytest.raises(WeftError, match="7 tokens are more than the maximum of 6"), model.decoder.context(1, 7):
+    with (
+        pytest.raises(WeftError, match="7 tokens exceed the 6 that the model is compiled"),
+        model.decoder.context(1, 7),
+    ):
         pass
     with pytest.raises(WeftError, match="no memory for the caches"), model.decoder.context(2**40, 6):
         pass

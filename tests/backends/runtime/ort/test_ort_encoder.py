@@ -88,8 +88,8 @@ def test_long_texts_are_refused_or_cut(tmp_path: Path, tables: tuple[Values, Val
     [
         (["a"], {"pooling": "sum"}, "pooling is 'sum', but it must be one of mean, cls, max, last, weighted, none"),
         (["a"], {"batch": 0}, "batch is 0"),
-        (["a"], {"pooling": "none", "truncate_dim": 2}, "truncate_dim needs one vector per text"),
-        (["a"], {"prompt": "b", "prompt_name": "query"}, "give one of them"),
+        (["a"], {"pooling": "none", "truncate_dim": 2}, "truncate_dim cannot cut vectors of single"),
+        (["a"], {"prompt": "b", "prompt_name": "query"}, "only one: leave out either"),
         ([3.0], {}, r"a text is 3\.0"),
         ([3, VOCAB], {}, "token 12 of a text is outside the vocabulary of 12"),
         ([3, -1], {}, "token -1 of a text"),

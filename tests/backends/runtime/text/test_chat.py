@@ -157,5 +157,5 @@ def test_renderer_starts_again_after_a_close_but_not_after_a_kill(folder: Path) 
         template.renderer.close()
         assert template.render([]) == "0"
         template.renderer.kill()
-        with pytest.raises(WeftError, match="cannot be rendered in a process of its own: it was ended"):
+        with pytest.raises(WeftError, match="cannot be rendered by another process: it was ended"):
             template.render(MESSAGES)

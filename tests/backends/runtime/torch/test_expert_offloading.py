@@ -192,7 +192,7 @@ def test_memory_stays_bounded(tmp_path: Path, warm: dict[str, str]) -> None:
 def test_impossible_offloading_is_refused(tmp_path: Path) -> None:
     dense, mixed = feeds(GatedMLP(HIDDEN)), feeds(FEEDS["Mixtral"])
     folder = compiled(dense, tmp_path / "dense")
-    with pytest.raises(weft.WeftError, match="dense: it has no mixture of experts to offload"):
+    with pytest.raises(weft.WeftError, match="dense: the model has no mixture of experts to offload"):
         opened(folder, 2)
     with pytest.raises(weft.WeftError, match="experts_on_device is 0, but it must be a whole number of at least 1"):
         opened(folder, 0)

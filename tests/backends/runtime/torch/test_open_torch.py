@@ -48,7 +48,7 @@ def test_arguments_are_checked_before_code_runs(facts: FolderFacts) -> None:
         open_decoder(facts, "gpu", None)
     with pytest.raises(WeftError, match="threads is 0"):
         open_encoder(facts, "cpu", 0)
-    with pytest.raises(WeftError, match="is an encoder, whose experts cannot be offloaded: leave out their limit"):
+    with pytest.raises(WeftError, match="is an encoder, whose experts cannot be offloaded: leave out experts_on"):
         open_decoder(replace(facts, kind="encoder"), "cpu", None, experts=2)
 
 

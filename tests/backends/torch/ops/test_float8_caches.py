@@ -164,7 +164,7 @@ def test_limits_of_float8_caches_are_described(tmp_path: Path) -> None:
     ):
         assert any(words in note for note in describe_limits(graph)), describe_limits(graph)
         build_module(graph, float8_caches=True)
-    with pytest.raises(WeftError, match="--cache-dtype 'int3' is not known; it takes int8 or int4 or fp8"):
+    with pytest.raises(WeftError, match="--cache-dtype 'int3' is unknown: choose int8 or int4 or fp8"):
         weft.compile(attends(), tmp_path / "out", target="torch", cache_dtype="int3")
 
 

@@ -121,7 +121,7 @@ def test_invalid_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("args", "words"),
     [
         (("-p", "-pack_qkv"), "as in 'default, -pack-qkv', or without - to add it"),
-        (("-pack_qkv",), "-pack_qkv is read as -p ack_qkv: write -p pack-qkv"),
+        (("-pack_qkv",), "-pack_qkv means -p ack_qkv: for the pass pack-qkv write -p pack-qkv"),
         (("-p", "pack_qkv"), "did you mean pack-qkv?"),
     ],
 )

@@ -212,8 +212,10 @@ def test_modules_cast_pickle_and_export(tmp_path: Path) -> None:
 def test_invalid_choices_are_refused_in_one_sentence(tmp_path: Path) -> None:
     source = write_llama(tmp_path / "model.gguf", {"": Type.Q4_0})
     args = ("compile", source, "-o", tmp_path / "out", "--keep-blocks", "all", "--target")
-    assert "--keep-blocks supports the targets ort-cpu and torch only, not onnx; leave it out" in refused(*args, "onnx")
-    with pytest.raises(WeftError, match="--keep-blocks 'some' is not known; it takes head or all"):
+    assert "--keep-blocks is an option of the targets ort-cpu and torch only, not of onnx; leave it out" in refused(
+        *args, "onnx"
+    )
+    with pytest.raises(WeftError, match="--keep-blocks 'some' is unknown: choose head or all"):
         weft.torch(source, keep_blocks="some")
     graph = kept(weft.load_source(source).graph)
     with pytest.raises(WeftError, match="has quantized blocks, which do not train"):

@@ -28,7 +28,7 @@ layers = [Block(Attention(2, window=window, {bias}), MLP(9)) for window in {wind
 model = Decoder(11, 8, layers, context=16)
 """
 REFUSED = [
-    (["--prepack"], "--prepack supports target ort-cpu only, not torch; leave it out"),
+    (["--prepack"], "--prepack is an option of target ort-cpu only, not of torch; leave it out"),
     (["--tensor-parallel", "2"], "target torch has no option 'tensor_parallel' any more: target transformers writes"),
     (["-p", "default, kv-cache"], "target torch adds caches by itself: leave out the pass kv-cache"),
     (["--dtype", "i8"], "target torch does not support i8; it supports f32, bf16, f16"),

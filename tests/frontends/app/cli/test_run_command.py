@@ -81,7 +81,7 @@ def test_run_drafts_by_prompt_lookup_and_by_an_assistant(compiled: Path, tmp_pat
     assert looked.stdout == assisted.stdout == plain.stdout
     assert "drafted tokens right" in assisted.stderr
     both = refused("run", tmp_path / "out", "--ids", "4", "--prompt-lookup", "4", "--assistant", tmp_path / "out")
-    assert "drafts come from prompt look-up or from an assistant, not from both: leave out one of them" in both
+    assert "but there is an assistant too, and only one can draft tokens: leave out either" in both
     assert "it cannot verify drafted tokens: compile it with" in refused(
         "run", compiled, "--ids", "4", "--prompt-lookup", "4"
     )

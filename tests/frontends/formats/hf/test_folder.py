@@ -242,7 +242,7 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (header({"x": SOUND}, b"\0" * 9), "is damaged: tensors end at byte"),
         (header({"x": SOUND, "y": SOUND}, b"\0" * 8), "tensor 'y' at byte .* overlaps tensor 'x'"),
         (header({"x": {**SOUND, "data_offsets": [4, 12]}}, b"\0" * 12), "begins 4 bytes too far after the header"),
-        (header(b'{"x": %s, "x": %s}' % ((json.dumps(SOUND).encode(),) * 2), b"\0" * 8), "the key 'x' is there twice"),
+        (header(b'{"x": %s, "x": %s}' % ((json.dumps(SOUND).encode(),) * 2), b"\0" * 8), "the key 'x' is given twice"),
         (header(b"[" * 100_000), "nested more than 100 deep"),
     ],
 )

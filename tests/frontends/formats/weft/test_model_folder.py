@@ -163,7 +163,7 @@ def test_bad_input_is_one_line(llama: Path, tmp_path: Path) -> None:
     for name, broken, told in (
         ("model.weft", "graph", "model.weft"),
         ("model.weft", text.replace("norm.weight: f32[32]", "norm.weight: f32[31]"), "f32[batch, seq, 32]"),
-        ("model.weft", text.replace("embed.weight: f32[", "embed.weight: f32[1"), "has a recipe of shape"),
+        ("model.weft", text.replace("embed.weight: f32[", "embed.weight: f32[1"), "its recipe gives"),
         ("model.weft", text.replace('kind = "decoder"', "kind = 3"), "meta kind = 3 is not a kind of model: decoder"),
         ("model.weft", text.replace("context = ", "context = -"), "is not a positive integer"),
         ("model.weft", text.replace("eos_token_ids = [2]", "eos_token_ids = 3"), "eos_token_ids = 3 is not a list of"),

@@ -218,15 +218,15 @@ def test_mxfp4_is_that_of_gguf(rng: np.random.Generator) -> None:
     ("recipe", "why"),
     [
         (ToFloat4(Source("w"), "fp4"), "unknown format of 4-bit floats 'fp4'; known are mxfp4 and nvfp4"),
-        (ToFloat4(Source("v")), r"v of shape \[8\] is not a matrix to quantize"),
+        (ToFloat4(Source("v")), r"v has shape \[8\], but only matrices can be"),
         (ToFloat4(Source("nan")), "a weight of nan is not finite"),
         (ToFloat4(Source("inf"), "nvfp4", (1.0,)), "a weight of inf is not finite"),
-        (ToFloat4(Source("w"), "nvfp4"), r"w of shape \[2, 32\] in nvfp4 has 0 tensor_scales; it needs 1"),
-        (ToFloat4(Source("w"), "nvfp4", (0.0,)), "each above 0 and finite"),
-        (ToFloat4(Source("w"), "mxfp4", (1.0,)), "has 1 tensor_scales; it needs 0"),
-        (Float4(Source("c"), Source("s"), None, 70), r"c \[2, 16\] does not fit: a row of 70 floats in mxfp4 has 48"),
+        (ToFloat4(Source("w"), "nvfp4"), r"w of shape \[2, 32\]: format=nvfp4 needs 1 tensor_scales"),
+        (ToFloat4(Source("w"), "nvfp4", (0.0,)), r"needs 1 tensor_scales above 0, not \[0\.0\]"),
+        (ToFloat4(Source("w"), "mxfp4", (1.0,)), "format=mxfp4 needs 0 tensor_scales"),
+        (Float4(Source("c"), Source("s"), None, 70), r"c has shape \[2, 16\], but rows of 70 .* need \[2, 48\]"),
         (Float4(Source("c"), Source("s"), None, 32), "a scale of c, s is not finite"),
-        (Float4(Source("c"), Source("s"), None, 32, "nvfp4"), "tensor_scales are required by nvfp4, and only for it"),
+        (Float4(Source("c"), Source("s"), None, 32, "nvfp4"), "c, s: format=nvfp4 needs tensor_scales"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(recipe: Recipe, why: str) -> None:

@@ -191,17 +191,17 @@ def test_floats_of_8_bits_are_the_nearest(width: int, rng: np.random.Generator) 
     [
         (Quantize(Source("w"), 5), "codes of 5 bits are not supported; choose 2, 3, 4, 8"),
         (Quantize(Source("w"), 4, 12), "groups of 12 elements do not fill bytes"),
-        (Quantize(Source("v")), r"v of shape \[8\] is not a matrix to quantize"),
+        (Quantize(Source("v")), r"v has shape \[8\], but only matrices can be quantized"),
         (Quantize(Source("nan")), "a weight of nan is not finite"),
         (Quantize(Source("huge")), "a weight of huge exceeds the range of scales in f16"),
         (
             Dequantize(Source("c"), Source("s"), None, width=40, bits=4, group=16),
-            r"the codes \[2, 20\] of c, s do not fit: a row of 40 codes of 4 bits in groups of 16 has 24, in \[2\]",
+            r"codes of c, s have shape \[2, 20\], but rows of 40 codes of 4 bits in groups of 16 need \[2, 24\]",
         ),
         (Dequantize(Source("c"), Source("inf"), None, width=40, bits=4, group=8), "a scale of inf is not finite"),
-        (ToFloat8(Source("v")), r"v of shape \[8\] is not a matrix to quantize"),
+        (ToFloat8(Source("v")), r"v has shape \[8\], but only matrices can be quantized"),
         (ToFloat8(Source("nan")), "a weight of nan is not finite"),
-        (Float8(Source("c"), Source("s"), 40), r"c \[2, 20\] does not fit: rows of 40 floats have 128 here, in \[2\]"),
+        (Float8(Source("c"), Source("s"), 40), r"c has shape \[2, 20\], but rows of 40 floats .* need \[2, 128\]"),
         (Float8(Source("f"), Source("one"), 128), "an element of f, one is not finite"),
     ],
 )

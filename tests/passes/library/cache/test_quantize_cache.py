@@ -107,8 +107,8 @@ def test_more_bits_lose_less() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "sentence"),
     [
-        ("quantize-cache{bits=3}", "quantize-cache: bits=3: caches hold codes of 8 or 4 bits"),
-        ("quantize-cache{per=foo}", 'pass quantize-cache: per="foo" is none of channel, head, tensor'),
+        ("quantize-cache{bits=3}", "quantize-cache: bits=3 must be 8 or 4"),
+        ("quantize-cache{per=foo}", 'pass quantize-cache: per="foo" must be one of channel, head, tensor'),
         ("quantize-cache{tokens=0}", "quantize-cache: tokens=0 must be positive"),
         ("quantize-cache{calibration=none.npy}", "the calibration text none.npy"),
     ],
@@ -129,7 +129,7 @@ def test_graph_without_causal_attention_is_refused() -> None:
 
 def test_short_calibration_text_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(20))
-    with pytest.raises(WeftError, match=r"scales need 128 tokens or more, and .*ids.npy has 20; give a longer one"):
+    with pytest.raises(WeftError, match=r"ids.npy has 20 tokens, but .*scales need 128 or more: give a longer text"):
         run_passes(Tiny().graph(), f'quantize-cache{{calibration="{tmp_path / "ids.npy"}"}}')
 
 
@@ -203,7 +203,7 @@ def test_cache_dtype_option_runs_the_pass_on_every_target(target: str, tmp_path:
     manifest = json.loads((tmp_path / "out" / "weft.json").read_text())
     assert manifest["pipeline"].startswith("quantize{bits=8") and "; quantize-cache{bits=4}" in manifest["pipeline"]
     assert {cache["bits"] for cache in manifest["cache"]} == {4}
-    with pytest.raises(WeftError, match="--cache-dtype 'int2' is not known; it takes int8 or int4"):
+    with pytest.raises(WeftError, match="--cache-dtype 'int2' is unknown: choose int8 or int4"):
         weft.compile(model, tmp_path / "out", target=target, cache_dtype="int2")
 
 

@@ -150,14 +150,14 @@ def test_long_texts_are_read_in_windows(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("missing.npy", None, "cannot be read: no such file"),
-        ("text.txt", b"some words", "the model has no tokenizer; give token ids as a .npy or .json file"),
-        ("ids.json", b"[[1, 2], [99]]", "has token 99; the model has 0 to 36"),
+        ("text.txt", b"some words", "but the model has no tokenizer: give token ids as a .npy or .json file"),
+        ("ids.json", b"[[1, 2], [99]]", "has token 99, but the tokens of the model are 0 to 36"),
         ("ids.json", b'{"ids": [1]}', "a JSON array was expected, not object"),
         ("ids.json", b"[[]]", "has no tokens"),
         ("ids.json", b"[1, ", "not valid JSON"),
         ("ids.npy", b"nothing", "cannot be read"),
         ("ids.npy", b"", "cannot be read"),
-        ("ids.json", b"[99999999999999999999]", "has token 99999999999999999999; the model has 0"),
+        ("ids.json", b"[99999999999999999999]", "has token 99999999999999999999, but the tokens of"),
         ("ids.json", b"[" * 100_000, "nested more than 100 deep"),
     ],
 )
@@ -172,10 +172,10 @@ def test_unreadable_calibration_text_is_refused(tmp_path: Path, name: str, conte
     ("text", "model", "message"),
     [
         ("mha-to-gqa{kv_heads=4}", Tiny(kv_heads=6), "kv_heads=4 does not divide the 6 key and value heads"),
-        ("mha-to-gqa{kv_heads=0}", Tiny(), "must be positive"),
+        ("mha-to-gqa{kv_heads=0}", Tiny(), "must both be positive"),
         ("mha-to-gqa{kv_heads=6}", Tiny(kv_heads=2), "kv_heads=6 does not divide the 2"),
         ("kv-cache, mha-to-gqa{kv_heads=1}", Tiny(), "run mha-to-gqa before kv-cache"),
-        ('mha-to-gqa{kv_heads=1, calibration="a.npy"}', Tiny(), "method=mean uses no calibration"),
+        ('mha-to-gqa{kv_heads=1, calibration="a.npy"}', Tiny(), "calibration= is for method=svd, not for method=mean"),
     ],
 )
 def test_invalid_arguments_are_refused(text: str, model: Tiny, message: str) -> None:

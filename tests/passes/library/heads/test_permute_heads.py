@@ -51,7 +51,7 @@ def test_permute_refuses(pipeline: str, name: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "reason"),
     [
-        ("permute-heads{order=[0, 0]}", r"order=\[0, 0\] does not name every head from 0 once"),
+        ("permute-heads{order=[0, 0]}", r"order=\[0, 0\] must have each head, counted from 0, exactly once"),
     ],
 )
 def test_permute_rejects_arguments(pipeline: str, reason: str) -> None:

@@ -56,7 +56,7 @@ def test_experts_are_not_upcycled_again() -> None:
     assert str(applied("upcycle-to-moe{experts=4}", before, trace)) == str(before)
     assert trace.refusals[0].reason == "%mul is read by the caller too"
     for wrong in ("experts=4, top_k=5", "experts=1000000000000", "experts=0", "experts=2, top_k=0"):
-        with pytest.raises(WeftError, match=r"upcycle-to-moe: top_k=\d and experts=\d+ must be from 1 to 1024"):
+        with pytest.raises(WeftError, match=r"top_k=\d and experts=\d+ must be 1 ≤ top_k ≤ experts ≤ 1024"):
             applied(f"upcycle-to-moe{{{wrong}}}", before)
 
 

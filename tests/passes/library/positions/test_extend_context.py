@@ -107,7 +107,7 @@ def test_interpolate_reads_any_rows() -> None:
         np.testing.assert_array_equal(recipe.read(Graph().reader, start, stop), whole[start:stop])
     want = np.stack([np.interp(np.arange(12) / 2.5, np.arange(5), column) for column in rows.T], 1)
     np.testing.assert_allclose(whole, want, rtol=1e-5, atol=1e-6)
-    with pytest.raises(WeftError, match="rows cannot be interpolated at steps of 1/0"):
+    with pytest.raises(WeftError, match=r"factor=0\.0 must be above 0"):
         Interpolate(Literal.from_array(rows), 12, 0.0).shape(Graph().reader)
 
 
@@ -153,7 +153,7 @@ def test_wrong_frequencies_are_caught(text: str) -> None:
     after = applied(text, before)
     param = next(p for p in after.params.values() if isinstance(p.recipe, RopeFrequencies))
     param.recipe = replace(param.recipe, factor=param.recipe.factor * 1.01)
-    with pytest.raises(WeftError, match=r"frequencies %rope\.frequencies differ by"):
+    with pytest.raises(WeftError, match=r"frequencies %rope\.frequencies must be those of .* but differ by"):
         one.check(before, after, EquivalenceCheck())
 
 
@@ -164,5 +164,5 @@ def test_a_wrong_table_is_caught() -> None:
         after = applied(str(one), before)
         param = next(p for p in after.params.values() if isinstance(p.recipe, Interpolate | Sinusoid))
         param.recipe = replace(param.recipe, **wrong)
-        with pytest.raises(WeftError, match=r"output logits differs by|does not contain sinusoids"):
+        with pytest.raises(WeftError, match=r"output logits differs by|must contain sinusoids"):
             one.check(before, after, EquivalenceCheck())

@@ -111,7 +111,7 @@ def test_positions_are_counted_where_none_are_given() -> None:
     assert list(after.inputs) == ["input_ids", "attention_mask"] and count(after, "iota") == 1
     other = Tiny(rope=False).graph()
     other.add_input("position_ids", TensorType(dtypes.i64, (SEQ,)))
-    with pytest.raises(WeftError, match=r"insert-rope: input %position_ids.* should be a position per token"):
+    with pytest.raises(WeftError, match=r"insert-rope: input %position_ids.* must have shape .* a position per token"):
         applied("insert-rope", other)
 
 

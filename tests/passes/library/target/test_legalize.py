@@ -20,9 +20,9 @@ def test_rewrites(case: Rewrite) -> None:
     ("passes", "words"),
     [
         ("legalize{target=nope}", "unknown target 'nope'"),
-        ("legalize{target=onnx, form=step}", "target onnx has no lowerings for a form 'step'"),
-        ("legalize{target=torch, form=stap}", "target torch has no lowerings for a form 'stap'"),
-        ('python-names{usual=["embed"]}', 'usual="embed" is not of the form'),
+        ("legalize{target=onnx, form=step}", "target onnx has only one form of a graph, not 'step'"),
+        ("legalize{target=torch, form=stap}", "target torch has only one form of a graph, not 'stap'"),
+        ('python-names{usual=["embed"]}', 'usual="embed" must have the form'),
     ],
 )
 def test_unknown_targets_and_forms_are_refused(passes: str, words: str) -> None:

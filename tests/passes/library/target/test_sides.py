@@ -134,7 +134,7 @@ def test_unread_values_are_not_passed_to_the_decoder() -> None:
 
 def test_a_model_without_an_encoder_is_refused() -> None:
     g = seq2seq(layers=0)
-    with pytest.raises(WeftError, match="graph seq2seq has no value that depends only on encoder inputs"):
+    with pytest.raises(WeftError, match="graph seq2seq cannot be split: no value depends only on encoder inputs"):
         split(g)
 
 

@@ -42,11 +42,11 @@ def test_invalid_degrees_are_refused(text: str, message: str) -> None:
     ("name", "split", "message"),
     [
         ("dense", Split(tp=3), "tp=3 cannot share the 4 key/value heads of layers.*.attn in dense evenly; tp must"),
-        ("dense", Split(ep=2), "ep=2 divides experts, and dense has none; leave ep out"),
+        ("dense", Split(ep=2), "ep=2 divides experts, but dense has none: leave ep out"),
         ("experts", Split(ep=3), "ep=3 cannot share the 8 experts of layers.*.ffn.experts in experts evenly"),
         ("experts", Split(tp=4, ep=2), "ep=2 is not a multiple of tp=4: choose ep=4 or a multiple of it"),
         ("dense", Split(pp=4), "pp=4 is more than the 3 layers of dense: each stage needs one"),
-        ("mamba", Split(tp=2), "tp=2 divides no part of mamba: it has no attention"),
+        ("mamba", Split(tp=2), "tp=2 cannot divide any part of mamba: it has no attention"),
     ],
 )  # fmt: skip
 def test_parts_that_cannot_be_divided_are_named(name: str, split: Split, message: str) -> None:

@@ -83,11 +83,11 @@ def test_pipeline_bubbles(work: list[int], microbatches: int, share: float) -> N
     ("split", "block", "message"),
     [
         ("tp=3", PLAIN, "tp=3 cannot share the 4 key/value heads of layers.*.attn in decoder evenly; tp must divide 4"),
-        ("ep=2", PLAIN, "ep=2 divides experts, and decoder has none; leave ep out"),
+        ("ep=2", PLAIN, "ep=2 divides experts, but decoder has none: leave ep out"),
         ("ep=3", SPARSE, "ep=3 cannot share the 8 experts of layers.*.ffn.experts in decoder evenly; ep must divide 8"),
         ("tp=4,ep=2", SPARSE, "ep=2 is not a multiple of tp=4: choose ep=4 or a multiple of it"),
         ("pp=3", PLAIN, "pp=3 is more than the 2 layers of decoder: each stage needs one"),
-        ("tp=2", Block(Mamba(32, state=4)), "tp=2 divides no part of decoder: it has no attention"),
+        ("tp=2", Block(Mamba(32, state=4)), "tp=2 cannot divide any part of decoder: it has no attention"),
         ("tp=5", Block(Attention(5, head_dim=4, rope=RoPE()), MLP(24)), "cannot share the 24 hidden units of layers"),
         ("dp=2", PLAIN, "--parallel 'dp' is unknown: choose among tp, ep, pp, microbatches"),
         ("tp=two", PLAIN, "--parallel 'tp=two': tp takes a whole number from 1"),

@@ -212,7 +212,7 @@ def test_prompts_and_limits_are_recorded_in_the_manifest(bert: Path, tmp_path: P
     for options, message in (
         ({"truncate_dim": 33}, "truncate_dim is 33, but the vectors have 32 features"),
         ({"prompt_name": "nix"}, "no prompt 'nix'; its prompts are query, document, passage"),
-        ({"prompt_name": "query"}, "token ids get no prompt"),
+        ({"prompt_name": "query"}, "a prompt cannot be put before token ids"),
     ):
         with pytest.raises(WeftError, match=message):
             model.encode([[5, 6, 7]], **options)
@@ -347,7 +347,7 @@ def test_unsupported_layer_poolings_are_refused(family: str, start: int, message
 def test_generated_code_refuses_layer_pooling_without_prompts(save: Any, tmp_path: Path) -> None:
     folder = Path(save("bert", "AutoModel", output_hidden_states=True)[1])
     chain(folder, ("WeightedLayerPooling", {"layer_start": 1}), (POOLING[0], {**POOLING[1], "include_prompt": False}))
-    with pytest.raises(WeftError, match="which include_prompt=false forbids: choose another target, or `weft export`"):
+    with pytest.raises(WeftError, match="pools prompts too: choose another target, or `weft export`"):
         weft.compile(folder, tmp_path / "out", target="transformers")
 
 
