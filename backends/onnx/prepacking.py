@@ -75,7 +75,7 @@ def _save_packed(model: Path, out: Path) -> Any:
         ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except list_ort_errors() as error:
         raise WeftError(
-            f"ONNX Runtime could not pack the weights ({join_lines(error)}): there must be disk space for a copy of them"
+            f"ONNX Runtime could not pack the weights ({join_lines(error)}): is there disk space for a copy?"
         ) from error
     return onnx.load(out / MODEL, load_external_data=False)
 

@@ -33,7 +33,7 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 @gelu.infer
 def _(n: OpCall) -> None:
     is_supported = n.approximate in ("none", "tanh", "sigmoid")
-    require(is_supported, f"approximate={n.approximate!r} is not none, tanh or sigmoid")
+    require(is_supported, f"approximate={n.approximate!r} must be none, tanh or sigmoid")
 
 
 @gelu.body

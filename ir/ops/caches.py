@@ -120,10 +120,10 @@ def check_quantization(
     `bits` is None without quantization; `scales` maps k_scale and v_scale to their types.
     """
     if bits is None:
-        require(not any(scales.values()), "k_scale and v_scale need the attribute cache_bits")
+        require(not any(scales.values()), "k_scale and v_scale are given without cache_bits=, which they need")
         return
     require(bits in CODES, f"cache_bits={bits}: codes have {' or '.join(map(str, CODES))} bits")
-    require(causal, "only the cache of causal attention is quantized")
+    require(causal, "cache_bits= needs causal=true")
     for (name, scale), x in zip(scales.items(), (k, v), strict=True):
         if x is None:
             require(scale is None, f"{name} needs the operand v")

@@ -76,8 +76,8 @@ def add_norm(
 @add_norm.infer
 def _(n: OpCall) -> tuple[TensorType, TensorType]:
     require(n.x == n.y, f"operands {n.x} and {n.y} differ")
-    require(n.kind in ("rms", "layer"), f"kind={n.kind!r} is not rms or layer")
-    require(n.kind == "layer" or n.bias is None, "an RMS norm has no bias")
+    require(n.kind in ("rms", "layer"), f"kind={n.kind!r} must be rms or layer")
+    require(n.kind == "layer" or n.bias is None, "bias needs kind=layer, as an RMS norm has none")
     _check_widths(n.x, n.weight, n.bias)
     return n.x, n.x
 

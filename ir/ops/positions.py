@@ -208,7 +208,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
             fits = fits and t == q.with_shape(t.shape[0], d)
             require(fits, f"table {t} must be [2R + 1, d], R ≥ 1, for q {q}, heads={n.heads}")
     absent = [t is None for t in (n.past_k, n.past_v, n.positions)]
-    require(all(absent) or not any(absent), "past_k, past_v and positions must be present together, or none of them")
+    require(all(absent) or not any(absent), "past_k, past_v and positions must all be present or all absent")
     fits = n.key_mask is None or n.key_mask.shape == k.shape[:2]
     require(fits, f"key_mask {n.key_mask} must be [batch, keys] of k {k}")
     if n.past_k is None:

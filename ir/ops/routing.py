@@ -75,8 +75,8 @@ def route(
 def _(n: OpCall) -> None:
     logits, groups, top_groups = n.logits, n.groups, n.top_groups
     experts = require_int(logits.shape[-1], f"logits {logits} must have a fixed number of experts")
-    require(n.scoring in ("softmax", "sigmoid"), f"scoring={n.scoring!r} is not softmax or sigmoid")
-    require(n.group_score in ("max", "top2"), f"group_score={n.group_score!r} is not max or top2")
+    require(n.scoring in ("softmax", "sigmoid"), f"scoring={n.scoring!r} must be softmax or sigmoid")
+    require(n.group_score in ("max", "top2"), f"group_score={n.group_score!r} must be max or top2")
     require(n.bias is None or n.bias == logits.with_shape(experts), f"bias {n.bias} does not fit logits {logits}")
     require(n.scale > 0, f"scale={n.scale} must be positive")
     require(groups >= 1 and experts % groups == 0, f"{experts} experts cannot be split into groups={groups}")

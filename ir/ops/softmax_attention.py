@@ -225,10 +225,13 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     fits_q = q.shape[0] == k.shape[0] and (v is None or k.shape[:2] == v.shape[:2])
     require(fits_q, f"q {q}, k {k} and v {v} differ in batch or length")
     dv = _get_value_dim(n)
-    require(n.pattern in PATTERNS, f"pattern={n.pattern!r} is none of {', '.join(PATTERNS)}")
-    require(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must be positive")
+    require(n.pattern in PATTERNS, f"pattern={n.pattern!r} must be one of {', '.join(PATTERNS)}")
+    require(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must both be positive")
     require(n.window is None or n.window >= 1, f"window={n.window} must be positive")
-    require(not n.rolling or (n.window is not None and n.past_k is not None), "rolling is for a cache and a window")
+    require(
+        not n.rolling or (n.window is not None and n.past_k is not None),
+        "rolling=true needs window= and a cache (past_k)",
+    )
     require(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
     cache_ops.check_quantization(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
     for operand in (k, v, n.bias, n.sinks, *((n.past_k, n.past_v) if n.cache_bits is None else ())):
@@ -246,7 +249,10 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     y = q.with_shape(*q.shape[:2], dv * heads)
     cached = n.past_k is not None
     require((n.positions is not None) == cached, "past_k and positions must both be present or absent")
-    require((n.past_v is not None) == (cached and v is not None), "past_v must be present exactly with past_k and v")
+    require(
+        (n.past_v is not None) == (cached and v is not None),
+        "past_v must be present if past_k and v are, and absent otherwise",
+    )
     if not cached:
         return (y,)
     require(q.shape[1] == k.shape[1], f"with a cache q {q} and k {k} must be equally long")

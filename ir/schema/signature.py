@@ -97,7 +97,7 @@ class Signature:
             if (i >= len(operands) or operands[i] is None) and not o.optional and not o.variadic:
                 raise WeftError(f"op {self.name} needs operand {o.name}")
         if variadic and any(v is None for v in operands[len(self.operands) - 1 :]):
-            raise WeftError(f"op {self.name}: None is not allowed among the operands {self.operands[-1].name}")
+            raise WeftError(f"op {self.name}: an operand {self.operands[-1].name} is None, but each must be a value")
         return tuple(operands)
 
     def operand_names(self, operands: Sequence[Any], attrs: Mapping[str, Any] | None = None) -> list[str]:

@@ -49,7 +49,7 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
         if match := _LAYER.match(node.scope):
             stacks.setdefault(match[1], {}).setdefault(int(match[2]), []).append(node)
     if not stacks:
-        raise WeftError(f"{rule}: graph {graph.name} has no layers: no scope is called layers.0")
+        raise WeftError(f"{rule}: graph {graph.name} has no layers, which are scopes named layers.0, layers.1, …")
     if (not name and len(stacks) > 1) or (name and name not in stacks):
         raise WeftError(f"{rule}: stack={name or ''} must be one of {', '.join(stacks)}")
     stack = name or next(iter(stacks))

@@ -135,7 +135,7 @@ def find_branch(node: Node, role: str) -> Branch | str:
     """
     value = node.required_operand(role)
     if role in "kv" and node.attrs.get("cache_bits") is not None:
-        return f"{role} (%{value.name}) is rounded to codes with scales of its own; quantize-cache has to come later"
+        return f"{role} (%{value.name}) is rounded to codes with scales of its own; run quantize-cache later"
     branch = _trace_branch(value, node)
     return f"{role} {branch}" if isinstance(branch, str) else branch
 
@@ -159,7 +159,7 @@ def _trace_branch(value: Value, reader: Node) -> Branch | str:
             node = x.producer
             break
         if node.op is ops.norm_linear:
-            return f"is made by norm_linear (%{value.name}); fuse-norm-linear has to come later"
+            return f"is made by norm_linear (%{value.name}); run fuse-norm-linear later"
         if not TOKENWISE_TRAITS & node.op.traits or x is None:
             return f"is made by {node.op.name} (%{value.name}), not by a linear"
         between.insert(0, node)

@@ -57,7 +57,7 @@ def choose_layouts(
     least = sum(min(sum(_count_bits(m, layout) for m in unit) for layout in layouts) for unit in units) / total
     if least > budget:
         raise WeftError(
-            f"quantize: budget={budget:g} is less than the minimum of {math.ceil(1000 * least) / 1000:g} bits: "
+            f"quantize: budget={budget:g} is below {math.ceil(1000 * least) / 1000:g} bits, the least possible: "
             "raise budget=, or allow codes of fewer bits in choices="
         )
     # Divergences are proportional to squared errors near the budget only, not for far fewer bits.

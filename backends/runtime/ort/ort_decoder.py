@@ -77,7 +77,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         self.states = bind_states(name, inputs, outputs, carried, head_dim)
         if not self.states:
             raise WeftError(
-                f"{name}: the graph has no past_key_values, so it cannot decode; compile it with a kv-cache"
+                f"{name}: the graph has no past_key_values, so it cannot decode; compile it with the pass kv-cache"
             )
         if "attention_mask" not in inputs and not all(state.recurrent for state in self.states):
             raise WeftError(f"{name}: the graph has no attention_mask for its caches, so it is not a decoder")
@@ -106,7 +106,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         capacity = super().compute_capacity(tokens)
         fixed = {state.limit for state in self.states if state.limit is not None}
         if fixed and tokens > min(fixed):
-            raise WeftError(f"{tokens} tokens are more than the {min(fixed)} that fit the caches of the graph")
+            raise WeftError(f"{tokens} tokens do not fit the caches of the graph, which hold {min(fixed)}: use fewer")
         return max(fixed, default=capacity)
 
     def run(self, binding: Any, options: Any = None) -> None:

@@ -16,9 +16,9 @@ _X, _W, _B = normal(2, 3, 8), normal(6, 8), normal(6)
 
 def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, eps: float) -> Value:
     """Emit the norm of x over the last axis: `kind` none (x itself), rms or layer; weight and bias [width] or None."""
-    require(kind in ("none", "rms", "layer"), f"kind={kind!r} is not none, rms or layer")
+    require(kind in ("none", "rms", "layer"), f"kind={kind!r} must be none, rms or layer")
     require(kind != "none" or weight is None, "norm_weight needs a norm, kind rms or layer")
-    require(kind == "layer" or bias is None, "only a layer norm has a norm_bias")
+    require(kind == "layer" or bias is None, f"norm_bias needs kind=layer, not {kind}")
     if kind == "none":
         return x
     return rms_norm(x, weight, eps=eps) if kind == "rms" else layer_norm(x, weight, bias, eps=eps)

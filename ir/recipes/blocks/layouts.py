@@ -62,7 +62,7 @@ def get_block_layout(recipe: Recipe, reader: TensorReader) -> BlockLayout:
     """Return the layout of the blocks that form the rows of `recipe`; raise WeftError if the rows are not blocks."""
     layout = find_block_layout(recipe, reader)
     if isinstance(layout, str):
-        raise WeftError(f"the blocks of {', '.join(recipe.sources())} cannot be taken as stored: {layout}")
+        raise WeftError(f"the blocks of {', '.join(recipe.sources())} cannot be kept: {layout}")
     return layout
 
 

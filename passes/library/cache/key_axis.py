@@ -46,8 +46,8 @@ class BiasExtension:
         queries, keys = new.shape[2:]
         if (keys != sizes.sym("total") and keys != 1) or "total" in sizes.list_names(queries):
             raise WeftError(
-                f"kv-cache: bias %{new.name} does not extend to cached keys; count keys by an iota over the tokens "
-                "and queries by the input position_ids"
+                f"kv-cache: bias %{new.name} does not extend to cached keys: compute it from an iota over tokens for "
+                "keys, and from the input position_ids for queries"
             )
         return new
 

@@ -87,7 +87,7 @@ def _find_obstacle(attention: Projections, feed: FeedForward) -> str | None:
     nodes = [attention.o, feed.down, *(b.linear for b in attention.branches), *(p.node for p in feed.parts[:-1])]
     for node in nodes:
         if node.op is not ops.linear:
-            return f"%{node.output.name} has its norm fused into it: run before fuse-norm-linear"
+            return f"%{node.output.name} has its norm fused into it: run fuse-parallel-block before fuse-norm-linear"
         if not are_params(node.inputs[1:]):
             return f"the weight of %{node.output.name} is computed"
     if len({v.type.dtype for n in nodes for v in n.inputs[1:] if v is not None}) > 1:

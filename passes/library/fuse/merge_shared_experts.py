@@ -70,7 +70,7 @@ class MergeSharedExperts(Pass):
                     mergeable.sort(key=lambda f: order[f.down])
                     at = mergeable[-1].down.output.name
                     if any(has_add_norm_reader(f.down.output) for f in mergeable[:-1]):
-                        trace.refuse(self.name, at, "it is an operand of add_norm: run unfuse-residual-norm before")
+                        trace.refuse(self.name, at, "it is an operand of add_norm: run unfuse-residual-norm first")
                     elif len(mergeable) > 1:
                         trace.record_rewrite(self.name, at)
                         _merge_feed_forwards(mergeable)
@@ -93,7 +93,7 @@ def _match_summand(term: Value) -> tuple[Value, FeedForward | str] | None:
     if not isinstance(feed, FeedForward):
         return None
     if feed.up.is_normed:
-        return feed.x, "its norm is fused into it: run before fuse-norm-linear"
+        return feed.x, f"its norm is fused into it: run {MergeSharedExperts.name} before fuse-norm-linear"
     return feed.x, "its result has other readers" if len(term.uses) > 1 or term.is_output else feed
 
 

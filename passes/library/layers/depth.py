@@ -79,7 +79,7 @@ class PruneLayers(Pass):
         except WeftError as e:
             raise WeftError(f"{self.name}: {e}") from None
         if len(indices) == len(layers):
-            raise WeftError(f"{self.name}: no layer of {layers[0].stack} would be left")
+            raise WeftError(f"{self.name}: all layers of {layers[0].stack} would be removed; keep one")
         return [layers[i] for i in indices]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:

@@ -60,7 +60,7 @@ class UpcycleToMoe(Pass):
             if isinstance(unit, str):
                 trace.refuse(self.name, at, unit)
             elif unit is not None and unit.up.is_normed:
-                trace.refuse(self.name, at, "its norm is fused into it: run before fuse-norm-linear")
+                trace.refuse(self.name, at, f"its norm is fused into it: run {self.name} before fuse-norm-linear")
             elif unit is not None and _is_shared_expert(unit):
                 trace.refuse(self.name, at, "it is a shared expert next to routed ones")
             elif unit is not None:

@@ -62,7 +62,9 @@ class InsertRope(ScalingArguments, Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         if self.scaling == "none" and self.factor != 1:
-            raise WeftError(f"{self.name}: factor={self.factor} needs a scaling: linear, ntk, yarn or llama3")
+            raise WeftError(
+                f"{self.name}: factor={self.factor} has no effect without scaling=: choose linear, ntk, yarn or llama3"
+            )
         counted_positions = dict[Any, Value]()
         for node in select_attentions(graph, self.layers, self.name):
             reason = self._find_obstacle(node)

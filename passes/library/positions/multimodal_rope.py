@@ -84,7 +84,9 @@ class MultimodalRope(Pass):
         if self.sections:
             return self
         if SECTIONS not in graph.meta:
-            raise WeftError(f"{self.name}: give the pairs for time, height and width, such as sections=[16, 24, 24]")
+            raise WeftError(
+                f"{self.name}: sections= is missing: give the pairs for time, height and width, as in [16, 24, 24]"
+            )
         return replace(self, sections=tuple(graph.meta[SECTIONS]), interleaved=bool(graph.meta.get(INTERLEAVED)))
 
     def assign_axes(self, pairs: int) -> list[int]:

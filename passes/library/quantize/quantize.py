@@ -269,8 +269,8 @@ class QuantizeWeights(Pass):
         """Return `plan` with new layouts of linears and experts: at most `budget` bits per weight on average."""
         if not texts:
             raise WeftError(
-                f"quantize: budget={budget:g} needs a text to weigh errors, but the model has no tokenizer: give "
-                "calibration= a .npy or .json file of token ids"
+                f"quantize: budget={budget:g} needs a text to weigh errors, but the model has no tokenizer: "
+                "give calibration= a .npy or .json file of token ids"
             )
         mapped = [matrix for matrix in plan if matrix.kind in ("linear", "experts")]
         choices = [build_integer_layout(b, g, self.zeros and b < 8) for b in self._parse_choices() for g in GROUPS]

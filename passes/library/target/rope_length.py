@@ -72,4 +72,4 @@ class RopeLength(Pass):
         for name, param in restored.params.items():
             param.recipe = before.params[name].recipe
         if str(restored) != str(before):
-            raise WeftError(f"{self.name} must change RoPE frequencies only, but the graph differs elsewhere")
+            raise WeftError(f"{self.name} must change only RoPE frequencies, but other parts of the graph changed")

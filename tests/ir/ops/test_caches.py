@@ -78,9 +78,9 @@ def test_emitted_codes_equal_those_of_numpy(width: int, rng: np.random.Generator
 @pytest.mark.parametrize(
     ("bits", "changes", "message"),
     [
-        (None, {}, "k_scale and v_scale need the attribute cache_bits"),
+        (None, {}, "k_scale and v_scale are given without cache_bits="),
         (5, {}, "cache_bits=5: codes have 8 or 4 bits"),
-        (8, {"causal": False}, "only the cache of causal attention is quantized"),
+        (8, {"causal": False}, "cache_bits= needs causal=true"),
         (8, {"k_scale": (3,)}, r"must be \[1\] or \[6\], for the channels of f32\[2, 4, 6\]"),
         (8, {"v": None}, "v_scale needs the operand v"),
         (4, {}, "codes of 4 bits need heads of an even size"),

@@ -334,10 +334,10 @@ def test_quantized_cache_equals_cache_of_rounded_values(bits: int, scales: str, 
     ("attrs", "scales", "sentence"),
     [
         ({"cache_bits": 3}, (16, 16), "cache_bits=3: codes have 8 or 4 bits"),
-        ({}, (16, 16), "k_scale and v_scale need the attribute cache_bits"),
+        ({}, (16, 16), "k_scale and v_scale are given without cache_bits="),
         ({"cache_bits": 8}, (16, None), "v_scale None must be"),
         ({"cache_bits": 8}, (2, 16), r"k_scale f32\[2\] must be \[1\] or \[16\]"),
-        ({"cache_bits": 8, "causal": False}, (16, 16), "only the cache of causal attention is quantized"),
+        ({"cache_bits": 8, "causal": False}, (16, 16), "cache_bits= needs causal=true"),
     ],
 )
 def test_scales_that_do_not_fit(attrs: dict[str, Any], scales: tuple[int | None, ...], sentence: str) -> None:

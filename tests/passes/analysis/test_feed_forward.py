@@ -20,7 +20,9 @@ def test_feed_forwards_with_fused_norms() -> None:
     assert count(relu, "glu") == 2
     trace = Trace()
     assert not count(applied("upcycle-to-moe{experts=3}", fused, trace), "moe")
-    assert {r.reason for r in trace.refusals} == {"its norm is fused into it: run before fuse-norm-linear"}
+    assert {r.reason for r in trace.refusals} == {
+        "its norm is fused into it: run upcycle-to-moe before fuse-norm-linear"
+    }
 
 
 HEAD = """graph g {

@@ -91,7 +91,7 @@ def test_experts_have_layouts_too(text: object) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("budget=2", "budget=2 is less than the minimum of 2.25 bits: raise budget="),
+        ("budget=2", "budget=2 is below 2.25 bits, the least possible: raise budget="),
         ("budget=0", "budget=0 (bits per weight on average"),
         ('budget=4, choices="5"', "choices='5': each number must be one of 2, 3, 4, 8"),
         ('budget=4, choices=""', "choices=''"),

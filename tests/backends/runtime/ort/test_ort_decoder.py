@@ -315,7 +315,7 @@ def test_caches_of_a_size_fixed_in_the_graph(tmp_path: Path) -> None:
     names = [f"{a}.0.{b}" for a in ("past_key_values", "present") for b in ("key", "value")]
     model = opened(save(tmp_path, decoder(**dict.fromkeys(names, cache)), eos_token_ids=[]))
     assert len(model.generate([1, 2], max_tokens=3)[0].tokens) == 3
-    with pytest.raises(WeftError, match="6 tokens are more than the 4 that fit the caches of the graph"):
+    with pytest.raises(WeftError, match="6 tokens do not fit the caches of the graph, which hold 4"):
         model.generate([1, 2], max_tokens=5)
 
 

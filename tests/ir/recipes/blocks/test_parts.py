@@ -95,5 +95,5 @@ def test_widths_are_those_of_the_arrays(bits: int) -> None:
 
 
 def test_dense_tensors_have_no_parts() -> None:
-    with pytest.raises(WeftError, match="the blocks of w cannot be taken as stored: it is stored as f32"):
+    with pytest.raises(WeftError, match="the blocks of w cannot be kept: it is stored as f32"):
         Part(Source("w"), "steps").shape(READER)

@@ -53,7 +53,7 @@ def test_extended_bias_has_a_column_for_each_slot(body: str) -> None:
 
 
 def test_bias_that_counts_its_queries_is_refused() -> None:
-    with pytest.raises(WeftError, match="kv-cache: bias %bias does not extend to cached keys; count keys by an iota"):
+    with pytest.raises(WeftError, match="kv-cache: bias %bias does not extend to cached keys: compute it from an iota"):
         extend(SQUARE)
     extension = BiasExtension(g := parse(HEAD + ALIBI), g.inputs["attention_mask"], g.inputs["position_ids"], [])
     assert extension.extend(None) is None

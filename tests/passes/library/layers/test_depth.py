@@ -122,7 +122,7 @@ def test_the_check_notices_other_layers() -> None:
     ("text", "reason"),
     [
         ("prune-layers{layers=[3]}", "prune-layers: there is no layer 3; the graph has layers 0 to 2"),
-        ("prune-layers{layers=all}", "prune-layers: no layer of layers would be left"),
+        ("prune-layers{layers=all}", "prune-layers: all layers of layers would be removed; keep one"),
         ("prune-layers{layers=first}", "prune-layers: cannot read 'first'"),
         ("prune-layers{layers=[0], stack=encoder}", "prune-layers: stack=encoder must be one of layers"),
         ("insert-layers{after=3}", "insert-layers: there is no layer 3; layers has 0 to 2"),
@@ -141,7 +141,7 @@ def test_layers_with_two_results() -> None:
     model = Decoder(37, 18, 2, Block(ATTENTION, MoE(4, 5, 2, router=Router(aux_loss=0.1))))
     with pytest.raises(WeftError, match=r"layers.0 returns .*weighted_loss.*, but a layer must return one value"):
         applied("prune-layers{layers=[0]}", model.graph())
-    with pytest.raises(WeftError, match="no scope is called"):
+    with pytest.raises(WeftError, match="has no layers, which are scopes"):
         applied("prune-layers{layers=[0]}", ZOO["variant/norms without weights"]().__class__("empty"))
 
 

@@ -139,7 +139,7 @@ def test_rotated_layers_are_unchanged() -> None:
         (decoder(), "insert-rope{rotary_dim=0}", "0 features of a head do not form pairs"),
         (decoder(), "insert-rope{theta=1}", "theta=1.0 must be above 1"),
         (decoder(), "insert-rope{theta=1e40}", "theta=1e\\+40 must be above 1, and at most 1e\\+30"),
-        (decoder(), "insert-rope{factor=2}", "factor=2.0 needs a scaling"),
+        (decoder(), "insert-rope{factor=2}", "factor=2.0 has no effect without scaling="),
         (decoder(), "insert-rope{scaling=linear, factor=0.5}", "factor=0.5 must be from 1 to 1e\\+06"),
         (decoder(), "insert-rope{scaling=yarn, factor=2}", "yarn needs original=, the context length before scaling"),
         (decoder(), "insert-rope{scaling=ntk, factor=2, rotary_dim=2}", "ntk needs at least two pairs"),

@@ -186,7 +186,7 @@ def test_fixed_sizes_are_supported() -> None:
 
 
 def test_unknown_layouts() -> None:
-    with pytest.raises(WeftError, match="is none of half, interleaved"):
+    with pytest.raises(WeftError, match="must be one of half, interleaved"):
         applied("rope-layout{layout=quarters}", turned())
 
 
