@@ -1,4 +1,4 @@
-"""Walk through one `weft compile`: the files it runs, in the order of its stages, and the calls that climb back.
+"""Walk through one `weft compile`: the files it runs, in the order of its stages, and its calls into earlier stages.
 
 The stages are source, passes, build and write; `frontends/app/api` conducts them, and facts of any stage may be asked:
 those of the IR, of analyses, and what targets declare. A climb is a call from one stage into an earlier one, from
