@@ -122,7 +122,7 @@ def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(WeftError, match=r"tokenizer\.json: not a readable tokenizer"):
         speaker(tmp_path, [1]).generate("hi")
-    with pytest.raises(WeftError, match="no folder"):
+    with pytest.raises(WeftError, match="not opened from a folder"):
         Generator(Scripted([1])).generate("hi")
 
 

@@ -63,7 +63,7 @@ def test_caches_stay_in_the_order_of_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ("", r"give the pairs for time, height and width, as in \[16, 24, 24\]"),
+        ("", r"sections= is missing: give the pairs for time, height and width, as in \[16, 24, 24\]"),
         ("{sections=[2, 2]}", r"sections=\[2, 2\] must be three numbers that add up to 4"),
         ("{sections=[2, 2, 2]}", r"sections=\[2, 2, 2\] must be three numbers that add up to 4"),
         ("{sections=[5, -1, 0]}", r"sections=\[5, -1, 0\] must be three numbers that add up to 4"),
