@@ -218,7 +218,7 @@ class Attention:
         need(self, self.heads % self.groups == 0, f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         need_positive(self, "clip", "softcap")
         need_finite(self, "scale")
-        need(self, not self.keys_as_values or self.v_head_dim is None, "keys_as_values excludes v_head_dim")
+        need(self, not self.keys_as_values or self.v_head_dim is None, "keys_as_values needs v_head_dim=None")
         need_type(self, "rope", RoPE)
         need_type(self, "temperature", Temperature)
         need_type(self, "mask", Mask, BlockSparse)
@@ -228,11 +228,11 @@ class Attention:
         need_modules(self, "sub_norm", "v_norm", "bias")
         need_int(self, "value_conv")
         odd = self.value_conv is None or self.value_conv % 2 == 1
-        need(self, odd, f"value_conv={self.value_conv} must be odd, for a token to be in its middle")
-        need(self, self.value_conv is None or self.groups == self.heads, "value_conv needs kv_heads equal to heads")
+        need(self, odd, f"value_conv={self.value_conv} must be odd: a token is in the middle of the kernel")
+        need(self, self.value_conv is None or self.groups == self.heads, f"value_conv needs kv_heads={self.heads}")
         conflicts = [name for name in ("window", "softcap", "bias", "causal", "sinks") if getattr(self, name)]
         sparse = isinstance(self.mask, BlockSparse)
-        need(self, not sparse or not conflicts, f"mask=BlockSparse and {''.join(conflicts[:1])} exclude each other")
+        need(self, not sparse or not conflicts, f"mask=BlockSparse does not support {''.join(conflicts[:1])}")
         if self.rope is not None and self.head_dim is not None:
             self.rope.recipe(self.head_dim)
 
@@ -247,9 +247,9 @@ class Attention:
         source = x if memory is None else memory
         self_only = (self.bias, self.rope, self.window, self.mask, self.value_conv)
         if memory is not None and any(option is not None for option in self_only):
-            raise WeftError("bias, rope, window, mask and value_conv are for self-attention: cross-attention has none")
+            raise WeftError("cross-attention does not support bias, rope, window, mask or value_conv: leave them out")
         if provided("routed") is not None and (self.share_kv or self.keep_kv):
-            raise WeftError("keep_kv and share_kv do not work inside mixture of depths, which selects tokens")
+            raise WeftError("keep_kv and share_kv need all tokens, but a mixture of depths selects some")
         d = self.head_dim or divide_width(x, self.heads, "heads")
         q, k, v = self._project_qkv(x, source, d)
         if self.keep_kv is not None:
@@ -267,7 +267,7 @@ class Attention:
         """Return the output [batch, seq, heads·v_head_dim] of attention from q to k and v, with masks and bias."""
         if isinstance(self.mask, BlockSparse):
             if provided("position_bias") is not None or provided("chosen") is not None:
-                raise WeftError("block-sparse attention has no position bias and sees all tokens of its blocks")
+                raise WeftError("block-sparse attention does not support a position bias or a choice of keys")
             return self.mask(q, k, v, self.heads, self.groups, self.scale)
         causal = is_causal(self.causal) and memory is None
         mask, scale = provided("key_mask" if memory is None else "memory_mask"), self.scale

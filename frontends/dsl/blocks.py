@@ -64,7 +64,7 @@ class Block:
     def __post_init__(self) -> None:
         need_choice(self, "arrangement", ARRANGEMENTS)
         need(self, 0 <= self.dropout < 1, f"dropout={self.dropout} must be at least 0 and below 1")
-        need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "it has no attn, cross or ffn")
+        need(self, any(f is not None for f in (self.attn, self.cross, self.ffn)), "attn, cross and ffn are all None")
         need_modules(self, "attn", "cross", "ffn", "norm")
         need_finite(self, "residual_scale")
 
@@ -91,7 +91,7 @@ class Block:
 
     def _add_branch(self, x: Value, y: Value, name: str) -> Value:
         if y.type != x.type:
-            raise WeftError(f"{name} returns {y.type}, but the residual is {x.type}: make its output {x.width} wide")
+            raise WeftError(f"{name} returns {y.type}, but the block needs {x.type}: make its output {x.width} wide")
         if self.residual_scale != 1:
             y = ops.affine(y, by=self.residual_scale, name=f"{name}_scaled")
         if self.dropout:
@@ -216,11 +216,11 @@ class MixtureOfDepths:
         need_modules(self, "block")
         need_int(self, "capacity")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
-        need(self, self.capacity is not None or not self.aux_loss, "aux_loss needs a capacity")
+        need(self, self.capacity is not None or not self.aux_loss, "aux_loss needs capacity=...")
 
     def __call__(self, x: Value) -> Value:
         if provided("key_mask") is not None:
-            raise WeftError("mixture of depths belongs in a Decoder and cannot be nested: a mask of keys is provided")
+            raise WeftError("a mixture of depths must be in a Decoder, and not in another mixture of depths")
         r = ops.squeeze(linear(x, 1, "router"), axes=(2,), name="scores")
         return self._select_by_sign(x, r) if self.capacity is None else self._select_by_rank(x, r, self.capacity)
 
@@ -235,7 +235,7 @@ class MixtureOfDepths:
         for node in (n for n in nodes if n not in nodes_before):
             states = node.op.states_of([None if v is None else v.type for v in node.inputs], node.attrs)
             if any(spec.growth is Growth.CONSTANT for spec in states):
-                raise WeftError(f"{node.op.name} reads all earlier tokens, also unselected ones: give a capacity")
+                raise WeftError(f"{node.op.name} would also read tokens that are not selected: set capacity=...")
         return ops.add(x, mask_fill(ops.unsqueeze(chosen, axes=(2,)), _weigh(x, y, r)), name="mixed")
 
     def _select_by_rank(self, x: Value, r: Value, capacity: int) -> Value:

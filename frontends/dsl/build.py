@@ -73,9 +73,7 @@ def get_builder() -> _Builder:
     """Return the active builder; raise WeftError if no graph is being built."""
     builder = _CURRENT.get()
     if builder is None:
-        raise WeftError(
-            "modules emit into a graph being built: use model.graph(), trace(...) or `with building(graph)`"
-        )
+        raise WeftError("no graph is being built: call modules in model.graph(), trace(...) or `with building(graph)`")
     return builder
 
 
@@ -163,7 +161,7 @@ def _rename_arguments(owner: str, arguments: dict[str, Any], renamed: Renamed) -
         if old:
             arguments[target] = convert(arguments.get(target), old)
             spelled = ", ".join(f"{name}={value!r}" for name, value in old.items())
-            _log.warning("%s(%s) is now %s(%s=%r)", owner, spelled, owner, target, arguments[target])
+            _log.warning("%s(%s) is deprecated: use %s(%s=%r)", owner, spelled, owner, target, arguments[target])
     return arguments
 
 
@@ -358,7 +356,7 @@ def param(name: str, shape: tuple[int, ...], init: Init | None = None) -> Param:
     if existing is not None:
         if existing.shape != shape:
             raise WeftError(
-                f"parameter {full_name} has shape {list(existing.shape)}: use another name for shape {list(shape)}"
+                f"parameter {full_name} {list(existing.shape)} already exists: use another name for {list(shape)}"
             )
         return existing
     recipe = (init or builder.init or normal())(shape, full_name, builder.seed)
@@ -410,5 +408,5 @@ def kept(name: str) -> tuple[Value, ...]:
     """Return the values that an earlier module stored under `name` with `keep`; raise WeftError if there are none."""
     values = get_builder().stored.get(name)
     if values is None:
-        raise WeftError(f"no earlier layer stores values as {name!r}; known: {', '.join(get_builder().stored) or None}")
+        raise WeftError(f"no earlier layer keeps {name!r}; kept are {', '.join(get_builder().stored) or None}")
     return values

@@ -84,7 +84,7 @@ def need_type(module: object, name: str, *kinds: type, otherwise: str = "") -> N
 def need_choice(module: object, name: str, known: Iterable[str]) -> None:
     """Raise WeftError unless the field `name` of `module` is one of `known`."""
     value, choices = getattr(module, name), tuple(known)
-    need(module, value in choices, f"unknown {name}={value!r}; known are {', '.join(choices)}")
+    need(module, value in choices, f"{name}={value!r} is unknown; known are {', '.join(choices)}")
 
 
 def need_activation(module: object, activation: str) -> None:

@@ -37,9 +37,9 @@ class DifferentialAttention:
         need_int(self, "heads", "kv_heads", "head_dim")
         need_positive(self, "eps")
         need_type(self, "rope", RoPE)
-        need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even, for pairs of heads")
+        need(self, self.groups % 2 == 0, f"kv_heads={self.groups} must be even: heads form pairs")
         need(self, self.heads % self.groups == 0, f"kv_heads={self.groups} does not divide heads={self.heads}")
-        need(self, 0 <= self.lambda_init < 1, f"lambda_init={self.lambda_init} must be from 0 to below 1")
+        need(self, 0 <= self.lambda_init < 1, f"lambda_init={self.lambda_init} must be at least 0 and below 1")
 
     @staticmethod
     def lambda_of(layer: int) -> float:

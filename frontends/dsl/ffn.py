@@ -69,7 +69,7 @@ class GatedMLP:
         need_int(self, "hidden")
         need_activation(self, self.activation)
         need_positive(self, "limit")
-        need(self, 0 <= self.sparsity < 1, f"sparsity={self.sparsity} must be from 0 to below 1")
+        need(self, 0 <= self.sparsity < 1, f"sparsity={self.sparsity} must be at least 0 and below 1")
         need_modules(self, "sub_norm")
 
     @classmethod
@@ -173,11 +173,11 @@ class Router:
         need(self, self.top_groups <= self.groups, f"top_groups={self.top_groups} exceeds groups={self.groups}")
         for name in () if self.choice == "token" else ("scoring", "correction", "scale", "renormalize"):
             default = next(f.default for f in fields(Router) if f.name == name)
-            need(self, getattr(self, name) == default, f"{name} is not for choice={self.choice!r}")
-        need(self, self.choice == "token" or not self.zero_experts, "zero_experts are for choice='token'")
-        need(self, self.choice != "expert" or self.groups == 1, "groups are not for choice='expert'")
+            need(self, getattr(self, name) == default, f"{name} needs choice='token', not {self.choice!r}")
+        need(self, self.choice == "token" or not self.zero_experts, "zero_experts needs choice='token'")
+        need(self, self.choice != "expert" or self.groups == 1, f"groups={self.groups} must be 1 for choice='expert'")
         has_capacity = self.choice == "expert" or self.capacity is not None
-        need(self, has_capacity or not self.batched, "batched is for choice='expert' or a capacity")
+        need(self, has_capacity or not self.batched, "batched needs choice='expert' or capacity=...")
         need(self, self.aux_loss >= 0, f"aux_loss={self.aux_loss} must not be negative")
 
 
@@ -231,7 +231,7 @@ class MoE:
         need(self, divides, f"groups={router.groups} does not divide experts={self.experts}")
         members = self.experts // router.groups
         too_few = router.choice == "token" and router.groups > 1 and router.group_score == "top2" and members < 2
-        need(self, not too_few, f"group_score='top2' needs two experts in each of groups={router.groups}")
+        need(self, not too_few, f"group_score='top2' needs 2 experts per group, not {members}")
         choices = members * (1 if router.choice == "hierarchical" else router.top_groups)
         among = f" in top_groups={router.top_groups} of groups={router.groups}" if router.groups > 1 else ""
         need(self, self.k <= choices, f"k={self.k} exceeds the {choices} experts to choose from{among}")
@@ -239,7 +239,7 @@ class MoE:
         need(self, self.k == 1 or not self.weigh_input, f"weigh_input needs k=1, not k={self.k}")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
         need_modules(self, "shared")
-        need(self, self.shared is not None or not self.shared_gate, "shared_gate needs a shared module")
+        need(self, self.shared is not None or not self.shared_gate, "shared_gate needs shared=...")
 
     def __call__(self, x: Value, routed_by: Value | None = None) -> Value:
         """Map x [batch, seq, dim] to a value of the same shape; the router reads `routed_by` if given, else x."""

@@ -92,13 +92,12 @@ class TaskHead:
             need_int(self, "labels")
         elif self.labels is not None:
             fits = isinstance(self.labels, tuple) and self.labels and all(isinstance(n, str) for n in self.labels)
-            need(self, bool(fits), f"labels={self.labels!r} must be a positive number, or names of labels")
+            need(self, bool(fits), f"labels={self.labels!r} must be a positive number or a list of names")
         by_token = self.task in BY_TOKEN
-        need(
-            self, by_token == (self.pool is None), f"{self.task} {'scores tokens: no' if by_token else 'needs a'} pool"
-        )
-        need(self, (self.pool == "token") == (self.token is not None), "token goes with pool='token'")
-        need(self, self.labels is not None or self.task in (*FIXED, "fill-mask"), f"{self.task} needs labels")
+        fault = f"scores tokens: leave out pool={self.pool!r}" if by_token else "needs pool=..."
+        need(self, by_token == (self.pool is None), f"task {self.task} {fault}")
+        need(self, (self.pool == "token") == (self.token is not None), "pool='token' and token=... need each other")
+        need(self, self.labels is not None or self.task in (*FIXED, "fill-mask"), f"task {self.task} needs labels=...")
 
     @property
     def count(self) -> int | None:
@@ -135,7 +134,7 @@ class TaskHead:
     def _pool(self, x: Value, ids: Value | None, mask: Value | None, pooled: Value | None) -> Value:
         if self.pool == "pooler":
             if pooled is None:
-                raise WeftError("pool='pooler' needs a model with a pooler: set pooler in the encoder")
+                raise WeftError("pool='pooler' needs an encoder with a pooler: set pooler in it")
             return pooled
         first = ops.squeeze(ops.slice(x, axis=1, start=0, stop=1), axes=(1,), name="first_token")
         if self.pool == "first":

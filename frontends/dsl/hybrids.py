@@ -48,7 +48,7 @@ class ParallelHybrid:
     def __call__(self, x: Value) -> Value:
         ssm, attention = self.ssm(x), self.attention(x)
         if ssm.type != attention.type:
-            raise WeftError(f"ssm returns {ssm.type}, attention {attention.type}; both must have the type of x")
+            raise WeftError(f"ssm returns {ssm.type} and attention {attention.type}, but both must return {x.type}")
         return ops.add(ssm, attention, name="mixed")
 
 
@@ -68,14 +68,14 @@ class MemoryBlock:
 
     def __post_init__(self) -> None:
         need_modules(self, "mamba", "attn", "ffn", "norm")
-        need(self, (self.attn is None) == (self.ffn is None), "attn and ffn go together")
+        need(self, (self.attn is None) == (self.ffn is None), "attn and ffn need each other: give both or none")
 
     def __call__(self, x: Value) -> Value:
         mixer_input = x
         if self.attn is not None and self.ffn is not None:
             embedded = provided("embedded")
             if embedded is None:
-                raise WeftError("its attn reads the embeddings of a model: it belongs in a Decoder")
+                raise WeftError("MemoryBlock: attn reads the model's embeddings, so the block must be in a Decoder")
             y = self.attn(named(self.norm, "attn_norm")(ops.concat(x, embedded, axis=2, name="beside")))
             y = self.ffn(named(self.norm, "ffn_norm")(y))
             mixer_input = ops.add(x, linear(y, x.width, "link"), name="fed")

@@ -136,9 +136,9 @@ class Sinusoidal:
 
     def __call__(self, x: Value) -> Value:
         if x.width % 2:
-            raise WeftError(f"the width {x.width} must be even, for pairs of sine and cosine")
+            raise WeftError(f"sinusoidal positions need an even width, not {x.width}")
         if self.inclusive and x.width < 4:
-            raise WeftError(f"inclusive frequencies need a width of at least 4, not {x.width}")
+            raise WeftError(f"inclusive=True needs a width of at least 4, not {x.width}")
         name, shape = get_leaf_name(), (self.length + self.offset, x.width)
         kind = {"interleaved": self.interleaved, "inclusive": self.inclusive}
         table = constant_param(f"{name}.table", shape, Sinusoid(*shape, **kind))

@@ -52,7 +52,7 @@ class MLA:
         need_int(self, "heads", "rank", "head_dim", "rope_dim", "v_head_dim", "q_rank")
         need_type(self, "index", LightningIndex)
         need(self, self.index is None or not self.share_index, "index and share_index exclude each other")
-        need(self, self.index is not None or not self.keep_index, "keep_index needs an index")
+        need(self, self.index is not None or not self.keep_index, "keep_index needs index=...")
         need_finite(self, "scale")
         need_type(self, "rope", RoPE)
         need_type(self, "temperature", Temperature)
@@ -62,7 +62,7 @@ class MLA:
 
     def __call__(self, x: Value) -> Value:
         if not is_causal():
-            raise WeftError("latent attention is causal: it belongs in a Decoder")
+            raise WeftError("MLA is causal: it must be in a Decoder")
         source = x if self.q_rank is None else named(self.norm, "q_norm")(linear(x, self.q_rank, "q_down"))
         q, rotary = self._project_queries(source)
         down = linear(x, self.rank + self.rope_dim, "kv_down")
@@ -146,7 +146,7 @@ class LinearAttention:
         need_int(self, "heads")
         need_type(self, "rope", RoPE)
         if self.rope is not None:
-            need(self, self.rope.amplitude == 1, f"rope has amplitude={self.rope.amplitude}, which must be 1")
+            need(self, self.rope.amplitude == 1, f"amplitude={self.rope.amplitude} of rope must be 1")
 
     def __call__(self, x: Value) -> Value:
         d = divide_width(x, self.heads, "heads")
@@ -215,9 +215,7 @@ class DisentangledAttention:
             return None
         table, index = provided("relative_table"), provided("relative_rows")
         if table is None or index is None:
-            raise WeftError(
-                "the term of relative positions needs a table: give the Encoder relative=RelativeTable(...)"
-            )
+            raise WeftError("relative positions need a table: set relative=RelativeTable(...) in the Encoder")
         width, terms = q.width, []
         if self.to_position:
             scores = multiply_heads(q, linear(table, width, "k" if self.shared else "pos_k", self.key_bias), self.heads)
@@ -248,7 +246,7 @@ class TransformerXLAttention:
     def __call__(self, x: Value) -> Value:
         table, index, same = (provided(name) for name in ("relative_table", "relative_rows", "same_segment"))
         if is_causal() or table is None or index is None:
-            raise WeftError("this attention belongs in an Encoder with relative=SinusoidalDistances(...)")
+            raise WeftError("TransformerXLAttention must be in an Encoder with relative=SinusoidalDistances(...)")
         d, width = divide_width(x, self.heads, "heads"), x.width
         q, k, v = (linear(x, width, name) for name in "qkv")
         distances = multiply_heads(_add_bias(q, "distance_bias"), linear(table, width, "r"), self.heads)
@@ -302,7 +300,7 @@ class TransientGlobalAttention:
         facts = ("global_members", "run_queries", "run_keys", "run_mask", "run_bias")
         members, queries, keys, mask, bias = map(provided, facts)
         if members is None or queries is None or keys is None or mask is None or bias is None:
-            raise WeftError("this attention belongs in an Encoder with relative=TransientGlobals(...)")
+            raise WeftError("TransientGlobalAttention must be in an Encoder with relative=TransientGlobals(...)")
         batch, (runs, count), window = x.shape[0], keys.shape, bias.shape[2]
         width = self.heads * (self.head_dim or divide_width(x, self.heads, "heads"))
         sums = ops.matmul(members, x, name="global_sums")
@@ -340,7 +338,7 @@ class SpanConvAttention:
 
     def __call__(self, x: Value) -> Value:
         if is_causal():
-            raise WeftError("the convolution reads later tokens: it belongs in an Encoder")
+            raise WeftError("SpanConvAttention reads later tokens: it must be in an Encoder")
         heads, d = self.heads, divide_width(x, 2 * self.heads, "2 · heads")
         q, k, v = (linear(x, heads * d, name, bias=True) for name in "qkv")
         kernel = linear(ops.mul(q, self._map_span(x, heads * d), name="around"), heads * self.conv, "kernel", bias=True)

@@ -33,25 +33,25 @@ def _check_settings(model: Decoder | Encoder) -> None:
     need_type(model, "positions", LearnedPositions, Sinusoidal)
     if model.positions is not None and model.context is not None:
         fits = model.context <= model.positions.length
-        need(model, fits, f"context={model.context} exceeds the {model.positions.length} positions of its table")
-    need_type(model, "position_bias", T5Bias, otherwise="any other bias belongs in Attention(bias=...)")
+        need(model, fits, f"context={model.context} exceeds length={model.positions.length} of positions")
+    need_type(model, "position_bias", T5Bias, otherwise="give other biases to Attention(bias=...)")
     bias = model.position_bias
-    need(model, bias is None or bias.heads is not None, "position_bias, which all layers share, needs heads=...")
+    need(model, bias is None or bias.heads is not None, "position_bias needs heads=..., as all layers share it")
 
 
 def check_layers(model: Any) -> None:
     """Raise WeftError unless `model` has either a number of layers and a block, or a non-empty list of layers."""
     if isinstance(model.layers, int):
         need_int(model, "layers")
-        need(model, model.block is not None, f"layers={model.layers} needs a block to repeat")
+        need(model, model.block is not None, f"layers={model.layers} needs block=..., which is repeated")
     else:
         fits = isinstance(model.layers, Sequence) and not isinstance(model.layers, str)
         need(model, fits, f"layers={model.layers!r} must be a whole number or a list of modules")
-        need(model, model.block is None, "give either a list of layers, or their number and a block")
-        need(model, len(model.layers) > 0, "layers is empty")
+        need(model, model.block is None, "layers is a list, so block must be left out")
+        need(model, len(model.layers) > 0, "layers is empty, but must have at least one module")
     for i, layer in enumerate(list_layers(model)):
         fits = callable(layer) and not isinstance(layer, type)
-        need(model, fits, f"layer {i} is not a module but {layer!r}")
+        need(model, fits, f"layers[{i}]={layer!r} is not a module")
 
 
 def list_layers(model: Any) -> list[Any]:
@@ -100,7 +100,7 @@ def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] =
             with providing(**{"per_layer": per_layer[i]} if per_layer else {}):
                 y = named(layer, f"layers.{i}")(x)
             if y.type != x.type:
-                raise WeftError(f"layers.{i} maps {x.type} to {y.type}; all layers of a model must have its width")
+                raise WeftError(f"layers.{i} maps {x.type} to {y.type}, but a layer must keep the type of its input")
             states.append(x := y)
     keep("hidden_states", *states)
     return x
@@ -110,7 +110,7 @@ def _find_embedding_table(model: Decoder | Encoder) -> Value:
     """Return the embedding table [vocab, embed_dim or dim]: shared by an enclosing model, else a parameter."""
     shared, narrow = provided("embedding"), getattr(model, "embed_dim", None)
     if shared is not None and narrow not in (None, shared.width):
-        raise WeftError(f"embed_dim={narrow} differs from the width {shared.width} of the shared embedding")
+        raise WeftError(f"embed_dim={narrow} must be {shared.width}, the width of the shared embedding")
     return param("embed.weight", (model.vocab, narrow or model.dim)) if shared is None else shared
 
 
@@ -250,7 +250,7 @@ class MaskScaling:
         """Map x [batch, seq, dim] and the ids [batch, seq] of its tokens to a value of the shape of x."""
         mask = provided("key_mask")
         if mask is None:
-            raise WeftError("MaskScaling needs complete sequences: use it in an Encoder")
+            raise WeftError("MaskScaling reads complete sequences: it must be in an Encoder")
         masks = ops.equal(ids, ops.affine(ids, by=0, plus=self.token))
         masks, mask = (ops.unsqueeze(ops.cast(v, to=dtypes.bool_), axes=(2,)) for v in (masks, mask))
         ones = ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)  # in the dtype of x

@@ -72,7 +72,7 @@ class T5Bias:
         argument; one of them must be set. `causal` None follows the model."""
         heads = self.heads or heads
         if heads is None:
-            raise WeftError("a bias that all layers share needs heads=...")
+            raise WeftError("T5Bias needs heads=..., as all layers share it")
         table, at = param("weight", (self.buckets, heads)), _find_positions(x)
         bidirectional = not is_causal(causal)
         return ops.relative_position_bias(table, at, at, bidirectional=bidirectional, max_distance=self.max_distance)
@@ -96,13 +96,13 @@ class RelativeTable:
         need_type(self, "norm", LayerNorm)
         exact = self.span // 2
         fits = self.max_distance is None or (exact > 0 and self.max_distance > exact + 1)
-        need(self, fits, f"max_distance={self.max_distance} must exceed half of span={self.span}, at least 2, by 2")
+        need(self, fits, f"max_distance={self.max_distance} must be at least {exact + 2}, span={self.span} at least 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
         """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq], a row per query and key."""
         row = provided("position_row")
         if row is None:
-            raise WeftError("a table of relative positions belongs in an Encoder")
+            raise WeftError("RelativeTable must be in an Encoder, as its relative=...")
         table = param("weight", (2 * self.span, x.width))
         distances = ops.sub(ops.unsqueeze(row, axes=(2,)), ops.unsqueeze(row, axes=(1,)))
         if self.max_distance is not None:
@@ -142,7 +142,7 @@ class SinusoidalDistances:
         ``relative_rows`` [1, seq, seq], the row of each query and key. A distance is query position − key position."""
         row = provided("position_row")
         if row is None or x.width % 2:
-            raise WeftError(f"sinusoidal distances belong in an Encoder of even width; this width is {x.width}")
+            raise WeftError(f"SinusoidalDistances must be in an Encoder of even width; the width is {x.width}")
         half = ops.slice(ops.slice(x, axis=0, start=0, stop=1), axis=2, start=0, stop=x.width // 2)
         ones = ops.concat(fill_like(half, 0.0), fill_like(half, 1.0), axis=2, name="unturned")
         with providing(positions=row):
@@ -194,7 +194,7 @@ class TransientGlobals:
         """
         row, mask = provided("position_row"), provided("key_mask")
         if row is None or mask is None:
-            raise WeftError("global tokens are sums over complete sequences: they belong in an Encoder")
+            raise WeftError("TransientGlobals sums over complete sequences: it must be in an Encoder")
         (batch, seq, _), window = x.shape, self.window
         runs, blocks = sizes.floordiv(seq + window - 1, window), sizes.maximum(1, sizes.floordiv(seq, self.block))
         shown, last = ops.cast(mask, to=dtypes.bool_, name="shown"), ops.max(row, axes=(1,), name="last_position")

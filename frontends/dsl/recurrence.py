@@ -50,9 +50,9 @@ def scan(
     """
     states = _parse_states(state)
     if not inputs or not all(isinstance(x, Value) for x in inputs):
-        raise WeftError("scan: needs at least one input, and all inputs must be values [batch, seq, ...]")
+        raise WeftError("scan: inputs must be one or more values [batch, seq, ...]")
     if short := next((x for x in inputs if len(x.shape) < 2 or x.shape[:2] != inputs[0].shape[:2]), None):
-        raise WeftError(f"scan: the input {short!r} must be [batch, seq, ...] like the first, {inputs[0]!r}")
+        raise WeftError(f"scan: input {short!r} must have the axes [batch, seq] of the first input, {inputs[0]!r}")
     names = _name_operands(step, [*states], len(inputs), isinstance(state, Mapping))
     returns_tuple, seq = list[bool](), inputs[0].shape[1]
 
@@ -62,9 +62,9 @@ def scan(
         except WeftError as e:
             if isinstance(seq, int) or str(seq) not in str(e):
                 raise
-            raise WeftError(f"{e}; a step sees one token: values with an axis {seq} must be inputs of scan") from None
+            raise WeftError(f"{e}; the step reads one token: give values with axis {seq} as inputs of scan") from None
         if not isinstance(returned, tuple) or len(returned) != 2:
-            raise WeftError("scan: the step must return a pair, the new state and the output")
+            raise WeftError("scan: the step must return a pair (new state, output)")
         new, outputs = returned
         returns_tuple.append(isinstance(outputs, (tuple, list)))
         returned_values = _list_values(new, "new state"), _list_values(outputs, "output")
@@ -84,7 +84,7 @@ def _parse_states(state: Declared | Mapping[str, Declared]) -> dict[str, State]:
     """Return the states by name; a single state has the name ""."""
     if isinstance(state, Mapping):
         if not state:
-            raise WeftError("scan: a recurrence needs a state")
+            raise WeftError("scan: state is empty, but needs at least one state")
         return {str(name): _parse_state(declared) for name, declared in state.items()}
     return {"": _parse_state(state)}
 

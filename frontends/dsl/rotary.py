@@ -42,10 +42,11 @@ class RoPE(RopeScaling):
         need_int(self, "original", "rotated", "length", least=0)
         need_positive(self, "theta", "factor", "amplitude", "beta_fast", "beta_slow", "low_freq", "high_freq")
         need(self, 0 < self.fraction <= 1, f"fraction={self.fraction} must be above 0 and at most 1")
-        need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: pairs are rotated")
+        need(self, self.dim is None or self.dim % 2 == 0, f"dim={self.dim} must be even: RoPE rotates pairs")
         fits = "original" not in self.used_settings or self.original > 0
         need(self, fits, f"scaling={self.scaling!r} needs original=..., the context before scaling")
-        need(self, "factors" not in self.used_settings or bool(self.factors), f"scaling={self.scaling!r} needs factors")
+        fits = "factors" not in self.used_settings or bool(self.factors)
+        need(self, fits, f"scaling={self.scaling!r} needs factors=...")
         if self.dim is not None:
             self.recipe(self.dim)
 
@@ -58,7 +59,7 @@ class RoPE(RopeScaling):
         need(self, fits, f"dim={dim} must be even and at most head_dim={head_dim}")
         for name in ("factors", "long_factors"):
             count = len(getattr(self, name)) or dim // 2
-            need(self, count == dim // 2, f"{count} {name} do not fit dim={dim}, which has {dim // 2} pairs")
+            need(self, count == dim // 2, f"{name} must have length {dim // 2} for dim={dim}, not {count}")
         need(self, dim > 2 or self.scaling not in ("ntk", "dynamic"), f"scaling={self.scaling!r} needs dim above 2")
         return RopeFrequencies(dim, self.theta, **self.settings)
 

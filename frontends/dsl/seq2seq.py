@@ -27,7 +27,7 @@ class CrossAttention(Attention):
         encoder's output."""
         memory = provided("memory") if memory is None else memory
         if memory is None:
-            raise WeftError("there is no encoder to attend to: put the decoder into an EncoderDecoder")
+            raise WeftError("CrossAttention has no encoder to read: put the decoder into an EncoderDecoder")
         return super().__call__(x, memory)
 
 
@@ -55,8 +55,8 @@ class EncoderDecoder(Displayable):
         reads, writes = ((part.vocab, part.dim) for part in (self.encoder, self.decoder))
         if self.share_embeddings and reads != writes:
             raise WeftError(
-                f"EncoderDecoder: an encoder of vocab, dim = {reads} cannot share its embedding with a decoder of "
-                f"{writes}; make them equal, or share_embeddings=False"
+                f"EncoderDecoder: (vocab, dim) is {reads} in the encoder and {writes} in the decoder: "
+                "make them equal, or set share_embeddings=False"
             )
         if self.encoder.token_types:
             raise WeftError(f"EncoderDecoder: the encoder has token_types={self.encoder.token_types}, but must have 0")

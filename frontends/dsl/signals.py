@@ -66,8 +66,8 @@ class ImageEncoder(Displayable):
         need_choice(self, "pooler", POOLERS)
         needs = {"attention": self.pooler_block is not None, "none": self.projection is None}
         needs |= dict.fromkeys(("dense", "first"), self.prefix_tokens > 0)
-        reasons = {"attention": "needs a pooler_block", "none": "excludes a projection"}
-        need(self, needs[self.pooler], f"pooler={self.pooler!r} {reasons.get(self.pooler, 'needs a prefix token')}")
+        reasons = {"attention": "needs pooler_block=...", "none": "excludes projection"}
+        need(self, needs[self.pooler], f"pooler={self.pooler!r} {reasons.get(self.pooler, 'needs prefix_tokens=1')}")
 
     @property
     def patches(self) -> int:
@@ -256,7 +256,7 @@ class ConvolvedBlock:
     def __post_init__(self) -> None:
         need_modules(self, "block", "norm")
         need_int(self, "kernel", "groups")
-        need(self, self.kernel % 2 == 1, f"kernel={self.kernel} must be odd, for a token to be in its middle")
+        need(self, self.kernel % 2 == 1, f"kernel={self.kernel} must be odd: a token is in the middle of the kernel")
         need_activation(self, self.activation)
 
     def __call__(self, x: Value) -> Value:
@@ -287,13 +287,13 @@ class SoundStem:
 
     def __post_init__(self) -> None:
         need_int(self, "bins", "length")
-        need(self, len(self.convolutions) > 0, "convolutions is empty")
+        need(self, len(self.convolutions) > 0, "convolutions is empty, but must have at least one Convolution")
         for layer in self.convolutions:
-            need(self, isinstance(layer, Convolution), f"convolutions has {layer!r}, which is not a Convolution")
+            need(self, isinstance(layer, Convolution), f"{layer!r} in convolutions is not a Convolution")
         need_type(self, "positions", LearnedPositions, PositionalConvolution)
         need_choice(self, "seen", FRAMES_SEEN)
         padded = any(layer.padding for layer in self.convolutions)
-        need(self, self.seen != "whole" or not padded, "seen='whole' needs convolutions without padding")
+        need(self, self.seen != "whole" or not padded, "seen='whole' needs padding=0 in all convolutions")
 
     @property
     def stride(self) -> int:
@@ -358,7 +358,7 @@ class AudioEncoder(Displayable):
         need_modules(self, "embed_norm", "final_norm")
         last = self.stem.convolutions[-1].channels
         fits = self.stem.projects or last == self.dim
-        need(self, fits, f"the last convolution has {last} channels, the layers dim={self.dim}: set projects in stem")
+        need(self, fits, f"the last convolution has {last} channels instead of dim={self.dim}: set projects in stem")
 
     @property
     def positions(self) -> LearnedPositions | None:

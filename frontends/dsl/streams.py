@@ -63,7 +63,7 @@ class PerLayerInput:
 
     def __call__(self, x: Value) -> Value:
         layer_embedding = provided("per_layer")
-        need(self, layer_embedding is not None, "the model needs per_layer=PerLayerEmbedding(...)")
+        need(self, layer_embedding is not None, "this module needs per_layer=PerLayerEmbedding(...) in the model")
         assert layer_embedding is not None
         gated = ops.mul(activate(linear(x, self.width, "gate"), self.activation), layer_embedding, name="gated")
         return named(self.norm, "norm")(linear(gated, x.width, "projection"))

@@ -67,7 +67,7 @@ def fit_family(model: Model, candidates: Callable[[Graph], Iterator[Candidate]],
     """
     check_exportable(model.graph)
     plain = canonicalize(model.graph, ("sentence_embedding",) if _is_pooled_by_modules(model.graph) else ())
-    fewest_faults, fault = (math.inf, math.inf), "weft knows no config that describes it"
+    fewest_faults, fault = (math.inf, math.inf), "no known config is similar"
     for graph in (plain, *_fold_scales(plain)):
         try:
             for candidate in candidates(graph):
@@ -80,8 +80,8 @@ def fit_family(model: Model, candidates: Callable[[Graph], Iterator[Candidate]],
                 faults = float(len(reference) - result.nodes), float(len(result.differences))
                 if faults < fewest_faults:
                     fewest_faults, difference = faults, result.differences[0]
-                    fault = f"the nearest is {candidate.family}, which has {difference.theirs} at {difference.at}"
-                    fault += f" where the graph has {difference.ours}"
+                    fault = f"the nearest, {candidate.family}, differs at {difference.at}: it has {difference.theirs}, "
+                    fault += f"the graph {difference.ours}"
         except WeftError as e:  # it resembles none of the candidates' graphs
             fault = str(e) if math.inf in fewest_faults else fault
     raise WeftError(f"{model.spec}: no {kind} expresses the graph: {fault}")

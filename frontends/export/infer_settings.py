@@ -74,10 +74,10 @@ def _find_attentions(graph: Graph) -> list[Projections]:
         if node.op is ops.attention:
             parts = find_projections(node)
             if isinstance(parts, str):
-                raise WeftError(f"the attention %{node.output.name} is not one that a config describes: {parts}")
+                raise WeftError(f"no config describes attention %{node.output.name}: {parts}")
             layers.append(parts)
     if not layers:
-        raise WeftError("the graph has no softmax attention")
+        raise WeftError("the graph has no softmax attention, which a config needs")
     return layers
 
 
@@ -177,7 +177,7 @@ def _infer_mixture(node: Node) -> MoE:
     combine, up = node.operand("combine"), node.operand("up")
     route = None if combine is None else combine.producer
     if route is None or route.op is not ops.route or up is None:
-        raise WeftError(f"the experts %{node.output.name} have a router that no config describes")
+        raise WeftError(f"no config describes the router of the experts %{node.output.name}")
     experts, hidden = (int(size) for size in up.shape[:2])
     router = Router(**{name: route.attrs[name] for name in ("renormalize", "scoring", "scale")})
     activation = node.attrs["activation"]
@@ -212,7 +212,7 @@ def _name_activation(node: Node) -> str | None:
 def _infer_ends(graph: Graph) -> dict[str, Any]:
     """Return the settings of the embedding before the first layer and of the head after the last."""
     if "logits" not in graph.outputs:
-        raise WeftError("the graph has no logits, so it is not a decoder")
+        raise WeftError("the graph has no output logits, which a decoder needs")
     value, settings = graph.outputs["logits"], dict[str, Any](vocab=graph.outputs["logits"].width)
     if "task" in graph.meta:
         value, settings = graph.outputs["last_hidden_state"], {"vocab": graph.meta["vocab"]}

@@ -48,7 +48,7 @@ def invert_step(recipe: Recipe, value: Recipe, shape: Shape) -> Recipe:
             return Map(value, _INVERSES[fn])
         case Cast():
             return value  # a cast maps its own results to themselves
-    raise WeftError(f"the recipe {recipe.name}, which reads {_list_sources(recipe)}, has no inverse")
+    raise WeftError(f"tensor {_list_sources(recipe)} cannot be restored: {recipe.name} has no inverse")
 
 
 def _list_sources(recipe: Recipe) -> str:
@@ -109,16 +109,16 @@ def _restore_group(graph: Graph, group: Group, params: Mapping[str, Array]) -> d
         recipe, shape = graph.params[name].recipe, graph.params[name].shape
         value = np.asarray(params[name] if name in params else recipe.evaluate(graph.reader))
         if value.shape != shape:
-            raise WeftError(f"parameter {name} is {list(shape)}, but its value is {list(value.shape)}")
+            raise WeftError(f"parameter {name} has shape {list(shape)}, but its value {list(value.shape)}")
         try:
             for key, values, mask in undo_recipe(recipe, value, graph.reader):
                 _merge(*tensors[key], values, mask, key)
         except WeftError as e:
-            raise WeftError(f"{name}: {e}") from None
+            raise WeftError(f"parameter {name}: {e}") from None
     for key, (_, known) in tensors.items():
         if not known.all():
             missing = known.size - int(np.count_nonzero(known))
-            raise WeftError(f"no parameter reads {missing} of the {known.size} elements of tensor {key!r}")
+            raise WeftError(f"{key!r} cannot be restored: no parameter reads {missing} of its {known.size} elements")
     return {key: values for key, (values, _) in tensors.items()}
 
 
@@ -198,7 +198,7 @@ def _merge(into: Array, determined: Array, values: Array, mask: Array, label: st
     WeftError, naming `label`, if an element was determined before with another value."""
     overlap = determined & mask
     if overlap.any() and not np.array_equal(into[overlap], values[overlap], equal_nan=True):
-        raise WeftError(f"parameters that read the same elements of {label} have different values: make them equal")
+        raise WeftError(f"parameters that share elements of tensor {label!r} have different values: make them equal")
     np.copyto(into, values, where=mask, casting="same_kind")
     determined |= mask
 
@@ -250,7 +250,7 @@ def invert_recipes(
             recipe, value = waiting.pop(0)
             if isinstance(recipe, Source):
                 if solved.setdefault(recipe.key, value) != value:
-                    raise WeftError(f"parameters that read tensor {recipe.key!r} have different values")
+                    raise WeftError(f"parameters that share tensor {recipe.key!r} have different values")
             elif isinstance(recipe, Slice):
                 parts.setdefault(recipe.item, []).append((recipe, value))
             else:
@@ -272,7 +272,7 @@ def _undo_step(recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: Tens
             shapes = [_read_shape(i, reader) for i in items]
             sizes = [item_shape[axis] if item_shape else length // len(items) for item_shape in shapes]
             if sum(sizes) != length:
-                raise WeftError(f"the sizes of {_list_sources(recipe)}, which the model concatenates, are unknown")
+                raise WeftError(f"cannot split a parameter into {_list_sources(recipe)}: their sizes are unknown")
             ends = itertools.accumulate(sizes)
             return [(i, value.slice_axis(axis, end - n, end)) for i, n, end in zip(items, sizes, ends, strict=True)]
         case Add((first, *addends), offset) if addends and (stored := _keep_stored(addends, first, reader)) is not None:
@@ -309,7 +309,7 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
     read = ", ".join(dict.fromkeys(parts[0][0].sources()))
     if step > 1:
         if [(s.start, s.step) for s, _ in parts] != [(i, step) for i in range(step)]:
-            raise WeftError(f"the slices of {read} do not cover it")
+            raise WeftError(f"tensor {read} cannot be restored: its slices leave gaps")
         expanded = [v.reshape((*v.shape[: axis + 1], 1, *v.shape[axis + 1 :])) for _, v in parts]
         stack = _concat_tensors(expanded, axis + 1)
         return stack.reshape((*stack.shape[:axis], math.prod(stack.shape[axis : axis + 2]), *stack.shape[axis + 2 :]))
@@ -317,7 +317,7 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
     distinct = [next(equal) for _, equal in itertools.groupby(parts, key=lambda part: (part[0].start, part[1]))]
     for s, _ in distinct:
         if (s.axis, s.start, s.step) != (axis, ends, 1):
-            raise WeftError(f"the slices of {read} do not cover it")
+            raise WeftError(f"tensor {read} cannot be restored: its slices leave gaps")
         ends = s.stop
     return _concat_tensors((value for _, value in distinct), axis)
 

@@ -113,7 +113,7 @@ class _GraphMatcher:
                     yield actual, expected
             elif isinstance(expected, Param) and neutral is not None:
                 if self.result.params.setdefault(expected.name, neutral) != neutral:
-                    self.report(theirs, expected.name, f"no {name}", "one that is shared")
+                    self.report(theirs, expected.name, f"no {name}", f"a shared {name}")
             elif actual is not expected:
                 self.report(theirs, at, *(f"{'no' if v is None else 'a'} {name}" for v in (actual, expected)))
 
@@ -180,7 +180,7 @@ def check_exportable(graph: Graph) -> None:
         WeftError: if it has caches, or only the logits of one token.
     """
     if any(name.startswith(("past", "present", "state")) for name in (*graph.inputs, *graph.outputs)):
-        raise WeftError("the graph has caches, which no checkpoint has: export it before kv-cache")
+        raise WeftError("a graph with caches cannot be exported: export before the pass kv-cache")
     logits = graph.outputs.get("logits")
     if logits is not None and logits.shape[1:2] == (1,) and "task" not in graph.meta:
-        raise WeftError("the graph computes the logits of the last token only: export it before last-token-logits")
+        raise WeftError("the graph has logits of the last token only: export before the pass last-token-logits")

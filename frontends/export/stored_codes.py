@@ -57,7 +57,7 @@ class StoredCodes:
 def check_weights(weights: str) -> None:
     """Raise WeftError unless `weights` is a way to store quantized weights ("auto", "codes" or "float")."""
     if weights not in WEIGHTS:
-        raise WeftError(f"--weights {weights!r} is not known; an export takes {', '.join(WEIGHTS)}")
+        raise WeftError(f"--weights {weights!r} is unknown; known are {', '.join(WEIGHTS)}")
 
 
 def choose_codes(
@@ -99,10 +99,10 @@ def choose_codes(
         elif quantized:
             refusals[key] = layout
     if weights == "codes" and not codes:
-        reason = "".join(f": {key}: {fault}" for key, fault in [*refusals.items()][:1])
-        raise WeftError(f"--weights codes has no weights whose codes can be stored{reason}")
+        reason = "".join(f" ({key}: {fault})" for key, fault in [*refusals.items()][:1])
+        raise WeftError(f"--weights codes has no effect: no weight has codes that can be stored{reason}")
     if refusals and weights == "auto":
-        note(f"all weights are written as floats, since not all codes fit the format: {_list_refusals(refusals)}")
+        note(f"all weights are written as floats, since some codes do not fit: {_list_refusals(refusals)}")
         return {}
     if refusals:
         note(f"written as floats: {_list_refusals(refusals)}")

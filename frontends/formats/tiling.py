@@ -17,8 +17,8 @@ def check_tiling(name: str, extents: Mapping[str, tuple[int, int]], start: int, 
     end, previous = start, "the header"
     for key, (first, last) in sorted(extents.items(), key=lambda item: item[1]):
         expected = -(-end // align) * align
-        if first != expected:
-            fault = "overlaps" if first < end else f"begins {first - expected} bytes too far after"
+        if gap := first - expected:
+            fault = "overlaps" if first < end else f"leaves {gap} unused byte{'s' * (gap > 1)} after"
             raise WeftError(f"{name} is damaged: tensor {key!r} at byte {first} {fault} {previous}; fetch it again")
         end, previous = last, f"tensor {key!r}"
     if end > size:

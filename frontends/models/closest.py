@@ -37,11 +37,11 @@ class Resemblance:
 
     def __str__(self) -> str:
         is_complete = self.n_matched == self.parameters
-        parts = ["all of its parameters" if is_complete else f"{self.n_matched} of its {self.parameters} parameters"]
+        parts = ["all parameters fit" if is_complete else f"{self.n_matched} of {self.parameters} parameters fit"]
         if self.unread:
-            parts.append(f"not read: {summarize(self.unread, 4)}")
+            parts.append(f"tensors it does not read: {summarize(self.unread, 4)}")
         if self.ignored:
-            parts.append(f"keys it does not read: {summarize(self.ignored, 4)}")
+            parts.append(f"config keys it does not read: {summarize(self.ignored, 4)}")
         return f"{self.family} ({'; '.join(parts)})"
 
 

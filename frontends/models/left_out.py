@@ -105,8 +105,7 @@ def check_accepted(source: str, parts: Sequence[LeftOut], without: Collection[st
     for part in parts:
         if part.changes and part.name not in without:
             raise WeftError(
-                f"{source}: {part} would be left out, which changes the model's outputs; "
-                f"--without {part.name} accepts that"
+                f"{source}: leaving out {part} would change the model's outputs; accept it by --without {part.name}"
             )
     return [part for part in parts if part.name not in without]
 

@@ -95,8 +95,8 @@ def _check_depth(table: Table, config: Config, keys: frozenset[str], source: str
         value = config.get(name)
         if isinstance(value, int) and value > limit:
             reason = f"its checkpoint has only {limit} tensors" if limit == len(keys) else f"the limit is {limit}"
-            cause = "the config is damaged or another model's"
-            raise WeftError(f"{source}: {name}={quote_value(value)} is too many layers: {reason}; {cause}")
+            cause = "the config is damaged or of another model"
+            raise WeftError(f"{source}: {name}={quote_value(value)} is too large: {reason}; {cause}")
 
 
 def build_from_table(
@@ -126,7 +126,7 @@ def build_from_table(
             check(param)
         elif not param.recipe.is_constant:
             raise WeftError(
-                f"the table of {table.model_types[0]} models has no checkpoint name for parameter {param.name}: add one"
+                f"parameter {param.name} has no checkpoint name in the table of {table.model_types[0]} models: add one"
             )
     return LoadedModel(graph, module, settings)
 
@@ -136,12 +136,12 @@ def _check_param(param: Param, reader: TensorReader, keys: frozenset[str]) -> No
         if key not in keys:
             raise WeftError(
                 f"{reader.path} has no tensor {key!r}, which parameter {param.name} reads; "
-                "either the checkpoint is incomplete or its config is another model's"
+                "the checkpoint is incomplete, or its config is of another model"
             )
         if not (reader.dtype(key).is_float or reader.dtype(key).is_block):
             raise WeftError(
-                f"{reader.path}: tensor {key!r} is of dtype {reader.dtype(key)}, but weights must be floats; was the "
-                "checkpoint quantized by a tool that weft does not read?"
+                f"{reader.path}: tensor {key!r} has dtype {reader.dtype(key)}, but weights must be floats: the "
+                "checkpoint may be quantized by a tool that weft does not support"
             )
     tensors = ", ".join(f"{key} {list(reader.shape(key))}" for key in dict.fromkeys(param.recipe.sources()))
     try:

@@ -137,9 +137,7 @@ def add_head(table: Family, config: Config, keys: frozenset[str], source: str) -
     needed = [*([] if task_head.tied else [head.out]), *filter(None, (head.dense, head.norm))]
     missing = [f"{name}.weight" for name in needed if keys and not fetch.has(f"{name}.weight")]
     if missing:
-        detail = (
-            f"{config['architectures'][0]} initializes {summarize(missing)} at random, as the checkpoint lacks them"
-        )
+        detail = f"the checkpoint lacks {summarize(missing)}, which {config['architectures'][0]} initializes at random"
         return replace(table, prefix=prefix), LeftOut("head", missing[0].partition(".")[0], detail, changes=True)
     rule: Any = lambda c: head.build_head(c, settings)  # noqa: E731 - a module is callable, and would be called
     names = head.names("decoder.head" if settings.kind == "encoder-decoder" else "head")
@@ -155,7 +153,7 @@ def add_token_head(table: Family, config: Config, keys: frozenset[str], source: 
     """
     s = table.read(config, keys, source)
     if s.kind != "decoder" or s.logit_softcap is not None or s.head_transform is not None:
-        raise WeftError(f"{source}: a reranker by token logits needs a decoder with logits linear in its hidden states")
+        raise WeftError(f"{source}: LogitScore needs a decoder whose logits are linear in the hidden states")
 
     def rows(fetch: Fetch, part: str, settings: Settings) -> Recipe:
         name = table.names["embed" if s.tie and part == "weight" else "lm_head"]

@@ -151,13 +151,17 @@ def test_inexpressible_score_scale_is_folded_into_queries(name: str, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "pipeline", "told"),
     [
-        ("gpt2-untied", "fuse-norm-linear", "gpt2, which has no bias at lm_head where the graph has a bias"),
-        ("gpt2-tied", "insert-rope", "gpt_neox, which has embedding at embed where the graph has add"),
-        ("llama-gqa-tied", "sliding-window{size=8, keep_first=1}", "keep_first=0 at layers.0.attn.attention where the"),
-        ("bloom", "", "no Hugging Face family expresses the graph: the nearest is"),
+        ("gpt2-untied", "fuse-norm-linear", "gpt2, differs at lm_head: it has no bias, the graph a bias"),
+        ("gpt2-tied", "insert-rope", "gpt_neox, differs at embed: it has embedding, the graph add"),
+        (
+            "llama-gqa-tied",
+            "sliding-window{size=8, keep_first=1}",
+            "differs at layers.0.attn.attention: it has keep_first=0",
+        ),
+        ("bloom", "", "no Hugging Face family expresses the graph: the nearest, "),
         ("mamba", "", "no Hugging Face family expresses the graph: the graph has no softmax attention"),
-        ("deepseek-v3", "", "not one that a config describes: q is made by concat"),
-        ("llama-gqa-tied", "replace-activation{to=relu}, kv-cache", "export it before kv-cache"),
+        ("deepseek-v3", "", "q is made by concat"),
+        ("llama-gqa-tied", "replace-activation{to=relu}, kv-cache", "export before the pass kv-cache"),
     ],
 )
 def test_inexpressible_graphs_are_refused_in_one_sentence(name: str, pipeline: str, told: str, tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_encoders_are_not_exported_as_causal_models(minilm_folder: Path, tmp_pat
     assert export(model, tmp_path / "out") == "bert"
     before, after = tensors(minilm_folder), tensors(tmp_path / "out")
     assert all(np.array_equal(before[key], after[key]) for key in after)
-    with pytest.raises(WeftError, match="the graph has no logits, so it is not a decoder"):
+    with pytest.raises(WeftError, match="the graph has no output logits, which a decoder needs"):
         export(anonymous(model), tmp_path / "other")
 
 

@@ -176,10 +176,10 @@ Change = Callable[[torch.Tensor], torch.Tensor | None]
             "nvfp4",
             "weight_global_scale",
             lambda t: t.expand(2),
-            r"f32 \[2\] are not codes and their scales, u8 \[out, in",
+            r"f32 \[2\] do not fit together: codes must be u8 \[out, in",
         ),
-        ("mxfp4", "weight_scale", lambda t: t[:, 1:], r"weight_scale u8 \[\d+, 1\] are not codes and their scales"),
-        ("mxfp4", "weight_packed", lambda t: t[:, 1:], r"weight_packed u8 \[\d+, 31\] and .* are not codes and their"),
+        ("mxfp4", "weight_scale", lambda t: t[:, 1:], r"weight_scale u8 \[\d+, 1\] do not fit together"),
+        ("mxfp4", "weight_packed", lambda t: t[:, 1:], r"weight_packed u8 \[\d+, 31\] and .* do not fit together"),
     ],
 )
 def test_unreadable_float4_folders_are_refused(

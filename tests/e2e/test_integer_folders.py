@@ -181,11 +181,14 @@ def split(packed: np.ndarray, bits: int) -> np.ndarray:
     ("change", "why"),
     [
         (("Int8Tensor", "Int4Tensor"), "proj.weight is stored as Int4Tensor; weft reads Int8Tensor, IntxUnpacked"),
-        (("block_size", "edges"), r"_scale f32 \[64, 4\] and .* are not codes and their scales, each for 0 · 0 codes"),
-        (("32]", "48]"), "each for 1 · 48 codes of a matrix"),
-        (("Int8Tensor", "Float8Tensor"), "each 1 · 32 of a matrix"),
+        (
+            ("block_size", "edges"),
+            r"_scale f32 \[64, 4\] and .* do not fit together: qdata .* whole blocks of block_size=None",
+        ),
+        (("32]", "48]"), r"whole blocks of block_size=\[1, 48\]"),
+        (("Int8Tensor", "Float8Tensor"), r"scale f32, one for all blocks of block_size=\[1, 32\]"),
         (("{", "["), "the metadata of model.layers.0.mlp.down_proj.weight"),
-        (("int8", "int9"), "each for 1 · 32 codes of a matrix"),
+        (("int8", "int9"), r"whole blocks of block_size=\[1, 32\]"),
     ],
 )
 def test_unreadable_torchao_tensors_are_refused(change: tuple[str, str], why: str, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def check_chart(out: Path) -> None:
         WeftError: if charts have no format with the suffix of `out`, or matplotlib is not installed.
     """
     if out.suffix not in METADATA:
-        raise WeftError(f"a chart can be written as {', '.join(METADATA)}, not as {out.suffix or out.name}")
+        raise WeftError(f"cannot write a chart as {out.suffix or out.name}; known are {', '.join(METADATA)}")
     try:
         import_module("matplotlib")
     except ImportError as e:

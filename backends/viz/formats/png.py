@@ -23,12 +23,12 @@ def render_png(picture: str, scale: float = 2.0) -> bytes:
     try:
         from resvg_py import svg_to_bytes
     except ImportError as e:
-        raise WeftError("pictures as .png need the package resvg-py: install weft[viz]; .svg needs nothing") from e
+        raise WeftError(".png needs the package resvg-py: install weft[viz], or write .svg") from e
     size = re.search(r'width="(\d+)" height="(\d+)"', picture)
     assert size is not None
     wide, high = (round(int(n) * scale) for n in size.groups())
     if not 0 < wide * high <= MOST:
-        raise WeftError(f"a picture of {wide:,} × {high:,} pixels cannot be drawn; try another scale than {scale:g}")
+        raise WeftError(f"a picture of {wide:,} × {high:,} pixels cannot be drawn: choose another scale than {scale:g}")
     with contextlib.ExitStack() as files:
         fonts = [str(files.enter_context(as_file(FONT / f"inter-{weight}.ttf"))) for weight in ("400", "600")]
         # resvg does not read the fonts in the SVG's own style sheet.

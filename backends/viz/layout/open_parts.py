@@ -24,7 +24,7 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
     for name in parts:
         matches = [key for key in above if f".{key}".endswith(f".{name}")]
         if not matches:
-            hint = "a part is named by its path or the end of it, as attn or layers.0.attn"
+            hint = "name a part by its path or the end of its path, such as layers.0.attn or attn"
             raise unknown_name_error("part", name, above, hint)
         keys.update(key for m in matches for key in (m, *above[m]))
     return keys

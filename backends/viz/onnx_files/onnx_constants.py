@@ -84,9 +84,7 @@ def read_constant(attrs: Mapping[str, onnx.AttributeProto]) -> Constant:
     """Return the constant of a Constant node. Raise WeftError unless `attrs` has one attribute, which is a value."""
     name, attr = next(iter(attrs.items()), ("", None))
     if attr is None or len(attrs) > 1 or name not in _VALUES:
-        raise WeftError(
-            f"a Constant has the attributes {', '.join(map(quote_value, attrs)) or 'none'}, but must have one value"
-        )
+        raise WeftError(f"a Constant must have one value attribute, not {', '.join(map(quote_value, attrs)) or 'none'}")
     if name == "value":
         return read_initializer(attr.t)
     if name == "sparse_value":

@@ -115,7 +115,8 @@ def _read_model(path: Path) -> onnx.ModelProto:
     except DecodeError as e:
         raise WeftError(f"{path} is not a valid ONNX model, or is truncated: {e}") from e
     if wrong := next((o for o in model.opset_import if not 0 <= o.version <= NEWEST), None):
-        raise WeftError(f"{path}: operators of {wrong.domain or 'ai.onnx'} have no version {wrong.version}")
+        opset = f"opset version {wrong.version} of {wrong.domain or 'ai.onnx'}"
+        raise WeftError(f"{path}: {opset} is not between 0 and {NEWEST}: the file is damaged")
     if not model.ir_version or not (model.graph.node or model.graph.output):
         raise WeftError(f"{path} is not a valid ONNX model, or is truncated: it contains no graph")
     return model
@@ -163,7 +164,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
             metadata = [x for p in node.metadata_props for x in (p.key, p.value)]
             strings = (node.op_type, node.domain, node.name, *node.input, *node.output, *metadata)
             if not all(isinstance(x, str) for x in strings):
-                raise WeftError(f"{path}: operation {i} has a name that is not UTF-8")  # protobuf returns bytes then
+                raise WeftError(f"{path} is damaged: node {i} has a name that is not UTF-8")  # protobuf returns bytes
             attrs = _resolve_attributes(node, outer)
             names = (*calls, node.name or f"{node.op_type}_{i}")
             inputs, outputs = (
@@ -176,7 +177,7 @@ def _list_operations(model: onnx.ModelProto, path: Path) -> Iterator[OnnxOperati
             # Functions that call others twice double at every level: a small file could expand to billions of nodes.
             count += bool(calls)
             if count > MOST:
-                raise WeftError(f"{path}: function calls expand to more than {MOST:,} operations, too many to draw")
+                raise WeftError(f"{path}: too many operations to draw: calls of functions expand to more than {MOST:,}")
             if function is None:
                 yield op
                 continue
@@ -215,7 +216,7 @@ def _check_values(path: Path, ops: list[OnnxOperation], defined: set[str], outpu
             if name and name not in defined:
                 raise WeftError(f"{where} reads {name!r}, which no earlier operation produces")
         if duplicates := defined.intersection(filter(None, op.outputs)):
-            raise WeftError(f"{where} produces {min(duplicates)!r}, which already exists")
+            raise WeftError(f"{where} produces {min(duplicates)!r}, which an earlier operation produces too")
         defined.update(op.outputs)
     if missing := next((name for name in outputs if name not in defined), ""):
         raise WeftError(f"{path}: no operation produces the output {missing!r}")

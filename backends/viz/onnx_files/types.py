@@ -96,7 +96,7 @@ def format_tensor(tensor: onnx.TensorProto) -> str:
     try:
         array = numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, AttributeError) as e:  # onnx checks neither type nor length
-        raise WeftError(f"the tensor {quote_value(tensor.name)} of {list(tensor.dims)[:8]} is damaged: {e}") from e
+        raise WeftError(f"tensor {quote_value(tensor.name)} {list(tensor.dims)[:8]} is damaged: {e}") from e
     return truncate(_format_value(array.tolist()))
 
 

@@ -125,18 +125,18 @@ def check_prompt(graph: Graph, count: int) -> None:
             more than MOST attention weights.
     """
     if strange := [name for name in graph.inputs if name not in TEXT_INPUTS]:
-        raise WeftError(f"a prompt needs a model that reads one text; {graph.name} also reads {strange[0]}")
+        raise WeftError(f"a prompt needs a model whose only input is a text, but {graph.name} also reads {strange[0]}")
     if count == 0:
-        raise WeftError("the prompt is empty: it has no tokens")
+        raise WeftError("the prompt has no tokens: give a longer text")
     context = graph.meta.get("context")
     if context and count > context:
-        raise WeftError(f"the prompt has {count} tokens; {graph.name} supports at most {context}")
+        raise WeftError(f"the prompt has {count} tokens, but {graph.name} supports at most {context}: shorten it")
     heads = sum(node.attrs["heads"] for node in graph.nodes if _is_full_attention(node))
     each = MOST / max(1, heads)
     # n(n + 1) / 2 weights per head if tokens see only earlier ones, else n²: solved for n.
     most = int(((8 * each + 1) ** 0.5 - 1) / 2) if _is_decoder(graph) else int(each**0.5)
     if count > most:
-        raise WeftError(f"the prompt has {count} tokens; a page shows the {heads} heads of at most {most}: shorten it")
+        raise WeftError(f"the prompt has {count} tokens, but with {heads} heads at most {most} fit a page: shorten it")
 
 
 def _is_decoder(graph: Graph) -> bool:

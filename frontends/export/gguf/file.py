@@ -66,9 +66,10 @@ def write_gguf(
     """
     requested = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
     if requested is not None and requested not in KINDS:
-        raise WeftError(f"a GGUF file cannot be written in {requested}; choose {', '.join(map(str, KINDS))}")
+        raise WeftError(f"dtype {requested} is not supported in GGUF files; choose {', '.join(map(str, KINDS))}")
     if "task" in model.graph.meta:
-        raise WeftError(f"{model.spec} has a head for {model.graph.meta['task']}, which weft writes to hf folders only")
+        task = model.graph.meta["task"]
+        raise WeftError(f"{model.spec} has a head for {task}, which GGUF cannot store: export it to an hf folder")
     result = fit_family(model, partial(_list_candidates, model), "architecture of llama.cpp")
     reader = model.graph.reader
     codes_to_store = choose_codes(result.tensors, reader, weights, find_refusal, note)
@@ -89,8 +90,8 @@ def write_gguf(
         note(f"weights that keep their codes: {describe_layouts(codes_to_store)}")
     if rounding.tensors:
         note(
-            f"{list_first(rounding.tensors)}: scales and minima (-zero point · scale) are rounded to f16, which "
-            f"changes weights by {rounding.error:.2g} at most, {rounding.steps:.2g} of the step between two codes"
+            f"scales and minima of {list_first(rounding.tensors)} are rounded to f16, which changes weights by at most "
+            f"{rounding.error:.2g}, or {rounding.steps:.2g} of the step between two codes"
         )
     return result.family
 
@@ -179,7 +180,7 @@ def _add_metadata(writer: GGUFWriter, key: str, value: Any) -> None:
     for number in value if is_list else (value,):
         too_large = isinstance(number, int) and not low <= number < high
         if too_large or (isinstance(number, float) and math.isfinite(number) and abs(number) > _MAX_F32):
-            raise WeftError(f"{key} is {quote_value(number)}, which the 32-bit values of a GGUF file cannot represent")
+            raise WeftError(f"{key} is {quote_value(number)}, which does not fit the 32-bit values of a GGUF file")
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):

@@ -47,7 +47,7 @@ def find_refusal(key: str, codes: StoredCodes) -> str:
     if choose_block_dtype(codes.layout) is None:
         return f"GGUF has no blocks for codes of {codes.layout}"
     if codes.shape[-1] % BLOCK:
-        return f"its rows of {codes.shape[-1]} values are not whole blocks of {BLOCK}"
+        return f"GGUF blocks have {BLOCK} values, which does not divide rows of {codes.shape[-1]}"
     return ""
 
 
@@ -70,7 +70,7 @@ class Rounding:
         """
         errors = np.abs(exact.astype(np.float64) - rounded).max(-1)
         if not np.isfinite(errors).all():
-            raise WeftError(f"a scale or minimum of {key!r} exceeds the range of f16: write it with --weights float")
+            raise WeftError(f"{key!r} has a scale or minimum beyond the range of f16: export with --weights float")
         if errors.any():
             self.error = max(self.error, float(errors.max()))
             steps = errors[scales != 0] / np.abs(scales[scales != 0])

@@ -49,13 +49,14 @@ def propose_metadata(table: GGUFArchitecture, s: Settings) -> dict[str, Any]:
     architecture, loader = table.model_types[0], table.loader or Loader()
     is_partial = any(rope is not None and rope.dim not in (None, s.head_size) for rope in s.expand("rope"))
     if loader.experts == ("none" if s.moe is not None else "required"):
-        raise WeftError(f"{architecture} {'does not support' if s.moe is not None else 'requires'} experts")
+        raise WeftError(f"{architecture} {'does not support' if s.moe is not None else 'requires'} mixtures of experts")
     if loader.head == ("own" if s.tie else "tied"):
         raise WeftError(f"{architecture} requires a head that is {'not ' if s.tie else ''}tied to the embedding")
     if is_partial and not loader.partial_rope:
-        raise WeftError(f"{architecture} requires RoPE on entire heads")
+        raise WeftError(f"{architecture} requires RoPE on all {s.head_size} features of a head")
     if s.head_size * s.head_count != s.dim and not loader.free_heads:
-        raise WeftError(f"{architecture} requires heads of size width / number of heads")
+        sizes = f"{s.dim} / {s.head_count} heads, not {s.head_size}"
+        raise WeftError(f"{architecture} requires the head size width / heads = {sizes}")
     windows = [w for w in s.expand("window") if w is not None and loader.windows]
     default_scale = s.head_size**-0.5
     has_scale = s.scale is not None and not isinstance(s.scale, tuple) and abs(s.scale / default_scale - 1) > 1e-6
@@ -145,5 +146,5 @@ def list_divisors(s: Settings) -> dict[str, ShapedRecipe]:
         return {}
     lists = {SHORT: rope.factors, LONG: rope.long_factors}
     if not all(lists.values()):
-        raise WeftError("LongRoPE needs both lists of factors, short and long")
+        raise WeftError(f"RoPE of scaling longrope lacks {'long_factors' if lists[SHORT] else 'factors'}")
     return {name: ShapedRecipe(Literal(values, (len(values),)), (len(values),)) for name, values in lists.items()}

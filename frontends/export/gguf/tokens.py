@@ -40,8 +40,8 @@ def build_tokenizer_metadata(model: Model, rows: int, note: Callable[[str], None
             described = _convert_files(scratch, model, rows, note)
     if (count := len(described.get("tokenizer.ggml.tokens", ()))) > rows:
         raise WeftError(
-            f"{model.spec}: its tokenizer has {count} tokens and its embedding {rows} rows, which llama.cpp does not "
-            "load: resize the embedding (resize_token_embeddings of transformers)"
+            f"{model.spec}: the tokenizer has {count} tokens, but the embedding only {rows} rows: resize the embedding "
+            "(resize_token_embeddings of transformers)"
         )
     return described
 
@@ -51,7 +51,7 @@ def _convert_files(folder: Path, model: Model, rows: int, note: Callable[[str], 
 
     if not (folder / "tokenizer.json").is_file():
         raise WeftError(
-            f"{model.spec}: its tokenizer has no tokenizer.json, so it cannot be converted to GGUF metadata"
+            f"{model.spec}: the tokenizer has no tokenizer.json, which GGUF needs: export without the tokenizer files"
         )
     try:
         Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -71,8 +71,8 @@ def _convert_files(folder: Path, model: Model, rows: int, note: Callable[[str], 
     ids |= dict(zip(("eot", "eom"), more_ends, strict=False))
     if more_ends[2:]:
         note(
-            f"a GGUF file names three tokens that end an answer, and the model has {len(eos)}: {more_ends[2:]} are "
-            "left out"
+            f"end tokens {more_ends[2:]} are left out: a GGUF file names three tokens that end an answer, and the "
+            f"model has {len(eos)}"
         )
     ids["unknown"] = index.get(unknown) if unknown else None
     keys |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
@@ -106,7 +106,7 @@ def _read_tokens(tokenizer: Mapping[str, Any], model: Model, rows: int) -> tuple
         return BYTE if is_byte else NORMAL
 
     if count > MOST_TOKENS:
-        raise WeftError(f"{model.spec}: its tokenizer has a token {count - 1}, beyond the maximum of {MOST_TOKENS}")
+        raise WeftError(f"{model.spec}: a token of the tokenizer has id {count - 1}, above the limit {MOST_TOKENS - 1}")
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]
 
 
@@ -137,7 +137,7 @@ def _find_split(tokenizer: Mapping[str, Any], model: Model) -> str:
             patterns += _GPT2
     match = next((name for name, rules in SPLITS.items() if rules == tuple(patterns) and name != "default"), None)
     if match is None:
-        raise WeftError(f"{model.spec}: llama.cpp has no name for how the tokenizer splits text: {patterns}")
+        raise WeftError(f"{model.spec}: llama.cpp does not support the tokenizer's split of text by {patterns}")
     return match
 
 

@@ -45,11 +45,11 @@ def write_folder(
     """
     origin = model.graph.meta.get("source")
     if not isinstance(origin, Mapping) or origin.get("format") != "safetensors":
-        raise WeftError(f"{model.description} is not from a Hugging Face folder, so it cannot be written as one")
+        raise WeftError(f"{model.description} is not from a Hugging Face folder: use `weft export` to write one")
     if origin.get("adapters"):
-        raise WeftError(f"{model.description} has merged weights, unlike its base: `weft export` writes them")
+        raise WeftError(f"{model.description} has merged adapters, whose weights only `weft export` writes")
     if model.unread:
-        raise WeftError(f"{model.spec}: nothing reads tensor {model.unread[0]!r}, so its values cannot be restored")
+        raise WeftError(f"{model.spec}: tensor {model.unread[0]!r} cannot be written: the model does not read it")
     stored = None if dtype is None else parse_stored(dtype)
     source = Folder.open(Path(origin["path"]))
     config = dict(source.config)

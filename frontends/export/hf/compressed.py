@@ -31,19 +31,19 @@ def find_refusal(reader: TensorReader, key: str, codes: StoredCodes) -> str:
     """Return the reason why compressed-tensors cannot store the `codes` of tensor `key`, or ""."""
     layout, width = codes.layout, codes.shape[-1]
     if not key.endswith(".weight") or len(codes.shape) != 2:
-        return "compressed-tensors packs matrices of linear layers"
+        return "compressed-tensors packs matrices of linear layers only"
     if layout.small_floats:
         if width % layout.group:
-            return f"rows of {width} values are not whole groups of {layout.group}, as in {layout}"
+            return f"{layout} has groups of {layout.group}, which does not divide its rows of {width} values"
         has_many_scales = layout.tensor_scale and len(_read_tensor_scales(codes, reader)) > 1
-        return f"its rows have several tensor scales, but {layout} stores one" if has_many_scales else ""
+        return f"{layout} stores one scale per tensor, but its rows differ in it" if has_many_scales else ""
     if layout.floats:
         return "" if _is_tiled(codes, reader) else f"{layout} cannot store different scales in a tile of {TALL} rows"
     if layout.has_minimum:
-        return f"codes of {layout} are not integers with zero points"
+        return f"{layout} has minima, which compressed-tensors does not store"
     if width % layout.group or width * layout.bits % 32:
         return (
-            f"rows of {width} codes of {layout.bits} bits are not whole groups of {layout.group}, in words of 32 bits"
+            f"rows of {width} codes of {layout.bits} bits do not fill whole groups of {layout.group} and 32-bit words"
         )
     return ""
 

@@ -40,7 +40,7 @@ def propose_config(name: str, s: Settings) -> dict[str, Any]:
     family = FAMILIES[name]
     activation = _NAMES.get(ACTIVATIONS.get(s.activation, s.activation))
     if activation is None:
-        raise WeftError(f"no config has a name for the activation {s.activation}")
+        raise WeftError(f"activation {s.activation!r} has no name in Hugging Face configs")
     positions = s.learned_positions or s.context or _MANY
     s = replace(s, activation=activation, context=positions, learned_positions=positions)
     candidates = {**family.to_config(s), **_list_shared_keys(s)}

@@ -57,7 +57,7 @@ def write_huggingface(
     try:
         result = fit_family(model, partial(_list_candidates, model), "Hugging Face family")
     except WeftError as none:
-        raise WeftError(f"{none}; `weft compile --target transformers` writes it with code of its own") from None
+        raise WeftError(f"{none}; `weft compile --target transformers` writes a folder with the model's code") from None
     reader = model.graph.reader
     aside = [key for key, kind in result.kinds.items() if kind not in compressed.MULTIPLIED]
     if result.family in UNLOADABLE and weights == "auto":
@@ -69,8 +69,8 @@ def write_huggingface(
     if weights == "auto" and any(c.layout.tensor_scale and result.kinds[key] == "experts" for key, c in codes.items()):
         weights, codes = "float", {}
         note(
-            "all weights are written as floats: transformers leaves out the scales of experts' matrices in nvfp4; "
-            "--weights codes keeps the codes, for loaders that do not"
+            "all weights are written as floats: transformers leaves out the scales of experts in nvfp4; use --weights "
+            "codes to store codes for other loaders"
         )
     kind = requested or fit_dtype(model.graph, (tensor for key, tensor in result.tensors.items() if key not in codes))
     tensors: dict[str, Tensor] = {}
@@ -90,7 +90,7 @@ def write_huggingface(
     quantized = {key for key, tensor in result.tensors.items() if tensor.recipe.has(BlockRecipe)}
     dequantized = [key for key in aside if key in quantized]
     if weights != "float" and dequantized and (codes or len(dequantized) == len(quantized)):
-        note(f"{list_first(dequantized)}: dequantized values are written instead of codes, in {kind}")
+        note(f"{list_first(dequantized)}: written dequantized, as transformers needs floats there, in {kind}")
     with replace_with_provenance(model, out) as folder:
         write_shards(folder, tensors, step=count_written(progress, tensors))
         write_json(folder / "config.json", config)

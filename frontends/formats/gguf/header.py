@@ -68,7 +68,7 @@ def read_header(path: Path) -> Header:
         with open(open_regular(path), "rb") as file:
             return _HeaderParser(path, file, os.fstat(file.fileno()).st_size).parse()
     except FileNotFoundError:
-        raise WeftError(f"{path}: no such GGUF file") from None
+        raise WeftError(f"{path} does not exist") from None
     except OSError as error:
         raise WeftError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -86,9 +86,9 @@ class _HeaderParser:
         version = self.read_number("I", "the version")
         # The version is a small number, so in the other byte order its low half is 0.
         if version & 0xFFFF == 0 and version:
-            raise self.error("is a big-endian GGUF file; convert it with the gguf package's gguf-convert-endian")
+            raise self.error("is a big-endian GGUF file: convert it with gguf-convert-endian of the package gguf")
         if version not in VERSIONS:
-            raise self.error(f"is GGUF version {version}; supported are {' and '.join(map(str, VERSIONS))}")
+            raise self.error(f"has GGUF version {version}; supported are {' and '.join(map(str, VERSIONS))}")
         n_tensors, n_keys = self.read_number("Q", "the tensor count"), self.read_number("Q", "the key count")
         if n_tensors > MAX_TENSORS:
             raise self.error(f"is damaged: its header counts {n_tensors} tensors, more than {MAX_TENSORS}")
@@ -96,19 +96,19 @@ class _HeaderParser:
         for index in range(n_keys):
             key = self.read_string(f"metadata key {index} of {n_keys}")
             if key in metadata:
-                raise self.error(f"repeats the metadata key {key}")
+                raise self.error(f"is damaged: metadata key {key} appears twice")
             metadata[key] = self.read_value(self.read_number("I", f"the type of metadata {key}"), f"metadata {key}")
         alignment = metadata.get("general.alignment", 32)
         # type(): GGUF has booleans, and isinstance accepts them as integers.
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise self.error(f"has general.alignment {alignment!r}, which is not a power of two")
+            raise self.error(f"is damaged: general.alignment={alignment!r} is not a power of two")
         entries = [self.read_entry(f"tensor {index} of {n_tensors}") for index in range(n_tensors)]
         # The data begin at the next multiple of the alignment; offsets of tensors count from there.
         start = -(-self.at // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         for name, shape, ggml_type, offset in entries:
             if name in tensors:
-                raise self.error(f"lists the tensor {name} twice")
+                raise self.error(f"is damaged: tensor {name} appears twice")
             tensors[name] = self.check_tensor(name, shape, ggml_type, offset, start, alignment)
         extents = {t.name: (t.offset, t.offset + t.nbytes) for t in tensors.values()}
         check_tiling(str(self.path), extents, start, self.size, alignment)
@@ -120,18 +120,18 @@ class _HeaderParser:
         dtype = list_dtypes().get(ggml_type)
         if dtype is None:
             kind, supported = name_ggml_type(ggml_type), ", ".join(t.name.upper() for t in list_dtypes().values())
-            raise self.error(f"stores tensor {name} as {kind}, which weft cannot decode; it decodes {supported}")
+            raise self.error(f"has tensor {name} of type {kind}, which is not supported; supported are {supported}")
         if shape[-1] % dtype.block:
             raise self.error(
-                f"has tensor {name} with rows of {shape[-1]} elements, which is not a multiple of the "
-                f"{dtype.block} elements of a {dtype.name.upper()} block"
+                f"is damaged: tensor {name} has rows of {shape[-1]} elements, but {dtype.name.upper()} needs "
+                f"a multiple of {dtype.block}"
             )
         nbytes = dtype.bytes_for(math.prod(shape))
         if offset % alignment:
-            raise self.error(f"places tensor {name} at offset {offset}, not a multiple of its alignment {alignment}")
+            raise self.error(f"is damaged: offset {offset} of tensor {name} is not a multiple of alignment {alignment}")
         if start + offset + nbytes > self.size:
             raise self.error(
-                f"is truncated: tensor {name} ends at byte {start + offset + nbytes} but the file has {self.size}; "
+                f"is truncated: tensor {name} ends at byte {start + offset + nbytes}, but the file at {self.size}; "
                 "fetch it again"
             )
         return TensorInfo(name, shape, dtype, ggml_type, start + offset, nbytes)
@@ -140,7 +140,7 @@ class _HeaderParser:
         name = self.read_string(f"the name of {label}")
         n_dims = self.read_number("I", f"the rank of {name}")
         if n_dims > MAX_DIMS:
-            raise self.error(f"has tensor {name} with {n_dims} dimensions; ggml has at most {MAX_DIMS}")
+            raise self.error(f"is damaged: tensor {name} has {n_dims} axes, more than {MAX_DIMS}")
         # GGUF lists the innermost axis first.
         shape = tuple(self.read_number("Q", f"the shape of {name}") for _ in range(n_dims))[::-1] or (1,)
         return name, shape, self.read_number("I", f"the type of {name}"), self.read_number("Q", f"the offset of {name}")
@@ -158,7 +158,7 @@ class _HeaderParser:
         if kind == _STRING:
             return self.read_string(label)
         if kind != _ARRAY or depth >= MAX_NESTING:
-            raise self.error(f"has {label} of unknown value type {kind}")
+            raise self.error(f"is damaged: {label} has the unknown value type {kind}")
         kind, count = self.read_number("I", label), self.read_number("Q", label)
         if kind == _STRING:
             return self.read_strings(count, label)
@@ -196,7 +196,7 @@ class _HeaderParser:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise self.error(f"has {label} that is not UTF-8 at byte {self.at - len(raw) + error.start}") from None
+            raise self.error(f"is damaged: {label} is not UTF-8 at byte {self.at - len(raw) + error.start}") from None
 
     def read_number(self, code: str, label: str) -> Any:
         form = _FORMS[code]
@@ -206,7 +206,7 @@ class _HeaderParser:
         # A damaged count may be huge: compare it with the file before allocating memory.
         raw = self.file.read(count) if count <= self.size - self.at else b""
         if len(raw) < count:
-            raise self.error(f"is truncated or damaged: {label} has {count} bytes at byte {self.at} of {self.size}")
+            raise self.error(f"is truncated or damaged: {label} needs {count} bytes from byte {self.at} of {self.size}")
         self.at += count
         return raw
 
@@ -226,7 +226,7 @@ def list_dtypes() -> dict[int, DType]:
 
 
 def name_ggml_type(ggml_type: int) -> str:
-    """Return ggml's name of the tensor type number `ggml_type`, or "the unknown type N"."""
+    """Return ggml's name of the tensor type number `ggml_type`, or the number itself."""
     from gguf.constants import GGMLQuantizationType
 
-    return {t.value: t.name for t in GGMLQuantizationType}.get(ggml_type, f"the unknown type {ggml_type}")
+    return {t.value: t.name for t in GGMLQuantizationType}.get(ggml_type, str(ggml_type))

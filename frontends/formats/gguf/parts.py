@@ -33,7 +33,7 @@ def read_parts(path: Path) -> dict[Path, Header]:
     if (count := header.metadata.get("split.count", 1)) in (0, 1):
         return {path: header}
     if len(files) != count:
-        raise WeftError(f"{path} is one of {count} parts: rename it to NAME-00001-of-{count:05}.gguf …")
+        raise WeftError(f"{path} is one of {count} parts: name the parts NAME-00001-of-{count:05}.gguf and so on")
     homes: dict[str, Path] = {}
     for number, file in enumerate(files):
         if not file.is_file():
@@ -41,10 +41,10 @@ def read_parts(path: Path) -> dict[Path, Header]:
         part = parts[file] = header if file == path else read_header(file)
         no, of = (part.metadata.get(f"split.{key}") for key in ("no", "count"))
         if (no, of) != (number, count):
-            raise WeftError(f"{file} has split.no {no} and split.count {of}, not {number} and {count}: fetch it again")
+            raise WeftError(f"{file} has split.no {no} of split.count {of}, not {number} of {count}: fetch it again")
         if repeated := homes.keys() & part.tensors.keys():
             raise WeftError(f"{file} and {homes[min(repeated)]} both have the tensor {min(repeated)}: fetch them again")
         homes |= dict.fromkeys(part.tensors, file)
     if (total := header.metadata.get("split.tensors.count", len(homes))) != len(homes):
-        raise WeftError(f"{path} counts {total} tensors in all parts, but they have {len(homes)}: fetch them again")
+        raise WeftError(f"the parts of {path} have {len(homes)} tensors instead of {total}: fetch them again")
     return parts

@@ -63,7 +63,7 @@ class GGUFTensors:
         """
         info = self._info(key)
         if not 0 <= start <= stop <= info.shape[0]:
-            raise WeftError(f"{self.path}: rows {start}:{stop} of tensor {key} do not exist; it has {info.shape[0]}")
+            raise WeftError(f"{self.path}: rows {start}:{stop} exceed the {info.shape[0]} rows of tensor {key}")
         width, block = math.prod(info.shape[1:]), info.dtype.block
         first, last = start * width // block, -(-stop * width // block)  # only a 1-D tensor can be cut inside a block
         values = self._decode(info, first, last)
@@ -108,5 +108,5 @@ class GGUFTensors:
         except OSError as error:
             raise WeftError(f"{self.path} cannot be read: {error.strerror or error}") from error
         if len(raw) < count:
-            raise WeftError(f"{self._files[info.name]} ends inside tensor {info.name}: it has shrunk since opening")
+            raise WeftError(f"{self._files[info.name]} was shortened after opening: tensor {info.name} is incomplete")
         return raw

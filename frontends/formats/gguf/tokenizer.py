@@ -121,14 +121,15 @@ class _Vocab:
         self.metadata = metadata
         self.kind: str = self.read("model", str)
         if self.kind not in _KINDS:
-            raise WeftError(f"tokenizer.ggml.model is {quote_value(self.kind)}; supported are {', '.join(_KINDS)}")
+            raise WeftError(f"tokenizer.ggml.model={quote_value(self.kind)} is unknown; known are {', '.join(_KINDS)}")
         self.pre: str = self.read("pre", str, "default")
         if self.kind == "gpt2" and self.pre not in SPLITS:
-            raise WeftError(f"tokenizer.ggml.pre is {quote_value(self.pre)}; supported are {', '.join(sorted(SPLITS))}")
+            known = ", ".join(sorted(SPLITS))
+            raise WeftError(f"tokenizer.ggml.pre={quote_value(self.pre)} is unknown; known are {known}")
         tokens = self.read_strings("tokens")
         self.types: list[int] = self.read("token_type", list[int], [NORMAL] * len(tokens))
         if len(self.types) != len(tokens):
-            raise WeftError(f"tokenizer.ggml.token_type has {len(self.types)} entries for {len(tokens)} tokens")
+            raise WeftError(f"tokenizer.ggml.token_type has {len(self.types)} entries instead of {len(tokens)}")
         self.tokens = list(map(_mark_continuation, tokens, self.types)) if self.kind == "bert" else tokens
         self.index = {token: index for index, token in enumerate(self.tokens)}
         if len(self.index) < len(self.tokens):
@@ -175,8 +176,7 @@ class _Vocab:
             pair = (merge[:cut], merge[cut + 1 :])
             if cut < 0 or not {*pair, "".join(pair)} <= self.index.keys():
                 raise WeftError(
-                    f"tokenizer.ggml.merges[{index}] is {quote_value(merge)}, "
-                    "which does not join two tokens into a third"
+                    f"tokenizer.ggml.merges[{index}]={quote_value(merge)} must be two tokens that join into a third"
                 )
             pairs.append(pair)
         return pairs
@@ -184,7 +184,7 @@ class _Vocab:
     def read_scores(self) -> list[float]:
         scores: list[float] = self.read("scores", list[float])
         if len(scores) != len(self.tokens):
-            raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens")
+            raise WeftError(f"tokenizer.ggml.scores has {len(scores)} entries instead of {len(self.tokens)}")
         return scores
 
     def derive_merges(self) -> list[tuple[str, str]]:
@@ -259,7 +259,7 @@ def _build_unigram(vocab: _Vocab) -> Tokenizer:
         try:
             steps.append(normalizers.Precompiled(bytes(table)))
         except Exception as e:  # the class that the library raises
-            raise WeftError(f"tokenizer.ggml.precompiled_charsmap is not a table of replacements: {e}") from None
+            raise WeftError(f"tokenizer.ggml.precompiled_charsmap is damaged: {e}") from None
     if vocab.read("remove_extra_whitespaces", bool, True):
         steps += [normalizers.Replace(Regex(space), to) for space, to in (("^ +| +$", ""), (" {2,}", " "))]
     tokenizer.normalizer = normalizers.Sequence(steps)

@@ -121,7 +121,7 @@ def open_adapter(folder: Path) -> SafetensorsFile:
     """
     if not (folder / ADAPTER_WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
-        hint = "; it holds pickled weights: load it with PEFT and save it as safetensors" if pickled else ""
+        hint = ", only pickled weights: load it with PEFT and save it as safetensors" if pickled else ""
         raise WeftError(f"the adapter {folder} has no {ADAPTER_WEIGHTS}{hint}")
     return SafetensorsFile(folder / ADAPTER_WEIGHTS)
 
@@ -140,7 +140,7 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
     modules: dict[tuple[str, int], Update] = {}
     for key in adapter.reader.tensors:
         if not adapter.reader.dtype(key).is_float:
-            raise adapter.error(f": tensor {key!r} is of dtype {adapter.reader.dtype(key)}, not of floats")
+            raise adapter.error(f": tensor {key!r} has dtype {adapter.reader.dtype(key)}, but must be floats")
         _add_tensor(adapter, key, modules)
     n_wrappers: dict[str, int] = {}
     for module, depth in modules:
@@ -150,13 +150,13 @@ def read_adapter(folder: Path, number: int = 0) -> Adapter:
         name = f"{module}.weight"
         if parameters := _find_targets(config, module):
             if len(parameters) != (n := n_wrappers[module]):
-                raise adapter.error(f": {module} has {n} updates, but target_parameters names {', '.join(parameters)}")
+                raise adapter.error(f": target_parameters names {', '.join(parameters)}, but {module} has {n} updates")
             name = f"{module}.{parameters[-1 - depth]}"  # the last parameter is wrapped last, so it is outermost
         elif depth:
-            raise adapter.error(f": the parameter that {update.down!r} belongs to is not stated")
+            raise adapter.error(f": no target_parameters in its config names the parameter of tensor {update.down!r}")
         update.stacked = bool(parameters)
         if parameters and (extra := update.magnitude or update.bias):
-            raise adapter.error(f": {extra!r} cannot be merged into {name}, which target_parameters names")
+            raise adapter.error(f": tensor {extra!r} cannot be merged: {name} is in target_parameters")
         _set_scale(adapter, name if parameters else module, update)
         adapter.updates[name] = update
     if not (adapter.updates or adapter.replaced or adapter.tokens):
@@ -171,14 +171,14 @@ def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Updat
     match = _PARTS.fullmatch(name)
     if match is None:
         if ".lora_" in name or ".token_adapter." in name:
-            raise adapter.error(f": tensor {key!r} is not of a kind that weft can merge: save it with save_pretrained")
+            raise adapter.error(f": tensor {key!r} is of an unknown kind: save the adapter with save_pretrained")
         # PEFT with resized embeddings also saves the modules that it replaced, and their replacements once more.
         if ".original_module." in name or (name_in_base := name.replace(".modules_to_save.", ".")) in adapter.replaced:
             return
         weight = name_in_base.replace(".base_layer.", ".")
         table = adapter.replaced if weight == name_in_base else adapter.resaved
         if weight in table and name_in_base == name and ".modules_to_save." not in table[weight]:
-            raise adapter.error(f": {table[weight]!r} and {key!r} are the same tensor")
+            raise adapter.error(f": {table[weight]!r} and {key!r} both replace {weight}")
         table[weight] = key
         return
     module, part = match.groups()
@@ -192,7 +192,7 @@ def _add_tensor(adapter: Adapter, key: str, modules: dict[tuple[str, int], Updat
     update = modules.setdefault((module, depth), Update())
     part_name = _FACTORS.get(part) or ("bias" if part == "lora_B.bias" else "magnitude")
     if existing := getattr(update, part_name):
-        raise adapter.error(f": {existing!r} and {key!r} are the same part of {module}")
+        raise adapter.error(f": {existing!r} and {key!r} are the same part of {module}: remove one")
     setattr(update, part_name, key)
     update.embedding |= "embedding" in part
 
@@ -211,7 +211,7 @@ def _read_indices(adapter: Adapter, module: str, key: str) -> tuple[int, ...]:
         or shape[0] != len(indices)
     ):
         tensor = adapter.describe_tensors(key)
-        raise adapter.error(f": trainable_token_indices={indices!r} does not name the tokens of {tensor}")
+        raise adapter.error(f": trainable_token_indices={indices!r} must list a token for each row of {tensor}")
     return tuple(indices)
 
 
@@ -219,14 +219,14 @@ def _check_complete(adapter: Adapter, module: str, update: Update) -> None:
     """Check that `update` of `module` has two factors of one rank, and a magnitude if and only if use_dora is set."""
     if not (update.down and update.up):
         present, missing = (update.down, "B") if update.down else (update.up or update.bias or update.magnitude, "A")
-        raise adapter.error(f": {module} has {present!r} but no factor {missing}; the file is incomplete")
+        raise adapter.error(f": lora_{missing} of {module} is missing, but {present!r} exists: the file is incomplete")
     down, up = adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
-        raise adapter.error(f": {adapter.describe_tensors(update.up, update.down)} are not two factors of one rank")
+        raise adapter.error(f": {adapter.describe_tensors(update.up, update.down)} must be [out, rank] and [rank, in]")
     dora = bool(adapter.config.get("use_dora"))
     if dora != bool(update.magnitude):
-        fault = "no magnitude, but its config sets" if dora else "a magnitude, but its config does not set"
-        raise adapter.error(f" has for {module} {fault} use_dora")
+        fault = "has no magnitude, but the config sets" if dora else "has a magnitude, but the config does not set"
+        raise adapter.error(f": {module} {fault} use_dora")
 
 
 def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
@@ -237,7 +237,7 @@ def _set_scale(adapter: Adapter, name: str, update: Update) -> None:
     alpha = _match_pattern(config, "alpha_pattern", name, config.get("lora_alpha", 8))
     rows = adapter.reader.shape(update.down)[0]
     if rows % update.rank or (rows != update.rank and not update.stacked):
-        raise adapter.error(f": {adapter.describe_tensors(update.down)} must have rank {update.rank}, as in its config")
+        raise adapter.error(f": {adapter.describe_tensors(update.down)} must have rank {update.rank} by its config")
     update.scale = alpha / (update.rank**0.5 if config.get("use_rslora") else update.rank)
 
 
@@ -267,11 +267,11 @@ def _check_config(config: Mapping[str, Any], path: Path) -> None:
         )
     for key, value in config.items():
         if value and key not in _OF_TRAINING | _READ:
-            raise WeftError(f"{path}: {key}={value!r} is a kind of LoRA that weft cannot merge")
+            raise WeftError(f"{path}: {key}={value!r} is not supported: merge the adapter with PEFT (merge_and_unload)")
     if (start := config.get("init_lora_weights", True)) not in _INITIALIZATIONS:
         raise WeftError(
-            f"{path}: init_lora_weights={start!r} changes the weights of the base model as well; convert the adapter "
-            "to plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)"
+            f"{path}: init_lora_weights={start!r} also changes the weights of the base model: convert the adapter to "
+            "plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)"
         )
     for key, fault in _find_faults(config):
         raise WeftError(f"{path}: {key}={config[key]!r} {fault}")
@@ -305,7 +305,7 @@ def _check_pattern(pattern: str) -> str:
     # Escaped characters repeat nothing, and a class in brackets counts as one character.
     bare = re.sub(r"\\.", "", pattern)
     if re.search(r"[)\]][*+{]", re.sub(r"\[[^\]]*\]", "x", bare)) or len(re.findall(r"[*+{]", bare)) > 3:
-        return "repeats too much: weft accepts patterns with at most three of * + {, none of them after a group"
+        return "is too complex: at most three of * + { are supported, none of them after a group"
     return ""
 
 

@@ -64,11 +64,11 @@ def find_unread_files(folder: Path, files: tuple[Path, ...]) -> Iterator[LeftOut
             continue
         name = path.name + ("/" if path.is_dir() else "")
         if path.suffix == ".py":
-            yield LeftOut("file", name, "code, which weft does not run")
+            yield LeftOut("file", name, "code is not run")
         elif path.name in _PREPARES:
-            yield LeftOut("file", name, "weft does not preprocess inputs; use the model's own library for it")
+            yield LeftOut("file", name, "inputs are not preprocessed: use the model's own library for it")
         else:
-            yield LeftOut("file", name, "nothing reads it")
+            yield LeftOut("file", name, "not read")
 
 
 def explain_file(name: str) -> str:

@@ -95,7 +95,7 @@ class Folder:
     def notes(self) -> tuple[str, ...]:
         """Return remarks for the user: one if prefixes of module wrappers are removed from tensor names."""
         prefixes = " and ".join(map(repr, SafetensorsReader(self.path).wrappers))
-        note = f"{self.path}: {prefixes}, which module wrappers add, is removed from the names of tensors"
+        note = f"{self.path}: tensor names are read without the prefix {prefixes} of module wrappers"
         return (note,) if prefixes else ()
 
     def open_weights(self) -> TensorReader:
@@ -336,6 +336,6 @@ def _unknown_type_error(folder: Folder, source: str) -> WeftError:
     except WeftError:  # without weights that can be read there is nothing to compare
         families = []
     if not families:
-        return WeftError(f"{fault}, and no family reads it; `weft families` lists all {len(FAMILIES)} families")
+        return WeftError(f"{fault}, and fits none of the {len(FAMILIES)} families that `weft families` lists")
     alternatives = "".join(f", then {r.family}" for r in families[1:])
     return WeftError(f"{fault}; it reads most like {families[0]}{alternatives}: try --as {families[0].family}")

@@ -157,7 +157,7 @@ class Merger(abc.ABC):
         """Return `find(name)`; raise WeftError, naming `adapter` and its tensor `key`, if the model lacks it."""
         home = self.find(name)
         if home is None or home not in self.read:
-            raise adapter.error(f": {self.source} does not read the weight that {key!r} changes; is it for this model?")
+            raise adapter.error(f": {key!r} changes a weight that {self.source} does not read; is it for this model?")
         return home
 
     def add(self, adapter: Adapter, reader: TensorReader) -> None:
@@ -168,7 +168,7 @@ class Merger(abc.ABC):
         for names in (adapter.resaved, adapter.replaced, adapter.updates):
             homes = [home for home in map(self.find, names) if home is not None]
             if repeated := [home for home in homes if homes.count(home) > 1]:
-                raise adapter.error(f" has two tensors for {repeated[0]}")
+                raise adapter.error(f" has two tensors for {repeated[0]}: remove one of them")
         for name, key in adapter.resaved.items():
             home = self.require_read(name, key, adapter)
             self._put(home, key, adapter, changed)
@@ -181,8 +181,8 @@ class Merger(abc.ABC):
             splits_tie = self.head and not {self.embed, self.head} <= set(map(self.find, adapter.tokens))
             if splits_tie or home in map(self.find, (*adapter.updates, *adapter.replaced)):
                 raise adapter.error(
-                    ": trainable_token_indices together with other changes of the embedding, or "
-                    "of a head that is tied to it, cannot be merged"
+                    ": trainable_token_indices cannot be merged together with other changes of the embedding or of a "
+                    "head tied to it: merge it with PEFT"
                 )
             self._put_tokens(home, tokens, adapter)
         for name, update in adapter.updates.items():
@@ -196,7 +196,7 @@ class Merger(abc.ABC):
             if update.bias:
                 bias = self.find(name.removesuffix("weight") + "bias")
                 if bias is None or bias not in self.read:
-                    raise adapter.error(f" has {update.bias!r} (lora_bias), but {home} has no bias to add it to")
+                    raise adapter.error(f": tensor {update.bias!r} (lora_bias) cannot be added: {home} has no bias")
                 self.weights[bias] = Add((self.weight(bias), scale_by(adapter.tensor(update.bias), update.scale)))
                 self._check(bias, reader, adapter, update.bias)
 
@@ -225,7 +225,7 @@ class Merger(abc.ABC):
         """Replace the weight `home` by tensor `key` of `adapter`; raise WeftError if their shapes differ, or if an
         earlier adapter changed the weight, so that it is in `changed`."""
         if home in changed:
-            raise adapter.error(f" replaces {home}, which {changed[home]} has changed before")
+            raise adapter.error(f" replaces {home}, which {changed[home]} has already changed: merge one of them")
         if adapter.reader.shape(key) != self._shape(home):
             raise adapter.error(
                 f": {adapter.describe_tensors(key)} does not fit {home} {list(self._shape(home))}; "
@@ -238,7 +238,7 @@ class Merger(abc.ABC):
         rows, *widths = self._shape(home)
         if list(adapter.reader.shape(tokens.key)[1:]) != widths or max(tokens.indices, default=0) >= rows:
             raise adapter.error(
-                f": {adapter.describe_tensors(tokens.key)} for the tokens {list(tokens.indices)} does "
+                f": {adapter.describe_tensors(tokens.key)} with trainable_token_indices={list(tokens.indices)} does "
                 f"not fit {home} {[rows, *widths]}"
             )
         self.weights[home] = replace_rows(self.weight(home), rows, tokens, adapter.tensor(tokens.key))
@@ -262,7 +262,7 @@ class Merger(abc.ABC):
         for key in self.read - replaced if saved else ():
             parts = key.split(".")
             if any(".".join(parts[:i]).endswith(saved) for i in range(1, len(parts))):
-                raise adapter.error(f" lacks {key!r}, though modules_to_save names its module")
+                raise adapter.error(f" lacks tensor {key!r} of a module in modules_to_save: the file is incomplete")
 
     def apply(self, reader: TensorReader) -> None:
         """Replace the weights in the recipes of all parameters by the merged ones; `reader` becomes the graph's."""
@@ -273,7 +273,7 @@ class Merger(abc.ABC):
                 adapter, update = added[param.name]
                 param.recipe = Add((param.recipe, update))
                 if not _has_shape(param.recipe, param.shape, reader):
-                    raise adapter.error(f" does not fit {param.name} {list(param.shape)}")
+                    raise adapter.error(f" does not fit parameter {param.name} {list(param.shape)} of the model")
         self.graph.reader = reader
 
     def _merge_stacks(self) -> dict[str, tuple[Adapter, Recipe]]:
@@ -329,8 +329,8 @@ class _FamilyMerger(Merger):
         }
         heads = [key for key in self.keys if self.is_head(key) and key in self.read]
         if "vocab_size" not in self.config or not replacements.keys() >= {self.embed, *heads}:
-            missing = f" but no {heads[0]} of that size" if heads else " and the config of the model has no vocab_size"
-            raise adapter.error(f" has an embedding of {n_rows} tokens instead of {n_before},{missing}")
+            missing = f"it lacks {heads[0]} of that size" if heads else "the model's config lacks vocab_size"
+            raise adapter.error(f" resizes the embedding from {n_before} to {n_rows} tokens, but {missing}")
         config, layout = {**self.config, "vocab_size": n_rows}, PatchedReader(self.layout, replacements)
         return _FamilyMerger(self.family, config, self.base, self.source, layout)
 
@@ -346,8 +346,8 @@ class _FamilyMerger(Merger):
         settings = replace(merger.loaded.settings, tie=True)
         if settings != self.loaded.settings or "lm_head.weight" not in merger.graph.params:
             raise WeftError(
-                f"{self.source}: an adapter changes the embedding or the head, which this model ties; "
-                f"weft cannot untie them in {self.family.model_types[0]} models"
+                f"{self.source}: an adapter changes only one of embedding and head, which are tied; "
+                f"{self.family.model_types[0]} models cannot untie them"
             )
         merger.weights[head] = Source(embed)
         return merger

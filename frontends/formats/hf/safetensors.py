@@ -71,10 +71,10 @@ class SafetensorsFile:
         size = os.fstat(self._fd).st_size
         length = int.from_bytes(os.pread(self._fd, 8, 0), "little")
         if size < 8 or not 2 <= length <= MAX_HEADER:
-            raise WeftError(f"{self.path} is not a safetensors file (no header length); fetch it again")
+            raise WeftError(f"{self.path} is not a safetensors file, as it has no header length; fetch it again")
         if 8 + length > size:
             raise WeftError(
-                f"{self.path} is truncated or not safetensors: header of {length} bytes in {size}; fetch it again"
+                f"{self.path} is truncated or not safetensors: header of {length} bytes, file of {size}; fetch it again"
             )
         header = parse_json(os.pread(self._fd, length, 8), f"header of {self.path}", unique=True, values=MOST_VALUES)
         self.metadata = Record(f"the header of {self.path}", header).get("__metadata__", dict[str, str], {})
@@ -93,9 +93,9 @@ class SafetensorsFile:
         except (TypeError, KeyError, ValueError):
             valid = False
         if not valid or len(shape) > MOST_AXES:
-            raise WeftError(f"{self.path}: the header entry of tensor {key!r} is malformed")
+            raise WeftError(f"{self.path}: the header entry of tensor {key!r} is damaged; fetch it again")
         if name not in DTYPES:
-            raise WeftError(f"{self.path}: tensor {key!r} has dtype {name}, which weft cannot read: convert the file")
+            raise WeftError(f"{self.path}: tensor {key!r} has dtype {name}, which is not supported: convert the file")
         if end - begin != (size := DTYPES[name].bytes_for(math.prod(shape))):
             where = f"{self.path}: tensor {key!r} of {name} {list(shape)}"
             raise WeftError(f"{where} has {end - begin} bytes instead of {size}; fetch the file again")
@@ -126,7 +126,7 @@ class SafetensorsFile:
             except OSError as e:
                 raise WeftError(f"{self.path} cannot be read: {e.strerror or e}") from e
             if not n_read:
-                raise WeftError(f"{self.path} has become shorter while it was read")
+                raise WeftError(f"{self.path} was shortened while it was read: run the command again")
             done += n_read
 
 
@@ -211,7 +211,7 @@ class SafetensorsReader(RoutedReader):
         plain, self.wrappers = _strip_wrappers(homes)
         self._home = {plain[key]: (name, key) for key, name in homes.items()}
         if len(self._home) < len(homes):
-            raise WeftError(f"{folder}: the same tensor exists with and without {self.wrappers[0]!r} in its name")
+            raise WeftError(f"{folder}: a tensor exists twice, with and without {self.wrappers[0]!r} in its name")
 
     def __repr__(self) -> str:
         return f"SafetensorsReader({str(self.path)!r}, {len(self._home)} tensors)"
@@ -258,7 +258,7 @@ def _map_tensors(folder: Path) -> dict[str, str]:
     if not (folder / INDEX).is_file():
         if not files:
             is_pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth"))
-            hint = "; it has pickled PyTorch weights: load and save_pretrained them as safetensors"
+            hint = ", only pickled PyTorch weights: load the model and save_pretrained it as safetensors"
             raise WeftError(f"{folder} has no safetensors weights{hint if is_pickled else ''}")
         _check_shards(folder, files)
         return {name: name for name in files}
@@ -268,7 +268,7 @@ def _map_tensors(folder: Path) -> dict[str, str]:
             raise WeftError(f"{folder} lacks the shard {name} that {INDEX} names; fetch it too")
     for name in files:
         if name not in names.values() and _match_shard(name):
-            raise WeftError(f"{folder / name} is missing from {INDEX}")
+            raise WeftError(f"{INDEX} does not name the shard {folder / name}: fetch both again")
     return names
 
 

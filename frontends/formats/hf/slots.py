@@ -37,7 +37,7 @@ def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
     adapters = [read_adapter(folder, number) for number, folder in enumerate(folders)]
     names = [adapter.path.name for adapter in adapters]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise WeftError(f"two adapter folders are called {repeated}: rename one of them")
+        raise WeftError(f"two adapter folders have the name {repeated}: rename one of them")
     weights = {p.recipe.key: p for p in graph.params.values() if isinstance(p.recipe, Source)}
     updates: dict[str, list[tuple[Adapter, Update]]] = {}
     for adapter in adapters:
@@ -61,7 +61,7 @@ def add_slots(graph: Graph, source: str, folders: Sequence[Path]) -> None:
 
 
 def _check_plain(adapter: Adapter) -> None:
-    advice = "which cannot be chosen at run time: merge the adapter by --adapter"
+    advice = "which cannot be switched at run time: merge the adapter by --adapter"
     for key in (*adapter.resaved.values(), *adapter.replaced.values(), *(t.key for t in adapter.tokens.values())):
         raise adapter.error(f" has the tensor {key!r}, {advice}")
     for update in adapter.updates.values():
@@ -73,14 +73,14 @@ def _find_home(name: str, update: Update, weights: Mapping[str, Param], adapter:
     """Return the key in `weights` of the weight that adapters call `name`; raise WeftError if `update` does not fit."""
     key = next((k for k in (name, _BASE + name, name.removeprefix(_BASE)) if k in weights), None)
     if key is None:
-        raise adapter.error(f": no linear layer of {source} reads, unchanged, the weight that {update.down!r} updates")
+        raise adapter.error(f": {update.down!r} updates a weight that no linear layer of {source} reads as stored")
     param, down, up = weights[key], adapter.reader.shape(update.down), adapter.reader.shape(update.up)
     if (up[0], down[1]) != param.shape:
         raise adapter.error(
             f": {adapter.describe_tensors(update.up, update.down)} do not fit {key} {list(param.shape)}"
         )
     if any(node.op is not ops.linear or node.operand("weight") is not param for node in param.users):
-        raise adapter.error(f" updates {key}, which ops besides linear also read: merge the adapter by --adapter")
+        raise adapter.error(f" updates {key}, which other ops than linear read too: merge the adapter by --adapter")
     return key
 
 

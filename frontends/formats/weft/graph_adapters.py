@@ -47,7 +47,7 @@ class _GraphMerger(Merger):
         assert embed is not None
         heads = [(node, i) for node, i in embed.uses if node.op is not ops.embedding]
         if any(node.op is not ops.linear for node, _ in heads):
-            raise WeftError(f"{self.source}: an adapter changes the embedding, which ops besides the head also read")
+            raise WeftError(f"{self.source}: an adapter changes the embedding, which other ops than the head read too")
         head = self.graph.add_param(_HEAD, embed.type, Source(_HEAD))
         for node, i in heads:
             node.set_input(i, head)

@@ -103,7 +103,7 @@ class Lookup:
         absent = _ABSENT if self.reciprocal else None  # null has no reciprocal: an error rather than the default
         value = next((config[key] for key in self.keys if config.get(key, absent) is not absent), self.default)
         if value is REQUIRED:
-            raise WeftError(f"no key {self.keys[0]!r}")
+            raise WeftError(f"key {self.keys[0]!r} is missing")
         return 1 / value if self.reciprocal else value
 
 
@@ -213,7 +213,7 @@ class Table:
                     values[f.name] = rule(config)
                 except (WeftError, *RULE_ERRORS) as e:
                     reason = blame_keys(e, rule, config)
-                    raise WeftError(f"{source}: {reason} (needed for {f.name} of a {self.model_types[0]} model)") from e
+                    raise WeftError(f"{source}: {reason} (for {f.name} of {self.model_types[0]} models)") from e
         return Settings(**values | ({"sentence": config[SENTENCE]} if SENTENCE in config else {}))
 
     def recipe(self, parameter: str, settings: Settings, keys: frozenset[str]) -> Recipe | None:
@@ -310,7 +310,7 @@ def _evaluate(name: str, rule: Any, config: Config) -> Any:
     """Return `rule`, or `rule(config)` if it is a function; raise WeftError if it does not fit the setting `name`."""
     value = rule(config) if callable(rule) else rule
     if not matches_type(value, _HINTS[name]):
-        raise WeftError(f"{name}={quote_value(value)} must be of type {Settings.__annotations__[name]}")
+        raise WeftError(f"the value {quote_value(value)} must be of type {Settings.__annotations__[name]}")
     return value
 
 
@@ -327,5 +327,5 @@ def blame_keys(e: Exception, make: Rule, config: Config) -> WeftError:
             variant = {n: v for n, v in config.items() if n != name}
         if variant is not config and str(try_read(make, variant)) != str(e):
             culprits.append(name)
-    values = (f"{k}={reprlib.repr(config[k])}" for k in culprits)
+    values = (f"{k}={reprlib.repr(config[k])}" for k in culprits if f" {k}=" not in f" {e}")
     return WeftError(": ".join((*values, str(e) if isinstance(e, WeftError) else f"{type(e).__name__}: {e}")))

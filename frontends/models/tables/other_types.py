@@ -44,8 +44,8 @@ PAIRS: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
 }
 
 REFUSED = {
-    "deepseek_v4": "no module of weft has attention over keys that are each computed from several tokens",
-    "nllb-moe": "transformers 5.23 sends every token to experts 0 and 1, so weft has no reference to test against",
-    "prophetnet": "no module of weft has its n-gram streams",
+    "deepseek_v4": "weft has no attention whose keys are each computed from several tokens",
+    "nllb-moe": "weft cannot be tested against transformers 5.23, which sends every token to experts 0 and 1",
+    "prophetnet": "weft has no module for its n-gram streams",
     "roc_bert": "its tokens have shapes and sounds, which would need additional inputs",
 }

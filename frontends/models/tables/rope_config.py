@@ -61,21 +61,22 @@ def read_rope(config: Mapping[str, Any], partial: bool = False) -> RoPE:
     kind = _read_kind(rope)
     fraction = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
     if fraction != 1 and kind != "default" and not partial:
-        raise WeftError(f"partial_rotary_factor={fraction} is not supported together with rope_scaling of type {kind}")
+        raise WeftError(f"partial_rotary_factor={fraction} is not supported with rope_scaling of type {kind}")
     if kind not in _KINDS:
-        raise WeftError(f"unknown RoPE type {kind!r}; known are {', '.join(_KINDS)}")
+        raise WeftError(f"rope_type={kind!r} is unknown; known are {', '.join(_KINDS)}")
     plain = RopeScaling(scaling=_KINDS[kind])
     # Null and 0 count as missing; `truncate` may be false.
     settings = {name: rope[key] for name, key in _NAMES.items() if rope.get(key) or rope.get(key) is False}
     if "original" in plain.used_settings:
         settings["original"] = config["max_position_embeddings"] if kind == "dynamic" else _read_original(config, rope)
     if kind == "llama3" and settings.get("high_freq", 4.0) <= settings.get("low_freq", 1.0):
-        raise WeftError(f"high_freq_factor={settings['high_freq']} must exceed low_freq_factor")
+        low, high = settings.get("low_freq", 1.0), settings.get("high_freq", 4.0)
+        raise WeftError(f"high_freq_factor={high} must exceed low_freq_factor={low}")
     if kind in _TEMPERED and "factor" not in settings:
         settings["factor"] = config["max_position_embeddings"] / settings["original"]
     for name in plain.used_settings:
         if name in _NEEDED and name not in settings:
-            raise WeftError(f"RoPE of type {kind} needs {_NAMES[name]!r}")
+            raise WeftError(f"rope_type={kind!r} needs the config key {_NAMES[name]!r}")
     scaling = replace(
         plain,
         **{name: _cast_like(getattr(plain, name), settings[name]) for name in plain.used_settings if name in settings},
@@ -159,7 +160,7 @@ def find_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     mapping, or has settings per layer type."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise WeftError(f"rope_parameters must be a mapping, not {rope!r}")
+        raise WeftError(f"rope_parameters={rope!r} must be a mapping")
     if any(isinstance(v, Mapping) for v in rope.values()):
         raise WeftError("rope_parameters that differ by layer type are not supported for this family")
     return rope
@@ -190,7 +191,7 @@ def _read_original(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
         for mapping in (rope, config):
             if mapping.get(name):
                 return int(mapping[name])
-    raise WeftError("RoPE scaling needs 'original_max_position_embeddings'")
+    raise WeftError("RoPE scaling needs the config key 'original_max_position_embeddings'")
 
 
 # -- GGUF
@@ -208,7 +209,7 @@ def read_gguf_rope(config: Mapping[str, Any]) -> RoPE:
     if SHORT in config and LONG in config:
         kind = "longrope"
     elif kind not in ("none", "linear", "yarn"):
-        raise WeftError(f"rope.scaling.type {kind!r} is not supported; known are none, linear, yarn")
+        raise WeftError(f"rope.scaling.type={kind!r} is not supported; known are none, linear, yarn")
     plain = RopeScaling(scaling=kind)
     settings = {name: config[key] for name, key in _GGUF.items() if name in plain.used_settings and config.get(key)}
     if "original" in plain.used_settings:

@@ -190,7 +190,7 @@ class Settings:
         value = getattr(self, name)
         values: tuple[Any, ...] = value if isinstance(value, tuple) else (value,) * self.layers
         if len(values) != self.layers:
-            raise WeftError(f"{name} has {len(values)} values for {self.layers} layers")
+            raise WeftError(f"{name} has {len(values)} values, but needs one for each of {self.layers} layers")
         return values
 
     def find_first(self, name: str) -> Any:
@@ -320,7 +320,7 @@ def _build_feed_forward(s: _Layer, norm: Norm) -> MLP | GatedMLP | None:
     if s.activation == "xielu" and not s.gated:
         return MLP(s.ffn, XIELU(), s.ffn_bias, sub_norm)
     if s.activation not in ACTIVATIONS:
-        raise WeftError(f"unknown activation {s.activation!r}; known are {', '.join(ACTIVATIONS)}")
+        raise WeftError(f"activation {s.activation!r} is unknown; known are {', '.join(ACTIVATIONS)}")
     return (GatedMLP if s.gated else MLP)(s.ffn, ACTIVATIONS[s.activation], s.ffn_bias, sub_norm=sub_norm)
 
 

@@ -116,7 +116,7 @@ def test_refuses_names_twice_and_two_models(tmp_path: Path) -> None:
     folder = compiled("preset/smollm2-135m", tmp_path / "folder")
     for name in ("a/same", "b/same"):
         adapted(folder, tmp_path / name, target_modules=["q"])
-    with pytest.raises(WeftError, match="two adapter folders are called same"):
+    with pytest.raises(WeftError, match="two adapter folders have the name same"):
         weft.compile(folder, tmp_path / "out", switch_adapters=[tmp_path / "a/same", tmp_path / "b/same"])
     with pytest.raises(WeftError, match="is an encoder-decoder, so use --adapter"):
         weft.compile("t5-base", tmp_path / "out", switch_adapters=[tmp_path / "a/same"])

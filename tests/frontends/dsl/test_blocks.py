@@ -161,16 +161,16 @@ def test_passes_that_the_error_proposes_compile(tmp_path: Path) -> None:
 
 
 def test_mixture_of_depths_rejects_blocks_and_models_that_do_not_fit() -> None:
-    with pytest.raises(WeftError, match="aux_loss needs a capacity"):
+    with pytest.raises(WeftError, match="aux_loss needs capacity="):
         MixtureOfDepths(BLOCK, aux_loss=0.1)
-    with pytest.raises(WeftError, match="mixture of depths belongs in a Decoder"):
+    with pytest.raises(WeftError, match="a mixture of depths must be in a Decoder"):
         Encoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(WITHOUT_POSITIONS)).graph()
-    with pytest.raises(WeftError, match="cannot be nested"):
+    with pytest.raises(WeftError, match="not in another mixture of depths"):
         Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(MixtureOfDepths(WITHOUT_POSITIONS))).graph()
-    with pytest.raises(WeftError, match="causal_conv reads all earlier tokens, also unselected ones: give a capacity"):
+    with pytest.raises(WeftError, match="causal_conv would also read tokens that are not selected: set capacity="):
         Decoder(vocab=50, dim=16, layers=1, block=MixtureOfDepths(Block(Mamba(32)))).graph()
     layers = [Block(Attention(4, keep_kv="a")), MixtureOfDepths(Block(Attention(4, share_kv="a")))]
-    with pytest.raises(WeftError, match="keep_kv and share_kv do not work inside mixture of depths"):
+    with pytest.raises(WeftError, match="keep_kv and share_kv need all tokens, but a mixture of depths"):
         Decoder(vocab=50, dim=16, layers=layers).graph()
     short = TensorType(dtypes.f32, (sizes.sym("batch"), 8, 16))
     with pytest.raises(WeftError, match="k=9 exceeds the last axis"):

@@ -91,5 +91,5 @@ def test_memory_block_reads_the_embeddings(runner: str) -> None:
 
 
 def test_memory_block_rejects_use_outside_a_decoder() -> None:
-    with pytest.raises(WeftError, match="it belongs in a Decoder"):
+    with pytest.raises(WeftError, match="the block must be in a Decoder"):
         trace_checked(dsl.MemoryBlock(dsl.MLP(9), dsl.Attention(2, out_dim=16), dsl.MLP(7)))

@@ -49,5 +49,5 @@ def test_inclusive_sinusoids_with_an_offset(runner: str) -> None:
 
 
 def test_inclusive_sinusoids_need_four_features() -> None:
-    with pytest.raises(WeftError, match="inclusive frequencies need a width of at least 4, not 2"):
+    with pytest.raises(WeftError, match="inclusive=True needs a width of at least 4, not 2"):
         trace(Sinusoidal(9, inclusive=True), {"x": TensorType(dtypes.f32, (1, 4, 2))})

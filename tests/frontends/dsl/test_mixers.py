@@ -43,7 +43,7 @@ def test_latent_attention_has_one_key_head() -> None:
 
 
 def test_latent_attention_rejects_encoders() -> None:
-    with pytest.raises(WeftError, match=r"layers.0.attn \(MLA\): latent attention is causal: it belongs in a Decoder"):
+    with pytest.raises(WeftError, match=r"layers.0.attn \(MLA\): MLA is causal: it must be in a Decoder"):
         dsl.Encoder(10, 16, 1, dsl.Block(dsl.MLA(4, 8, 6, 4, 5, dsl.RoPE()))).graph()
 
 
@@ -132,7 +132,7 @@ def test_mixers_of_encoders_reject_other_models() -> None:
     for inner in (dsl.FourierMixing(), dsl.DisentangledAttention(2)):
         with pytest.raises(WeftError, match="it belongs in an Encoder"):
             dsl.trace(inner, x)
-    with pytest.raises(WeftError, match="give the Encoder relative=RelativeTable"):
+    with pytest.raises(WeftError, match="set relative=RelativeTable"):
         dsl.trace(InEncoder(dsl.DisentangledAttention(2)), x)
-    with pytest.raises(WeftError, match="a table of relative positions belongs in an Encoder"):
+    with pytest.raises(WeftError, match="RelativeTable must be in an Encoder"):
         dsl.trace(dsl.RelativeTable(4), x)

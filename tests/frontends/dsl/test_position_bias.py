@@ -73,5 +73,5 @@ def test_t5_bias_is_shared_by_all_layers(kind: type, rng: np.random.Generator) -
 
 
 def test_relative_table_rejects_a_short_max_distance() -> None:
-    with pytest.raises(WeftError, match="max_distance=3 must exceed half of span=4, at least 2, by 2"):
+    with pytest.raises(WeftError, match="max_distance=3 must be at least 4, span=4 at least 2"):
         RelativeTable(4, 3)

@@ -107,28 +107,28 @@ def _misfits() -> dict[str, tuple[Callable[[Value], Any], str]]:
         ),
         "an operand of all tokens": (
             lambda x: scan(lambda h, t: (h + x, h), x, state=(4,)),
-            r"do not broadcast; a step sees one token: values with an axis seq must be inputs of scan",
+            r"do not broadcast; the step reads one token: give values with axis seq as inputs of scan",
         ),
         "a value of all tokens": (
             lambda x: scan(lambda h, t: (h + t, ops.exp(x)), x, state=(4,)),
             r"reads %x f32\[batch, seq, 4\], which has an axis seq: pass it to scan as an input",
         ),
-        "no pair": (lambda x: scan(lambda h, x: h + x, x, state=(4,)), "return a pair, the new state and the output"),
+        "no pair": (lambda x: scan(lambda h, x: h + x, x, state=(4,)), r"return a pair \(new state, output\)"),
         "a number": (lambda x: scan(lambda h, x: (h + x, 1.0), x, state=(4,)), "the output of the step is a float"),
         "one state of two": (
             lambda x: scan(lambda s, x: (s[0], x), x, state={"a": (4,), "b": (4,)}),
             "returns 1 new states, not 2",
         ),
-        "no state": (lambda x: scan(lambda s, x: ((), x), x, state={}), "needs a state"),
+        "no state": (lambda x: scan(lambda s, x: ((), x), x, state={}), "needs at least one state"),
         "no shape": (lambda x: scan(lambda h, x: (h, x), x, state="wide"), "must be a shape without"),
         "an infinite start": (
             lambda x: scan(lambda h, x: (h, x), x, state=State((4,), float("-inf"))),
             "begin with a finite number",
         ),
-        "no inputs": (lambda x: scan(lambda h: (h, h), state=(4,)), "needs at least one input"),
+        "no inputs": (lambda x: scan(lambda h: (h, h), state=(4,)), "inputs must be one or more values"),
         "an input of other tokens": (
             lambda x: scan(lambda h, x, y: (h, x), x, ops.transpose(x, axes=(1, 0, 2)), state=(4,)),
-            r"must be \[batch, seq, ...\] like the first",
+            r"must have the axes \[batch, seq\] of the first input",
         ),
     }
 

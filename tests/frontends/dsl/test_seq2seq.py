@@ -145,13 +145,13 @@ def plain(**options: Any) -> dict[str, Any]:
     [
         (
             lambda: EncoderDecoder(Encoder(**plain()), Decoder(**plain(dim=12))),
-            "cannot share its embedding with a decoder of",
+            "in the decoder: make them equal, or set share_embeddings=False",
         ),
         (lambda: EncoderDecoder(Encoder(**plain(token_types=2)), Decoder(**plain())), "token_types=2"),
         (lambda: EncoderDecoder(Encoder(**plain()), Decoder(**plain())), "no block of the decoder attends"),
         (
             lambda: Decoder(**plain(block=Block(Attention(HEADS), MLP(8), cross=CrossAttention(HEADS)))),
-            r"layers\.0\.cross \(CrossAttention\): there is no encoder to attend to",
+            r"layers\.0\.cross \(CrossAttention\): CrossAttention has no encoder to read",
         ),
     ],
 )

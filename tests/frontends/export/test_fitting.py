@@ -67,17 +67,17 @@ def test_graph_without_equal_candidate_is_refused_with_the_nearest_difference(tm
             "toy family",
         )
     assert str(error.value) == (
-        f"{model.spec}: no toy family expresses the graph: the nearest is llama, which has eps=0.5 at "
-        "layers.0.attn_norm where the graph has eps=1e-05"
+        f"{model.spec}: no toy family expresses the graph: the nearest, llama, differs at "
+        "layers.0.attn_norm: it has eps=0.5, the graph eps=1e-05"
     )
-    with pytest.raises(WeftError, match="weft knows no config that describes it"):
+    with pytest.raises(WeftError, match="no known config is similar"):
         fit_family(model, lambda graph: iter(()), "toy family")
 
 
 def test_graph_with_caches_is_refused(tmp_path: Path) -> None:
     write_llama(tmp_path / "model")
     model = rewrite(load_source(tmp_path / "model"), "kv-cache")
-    with pytest.raises(WeftError, match="export it before kv-cache"):
+    with pytest.raises(WeftError, match="export before the pass kv-cache"):
         fit_family(model, lambda graph: iter([llama()]), "toy family")
 
 

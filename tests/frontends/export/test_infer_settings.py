@@ -43,7 +43,7 @@ def test_settings_that_differ_by_layer_are_tuples() -> None:
 def test_graphs_that_are_no_decoders_with_attention_are_refused() -> None:
     with pytest.raises(WeftError, match="the graph has no softmax attention"):
         infer_settings(Decoder(17, 16, 1, Block(Mamba(32), norm=RMSNorm())).graph())
-    with pytest.raises(WeftError, match="the graph has no logits, so it is not a decoder"):
+    with pytest.raises(WeftError, match="the graph has no output logits, which a decoder needs"):
         infer_settings(Graph())
 
 

@@ -98,9 +98,9 @@ def test_number_of_operands_is_compared() -> None:
 
 def test_graphs_with_caches_or_last_logits_only_are_not_exportable() -> None:
     check_exportable(decoder())
-    with pytest.raises(WeftError, match="export it before kv-cache"):
+    with pytest.raises(WeftError, match="export before the pass kv-cache"):
         check_exportable(run_passes(decoder(), "kv-cache"))
     last = Graph()
     last.add_output("logits", last.add_input("x", TensorType(dtypes.f32, (sizes.sym("batch"), 1, 17))))
-    with pytest.raises(WeftError, match="export it before last-token-logits"):
+    with pytest.raises(WeftError, match="export before the pass last-token-logits"):
         check_exportable(last)

@@ -30,7 +30,7 @@ def test_weights_float_writes_dequantized_values(save: Save, tmp_path: Path) -> 
     assert {t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "out.gguf").tensors} == {"F32"}
     with pytest.raises(WeftError, match="--weights codes needs format hf or gguf"):
         export(model, tmp_path / "out.safetensors", weights="codes")
-    with pytest.raises(WeftError, match="--weights 'int4' is not known; an export takes auto, codes, float"):
+    with pytest.raises(WeftError, match="--weights 'int4' is unknown; known are auto, codes, float"):
         export(model, tmp_path / "new", weights="int4")
     assert not (tmp_path / "new").exists()
 
@@ -40,9 +40,9 @@ def test_codes_that_do_not_fit_are_written_as_floats(save: Save, tmp_path: Path)
     _, folder = save("llama", num_key_value_heads=2, intermediate_size=72)
     model = quantize(folder)
     names = ", ".join(f"model.layers.{i}.mlp.down_proj.weight" for i in range(3))
-    reason = "rows of 72 codes of 4 bits are not whole groups of 32, in words of 32 bits"
+    reason = "rows of 72 codes of 4 bits do not fill whole groups of 32 and 32-bit words"
     assert export_with_notes(model, tmp_path / "auto") == [
-        f"all weights are written as floats, since not all codes fit the format: {names} ({reason})"
+        f"all weights are written as floats, since some codes do not fit: {names} ({reason})"
     ]
     notes = export_with_notes(model, tmp_path / "codes", weights="codes")
     assert notes[0] == f"written as floats: {names} ({reason})"
@@ -51,13 +51,14 @@ def test_codes_that_do_not_fit_are_written_as_floats(save: Save, tmp_path: Path)
     for name in ("auto", "codes"):
         np.testing.assert_array_equal(compute_logits(load_source(tmp_path / name).graph), compute_logits(model.graph))
     (note,) = export_with_notes(model, tmp_path / "out.gguf")
-    assert "blk.0.ffn_down.weight" in note and "(its rows of 72 values are not whole blocks of 32)" in note
+    assert "blk.0.ffn_down.weight" in note and "(GGUF blocks have 32 values, which does not divide rows of 72)" in note
     _, other = save("gpt2")
     with pytest.raises(
-        WeftError, match=r"--weights codes has no weights whose codes can be stored: transformer\.h\.0\.attn"
+        WeftError,
+        match=r"--weights codes has no effect: no weight has codes that can be stored \(transformer\.h\.0\.attn",
     ):
         export(quantize(other), tmp_path / "gpt2", weights="codes")
-    with pytest.raises(WeftError, match=r"--weights codes has no weights whose codes can be stored$"):
+    with pytest.raises(WeftError, match=r"--weights codes has no effect: no weight has codes that can be stored$"):
         export(other, tmp_path / "gpt2", weights="codes")
     assert not (tmp_path / "gpt2").exists()
 
@@ -66,7 +67,10 @@ def test_quantized_tables_are_dequantized_in_folders(save: Save, tmp_path: Path)
     _, folder = save("llama", **GQA)
     model = rewrite(load_source(folder), 'quantize{method=rtn, keep="layers.*"}')
     (note,) = export_with_notes(model, tmp_path / "out")
-    assert note == "model.embed_tokens.weight, lm_head.weight: dequantized values are written instead of codes, in f32"
+    assert (
+        note
+        == "model.embed_tokens.weight, lm_head.weight: written dequantized, as transformers needs floats there, in f32"
+    )
     assert export_with_notes(model, tmp_path / "out.gguf", dtype="f16") == [
         "weights that keep their codes: 2 as int8_32"
     ]
@@ -121,7 +125,7 @@ def test_codes_of_a_checkpoint_are_kept_on_request(save: Save, tmp_path: Path) -
 def test_codes_in_act_order_cannot_be_stored(save: Save, tmp_path: Path) -> None:
     _, folder = save("llama", hidden_size=64, num_attention_heads=4, **GQA)
     source = write_gptq_folder(folder, act_order=True)
-    with pytest.raises(WeftError, match="has no weights whose codes can be stored"):
+    with pytest.raises(WeftError, match="no weight has codes that can be stored"):
         export(source, tmp_path / "out", weights="codes")
     assert not (tmp_path / "out").exists()
 
@@ -151,5 +155,5 @@ def test_command_keeps_codes(save: Save, tmp_path: Path) -> None:
         done("export", folder, "-p", RTN % (4, 32, "false"), "--weights", "float", "-o", tmp_path / "f").exit_code == 0
     )
     line = refused("export", folder, "--weights", "codes", "-o", tmp_path / "new")
-    assert line.endswith("--weights codes has no weights whose codes can be stored")
+    assert line.endswith("--weights codes has no effect: no weight has codes that can be stored")
     assert not (tmp_path / "new").exists()

@@ -18,7 +18,7 @@ def test_consecutive_tensors_in_any_order_are_accepted() -> None:
     ("extents", "size", "message"),
     [
         ({"a": (8, 12), "b": (10, 20)}, 20, "f is damaged: tensor 'b' at byte 10 overlaps tensor 'a'; fetch it again"),
-        ({"a": (9, 12)}, 12, "f is damaged: tensor 'a' at byte 9 begins 1 bytes too far after the header"),
+        ({"a": (9, 12)}, 12, "f is damaged: tensor 'a' at byte 9 leaves 1 unused byte after the header"),
         ({"a": (8, 12), "b": (12, 20)}, 19, "f is truncated: its tensors end at byte 20, the file at 19"),
     ],
 )

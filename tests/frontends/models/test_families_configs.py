@@ -157,12 +157,12 @@ def test_older_keys_equal_newer_ones(model_type: str, config: dict[str, Any]) ->
         ),
         ("mpt", {"attn_config": {"alibi": False}}, "^config.json: attn_config.alibi=False is not supported for mpt"),
         ("mpt", {"attn_config": 3}, "^config.json: attn_config=3 is not a mapping$"),
-        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32 other than hidden_size is not supported"),
+        ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim=32 must be hidden_size="),
         ("mpt", {"logit_scale": 0.5}, "logit_scale=0.5 is not supported for mpt models"),
         ("albert", {"num_hidden_groups": 2}, "shared_layers=2 must divide layers=3"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
-        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs 'long_factor'"),
-        ("gpt_neo", {"attention_types": [[["global"], 2]]}, "window has 2 values for 3 layers"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "needs the config key 'long_factor'"),
+        ("gpt_neo", {"attention_types": [[["global"], 2]]}, "window has 2 values, but needs one for each of 3 layers"),
     ],
 )
 def test_inexpressible_configs_are_refused(model_type: str, config: dict[str, Any], message: str) -> None:

@@ -57,7 +57,7 @@ def test_unused_tensors_have_a_reason(key: str, reason: str) -> None:
 def test_parts_that_change_outputs_must_be_named() -> None:
     parts = [LeftOut("head", "score", changes=True), LeftOut("key", "magic")]
     with pytest.raises(
-        WeftError, match=r"^m: head score would be left out, which changes the model's outputs; --without"
+        WeftError, match=r"^m: leaving out head score would change the model's outputs; accept it by --without"
     ):
         check_accepted("m", parts, [])
     assert check_accepted("m", parts, ["score"]) == [parts[1]]

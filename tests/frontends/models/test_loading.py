@@ -69,12 +69,8 @@ def test_a_missing_embedding_is_read_from_its_tied_head() -> None:
             {"model.norm.weight": np.ones(3, np.float32)},
             r"model.norm.weight \[3\] does not fit final_norm.weight \[4\]",
         ),
-        ({}, {"model.norm.weight": np.ones(4, np.int8)}, "is of dtype i8, but weights must be floats"),
-        (
-            {"num_hidden_layers": 99},
-            {},
-            "^config.json: num_hidden_layers=99 is too many layers: its checkpoint has only",
-        ),
+        ({}, {"model.norm.weight": np.ones(4, np.int8)}, "has dtype i8, but weights must be floats"),
+        ({"num_hidden_layers": 99}, {}, "^config.json: num_hidden_layers=99 is too large: its checkpoint has only"),
         ({"num_key_value_heads": 3}, {}, "^config.json: num_attention_heads=2: num_key_value_heads=3: "),
     ],
 )
@@ -85,6 +81,6 @@ def test_refusals(config: dict[str, Any], changes: dict[str, Any], message: str)
 
 def test_parameters_without_a_name_are_refused() -> None:
     with pytest.raises(
-        WeftError, match=r"the table of llama models has no checkpoint name for parameter final_norm.weight"
+        WeftError, match=r"parameter final_norm.weight has no checkpoint name in the table of llama models"
     ):
         build_from_table(LLAMA.derive("llama", names={"final_norm": None}), CONFIG, frozenset(), "config.json")

@@ -88,7 +88,7 @@ def test_token_heads_subtract_the_second_row() -> None:
         recipe = table.recipe("head.out.weight", settings, frozenset(["lm_head.weight"]))
         assert recipe is not None
         np.testing.assert_array_equal(recipe.evaluate(MemoryReader({"lm_head.weight": rows})), wanted)
-    with pytest.raises(WeftError, match=r"^c: a reranker by token logits needs a decoder"):
+    with pytest.raises(WeftError, match=r"^c: LogitScore needs a decoder"):
         add_token_head(BERT, SIZES, frozenset(), "c", [5])
 
 

@@ -99,18 +99,18 @@ def read_bnb(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, A
         elif key.endswith(".quant_map") and not any(
             f"{key.removesuffix('quant_map')}{_STATE}{k}" in keys for k in KINDS
         ):
-            raise WeftError(f"there is no quant_state next to {key!r}; the checkpoint is incomplete")
+            raise WeftError(f"{key!r} has no quant_state tensor next to it; the checkpoint is incomplete")
     return tensors
 
 
 def _read_rows(reader: TensorReader, weight: str, largest: str, keys: Collection[str]) -> Int8Rows:
     shape, stored = reader.shape(weight), (reader.dtype(weight), reader.dtype(largest))
     if len(shape) != 2 or reader.shape(largest) != shape[:1] or stored != (dtypes.i8, dtypes.f32):
-        raise misfit_error(reader, weight, largest, expected="i8 [out, in] and f32 [out]")
+        raise misfit_error(reader, weight, largest, expected="codes must be i8 [out, in], and scales f32 [out]")
     order = f"{weight}_format" if f"{weight}_format" in keys else ""
     if order and np.any(read_all(reader, order)):
         raise WeftError(
-            f"{order!r} states that {weight!r} is not stored row by row: save the model with bitsandbytes 0.45"
+            f"{weight!r} is not stored row by row, as {order!r} states: save the model with bitsandbytes 0.45"
         )
     parts = {"codes": weight, "scales": largest, "order": order}
     return Int8Rows(parts, *shape, 8, shape[1], dtypes.f32, False, "")
@@ -132,13 +132,14 @@ def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Co
         nested_block, offset = settings.get("nested_blocksize"), settings.get("nested_offset")
         valid = type(nested_block) is int and nested_block > 0 and type(offset) in (int, float)
         if not valid or not math.isfinite(offset):
-            raise WeftError(f"{state!r} does not state how the scales in {absmax!r} are quantized")
+            raise WeftError(f"{state!r} has no valid nested_blocksize and nested_offset for the scales {absmax!r}")
         expected += [(nested[0], (-(-blocks // nested_block),), dtypes.f32), (nested[1], (256,), dtypes.f32)]
     n_bytes, axes = -(-count // 2), reader.shape(name)
     fits = math.prod(axes) == n_bytes == axes[0] and reader.dtype(name) == dtypes.u8
     if not fits or any((reader.shape(k), reader.dtype(k)) != (s, d) for k, s, d in expected):
         keys_shown = (name, *(k for k, _, _ in expected))
-        raise misfit_error(reader, *keys_shown, expected=f"u8 [{n_bytes}, 1] for {count} values in blocks of {block}")
+        others = "".join(f", {k.rpartition('.')[2]} {d} {list(s)}" for k, s, d in expected)
+        raise misfit_error(reader, *keys_shown, expected=f"codes must be u8 [{n_bytes}, 1]{others}")
     parts |= {"nested_absmax": nested[0], "nested_quant_map": nested[1]}
     return LookupTensor(parts, kind, tuple(size), block, nested_block, float(offset))
 
@@ -146,7 +147,7 @@ def _read_table(reader: TensorReader, name: str, kind: str, state: str, keys: Co
 def _read_state(reader: TensorReader, state: str) -> dict[str, Any]:
     """Return the JSON object in the tensor `state`; raise WeftError unless its shape and blocksize are valid."""
     if reader.dtype(state) != dtypes.u8:
-        raise WeftError(f"{state!r} is of dtype {reader.dtype(state)}, not u8, the bytes of JSON")
+        raise WeftError(f"tensor {state!r} has dtype {reader.dtype(state)}, but must hold JSON as u8")
     settings: dict[str, Any] = parse_json(read_all(reader, state).tobytes(), f"the JSON in {state!r}")
     size, block = settings.get("shape"), settings.get("blocksize")
     valid = isinstance(size, list) and size and all(type(n) is int and 0 < n < 1 << 31 for n in size)

@@ -119,12 +119,12 @@ def has_act_order(reader: TensorReader, key: str, width: int, group: int, count:
     if not key:
         return False
     if reader.shape(key) != (width,) or not reader.dtype(key).is_int:
-        raise WeftError(f"{key!r} {list(reader.shape(key))} must list the group of each of {width} inputs")
+        raise WeftError(f"{key!r} must hold the group of each of {width} inputs, not {list(reader.shape(key))} values")
     index = read_all(reader, key)
     if width and unset is not None and (index == unset).all():
         return False
     if width and not 0 <= index.min() <= index.max() < count:
-        raise WeftError(f"{key!r} puts an input into group {int(index.max())} or {int(index.min())} of {count}")
+        raise WeftError(f"{key!r} holds groups {index.min()} to {index.max()}, but must hold groups 0 to {count - 1}")
     return not np.array_equal(index, np.arange(width) // group)
 
 

@@ -112,9 +112,9 @@ def read_compressed(
         elif part == "weight_scale" and f"{name}.weight_packed" not in keys:
             weight = f"{name}.weight"
             if weight not in keys:
-                raise WeftError(f"{key!r} has no weight; the checkpoint is incomplete or of another layout")
+                raise WeftError(f"{weight!r} is missing, whose scale is {key!r}: the checkpoint is incomplete")
             if (dtype := reader.dtype(weight)) not in _BYTES:
-                raise WeftError(f"{weight!r} next to {key!r} is of dtype {dtype}, not codes: save the model compressed")
+                raise WeftError(f"{weight!r} is {dtype}, but its scale needs i8 or f8e4m3: save the model compressed")
     return tensors
 
 
@@ -127,16 +127,16 @@ def _read_schemes(scheme: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[
     """Return the bits of codes and the (height, width) of tiles in the groups of `scheme`; check what weft supports."""
     groups = scheme.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()) or not groups:
-        raise WeftError("config_groups is not a mapping of groups that state how weights are quantized")
+        raise WeftError("config_groups must map at least one group to a mapping that states its quantization")
     kinds = {str(g.get("format") or scheme.get("format")) for g in groups.values()}
     if kind := next((kind for kind in sorted(kinds) if kind not in FORMATS), None):
         raise WeftError(f"format={kind!r} is not supported, only {', '.join(FORMATS)}")
     sparsity = scheme.get("sparsity_config") or {}
     if isinstance(sparsity, Mapping) and (kind := sparsity.get("format", "dense")) != "dense":
-        raise WeftError(f"sparsity_config.format={kind!r} stores weights without their zeros: weft reads only 'dense'")
+        raise WeftError(f"sparsity_config.format={kind!r} is not supported, only 'dense'")
     transforms = scheme.get("transform_config") or {}
     if isinstance(transforms, Mapping) and transforms.get("config_groups"):
-        raise WeftError("transform_config rotates activations while the model runs, which weft does not import")
+        raise WeftError("transform_config is not supported: it rotates activations while the model runs")
     widths, tiles = set[int](), set[tuple[int, int]]()
     for name, group in groups.items():
         weights = group.get("weights")
@@ -144,7 +144,7 @@ def _read_schemes(scheme: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[
             continue
         bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
         if type(bits) is not int or not 2 <= bits <= 8:
-            raise WeftError(f"num_bits={bits!r} of {name} must be an integer from 2 to 8")
+            raise WeftError(f"num_bits={bits!r} of config group {name!r} must be an integer from 2 to 8")
         widths.add(bits)
         tile = weights.get("block_structure")
         if isinstance(tile, list) and len(tile) == 2 and all(type(n) is int and n > 0 for n in tile):
@@ -161,7 +161,7 @@ def _read_packed(
     parts = {"codes": key, "scales": scales, "zeros": zeros, "shape": sizes, "groups": index}
     shape, stored, scale_shape = read_all(reader, sizes), reader.shape(key), reader.shape(scales)
     if shape.shape != (2,) or not reader.dtype(sizes).is_int or min(shape) < 1 or max(shape) >= 1 << 31:
-        raise WeftError(f"{sizes!r} must have the shape of a matrix: two positive integers")
+        raise WeftError(f"tensor {sizes!r} must hold two positive integers, the shape of a matrix")
     rows, width = map(int, shape)
     groups = scale_shape[1] if len(scale_shape) == 2 else 0
     packings = [(bits, stream) for bits in sorted(widths) for stream in (True, False)]
@@ -170,8 +170,8 @@ def _read_packed(
     if zeros and bits:
         fits &= reader.dtype(zeros) == dtypes.i32 and reader.shape(zeros) == (_count_words(rows, bits, stream), groups)
     if not fits or reader.dtype(key) != dtypes.i32 or not is_scale_dtype(reader.dtype(scales)):
-        expected = f"for a [{rows}, {width}] matrix of {' or '.join(map(str, sorted(widths)))} bits"
-        expected += ", whose rows are cut into whole groups"
+        kinds = f"i32, packed from {' or '.join(map(str, sorted(widths)))} bits for a [{rows}, {width}] matrix"
+        expected = f"codes must be {kinds}, and scales f16, bf16 or f32 [{rows}, groups], where groups divides {width}"
         raise misfit_error(reader, key, scales, *filter(None, [zeros]), expected=expected)
     group = width // groups
     # All groups are -1 if they are consecutive.
@@ -192,20 +192,21 @@ def _read_bytes(
     zeros, is_single = zero if zero in keys else "", math.prod(scale_shape) == 1
     parts = {"codes": key, "scales": scales, "zeros": zeros}
     if len(shape) != 2 or not all(shape) or not (len(scale_shape) == 2 or is_single) or not is_scale_dtype(kind):
-        raise misfit_error(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
+        raise misfit_error(reader, key, scales, expected="scales must be an f16, bf16 or f32 number or matrix")
     rows, width = shape
     if zeros and reader.shape(zeros) != scale_shape:
-        raise misfit_error(reader, key, scales, zeros, expected="a zero point for each scale")
+        raise misfit_error(reader, key, scales, zeros, expected="zero points must have the shape of the scales")
     if reader.dtype(key) == dtypes.f8e4m3:
         tile = _find_tile(shape, (1, 1) if is_single else scale_shape, tiles)
         if tile is None:
-            raise misfit_error(reader, key, scales, expected="floats for whole rows, groups or tiles of a matrix")
+            raise misfit_error(reader, key, scales, expected="scales must be one per row, group or tile of equal size")
         if zeros and np.any(read_all(reader, zeros)):
-            raise WeftError(f"{zeros!r} is not 0, and floats have no zero points")
+            raise WeftError(f"tensor {zeros!r} must hold zeros only, as the codes of {key!r} are floats")
         return Tiles(parts, tile)
     groups = 1 if is_single else scale_shape[1]
     if not is_single and (scale_shape[0] != rows or width % groups):
-        raise misfit_error(reader, key, scales, expected="floats for whole rows or groups of integers")
+        expected = f"scales must have shape [{rows}, groups], where groups divides {width}"
+        raise misfit_error(reader, key, scales, expected=expected)
     shifted = bool(zeros) and bool(np.any(read_all(reader, zeros)))
     return Bytes(parts, rows, width, 8, width // groups, kind, shifted, "", not is_single)
 

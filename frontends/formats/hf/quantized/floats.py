@@ -70,7 +70,8 @@ def read_mxfp4(reader: TensorReader, keys: Collection[str], scheme: Mapping[str,
         blocks, scales = reader.shape(key), require_key(key, f"{name}_scales", keys)
         fits = len(blocks) == 4 and blocks[3] == 16 and reader.shape(scales) == blocks[:3]
         if not fits or {reader.dtype(key), reader.dtype(scales)} != {dtypes.u8}:
-            raise misfit_error(reader, key, scales, expected="u8 [experts, out, in / 32, 16], without the last axis")
+            expected = "blocks must be u8 [experts, out, in / 32, 16], and scales u8 [experts, out, in / 32]"
+            raise misfit_error(reader, key, scales, expected=expected)
         tensors[name] = MXFP4({"codes": key, "scales": scales})
     return tensors
 
@@ -133,7 +134,8 @@ def read_float4(reader: TensorReader, codes: str, name: str, keys: Collection[st
     if divisor:
         fits = fits and reader.shape(divisor) in ((), (1,)) and reader.dtype(divisor).is_float
     if not fits:
-        raise misfit_error(reader, *matrix.parts, expected="u8 [out, in / 32], or f8e4m3 [out, in / 16] and one float")
+        expected = "codes must be u8 [out, in / 2], scales u8 [out, in / 32] or f8e4m3 [out, in / 16] and one float"
+        raise misfit_error(reader, *matrix.parts, expected=expected)
     return matrix
 
 
@@ -203,6 +205,7 @@ def read_fp8(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, A
         edges = (*(1 for _ in shape[2:]), *size)
         tiles = tuple(-(-n // edge) for n, edge in zip(shape, edges, strict=False))
         if len(shape) < 2 or reader.shape(scales) != tiles or not reader.dtype(scales).is_float:
-            raise misfit_error(reader, key, scales, expected=f"a float for each tile of {size[0]} · {size[1]}")
+            expected = f"scales must be floats {list(tiles)}, one for each tile of {size[0]} · {size[1]} in a matrix"
+            raise misfit_error(reader, key, scales, expected=expected)
         tensors[key] = Tiles({"codes": key, "scales": scales}, edges)
     return tensors

@@ -91,17 +91,19 @@ def read_gptq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, 
     Raises:
         WeftError: if the config `scheme` states an unsupported format, or tensors are missing or do not fit.
     """
-    kind = scheme.get("checkpoint_format") or scheme.get("format") or "gptq"
+    stated = scheme.get("checkpoint_format") or scheme.get("format") or "gptq"
+    kind = "marlin" if scheme.get("is_marlin_format") else stated
     bits, size = scheme.get("bits"), scheme.get("group_size", -1)
-    if kind not in ("gptq", "gptq_v2") or scheme.get("is_marlin_format"):
+    if kind not in ("gptq", "gptq_v2"):
         raise WeftError(f"checkpoint_format={kind!r} is not supported, only 'gptq' and 'gptq_v2': convert it to one")
     if bits not in INTEGER_BITS or type(bits) is not int:
         raise WeftError(f"bits={bits!r} is not supported, only {', '.join(map(str, INTEGER_BITS))}")
     _check_group(size)
     single = not scheme.get("dynamic")  # else modules may differ in bits and groups
     lag, columns, tensors = int(kind == "gptq"), Columns(), dict[str, QuantizedTensor]()
-    layouts = "i32 [in · bits / 32, out], floats [groups, out], i32 [groups, out · bits / 32]"
-    misfit = partial(misfit_error, reader, expected=f"of {bits} bits in groups of {size}: {layouts}")
+    groups = 1 if size == -1 else f"in / {size}"
+    layouts = f"f16, bf16 or f32 [{groups}, out], and qzeros i32 [{groups}, out · {bits} / 32]"
+    misfit = partial(misfit_error, reader, expected=f"qweight must be i32 [in · {bits} / 32, out], scales {layouts}")
     for name, parts in _find_weights(keys):
         qweight, scales, qzeros = parts.values()
         shapes, ints = list(map(reader.shape, parts.values())), {reader.dtype(qweight), reader.dtype(qzeros)}
@@ -167,7 +169,7 @@ def read_awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, A
     bits, size = scheme.get("bits", scheme.get("w_bit")), scheme.get("group_size", scheme.get("q_group_size", -1))
     version = str(scheme.get("version", scheme.get("format", "gemm"))).lower()
     if version not in _AWQ_VERSIONS:
-        raise WeftError(f"version={version!r} is not supported, only the layout of 'gemm'")
+        raise WeftError(f"version={version!r} is not supported, only 'gemm'")
     if bits != 4:
         raise WeftError(f"bits={bits!r} is not supported, only 4")
     _check_group(size)
@@ -181,7 +183,8 @@ def read_awq(reader: TensorReader, keys: Collection[str], scheme: Mapping[str, A
         ints = {reader.dtype(qweight), reader.dtype(qzeros)}
         fits = groups * group == width and shapes[1:] == [(groups, rows), (groups, rows // 8)]
         if not width or not fits or ints != {dtypes.i32} or not is_scale_dtype(reader.dtype(scales)):
-            expected = f"i32 [in, out / 8], floats [in / {group}, out], i32 [in / {group}, out / 8]"
+            layouts = f"f16, bf16 or f32 [in / {group}, out], and qzeros i32 [in / {group}, out / 8]"
+            expected = f"qweight must be i32 [in, out / 8], scales {layouts}"
             raise misfit_error(reader, *parts.values(), expected=expected)
         tensors[f"{name}.weight"] = AWQ(parts, rows, width, 4, group, reader.dtype(scales), True, "", columns)
     return tensors

@@ -69,13 +69,13 @@ def dequantize_reader(reader: TensorReader, config: Mapping[str, Any], source: s
     method = str(method)
     if method not in METHODS:
         raise WeftError(
-            f"{source}: the weights are quantized ({method}); weft imports unquantized folders, those quantized by "
-            f"{', '.join(list(METHODS)[:-1])} or {list(METHODS)[-1]}, and GGUF"
+            f"{source}: quantization by {method} is not supported, only by {', '.join(list(METHODS)[:-1])} or "
+            f"{list(METHODS)[-1]}: give weft such a folder, the unquantized one, or a GGUF file"
         )
     keys = dict.fromkeys(reader.keys())
     try:
         quantized = METHODS[method](reader, keys, scheme)
     except WeftError as e:
-        raise WeftError(f"{source}: the weights are quantized ({method}), but {e}") from e
+        raise WeftError(f"{source}: cannot read weights quantized by {method}: {e}") from e
     hidden = ct.find_activation_keys(keys) if method == "compressed-tensors" else frozenset()
     return DequantizedReader(reader, quantized, hidden)

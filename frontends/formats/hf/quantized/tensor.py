@@ -42,7 +42,7 @@ class QuantizedTensor(ABC):
     def read_blocks(self, reader: TensorReader, start: int, stop: int) -> Array:
         """Return rows `start:stop` as stored, u8 [rows, blocks per row, bytes per block]. Raise WeftError if the tensor
         is not in a block layout."""
-        raise WeftError(f"{reader.path}: {self.parts[0]!r} is not in a block layout that weft can read as stored")
+        raise WeftError(f"{reader.path}: {self.parts[0]!r} has no block layout that can be read as stored")
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ def require_key(key: str, companion: str, keys: Collection[str]) -> str:
 
 
 def misfit_error(reader: TensorReader, *keys: str, expected: str) -> WeftError:
-    """Return the error "`keys` are not codes and their scales, `expected`", with the dtype and shape of each tensor."""
+    """Return the error "`keys` do not fit together: `expected`", with the dtype and shape of each tensor."""
     tensors = [f"{k} {reader.dtype(k)} {list(reader.shape(k))}" for k in keys]
-    return WeftError(f"{', '.join(tensors[:-1])} and {tensors[-1]} are not codes and their scales, {expected}")
+    return WeftError(f"{', '.join(tensors[:-1])} and {tensors[-1]} do not fit together: {expected}")
 
 
 def read_all(reader: TensorReader, key: str) -> Array:

@@ -45,7 +45,7 @@ def read_torchao(reader: TensorReader, keys: Collection[str], scheme: Mapping[st
         kind = str(entry.get("_type")) if isinstance(entry, dict) else "None"
         data = entry.get("_data") if isinstance(entry, dict) else None
         if kind not in _CLASSES or not isinstance(data, dict):
-            fault = f"{name} is stored as {kind}" if entry else f"the file does not name the class of {name}"
+            fault = f"{name} is stored as {kind}" if entry else f"{name} is stored without the name of its class"
             raise WeftError(
                 f"{fault}; weft reads {', '.join(list(_CLASSES)[:-1])} and {list(_CLASSES)[-1]}: quantize with "
                 "IntxWeightOnlyConfig or Int8WeightOnlyConfig instead, and save as safetensors"
@@ -64,7 +64,8 @@ def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: 
     fits = bits and group and width % group == 0 and (is_single or height == 1) and reader.dtype(key) == dtypes.i8
     fits = fits and all(reader.shape(k) == scale_shape for k in present[1:]) and is_scale_dtype(reader.dtype(scale))
     if not fits or (zero and reader.dtype(zero) != dtypes.i8):
-        raise misfit_error(reader, *present, expected=f"each for {height} · {group} codes of a matrix")
+        rows = f"rows of whole blocks of block_size={data.get('block_size')}"
+        raise misfit_error(reader, *present, expected=f"qdata must be i8, with a scale per block, and {rows}")
     # Symmetric tensors also have zero points.
     shifted = bool(zero) and bool(np.any(read_all(reader, zero)))
     parts = {"codes": key, "scales": scale, "zeros": zero}
@@ -83,7 +84,8 @@ def _read_floats(reader: TensorReader, key: str, scale: str, zero: str, data: Ma
     (rows, n_columns), (height, width) = _read_shape(reader, key), _read_block(data)
     fits = height and reader.dtype(key) == dtypes.f8e4m3 and reader.dtype(scale) == dtypes.f32 and not zero
     if not fits or reader.shape(scale) != (-(-rows // height), -(-n_columns // width)):
-        raise misfit_error(reader, key, scale, expected=f"a float for each {height} · {width} of a matrix")
+        blocks = f"blocks of block_size={data.get('block_size')}"
+        raise misfit_error(reader, key, scale, expected=f"qdata must be f8e4m3, and scale f32, one for all {blocks}")
     return Tiles({"codes": key, "scales": scale}, (height, width))
 
 
@@ -98,7 +100,7 @@ _CLASSES: Mapping[str, _Builder] = {
 def _read_shape(reader: TensorReader, key: str) -> tuple[int, int]:
     shape = reader.shape(key)
     if len(shape) != 2 or not all(shape):
-        raise WeftError(f"{key!r} {list(shape)} is not a matrix")
+        raise WeftError(f"tensor {key!r} must be a matrix, but has shape {list(shape)}")
     return shape[0], shape[1]
 
 

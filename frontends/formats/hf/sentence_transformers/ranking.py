@@ -83,4 +83,4 @@ def _read_record(path: Path) -> Record:
 def check_tokens(tokens: list[int], vocab: int | None, source: str) -> None:
     """Raise WeftError, naming `source`, if one of `tokens` is at least `vocab`; None means no limit."""
     if invalid := [token for token in tokens if vocab is not None and token >= vocab]:
-        raise WeftError(f"{source}: its LogitScore reads token {invalid[0]}, but the model has {vocab} tokens")
+        raise WeftError(f"{source}: LogitScore reads token {invalid[0]}, but the model has only {vocab} tokens")

@@ -75,14 +75,14 @@ class Sentence:
         vocab = rule(changed) if callable(rule) else rule
         for count in (len(module.weights) for module in pooling.before if isinstance(module, WordWeights)):
             if count < vocab:
-                reason = f"its WordWeights has {count} words, but each of the model's {vocab} tokens needs a weight"
+                reason = f"WordWeights has {count} words, but needs one for each of the model's {vocab} tokens"
                 raise WeftError(f"{self.files[0]}: {reason}")
         if self.projects:
             projection = table.settings["sentence"](changed) if "sentence" in table.settings else None
             if projection is None or projection.mode == "end":
-                reason = "" if projection is None else ", since they depend on the padding of a batch"
-                fault = f"{self.files[0]}: features of a {table.model_types[0]} with modules are not supported{reason}"
-                raise WeftError(f"{fault}; without {MODULES}, the folder is a transformer alone")
+                reason = "" if projection is None else ", as they depend on the padding of a batch"
+                fault = f"modules after features of {table.model_types[0]} models are not supported{reason}"
+                raise WeftError(f"{self.files[0]}: {fault}: remove {MODULES} to read the transformer alone")
             pooling = replace(projection, after=(*projection.after, *pooling.after), normalize=pooling.normalize)
         return {**changed, SENTENCE: pooling}
 
@@ -95,8 +95,8 @@ class Sentence:
         kind, name = table.settings.get("kind", "decoder"), str(config.get("model_type"))
         averages = any(isinstance(module, WeightedLayerPooling) for module in self.pooling.before)
         if averages and not UNSEEN.isdisjoint(table.settings):
-            fault = f"a {name} model before a WeightedLayerPooling is not supported"
-            raise WeftError(f"{self.files[0]}: {fault}: the outputs of its layers differ between weft and transformers")
+            fault = f"WeightedLayerPooling is not supported for {name} models"
+            raise WeftError(f"{self.files[0]}: {fault}, whose layer outputs differ between weft and transformers")
         kind = kind(config) if callable(kind) else kind
         names: dict[str, Any] = {
             f"{prefix}{part}": f"{folder.name}:{stored}"
@@ -115,7 +115,7 @@ class Sentence:
                 changes["window"] = _widen_windows(table.settings["window"], is_split)
             supported = "use_bidirectional_attention" if is_split else ""
         else:
-            raise WeftError(f"{self.files[0]}: a {name} model is not supported as its Transformer")
+            raise WeftError(f"{self.files[0]}: {name} models are not supported as Transformer")
         refuse = {key: values for key, values in table.refuse.items() if key != supported}
         return replace(table.derive(*table.model_types, names=names, **changes), refuse=refuse)
 
@@ -195,7 +195,7 @@ def read_sentence(root: Path, config: Config) -> Sentence | None:
         output = value = TOKENS
     pooling_index = next((i for i, step in enumerate(steps) if isinstance(step.module, SentencePooling)), None)
     if value != output or pooling_index is None:
-        fault = f"no Pooling computes {TEXT} from {TOKENS}, the Transformer's output; add one"
+        fault = f"a Pooling module is missing, which computes {TEXT} from the Transformer's {TOKENS}"
         fault = f"WeightedLayerPooling reads {LAYERS}: set output_hidden_states" if value == LAYERS else fault
         raise WeftError(f"{root / MODULES}: {fault}")
     weights: dict[str, Path] = {}
@@ -235,9 +235,8 @@ def _list_modules(root: Path) -> list[tuple[str, Path]]:
         home, _, kind = class_name.rpartition(".")
         if not home.startswith("sentence_transformers.") or kind not in (_READERS if number else FIRST):
             raise WeftError(
-                f"{source}: module {number}, {class_name}, is not supported: weft reads a Transformer or a CLIPModel "
-                f"and after it {', '.join(_READERS)} of sentence_transformers; "
-                f"without {MODULES}, the folder is a transformer alone"
+                f"{source}: module {number}, {class_name}, is not supported, only Transformer or CLIPModel and then "
+                f"{', '.join(_READERS)}: remove {MODULES} to read the transformer alone"
             )
         check_inside(root, folder / "config.json")
         listed.append((kind, folder))
@@ -273,7 +272,7 @@ def _read_dense(record: Record) -> tuple[str, str, Dense]:
     class_name = record.text("activation_function", "torch.nn.Tanh")
     name = class_name.rpartition(".")[2]
     if not class_name.startswith("torch.nn.") or name not in ACTIVATIONS:
-        raise record.build_type_error("activation_function", f"weft reads {', '.join(ACTIVATIONS)} of torch.nn")
+        raise record.build_type_error("activation_function", f"supported are {', '.join(ACTIVATIONS)} of torch.nn")
     width, bias = record.integer("out_features", least=1), record.flag("bias", True)
     return *_read_names(record), Dense(width, name.lower(), bias, record.flag("use_residual", False))
 
@@ -320,13 +319,13 @@ def _read_transformer(
     expected = HIDDEN if output == TOKENS else FEATURES
     modalities = record.get("modality_config", dict, {"text": expected})
     if "message" in modalities or modalities.get("text") != expected:
-        fault = f"weft reads the {expected['method_output_name']} of {expected['method']}, without a chat template"
+        fault = f"only {expected['method_output_name']} of {expected['method']} without a chat template is supported"
         raise record.build_type_error("modality_config", fault)
     options: dict[str, Any] = {}
     for name in ("model_args", "model_kwargs", "tokenizer_args", "processor_kwargs"):
         options |= record.get(name, dict, {})
         if unknown := options.keys() - HARMLESS:
-            raise record.build_type_error(name, f"weft does not support the options {', '.join(sorted(unknown))}")
+            raise record.build_type_error(name, f"weft does not support {', '.join(sorted(unknown))}")
     if record.get("tokenizer_name_or_path", Any, None):
         raise record.build_type_error("tokenizer_name_or_path", "the tokenizer must be that of the folder")
     limit = options.get("model_max_length", record.integer("max_seq_length", None, least=1))

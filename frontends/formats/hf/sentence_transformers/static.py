@@ -42,9 +42,9 @@ def build_table_config(folder: Path) -> dict[str, Any]:
     reader = SafetensorsReader(folder)
     keys = {*reader.keys()}
     if "mapping" in keys:
-        fault = "weft cannot read tokens that share rows (tensor mapping): save the folder with sentence-transformers"
-        raise WeftError(f"{reader.path}: {fault}, which writes a row per token")
+        remedy = "save the folder with sentence-transformers, which writes a row per token"
+        raise WeftError(f"{reader.path}: tokens that share rows (tensor 'mapping') are not supported: {remedy}")
     name = next((key for key in ("embedding.weight", "embeddings") if key in keys), None)
     if name is None or len(shape := reader.shape(name)) != 2:
-        raise WeftError(f"{reader.path} has no matrix embedding.weight, which a StaticEmbedding needs")
+        raise WeftError(f"{reader.path} lacks the matrix 'embedding.weight', which a StaticEmbedding needs")
     return {"model_type": "static", "vocab_size": shape[0], "hidden_size": shape[1]}

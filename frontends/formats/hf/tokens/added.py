@@ -40,9 +40,9 @@ def merge_added_tokens(folder: Path, out: Path) -> dict[str, str]:
     path = folder / VOCABULARY
     stored, config = Record.read(path), Record(folder / CONFIG, read_special_tokens(folder))
     if config.flag("split_special_tokens", False):
-        raise WeftError(f"{config.source}: split_special_tokens is not supported; remove it to keep tokens unsplit")
+        raise WeftError(f"{config.source}: split_special_tokens=True is not supported: remove it to keep tokens whole")
     if invalid := next((text for text, i in _read_vocab(stored).items() if isinstance(i, int) and i >= _MAX_ID), None):
-        raise WeftError(f"{path}: the id of token {quote_value(invalid)} is not below the limit, {_MAX_ID:,}")
+        raise WeftError(f"{path}: the id of token {quote_value(invalid)} must be below {_MAX_ID:,}")
     added, normalizer = _find_missing(folder, stored, config), stored.get("normalizer", dict, {})
     changes: dict[str, Any] = {key: None for key in ("truncation", "padding") if stored.data.get(key)}
     if normalizer.get("type") == "BertNormalizer":

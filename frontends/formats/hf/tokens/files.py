@@ -86,7 +86,7 @@ def _write_templates(folder: Path, config: dict[str, Any]) -> None:
         for name, text in templates.items():
             file = folder / TEMPLATE if name == "default" else folder / TEMPLATE_FOLDER / f"{name}.jinja"
             if file.parent.resolve() not in (folder.resolve(), (folder / TEMPLATE_FOLDER).resolve()):
-                raise WeftError(f"{path}: a chat template cannot be called {name!r}")
+                raise WeftError(f"{path}: {name!r} is not a valid name of a chat template")
             file.parent.mkdir(exist_ok=True)
             file.write_text(text, encoding="utf-8", newline="")
     if "chat_template" in config and (path.suffix != ".json" or not isinstance(config["chat_template"], str)):

@@ -28,7 +28,8 @@ def _build_stem(config: Config) -> SoundStem:
         for name, default in (("dim", [512] * 7), ("kernel", [10, 3, 3, 3, 3, 2, 2]), ("stride", [5, 2, 2, 2, 2, 2, 2]))
     )
     if not len(channels) == len(kernels) == len(strides):
-        raise ValueError(f"conv_dim, conv_kernel and conv_stride have {len(channels)}, {len(kernels)}, {len(strides)}")
+        counts = f"{len(channels)}, {len(kernels)} and {len(strides)}"
+        raise ValueError(f"conv_dim, conv_kernel and conv_stride must be equally long, but have {counts} values")
     style = config.get("feat_extract_norm", "group")
     norms = [GroupNorm()] + [None] * len(channels) if style == "group" else [LayerNorm()] * len(channels)
     activation = ACTIVATIONS[config.get("feat_extract_activation", "gelu")]

@@ -67,9 +67,7 @@ GPTJ = GPT2.derive(
 def _build_neox_rope(config: Config) -> Any:
     size, heads = read_required(config, "hidden_size", "num_attention_heads")
     if config.get("head_dim") not in (None, size // heads):
-        raise WeftError(
-            f"head_dim={config['head_dim']} of gpt_neox models would rotate other features than their heads have"
-        )
+        raise WeftError(f"head_dim={config['head_dim']} must be hidden_size / num_attention_heads = {size // heads}")
     rotary = {"partial_rotary_factor": config.get("rotary_pct", 0.25), "rope_theta": config.get("rotary_emb_base", 1e4)}
     return read_rope({**config, **rotary}, partial=True)
 

@@ -319,7 +319,7 @@ COHERE2 = COHERE.derive(
 def _build_doge_attention(config: Config) -> ScoredKeysAttention:
     n_keys, context = config.get("keep_window_size", 2048), key("max_position_embeddings", default=2048)(config)
     if context > n_keys:
-        raise WeftError(f"keep_window_size={n_keys} is less than max_position_embeddings={context}: top-k masks")
+        raise WeftError(f"keep_window_size={n_keys} must be at least max_position_embeddings={context}")
     heads, norm = key("num_attention_heads")(config), RMSNorm(key("rms_norm_eps", default=1e-6)(config))
     head, bias = config.get("head_dim") or key("hidden_size")(config) // heads, config.get("attention_bias", False)
     groups, window = config.get("num_key_value_heads"), config.get("sliding_window")

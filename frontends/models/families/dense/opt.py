@@ -13,7 +13,7 @@ from ...task_heads import GPT_HEADS
 def _read_dim(config: Config) -> Any:
     dim, embedded = key("hidden_size")(config), config.get("word_embed_proj_dim")
     if embedded not in (dim, None):
-        raise WeftError(f"word_embed_proj_dim={embedded!r} other than hidden_size is not supported")
+        raise WeftError(f"word_embed_proj_dim={embedded!r} must be hidden_size={dim}")
     return dim
 
 

@@ -180,7 +180,7 @@ MPNET = BERT.derive(
 def _check_language(config: Config) -> int:
     """Return 0, the number of token types; raise WeftError if the model has language embeddings, another input."""
     if config.get("n_langs", 1) > 1 and config.get("use_lang_emb", True):
-        raise WeftError(f"n_langs={config['n_langs']}: languages of tokens (use_lang_emb) are not supported")
+        raise WeftError(f"n_langs={config['n_langs']} with use_lang_emb is not supported: weft has no language input")
     return 0
 
 
@@ -256,7 +256,7 @@ def _build_xmod_block(config: Config) -> AdaptedBlock:
 def _read_default_language(config: Config) -> dict[str, str]:
     language = config.get("default_language")
     if language is None:
-        raise WeftError("default_language=None: set the language whose adapters are to be read")
+        raise WeftError("default_language=None is not supported: set it to the language of the adapters to read")
     return {"language": language}
 
 

@@ -132,8 +132,8 @@ def _read_taps(config: Config) -> int:
     landmarks, length = config.get("num_landmarks", 64), config.get("segment_means_seq_len", 64)
     if landmarks != length:
         raise WeftError(
-            f"num_landmarks={landmarks} differs from segment_means_seq_len={length}: attention by landmarks "
-            "needs sequences of that length and is not supported; equal values mean full attention, at any length"
+            f"num_landmarks={landmarks} must equal segment_means_seq_len={length}, which means full attention: "
+            "attention by landmarks is not supported"
         )
     return int(key("conv_kernel_size", default=65)(config))
 

@@ -24,7 +24,7 @@ def _read_score_terms(config: Config) -> list[str]:
     is_valid = set(terms) <= {"c2p", "p2c"} and len(set(terms)) == len(terms)
     if not config.get("relative_attention") or not is_valid:
         raise WeftError(
-            f"pos_att_type={stated!r} is not supported; known are c2p and p2c, once each, with relative_attention"
+            f"pos_att_type={stated!r} is not supported, only c2p and p2c, once each, and relative_attention=True"
         )
     return terms
 
@@ -66,7 +66,7 @@ def _build_convolved_blocks(config: Config) -> tuple[ConvolvedBlock | None, ...]
 def _read_width(config: Config) -> int:
     width = int(key("hidden_size")(config))
     if config.get("embedding_size", width) != width:
-        raise WeftError(f"embedding_size={config['embedding_size']} other than hidden_size is not supported")
+        raise WeftError(f"embedding_size={config['embedding_size']} must be hidden_size={width}")
     return width
 
 

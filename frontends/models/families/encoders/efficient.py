@@ -128,7 +128,7 @@ def _build_block_mask(config: Config) -> BlockSparse | None:
     attention. Return None if all sequences have it."""
     kind = config.get("attention_type", "block_sparse")
     if kind not in ("block_sparse", "original_full"):
-        raise WeftError(f"attention_type={kind!r} is not supported")
+        raise WeftError(f"attention_type={kind!r} is unknown; known are block_sparse, original_full")
     if kind == "original_full":
         return None
     block, random = config.get("block_size", 64), config.get("num_random_blocks", 3)

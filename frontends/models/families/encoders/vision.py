@@ -31,7 +31,7 @@ def _read_image_size(config: Config) -> int:
     size = key("image_size", default=224)(config)
     pair = size if isinstance(size, list) else [size, size]
     if len(set(pair)) != 1:
-        raise ValueError(f"image_size={size} is not square")
+        raise ValueError(f"image_size={size} is not supported: images must be square")
     return int(pair[0])
 
 

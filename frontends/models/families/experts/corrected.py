@@ -199,7 +199,7 @@ MINIMAX_M2 = MIXTRAL.derive(
 
 def _build_ernie_moe(config: Config) -> MoE:
     if config.get("moe_norm_min", 1e-12) > 1e-6:  # larger than the sum of the chosen experts' weights may be
-        raise WeftError(f"moe_norm_min={config['moe_norm_min']} is not supported")
+        raise WeftError(f"moe_norm_min={config['moe_norm_min']} must be at most 1e-6")
     hidden, shared, act = (
         key("moe_intermediate_size")(config),
         config.get("moe_num_shared_experts", 2),

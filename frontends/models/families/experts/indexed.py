@@ -29,7 +29,7 @@ def read_index_types(config: Config) -> list[str]:
         every, offset = max(config.get("index_topk_freq", 1), 1), config.get("index_skip_topk_offset", 2)
         types = [SHARED if max(i + 1 - offset, 0) % every else FULL for i in range(layers)]
     if len(types) < layers or types[0] != FULL or not {FULL, SHARED}.issuperset(types):
-        raise WeftError(f"{source}={types} must be full or shared for each of the {layers} layers, full for the first")
+        raise WeftError(f"{source}={types} must list full or shared for each of {layers} layers, first full")
     return list(types[:layers])
 
 
@@ -48,7 +48,7 @@ def make_index_rule(config: Config, heads: int, interleaved: bool) -> tuple[MLA,
     of the index's RoPE. Raise WeftError without q_lora_rank."""
     plain = build_mla({**config, "rope_interleave": True})
     if plain.q_rank is None or plain.rope is None:
-        raise WeftError("q_lora_rank=None is not supported: an index reads the latent of the queries")
+        raise WeftError("q_lora_rank=None is not supported: the indexer reads queries of this rank")
     index = LightningIndex(
         key("index_n_heads", default=heads)(config),
         key("index_head_dim", default=128)(config),
@@ -83,7 +83,7 @@ def _build_gguf_mlas(config: Config) -> tuple[MLA, ...]:
     types, there = config.get("attention.indexer.types"), config[gguf.INDEXED]
     has_index = [i in there if types is None else bool(types[i]) for i in layers]
     if not has_index[0]:
-        raise WeftError("the first layer has no index that others could share: blk.0.indexer.proj is missing")
+        raise WeftError("tensor blk.0.indexer.proj is missing: the first layer needs an indexer")
     return _share_index(plain, index, has_index)
 
 

@@ -49,7 +49,7 @@ def read_activation(config: Config) -> str:
     """Return weft's name of the config's activation `hidden_act`; raise WeftError for an unknown one."""
     name = config.get("hidden_act", "silu")
     if name not in ACTIVATIONS:
-        raise WeftError(f"unknown activation {name!r}; known are {', '.join(ACTIVATIONS)}")
+        raise WeftError(f"hidden_act={name!r} is unknown; known are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

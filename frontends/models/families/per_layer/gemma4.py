@@ -197,7 +197,7 @@ def _read_fraction(config: Config, head: int) -> dict[str, Any]:
         return {}
     n_rotated = sum(divisor == 1 for divisor in divisors)
     if any(divisor not in (1, 1e30) for divisor in divisors):
-        raise WeftError(f"{FREQUENCIES} has values other than 1 and 1e30, which weft does not read")
+        raise WeftError(f"tensor {FREQUENCIES} must have values 1 and 1e30 only")
     return {"rope_type": "proportional", "partial_rotary_factor": 2 * n_rotated / head}
 
 

@@ -235,7 +235,7 @@ def _read_kinds(config: Config) -> list[str]:
     kinds = [{"linear_attention": "mamba", "full_attention": "attention"}.get(kind, kind) for kind in types]
     for kind in kinds:
         if kind not in _LETTERS.values():
-            raise WeftError(f"unknown layer type {kind!r}; known are {', '.join(_LETTERS.values())}")
+            raise WeftError(f"layer type {kind!r} is unknown; known are {', '.join(_LETTERS.values())}")
     return kinds
 
 
@@ -262,7 +262,7 @@ def _build_nemotron_mixers(config: Config) -> tuple[Any, ...]:
 def _build_nemotron_experts(config: Config) -> MoE:
     act, bias, latent = ACTIVATIONS[_read_nemotron_activation(config)], config.get("mlp_bias", False), "moe_latent_size"
     if config.get(latent) and bias:
-        raise WeftError(f"mlp_bias={bias} is not supported together with {latent}")
+        raise WeftError(f"mlp_bias={bias} is not supported with {latent}={config[latent]}")
     return MoE(
         key("n_routed_experts", default=8)(config),
         key("moe_intermediate_size", default=7688)(config),

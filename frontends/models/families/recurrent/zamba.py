@@ -25,7 +25,7 @@ def _find_hybrid_layers(config: Config) -> list[bool]:
     hybrid_ids = config.get("hybrid_layer_ids")
     if hybrid_ids is not None and hybrid_ids != [i for i, fed in enumerate(kinds) if fed]:
         raise WeftError(
-            f"hybrid_layer_ids={hybrid_ids} is not supported: layers_block_type has others, or another order"
+            f"hybrid_layer_ids={hybrid_ids} must be the layers of type hybrid in layers_block_type, in ascending order"
         )
     return kinds
 
@@ -168,9 +168,9 @@ def _build_zamba_blocks(config: Config) -> tuple[MemoryBlock, ...]:
     dim, heads = read_required(config, "hidden_size", "num_attention_heads")
     states, rank = config.get("n_mamba_heads", 2), config.get("mamba_dt_rank", "auto")
     if states > _MOST_HEADS:
-        raise WeftError(f"n_mamba_heads={states} exceeds {_MOST_HEADS}")
+        raise WeftError(f"n_mamba_heads={states} exceeds the limit {_MOST_HEADS}")
     if config.get("attention_hidden_size") not in (None, 2 * dim):
-        raise WeftError(f"attention_hidden_size={config['attention_hidden_size']} must be twice hidden_size")
+        raise WeftError(f"attention_hidden_size={config['attention_hidden_size']} must be 2 · hidden_size = {2 * dim}")
     mamba = Mamba(
         config.get("mamba_expand", 2) * dim,
         config.get("mamba_d_state", 16),

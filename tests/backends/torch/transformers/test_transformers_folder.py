@@ -247,7 +247,7 @@ def test_compile_and_export_name_each_other(tmp_path: Path) -> None:
     source = Path(__file__).parents[4] / "examples/differential.py"
     report = compile_model(source, tmp_path / "own", target="transformers")
     assert not any("weft export" in note for note in report.notes)
-    with pytest.raises(WeftError, match="weft compile --target transformers` writes it with code of its own"):
+    with pytest.raises(WeftError, match="weft compile --target transformers` writes a folder with the model's code"):
         export(source, tmp_path / "native")
 
 

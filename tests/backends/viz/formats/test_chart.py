@@ -169,7 +169,7 @@ def test_chart_uses_the_colours_of_its_theme(dark: bool, paper: object, other: o
 
 
 def test_unknown_suffix_and_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(WeftError, match=r"a chart can be written as \.svg, \.png, \.pdf, not as \.gif"):
+    with pytest.raises(WeftError, match=r"cannot write a chart as \.gif; known are \.svg, \.png, \.pdf"):
         check_chart(Path("a.gif"))
     check_chart(Path("a.svg"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)

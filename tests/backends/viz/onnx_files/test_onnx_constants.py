@@ -126,5 +126,5 @@ def test_constant_node_has_one_value() -> None:
         ({}, "none"),
         ({**one, "value_int": helper.make_attribute("value_int", 1)}, "'value_ints', "),
     ):
-        with pytest.raises(WeftError, match=f"a Constant has the attributes {listed}"):
+        with pytest.raises(WeftError, match=f"a Constant must have one value attribute, not {listed}"):
             read_constant(attrs)

@@ -165,7 +165,7 @@ def test_results_have_their_names_in_the_standard(kind: str, reads: list[str], n
 def test_value_produced_twice_is_refused(tmp_path: Path) -> None:
     """They could depend on themselves."""
     nodes = [helper.make_node("Mul", ["a", x], [y]) for x, y in (("a", "b"), ("b", "c"), ("c", "b"))]
-    with pytest.raises(WeftError, match="produces 'b', which already exists"):
+    with pytest.raises(WeftError, match="produces 'b', which an earlier operation produces too"):
         read_model(wrapped(nodes, [("a", FLOAT, [2])], [("c", FLOAT, [2])]), tmp_path)
 
 

@@ -54,12 +54,12 @@ def test_run_reports_weights_predictions_and_loads() -> None:
 def test_prompts_that_do_not_fit_are_refused() -> None:
     graph = build_graph()
     check_prompt(graph, 8)
-    with pytest.raises(WeftError, match="the prompt is empty: it has no tokens"):
+    with pytest.raises(WeftError, match="the prompt has no tokens: give a longer text"):
         check_prompt(graph, 0)
-    with pytest.raises(WeftError, match=r"the prompt has 9 tokens; .* supports at most 8"):
+    with pytest.raises(WeftError, match=r"the prompt has 9 tokens, but .* supports at most 8: shorten it"):
         check_prompt(graph, 9)
     long = build_graph(context=None)
     most = 865  # 4 heads · 865 · 866 / 2 ≤ 1,500,000 < 4 · 866 · 867 / 2
     check_prompt(long, most)
-    with pytest.raises(WeftError, match=f"a page shows the 4 heads of at most {most}: shorten it"):
+    with pytest.raises(WeftError, match=f"with 4 heads at most {most} fit a page: shorten it"):
         check_prompt(long, most + 1)

@@ -48,11 +48,14 @@ def test_refusals_are_one_line(save: Save, tmp_path: Path) -> None:
         (("-o", tmp_path / "file"), "a file with that name is in the way"),
         (("-o", folder), f"{folder}: it holds the source"),
         (("-o", "/proc/out"), "cannot write to /proc/out"),
-        (("-o", tmp_path / "out", "-p", "kv-cache"), "export it before kv-cache"),
-        (("-o", tmp_path / "out", "-p", "kv-cache, last-token-logits"), "export it before kv-cache"),
+        (("-o", tmp_path / "out", "-p", "kv-cache"), "export before the pass kv-cache"),
+        (("-o", tmp_path / "out", "-p", "kv-cache, last-token-logits"), "export before the pass kv-cache"),
         (("-o", tmp_path / "out", "-p", "@gone"), "the pipeline file gone cannot be read: no such file or directory"),
         (("-o", tmp_path / "out", "--dtype", "q8_0"), "a checkpoint cannot be written in q8_0"),
-        (("-o", tmp_path / "out", "-p", "sliding-window{size=3, keep_first=1}"), "which has keep_first=0 at"),
+        (
+            ("-o", tmp_path / "out", "-p", "sliding-window{size=3, keep_first=1}"),
+            "it has keep_first=0, the graph keep_first=1",
+        ),
     ):
         status, told = run_export(folder, *args)
         assert status == 2 and told.startswith("weft: error: ") and told.count("\n") == 1

@@ -34,7 +34,7 @@ def exported(tiny: Path, tmp_path: Path) -> Path:
 def test_layer_count_beyond_the_tensors_is_refused(layers: int, exported: Path) -> None:
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
-    assert f"num_hidden_layers={layers} is too many layers: its checkpoint has only " in refused("inspect", exported)
+    assert f"num_hidden_layers={layers} is too large: its checkpoint has only " in refused("inspect", exported)
 
 
 def test_block_count_beyond_the_tensors_is_refused(tiny: Path, tmp_path: Path) -> None:
@@ -42,9 +42,7 @@ def test_block_count_beyond_the_tensors_is_refused(tiny: Path, tmp_path: Path) -
     parts = parse_gguf((tmp_path / "x.gguf").read_bytes())
     parts.keys = [(n, k, 2**32 - 1 if n == b"llama.block_count" else v) for n, k, v in parts.keys]
     (tmp_path / "x.gguf").write_bytes(write_gguf(parts))
-    assert "block_count=4294967295 is too many layers: its checkpoint has only " in refused(
-        "inspect", tmp_path / "x.gguf"
-    )
+    assert "block_count=4294967295 is too large: its checkpoint has only " in refused("inspect", tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def deep_functions(depth: int, calls: int) -> onnx.ModelProto:
 
 def test_exponential_onnx_functions_are_refused(tmp_path: Path) -> None:
     onnx.save(deep_functions(9, 10), tmp_path / "x.onnx")
-    words = "function calls expand to more than 30,000 operations"
+    words = "too many operations to draw: calls of functions expand to more than 30,000"
     assert words in refused("viz", tmp_path / "x.onnx", "-o", tmp_path / "x.svg")
     onnx.save(deep_functions(2, 10), tmp_path / "x.onnx")
     done("viz", tmp_path / "x.onnx", "-o", tmp_path / "x.svg")
@@ -162,7 +160,7 @@ def test_integers_beyond_gguf_are_refused(exported: Path, tmp_path: Path) -> Non
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2**40}))
     found = refused("export", exported, "--format", "gguf", "-o", tmp_path / "x.gguf")
-    assert "context_length is 1099511627776, which the 32-bit values of a GGUF file cannot represent" in found
+    assert "context_length is 1099511627776, which does not fit the 32-bit values of a GGUF file" in found
 
 
 def test_recipes_of_different_ranks_are_refused() -> None:

@@ -75,7 +75,7 @@ def test_viz_refuses_bad_options(arch: str) -> None:
     )
     assert "--theme is for .svg and .png" in refused("viz", arch, "-o", "a.mmd", "--theme", "dark")
     assert "--scale is for .png" in refused("viz", arch, "-o", "a.svg", "--scale", "2")
-    assert "try another scale than 900" in refused("viz", arch, "-o", "a.png", "--scale", "900")
+    assert "choose another scale than 900" in refused("viz", arch, "-o", "a.png", "--scale", "900")
     assert "is neither a preset nor an existing file or folder" in refused("viz", "nothing-there", "-o", "a.svg")
     assert [path.name for path in Path().iterdir()] == ["arch.py"]
 

@@ -37,7 +37,7 @@ def save_folder(save: Any, rows: int, **generation: Any) -> Path:
 
 
 def test_tokenizer_with_more_tokens_than_rows_is_refused(save: Any, tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match="its tokenizer has 261 tokens and its embedding 260 rows"):
+    with pytest.raises(WeftError, match="the tokenizer has 261 tokens, but the embedding only 260 rows"):
         weft.export(save_folder(save, 260), tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
 
@@ -60,7 +60,7 @@ def test_all_tokens_that_end_an_answer_are_kept(save: Any, tmp_path: Path) -> No
     notes = list[str]()
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2, 3, 4]}))
     weft.export(source, tmp_path / "out.gguf", note=notes.append)
-    assert any("three tokens that end an answer, and the model has 4: [2] are left out" in note for note in notes)
+    assert any("end tokens [2] are left out: a GGUF file names three tokens" in note for note in notes)
 
 
 def test_eos_token_of_the_tokenizer_applies_if_no_config_has_an_id(save: Any) -> None:
@@ -130,7 +130,7 @@ def test_sentencepiece_vocabulary_splits_texts_as_before(tmp_path: Path, save: S
         ),
         (
             '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": {"type": "Whitespace"}}',
-            "llama.cpp has no name for how the tokenizer splits text",
+            "llama.cpp does not support the tokenizer's split of text",
         ),
     ],
 )
@@ -147,5 +147,5 @@ def test_outlying_token_id_is_refused_instead_of_filled_up() -> None:
         graph = type("Graph", (), {"meta": {"vocab": 2}})
 
     source: Any = Source
-    with pytest.raises(WeftError, match=r"its tokenizer has a token 2147483647, beyond the maximum of 16777216"):
+    with pytest.raises(WeftError, match=r"a token of the tokenizer has id 2147483647, above the limit 16777215"):
         _read_tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source, 2)

@@ -54,12 +54,12 @@ def test_weights_are_split_into_shards(tmp_path: Path) -> None:
 def test_model_that_is_not_fully_described_is_refused(tmp_path: Path) -> None:
     write_llama(tmp_path / "model")
     model = load_source(tmp_path / "model")
-    with pytest.raises(WeftError, match="nothing reads tensor 'extra'"):
+    with pytest.raises(WeftError, match="tensor 'extra' cannot be written: the model does not read it"):
         write_folder(replace(model, unread=["extra"]), tmp_path / "back")
     with pytest.raises(WeftError, match="is not from a Hugging Face folder"):
         write_folder(replace(model, graph=decoder()), tmp_path / "back")
     model.graph.meta["source"] = {**model.graph.meta["source"], "adapters": ["a"]}
-    with pytest.raises(WeftError, match="has merged weights, unlike its base: `weft export` writes them"):
+    with pytest.raises(WeftError, match="has merged adapters, whose weights only `weft export` writes"):
         write_folder(model, tmp_path / "back")
     assert not (tmp_path / "back").exists()
 

@@ -30,7 +30,7 @@ def test_integer_codes_are_packed_by_the_published_layout(
     layout = f"{'u' if zeros and bits < 8 else ''}int{bits}_{group}"
     assert notes == [
         f"weights that keep their codes: 21 as {layout}",
-        "model.embed_tokens.weight, lm_head.weight: dequantized values are written instead of codes, in f32",
+        "model.embed_tokens.weight, lm_head.weight: written dequantized, as transformers needs floats there, in f32",
     ]
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for i, (ours, theirs) in enumerate([("attn.k", "self_attn.k_proj"), ("ffn.down", "mlp.down_proj")]):
@@ -105,7 +105,7 @@ def test_codes_of_fused_weights_are_split_by_rows(save: Save, tmp_path: Path) ->
     model = quantize(folder, before="fold-norm-scale, pack-qkv, pack-gate-up, ")
     notes = export_with_notes(model, tmp_path / "out", dtype="f16")
     assert notes[0] == "weights that keep their codes: 21 as uint4_32" and notes[1].endswith(
-        "are written instead of codes, in f16"
+        "as transformers needs floats there, in f16"
     )
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     want = read_blocks(model.graph, "layers.2.attn.qkv.weight")
@@ -177,7 +177,7 @@ def test_float4_codes_are_packed_by_the_published_layout(
     plain = rewrite(load_source(folder), f"quantize{{format={form}}}")
     model = rewrite(load_source(folder), f"quantize{{format={form}}}{packed}")
     notes = export_with_notes(model, tmp_path / "out", dtype="bf16")
-    told = "model.embed_tokens.weight, lm_head.weight: dequantized values are written instead of codes, in bf16"
+    told = "model.embed_tokens.weight, lm_head.weight: written dequantized, as transformers needs floats there, in bf16"
     assert notes == [f"weights that keep their codes: 21 as {form}", told]
     tensors = torch_file(tmp_path / "out" / "model.safetensors")
     for ours, theirs in (("attn.q", "self_attn.q_proj"), ("attn.v", "self_attn.v_proj"), ("ffn.down", "mlp.down_proj")):
@@ -229,7 +229,7 @@ def test_nvfp4_experts_are_floats_by_default(save: Save, tmp_path: Path) -> None
     np.testing.assert_array_equal(compute_logits(load_source(tmp_path / "mx").graph), compute_logits(model.graph))
     model = rewrite(load_source(folder), "quantize{format=nvfp4}")
     (note,) = export_with_notes(model, tmp_path / "nv")
-    assert note.startswith("all weights are written as floats: transformers leaves out the scales of experts' matrices")
+    assert note.startswith("all weights are written as floats: transformers leaves out the scales of experts")
     assert "quantization_config" not in json.loads((tmp_path / "nv" / "config.json").read_text())
     np.testing.assert_array_equal(compute_logits(load_source(tmp_path / "nv").graph), compute_logits(model.graph))
     notes = export_with_notes(model, tmp_path / "codes", weights="codes")
@@ -247,7 +247,7 @@ def test_nvfp4_tensor_of_several_matrices_needs_one_scale(save: Save, tmp_path: 
     np.testing.assert_allclose(again, want, rtol=0, atol=1e-5 * np.abs(want).max())
     apart = rewrite(load_source(folder), 'quantize{format=nvfp4, keep="q"}, quantize{format=nvfp4}')
     (note,) = export_with_notes(apart, tmp_path / "apart")
-    assert "its rows have several tensor scales, but nvfp4 stores one" in note
+    assert "nvfp4 stores one scale per tensor, but its rows differ in it" in note
 
 
 @pytest.mark.parametrize(("form", "width", "group"), [("mxfp4", 80, 32), ("nvfp4", 72, 16)])
@@ -255,5 +255,5 @@ def test_float4_rows_need_whole_groups(form: str, width: int, group: int, save: 
     _, folder = save("llama", num_key_value_heads=2, intermediate_size=width)
     model = rewrite(load_source(folder), f"quantize{{format={form}}}")
     (note,) = export_with_notes(model, tmp_path / "auto")
-    assert f"rows of {width} values are not whole groups of {group}, as in {form}" in note
+    assert f"{form} has groups of {group}, which does not divide its rows of {width} values" in note
     np.testing.assert_array_equal(compute_logits(load_source(tmp_path / "auto").graph), compute_logits(model.graph))

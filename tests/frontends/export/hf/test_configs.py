@@ -57,5 +57,5 @@ def test_proposed_config_reads_back_as_the_settings(name: str, settings: Setting
 
 
 def test_activation_without_a_name_is_refused() -> None:
-    with pytest.raises(WeftError, match="no config has a name for the activation bump"):
+    with pytest.raises(WeftError, match="activation 'bump' has no name in Hugging Face configs"):
         propose_config("llama", replace(SETTINGS, activation="bump"))

@@ -65,6 +65,8 @@ def test_source_config_and_tensors_are_kept(tmp_path: Path) -> None:
 
 def test_graph_without_a_family_is_refused_with_the_alternative(tmp_path: Path) -> None:
     model = Model(Decoder(17, 16, 1, Block(Mamba(32), norm=RMSNorm())).graph(), "mamba", "a model")
-    with pytest.raises(WeftError, match=r"no softmax attention; `weft compile --target transformers` writes it with"):
+    with pytest.raises(
+        WeftError, match=r"no softmax attention, which a config needs; `weft compile --target transformers` writes"
+    ):
         write_huggingface(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()

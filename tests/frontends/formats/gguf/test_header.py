@@ -48,21 +48,16 @@ def test_metadata_and_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "tensors", "version", "message"),
     [
-        ([], [], 1, "is GGUF version 1; supported are 2 and 3"),
+        ([], [], 1, "has GGUF version 1; supported are 2 and 3"),
         ([], [], 1 << 24, "is a big-endian GGUF file"),
-        ([text("a") + struct.pack("<II", U32, 7)] * 2, [], 3, "repeats the metadata key a"),
-        (
-            [text("general.alignment") + struct.pack("<II", U32, 24)],
-            [],
-            3,
-            "general.alignment 24, which is not a power",
-        ),
-        ([text("a") + struct.pack("<I", 99)], [], 3, "has metadata a of unknown value type 99"),
-        ([], [tensor("w", (1,) * 5, 0, 0)], 3, "has tensor w with 5 dimensions; ggml has at most 4"),
-        ([], [tensor("w", (8,), 0, 4)], 3, "places tensor w at offset 4, not a multiple of its alignment 32"),
+        ([text("a") + struct.pack("<II", U32, 7)] * 2, [], 3, "metadata key a appears twice"),
+        ([text("general.alignment") + struct.pack("<II", U32, 24)], [], 3, "general.alignment=24 is not a power"),
+        ([text("a") + struct.pack("<I", 99)], [], 3, "metadata a has the unknown value type 99"),
+        ([], [tensor("w", (1,) * 5, 0, 0)], 3, "tensor w has 5 axes, more than 4"),
+        ([], [tensor("w", (8,), 0, 4)], 3, "offset 4 of tensor w is not a multiple of alignment 32"),
         ([], [tensor("w", (8, 9), 0, 0)], 3, "is truncated: tensor w ends at byte"),
-        ([], [tensor("w", (8,), 8, 0)], 3, "rows of 8 elements, which is not a multiple of the 32 elements of a Q8_0"),
-        ([], [tensor("w", (8,), 999, 0)], 3, "stores tensor w as the unknown type 999, which weft cannot decode"),
+        ([], [tensor("w", (8,), 8, 0)], 3, "rows of 8 elements, but Q8_0 needs a multiple of 32"),
+        ([], [tensor("w", (8,), 999, 0)], 3, "has tensor w of type 999, which is not supported"),
     ],
 )
 def test_refusals(keys: list[bytes], tensors: list[bytes], version: int, message: str, tmp_path: Path) -> None:
@@ -85,4 +80,4 @@ def test_files_that_are_not_gguf(tmp_path: Path) -> None:
 
 def test_ggml_types_have_their_numbers() -> None:
     assert list_dtypes()[0] is dtypes.f32 and list_dtypes()[8] is dtypes.parse("q8_0")
-    assert (name_ggml_type(8), name_ggml_type(999)) == ("Q8_0", "the unknown type 999")
+    assert (name_ggml_type(8), name_ggml_type(999)) == ("Q8_0", "999")

@@ -86,20 +86,20 @@ def test_a_missing_part_is_named(parts: Path) -> None:
 
 def test_parts_with_other_names_are_refused(parts: Path) -> None:
     name(parts, 0).rename(parts / "model.gguf")
-    assert "of 3 parts: rename it to NAME-00001-of-00003.gguf" in refused("inspect", parts / "model.gguf")
+    assert "of 3 parts: name the parts NAME-00001-of-00003.gguf" in refused("inspect", parts / "model.gguf")
 
 
 def test_parts_of_several_models(whole: Path, parts: Path, tmp_path: Path) -> None:
     good = name(parts, 1).read_bytes()
     shutil.copy(name(parts, 2), name(parts, 1))
-    with pytest.raises(WeftError, match=r"00002-of-00003\.gguf has split.no 2 and split.count 3, not 1 and 3"):
+    with pytest.raises(WeftError, match=r"00002-of-00003\.gguf has split.no 2 of split.count 3, not 1 of 3"):
         load_source(name(parts, 0))
     rewrite(whole, name(parts, 1), 0, {"split.no": 1})
     with pytest.raises(WeftError, match=r"00002-of-00003\.gguf and .*00001-of-00003\.gguf both have the tensor"):
         load_source(name(parts, 0))
     name(parts, 1).write_bytes(good)
     rewrite(whole, name(parts, 0), 0, {"split.tensors.count": 999})
-    with pytest.raises(WeftError, match="counts 999 tensors in all parts, but"):
+    with pytest.raises(WeftError, match="tensors instead of 999"):
         load_source(name(parts, 0))
 
 

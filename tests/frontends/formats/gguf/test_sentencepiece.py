@@ -258,5 +258,5 @@ def test_unigram_without_a_prefix_and_with_all_spaces(unigram: dict[str, Any], t
 
 
 def test_invalid_character_map_is_refused(unigram: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match="precompiled_charsmap is not a table"):
+    with pytest.raises(WeftError, match="precompiled_charsmap is damaged"):
         Files(unigram | {"tokenizer.ggml.precompiled_charsmap": [255, 255, 255, 255, 1]}, tmp_path)

@@ -268,20 +268,20 @@ def test_texts_are_cut_as_the_models_cut_them(pre: str, text: str, pieces: str) 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no tokenizer": ({"model": None}, r"tokenizer\.ggml\.model is missing in the GGUF metadata"),
-    "unknown kind": ({"model": "rwkv"}, "model is 'rwkv'; supported are gpt2, llama, t5, bert"),
-    "unknown pre-tokenizer": ({"pre": "klingon"}, "tokenizer.ggml.pre is 'klingon'; supported are .*smollm"),
+    "unknown kind": ({"model": "rwkv"}, "model='rwkv' is unknown; known are gpt2, llama, t5, bert"),
+    "unknown pre-tokenizer": ({"pre": "klingon"}, "pre='klingon' is unknown; known are .*smollm"),
     "no tokens": ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
     "tokens not a list": ({"tokens": "abc"}, "tokenizer.ggml.tokens is 'abc', not of type list"),
     "tokens not text": ({"tokens": ["a", 5]}, r"tokenizer.ggml.tokens\[1\] is 5, not text"),
     "repeated token": ({"tokens": ["a", "b", "a"], "token_type": [1] * 3}, "tokens has 'a' twice"),
-    "types cut": ({"token_type": [1]}, "tokenizer.ggml.token_type has 1 entries for"),
+    "types cut": ({"token_type": [1]}, "tokenizer.ggml.token_type has 1 entries instead of"),
     "no merges": ({"merges": None}, "tokenizer.ggml.merges is missing"),
-    "merge of one": ({"merges": ["abc"]}, r"tokenizer.ggml.merges\[0\] is 'abc', which does not join two tokens"),
-    "merge of strangers": ({"merges": ["a 漢"]}, r"tokenizer.ggml.merges\[0\] is 'a 漢'"),
+    "merge of one": ({"merges": ["abc"]}, r"tokenizer.ggml.merges\[0\]='abc' must be two tokens that join"),
+    "merge of strangers": ({"merges": ["a 漢"]}, r"tokenizer.ggml.merges\[0\]='a 漢'"),
     "id outside": ({"eos_token_id": 10**6}, "tokenizer.ggml.eos_token_id is 1000000, outside the"),
     "id not a number": ({"bos_token_id": "<s>"}, "tokenizer.ggml.bos_token_id is '<s>', outside the"),
     "no scores": ({"model": "llama", "merges": None}, "tokenizer.ggml.scores is missing"),
-    "scores cut": ({"model": "llama", "merges": None, "scores": [0.0]}, "tokenizer.ggml.scores has 1 entries for"),
+    "scores cut": ({"model": "llama", "merges": None, "scores": [0.0]}, "scores has 1 entries instead of"),
 }
 
 

@@ -281,7 +281,7 @@ def test_tokenizer_of_an_adapter_replaces_that_of_the_base(tiny: Path, tmp_path:
 
 
 def test_merged_weights_are_not_written_into_the_folder_of_the_base(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(weft.WeftError, match="`weft export` writes them"):
+    with pytest.raises(weft.WeftError, match="only `weft export` writes"):
         write_folder(load_source(tiny / "adapter"), tmp_path / "out")
 
 
@@ -328,26 +328,26 @@ def with_tensor(key: str, *shape: int, dtype: type = np.float32, more: str = "")
 REFUSED: dict[str, tuple[str, Change]] = {
     "prompt tuning": ("peft_type is 'PROMPT_TUNING'", reconfigured(peft_type="PROMPT_TUNING")),
     "IA3": ("peft_type is 'IA3'", reconfigured(peft_type="IA3")),
-    "aLoRA": ("alora_invocation_tokens=[1] is a kind", reconfigured(alora_invocation_tokens=[1])),
-    "unknown": ("use_wonders=True is a kind of LoRA that weft cannot merge", reconfigured(use_wonders=True)),
-    "PiSSA": ("init_lora_weights='pissa' changes the weights of the base", reconfigured(init_lora_weights="pissa")),
+    "aLoRA": ("alora_invocation_tokens=[1] is not supported", reconfigured(alora_invocation_tokens=[1])),
+    "unknown": ("use_wonders=True is not supported: merge the adapter with PEFT", reconfigured(use_wonders=True)),
+    "PiSSA": ("init_lora_weights='pissa' also changes the weights", reconfigured(init_lora_weights="pissa")),
     "rank": ("must have rank 8", reconfigured(r=8)),
     "no rank": ("r=0 is not a positive integer", reconfigured(r=0)),
     "null rank": ("r=None is not a positive integer", reconfigured(r=None)),
     "alpha": ("lora_alpha='x' is not a number", reconfigured(lora_alpha="x")),
     "rank pattern": ("must have rank 3", reconfigured(rank_pattern={"q_proj": 3})),
     "bad pattern": ("is not a regular expression", reconfigured(rank_pattern={"(": 3})),
-    "slow pattern": ("repeats too much", reconfigured(alpha_pattern={"(.+)+x": 3})),
-    "no magnitude": ("no magnitude, but its config sets use_dora", reconfigured(use_dora=True)),
-    "saved modules": ("lacks 'lm_head.weight', though modules_to_save", reconfigured(modules_to_save=["lm_head"])),
-    "half": ("but no factor B", stored(lambda tensors: tensors.pop(f"{HOME}.lora_B.weight"))),
-    "unread": ("does not read the weight that", with_tensor("base_model.model.score.weight", 2, 32)),
-    "odd": ("is not of a kind", with_tensor(f"{HOME}.lora_C.weight", 2, 2)),
-    "integers": ("is of dtype i32, not of floats", with_tensor(f"{HOME}.lora_A.weight", 4, 32, dtype=np.int32)),
+    "slow pattern": ("is too complex", reconfigured(alpha_pattern={"(.+)+x": 3})),
+    "no magnitude": ("has no magnitude, but the config sets use_dora", reconfigured(use_dora=True)),
+    "saved modules": ("lacks tensor 'lm_head.weight' of a module", reconfigured(modules_to_save=["lm_head"])),
+    "half": ("lora_B of ", stored(lambda tensors: tensors.pop(f"{HOME}.lora_B.weight"))),
+    "unread": ("changes a weight that", with_tensor("base_model.model.score.weight", 2, 32)),
+    "odd": ("is of an unknown kind", with_tensor(f"{HOME}.lora_C.weight", 2, 2)),
+    "integers": ("has dtype i32, but must be floats", with_tensor(f"{HOME}.lora_A.weight", 4, 32, dtype=np.int32)),
     "shape": ("do not fit", with_tensor(f"{HOME}.lora_A.weight", 4, 31)),
-    "ranks": ("are not two factors of one rank", with_tensor(f"{HOME}.lora_A.weight", 5, 32)),
+    "ranks": ("must be [out, rank] and [rank, in]", with_tensor(f"{HOME}.lora_A.weight", 5, 32)),
     "resized": (
-        "has an embedding of 63 tokens instead of 61",
+        "resizes the embedding from 61 to 63 tokens",
         with_tensor("base_model.model.model.embed_tokens.weight", 63, 32),
     ),
     "twice": ("are the same part of", with_tensor(f"{HOME}.lora_embedding_A", 4, 32)),
@@ -363,7 +363,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
         ),
     ),
     "tokens of nobody": (
-        "does not name the tokens of",
+        "must list a token for each row of",
         with_tensor("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", 2, 32),
     ),
     "empty": ("has no tensors", stored(lambda tensors: tensors.clear())),

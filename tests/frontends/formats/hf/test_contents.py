@@ -23,10 +23,10 @@ def test_files_that_may_affect_outputs_are_listed(tmp_path: Path) -> None:
     (tmp_path / "extra").mkdir()
     found = {part.name: part.detail for part in find_unread_files(tmp_path, (tmp_path / "config.json",))}
     assert found == {
-        "extra/": "nothing reads it",
-        "modeling.py": "code, which weft does not run",
-        "preprocessor_config.json": "weft does not preprocess inputs; use the model's own library for it",
-        "vectors.npz": "nothing reads it",
+        "extra/": "not read",
+        "modeling.py": "code is not run",
+        "preprocessor_config.json": "inputs are not preprocessed: use the model's own library for it",
+        "vectors.npz": "not read",
     }
 
 

@@ -92,7 +92,7 @@ def test_a_file_that_shrinks_is_noticed(folder: Path) -> None:
     reader = load_source(folder).graph.reader
     with (folder / "model.safetensors").open("r+b") as file:
         file.truncate(20_000)
-    with pytest.raises(WeftError, match="has become shorter"):
+    with pytest.raises(WeftError, match="was shortened while"):
         [reader.read(key, 0, reader.shape(key)[0]) for key in list(reader.keys())]
 
 
@@ -110,12 +110,9 @@ def test_missing_folder_and_config(folder: Path, tmp_path: Path) -> None:
     [
         ("{", "config.json: not valid JSON"),
         ("[1]", "config.json: a JSON object was expected, not array"),
-        (
-            '{"model_type": "yolo"}',
-            "model_type 'yolo' is not known, and no family reads it; `weft families` lists all ",
-        ),
+        ('{"model_type": "yolo"}', "model_type 'yolo' is not known, and fits none of the "),
         ("{}", "model_type None is not known"),
-        ('{"model_type": "llama"}', "config.json: no key 'vocab_size' .needed for vocab of a llama model"),
+        ('{"model_type": "llama"}', "config.json: key 'vocab_size' is missing .for vocab of llama models"),
     ],
 )
 def test_unsound_configs(text: str, message: str, folder: Path) -> None:
@@ -134,17 +131,17 @@ def test_unsound_configs(text: str, message: str, folder: Path) -> None:
         (
             "llama",
             {"hidden_act": "mystery"},
-            "config.json: hidden_act='mystery': unknown activation 'mystery'; known are gelu",
+            "config.json: hidden_act='mystery': activation 'mystery' is unknown; known are gelu",
         ),
-        ("llama", {"hidden_size": "big"}, "config.json: hidden_size='big': dim='big' must be of type int"),
+        ("llama", {"hidden_size": "big"}, "config.json: hidden_size='big': the value 'big' must be of type int"),
         ("llama", {"num_hidden_layers": 0}, "config.json: num_hidden_layers=0: layers=0 must be positive"),
-        ("llama", {"rope_parameters": {"rope_type": "odd"}}, "unknown RoPE type 'odd'; known are default, linear"),
-        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "RoPE of type linear needs 'factor'"),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "llama3 needs 'low_freq_factor'"),
+        ("llama", {"rope_parameters": {"rope_type": "odd"}}, "rope_type='odd' is unknown; known are default, linear"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_type='linear' needs the config key 'factor'"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "needs the config key 'low_freq"),
         ("llama", {"rope_parameters": {"full_attention": {}}}, "differ by layer type are not supported"),
-        ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"the weights are quantized \(gptq\)"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, r"cannot read weights quantized by gptq"),
         ("llama", {"eos_token_id": "</s>"}, "eos_token_id is '</s>', but it must hold token ids"),
-        ("qwen2", {**QWEN2, "layer_types": ["full_attention"]}, "window has 1 values for 3 layers"),
+        ("qwen2", {**QWEN2, "layer_types": ["full_attention"]}, "window has 1 values, but needs one for"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True is not supported for gpt2 models"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supp"),
     ],
@@ -159,7 +156,7 @@ def test_configs_that_cannot_be_built(model_type: str, changes: dict[str, Any], 
 
 def test_pickled_weights_only(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    fails(folder, "has no safetensors weights; it has pickled PyTorch weights: load and save_pretrained them")
+    fails(folder, "has no safetensors weights, only pickled PyTorch weights: load the model and save_pretrained it")
     (folder / "pytorch_model.bin").unlink()
     fails(folder, "has no safetensors weights$")
 
@@ -202,7 +199,7 @@ def test_shard_missing_from_the_index(sharded: Path) -> None:
     lost = sorted(sharded.glob("*.safetensors"))[1].name
     index["weight_map"] = {k: v for k, v in index["weight_map"].items() if v != lost}
     (sharded / INDEX).write_text(json.dumps(index))
-    fails(sharded, f"{lost} is missing from {INDEX}")
+    fails(sharded, f"{INDEX} does not name the shard {sharded / lost}")
 
 
 def test_index_that_lies(sharded: Path) -> None:
@@ -229,19 +226,19 @@ SOUND = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"", "no header length"),
         (b"\x00" * 64, "no header length"),
         (b"not a checkpoint at all" * 9, "no header length"),
-        (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes in 10"),
+        (struct.pack("<Q", 5000) + b"{}", "truncated or not safetensors: header of 5000 bytes, file of 10"),
         (header(b"{]"), "header of .*: not valid JSON"),
         (header([1, 2]), "header of .*: a JSON object was expected, not array"),
         (header(b"\xff\xfe{}"), "header of .*: not valid JSON: byte 0 is not UTF-8"),
-        (header({"x": 5}), "entry of tensor 'x' is malformed"),
-        (header({"x": {"dtype": "F32"}}), "entry of tensor 'x' is malformed"),
-        (header({"x": {**SOUND, "shape": [-2]}}, b"\0" * 8), "entry of tensor 'x' is malformed"),
-        (header({"x": {**SOUND, "dtype": "Q9"}}, b"\0" * 8), "tensor 'x' has dtype Q9, which weft cannot read"),
+        (header({"x": 5}), "entry of tensor 'x' is damaged"),
+        (header({"x": {"dtype": "F32"}}), "entry of tensor 'x' is damaged"),
+        (header({"x": {**SOUND, "shape": [-2]}}, b"\0" * 8), "entry of tensor 'x' is damaged"),
+        (header({"x": {**SOUND, "dtype": "Q9"}}, b"\0" * 8), "tensor 'x' has dtype Q9, which is not supported"),
         (header({"x": {**SOUND, "shape": [3]}}, b"\0" * 8), r"tensor 'x' of F32 \[3\] has 8 bytes instead of 12"),
         (header({"x": SOUND}, b"\0" * 7), "is truncated: its tensors end at byte"),
         (header({"x": SOUND}, b"\0" * 9), "is damaged: tensors end at byte"),
         (header({"x": SOUND, "y": SOUND}, b"\0" * 8), "tensor 'y' at byte .* overlaps tensor 'x'"),
-        (header({"x": {**SOUND, "data_offsets": [4, 12]}}, b"\0" * 12), "begins 4 bytes too far after the header"),
+        (header({"x": {**SOUND, "data_offsets": [4, 12]}}, b"\0" * 12), "leaves 4 unused bytes after the header"),
         (header(b'{"x": %s, "x": %s}' % ((json.dumps(SOUND).encode(),) * 2), b"\0" * 8), "the key 'x' is given twice"),
         (header(b"[" * 100_000), "nested more than 100 deep"),
     ],
@@ -276,7 +273,7 @@ def test_integer_weights_are_refused(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = np.ones_like(tensors["model.norm.weight"], np.int32)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    fails(folder, "'model.norm.weight' is of dtype i32, but weights must be floats")
+    fails(folder, "'model.norm.weight' has dtype i32, but weights must be floats")
 
 
 def write_model_folder(source: Path, out: Path, progress: Any) -> None:

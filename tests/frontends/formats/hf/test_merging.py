@@ -108,10 +108,12 @@ def test_refusals_name_the_tensors_of_the_adapter(tmp_path: Path) -> None:
     base = peft.save_base(tmp_path / "base")
     peft.adapt(base, tmp_path / "adapter", target_modules=["q_proj"], lora_bias=True)
     line = refused("inspect", base, "--adapter", tmp_path / "adapter")
-    assert "q_proj.lora_B.bias' (lora_bias), but model.layers.0.self_attn.q_proj.weight has no bias" in line
+    assert "q_proj.lora_B.bias' (lora_bias) cannot be added: model.layers.0.self_attn.q_proj.weight has no bias" in line
     peft.adapt(base, tmp_path / "named", target_modules=["q_proj"])
     renamed(tmp_path / "named", lambda key: key.replace("lora_A.weight", "lora_A.default.weight"))
-    assert "weft can merge: save it with save_pretrained" in refused("inspect", base, "--adapter", tmp_path / "named")
+    assert "is of an unknown kind: save the adapter with save_pretrained" in refused(
+        "inspect", base, "--adapter", tmp_path / "named"
+    )
 
 
 def test_resized_embedding_without_a_matching_head_is_refused(tmp_path: Path) -> None:
@@ -122,6 +124,6 @@ def test_resized_embedding_without_a_matching_head_is_refused(tmp_path: Path) ->
         {k: v for k, v in tensors.items() if "lm_head" not in k}, tmp_path / "adapter" / "adapter_model.safetensors"
     )
     with pytest.raises(
-        WeftError, match=r"an embedding of 66 tokens instead of 61, but no lm_head\.weight of that size"
+        WeftError, match=r"resizes the embedding from 61 to 66 tokens, but it lacks lm_head\.weight of that size"
     ):
         load_source(tmp_path / "base", adapters=[tmp_path / "adapter"])

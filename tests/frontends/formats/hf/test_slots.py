@@ -64,5 +64,5 @@ def test_refusals_name_the_adapter(tmp_path: Path) -> None:
         add_slots(layer(), "model", [tmp_path / "wide"])
     (tmp_path / "b").mkdir()
     adapter(tmp_path / "b" / "wide", 2)
-    with pytest.raises(WeftError, match="two adapter folders are called wide: rename one of them"):
+    with pytest.raises(WeftError, match="two adapter folders have the name wide: rename one of them"):
         add_slots(layer(), "model", [tmp_path / "wide", tmp_path / "b" / "wide"])

@@ -72,8 +72,8 @@ def test_settings_and_refusals() -> None:
     for config, message in (
         ({"inner": {"flag": True}}, "^c: inner.flag=True is not supported for small models$"),
         ({"inner": 3}, "^c: inner=3 is not a mapping$"),
-        ({"d": "x"}, r"^c: d='x': dim='x' must be of type int \(needed for dim of a small model\)$"),
-        ({"d": None}, r"^c: no key 'd' \(needed for dim of a small model\)$"),
+        ({"d": "x"}, r"^c: d='x': the value 'x' must be of type int \(for dim of small models\)$"),
+        ({"d": None}, r"^c: key 'd' is missing \(for dim of small models\)$"),
     ):
         with pytest.raises(WeftError, match=message):
             TABLE.read({**CONFIG, **config}, frozenset(), "c")

@@ -112,7 +112,7 @@ def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
     prompts.check_prompt(graph, 64)
     large = load_source(smollm2_gguf).graph
     prompts.check_prompt(large, 104)
-    with pytest.raises(WeftError, match="shows the 270 heads of at most 104: shorten it"):
+    with pytest.raises(WeftError, match="with 270 heads at most 104 fit a page: shorten it"):
         prompts.check_prompt(large, 105)
     assert 270 * 104 * 105 // 2 <= prompts.MOST < 270 * 105 * 106 // 2
     with pytest.raises(WeftError, match=r"one text; .* also reads encoder_input_ids"):

@@ -85,12 +85,12 @@ def test_scales_of_activations_are_found() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "config_groups is not a mapping of groups"),
+        ({}, "config_groups must map at least one group"),
         (scheme(4, "marlin-24"), "format='marlin-24' is not supported"),
-        (scheme(9), "num_bits=9 of group_0 must be an integer from 2 to 8"),
-        (scheme(4, sparsity_config={"format": "sparse-bitmask"}), "weft reads only 'dense'"),
-        (scheme(4, transform_config={"config_groups": {"r": 1}}), "transform_config rotates activations"),
-        (scheme(8), "'m.weight' next to 'm.weight_scale' is of dtype f32, not codes"),
+        (scheme(9), "num_bits=9 of config group 'group_0' must be an integer from 2 to 8"),
+        (scheme(4, sparsity_config={"format": "sparse-bitmask"}), "is not supported, only 'dense'"),
+        (scheme(4, transform_config={"config_groups": {"r": 1}}), "transform_config is not supported"),
+        (scheme(8), "'m.weight' is f32, but its scale needs i8 or f8e4m3"),
     ],
 )
 def test_refusals(config: dict[str, Any], message: str) -> None:

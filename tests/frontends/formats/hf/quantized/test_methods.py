@@ -37,14 +37,14 @@ def test_first_bitsandbytes_configs_do_not_name_their_method() -> None:
 
 
 def test_unknown_methods_list_those_that_are_read() -> None:
-    with pytest.raises(WeftError, match=r"^config.json: the weights are quantized \(magic\); weft imports .*fp8, gptq"):
+    with pytest.raises(WeftError, match=r"^config.json: quantization by magic is not supported, only by .*fp8, gptq"):
         dequantize_reader(MemoryReader({}), {"quantization_config": {"quant_method": "magic"}}, "config.json")
     assert "awq" in METHODS
 
 
 def test_errors_of_a_method_name_the_config() -> None:
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 1]}}
-    with pytest.raises(WeftError, match=r"^config.json: the weights are quantized \(fp8\), but weight_block_size="):
+    with pytest.raises(WeftError, match=r"^config.json: cannot read weights quantized by fp8: weight_block_size="):
         dequantize_reader(MemoryReader({}), config, "config.json")
 
 

@@ -51,6 +51,6 @@ def test_scalars_are_read_with_their_shape() -> None:
 
 def test_errors_show_dtypes_shapes_and_keys() -> None:
     message = str(misfit_error(BASE, "w_codes", "w_scale", expected="one each"))
-    assert message == "w_codes f32 [2, 3] and w_scale f32 [1] are not codes and their scales, one each"
+    assert message == "w_codes f32 [2, 3] and w_scale f32 [1] do not fit together: one each"
     with pytest.raises(WeftError, match="a scale in 's' is not finite; the checkpoint is damaged"):
         check_finite(np.array([1.0, np.nan]), "s", BASE)

@@ -41,10 +41,14 @@ def test_integers_have_a_scale_and_a_zero_point_per_group(zeros: np.ndarray | No
     ("kind", "data", "message"),
     [
         ("AffineQuantizedTensor", {}, "m.weight is stored as AffineQuantizedTensor; weft reads Int8Tensor"),
-        ("", {}, "the file does not name the class of m.weight"),
-        ("Int8Tensor", {"block_size": [1, 3]}, "each for 1 · 3 codes of a matrix"),
-        ("Int8Tensor", {}, "each for 0 · 0 codes of a matrix"),
-        ("Int8Tensor", {"block_size": [1, 4], "target_dtype": {"_data": "int9"}}, "each for 1 · 4 codes"),
+        ("", {}, "m.weight is stored without the name of its class"),
+        ("Int8Tensor", {"block_size": [1, 3]}, r"whole blocks of block_size=\[1, 3\]"),
+        ("Int8Tensor", {}, "whole blocks of block_size=None"),
+        (
+            "Int8Tensor",
+            {"block_size": [1, 4], "target_dtype": {"_data": "int9"}},
+            r"whole blocks of block_size=\[1, 4\]",
+        ),
     ],
 )
 def test_refusals(kind: str, data: dict[str, Any], message: str, tmp_path: Path) -> None:

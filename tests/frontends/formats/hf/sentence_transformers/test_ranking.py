@@ -48,7 +48,7 @@ def test_tokens_that_score(score: dict[str, int], tokens: list[int], tmp_path: P
 def test_invalid_tokens_are_refused(tmp_path: Path) -> None:
     check_tokens([5], None, "f")
     check_tokens([5], 6, "f")
-    with pytest.raises(WeftError, match="f: its LogitScore reads token 6, but the model has 6 tokens"):
+    with pytest.raises(WeftError, match="f: LogitScore reads token 6, but the model has only 6 tokens"):
         check_tokens([5, 6], 6, "f")
     with pytest.raises(WeftError, match="true_token_id"):
         read_score_tokens(folder(tmp_path, {"true_token_id": -1}))

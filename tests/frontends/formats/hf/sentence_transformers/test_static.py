@@ -24,10 +24,10 @@ def test_config_has_the_sizes_of_the_table(name: str, tmp_path: Path) -> None:
 
 def test_tokens_that_share_rows_and_missing_tables_are_refused(tmp_path: Path) -> None:
     save_file({"embeddings": TABLE, "mapping": np.zeros(3, np.int64)}, tmp_path / "model.safetensors")
-    with pytest.raises(WeftError, match="weft cannot read tokens that share rows"):
+    with pytest.raises(WeftError, match="tokens that share rows"):
         build_table_config(tmp_path)
     save_file({"embeddings": TABLE[0]}, tmp_path / "model.safetensors")
-    with pytest.raises(WeftError, match=r"has no matrix embedding.weight"):
+    with pytest.raises(WeftError, match=r"lacks the matrix 'embedding.weight'"):
         build_table_config(tmp_path)
 
 

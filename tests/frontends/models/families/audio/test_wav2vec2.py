@@ -44,6 +44,8 @@ def test_stable_layer_norm_means_norms_before_sublayers() -> None:
 
 
 def test_refusals() -> None:
-    assert "conv_dim, conv_kernel and conv_stride have 1, 2, 2" in refusal("wav2vec2", **(STEM | {"conv_dim": [16]}))
+    assert "conv_dim, conv_kernel and conv_stride must be equally long, but have 1, 2 and 2 values" in refusal(
+        "wav2vec2", **(STEM | {"conv_dim": [16]})
+    )
     assert "add_adapter=True is not supported" in refusal("wav2vec2", add_adapter=True)
     assert "conv_pos_batch_norm=True is not supported" in refusal("hubert", conv_pos_batch_norm=True)

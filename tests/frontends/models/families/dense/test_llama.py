@@ -43,7 +43,7 @@ def test_names_of_llama(parameter: str, name: str) -> None:
 
 def test_a_missing_key_is_named() -> None:
     config = {**SIZES, "hidden_size": None}
-    assert refusal("llama", **config) == "config.json: no key 'hidden_size' (needed for dim of a llama model)"
+    assert refusal("llama", **config) == "config.json: key 'hidden_size' is missing (for dim of llama models)"
 
 
 def test_pick_windows_prefers_layer_types() -> None:

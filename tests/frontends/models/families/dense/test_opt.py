@@ -23,7 +23,5 @@ def test_names_have_the_prefix_of_the_decoder() -> None:
 
 
 def test_projected_embeddings_are_refused() -> None:
-    assert "word_embed_proj_dim=16 other than hidden_size is not supported" in refusal(
-        "opt", **OPT, word_embed_proj_dim=16
-    )
+    assert "word_embed_proj_dim=16 must be hidden_size=" in refusal("opt", **OPT, word_embed_proj_dim=16)
     assert read("opt", **OPT, word_embed_proj_dim=32).dim == 32

@@ -50,7 +50,7 @@ def test_mpnet_has_relative_positions_of_all_heads() -> None:
     ("family", "config", "message"),
     [
         ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets=16 is not supported"),
-        ("xlm", {"n_langs": 2}, "n_langs=2: languages of tokens (use_lang_emb) are not supported"),
+        ("xlm", {"n_langs": 2}, "n_langs=2 with use_lang_emb is not supported"),
         ("xlm", {"causal": True}, "causal=True is not supported"),
         ("flaubert", {"pre_norm": True}, "pre_norm=True is not supported"),
         ("esm", {"is_folding_model": True}, "is_folding_model=True is not supported"),

@@ -50,7 +50,7 @@ def test_convbert_has_half_the_heads_and_a_kernel() -> None:
 def test_nystromformer_needs_full_attention() -> None:
     s = read("nystromformer", conv_kernel_size=9)
     assert (s.value_conv, s.position_offset, s.activation) == (9, 2, "gelu_new")
-    assert "num_landmarks=32 differs from segment_means_seq_len=64" in refusal("nystromformer", num_landmarks=32)
+    assert "num_landmarks=32 must equal segment_means_seq_len=64" in refusal("nystromformer", num_landmarks=32)
     name = "nystromformer.encoder.layer.0.attention.self.conv.weight"
     found = weight("nystromformer", "layers.0.attn.conv.weight", {name: counting(4, 1, 9, 1)})
     np.testing.assert_array_equal(found, counting(4, 9))

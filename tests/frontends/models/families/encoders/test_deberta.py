@@ -24,7 +24,9 @@ def test_score_types_are_a_list_or_one_word(stated: Any) -> None:
     [{"pos_att_type": ["c2p"]}, {**RELATIVE, "pos_att_type": "c2p|c2p"}, {**RELATIVE, "pos_att_type": ["p2p"]}],
 )
 def test_other_score_types_are_refused(config: dict[str, Any]) -> None:
-    assert "known are c2p and p2c, once each, with relative_attention" in refusal("deberta-v2", **config)
+    assert "is not supported, only c2p and p2c, once each, and relative_attention=True" in refusal(
+        "deberta-v2", **config
+    )
 
 
 def test_relative_table_spans_positions_or_buckets() -> None:
@@ -45,7 +47,7 @@ def test_only_the_first_block_has_a_convolution() -> None:
 def test_positions_of_the_input_are_optional() -> None:
     assert read("deberta-v2", **RELATIVE).learned_positions == 64
     assert read("deberta-v2", **RELATIVE, position_biased_input=False).learned_positions is None
-    assert "embedding_size=16 other than hidden_size" in refusal("deberta-v2", **RELATIVE, embedding_size=16)
+    assert "embedding_size=16 must be hidden_size=" in refusal("deberta-v2", **RELATIVE, embedding_size=16)
 
 
 def test_deberta_fuses_projections_head_by_head_with_two_biases() -> None:

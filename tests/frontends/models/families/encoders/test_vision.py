@@ -19,7 +19,7 @@ def test_vit_sizes_and_pooler() -> None:
 
 def test_images_must_be_square() -> None:
     assert read("vit", image_size=[8, 8]).image == 8
-    assert "image_size=[8, 4] is not square" in refusal("vit", image_size=[8, 4])
+    assert "image_size=[8, 4] is not supported: images must be square" in refusal("vit", image_size=[8, 4])
 
 
 def test_deit_stacks_its_two_tokens() -> None:

@@ -53,9 +53,9 @@ def test_layers_keep_the_selection_that_later_layers_share() -> None:
 @pytest.mark.parametrize(
     ("family", "config", "message"),
     [
-        ("glm_moe_dsa", {"index_topk_pattern": "SFFFFFF"}, "index_topk_pattern=.* full for the first"),
-        ("glm_moe_dsa", {"indexer_types": ["full"] * 6}, "indexer_types=.* for each of the 7 layers"),
-        ("glm_moe_dsa", {"indexer_types": ["full"] * 6 + ["other"]}, "indexer_types=.* must be full or shared"),
+        ("glm_moe_dsa", {"index_topk_pattern": "SFFFFFF"}, "index_topk_pattern=.* first full"),
+        ("glm_moe_dsa", {"indexer_types": ["full"] * 6}, "indexer_types=.* for each of 7 layers"),
+        ("glm_moe_dsa", {"indexer_types": ["full"] * 6 + ["other"]}, "indexer_types=.* must list full or shared"),
         ("glm_moe_dsa", {"q_lora_rank": None}, "q_lora_rank=None is not supported"),
         ("deepseek_v32", {"layer_types": ["full_attention"] * 7}, "layer_types has 'full_attention'"),
     ],

@@ -95,10 +95,10 @@ def test_nemotron_layers_are_letters() -> None:
 
 
 def test_nemotron_refusals() -> None:
-    assert "unknown layer type 'X'; known are mamba, attention, mlp, moe" in refusal(
+    assert "layer type 'X' is unknown; known are mamba, attention, mlp, moe" in refusal(
         "nemotron_h", **NEMOTRON | {"hybrid_override_pattern": "MX"}
     )
-    message = "mlp_bias=True is not supported together with moe_latent_size"
+    message = "mlp_bias=True is not supported with moe_latent_size="
     assert message in refusal("nemotron_h", **NEMOTRON, mlp_bias=True, moe_latent_size=8)
 
 

@@ -61,9 +61,9 @@ def test_state_spaces_of_hybrid_layers_are_nested() -> None:
 @pytest.mark.parametrize(
     ("family", "config", "message"),
     [
-        ("zamba2", {"hybrid_layer_ids": [3, 1]}, "hybrid_layer_ids=[3, 1] is not supported"),
-        ("zamba", {"n_mamba_heads": 9}, "n_mamba_heads=9 exceeds 8"),
-        ("zamba", {"attention_hidden_size": 32}, "attention_hidden_size=32 must be twice hidden_size"),
+        ("zamba2", {"hybrid_layer_ids": [3, 1]}, "hybrid_layer_ids=[3, 1] must be the layers of type hybrid"),
+        ("zamba", {"n_mamba_heads": 9}, "n_mamba_heads=9 exceeds the limit 8"),
+        ("zamba", {"attention_hidden_size": 32}, "attention_hidden_size=32 must be 2 · hidden_size = "),
     ],
 )
 def test_refusals(family: str, config: dict[str, Any], message: str) -> None:
