@@ -80,7 +80,7 @@ def test_ministral3_temperature_grows_with_position() -> None:
 @pytest.mark.parametrize(
     ("family", "config", "message"),
     [
-        ("doge", {"max_position_embeddings": 64, "keep_window_size": 32}, "keep_window_size=32 is less than"),
+        ("doge", {"max_position_embeddings": 64, "keep_window_size": 32}, "keep_window_size=32 must be at least"),
         ("doge", {"is_moe": True}, "is_moe=True is not supported"),
         ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window=True is not supported"),
     ],
