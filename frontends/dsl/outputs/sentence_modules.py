@@ -124,7 +124,7 @@ class SentencePooling:
     def __post_init__(self) -> None:
         modes, valid = ((self.mode,), ALONE) if isinstance(self.mode, str) else (self.mode, MODES)
         fits = 0 < len(modes) == sum(m in valid for m in modes)
-        need(self, fits, f"mode={self.mode!r} is unknown; known are {', '.join(valid)}")
+        need(self, fits, f"mode={self.mode!r} must be of {', '.join(valid)}")
         need_int(self, "token", least=0)
         need(self, all(map(callable, (*self.before, *self.after))), "before and after must be lists of modules")
 

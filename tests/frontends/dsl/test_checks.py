@@ -279,7 +279,10 @@ COMPARING = [
 @pytest.mark.parametrize("settings", COMPARING, ids=str)
 def test_cross_attention_rejects_relative_positions(settings: dict[str, Any]) -> None:
     reads, writes = dsl.Block(dsl.Attention(2)), dsl.Block(dsl.Attention(2), cross=dsl.CrossAttention(2, **settings))
-    with pytest.raises(WeftError, match=r"decoder.layers.0.cross \(CrossAttention\): bias, rope, window, mask"):
+    with pytest.raises(
+        WeftError,
+        match=r"decoder.layers.0.cross \(CrossAttention\): cross-attention does not support bias, rope, window, mask",
+    ):
         dsl.EncoderDecoder(dsl.Encoder(10, 8, 1, reads), dsl.Decoder(10, 8, 1, writes)).graph()
 
 
@@ -317,5 +320,5 @@ def test_shared_embedding_rejects_two_widths() -> None:
 
 
 def test_sinusoidal_positions_reject_an_odd_width() -> None:
-    with pytest.raises(WeftError, match=r"positions .*the width 7 must be even"):
+    with pytest.raises(WeftError, match=r"positions .*need an even width, not 7"):
         dsl.Decoder(10, 7, 1, dsl.MLP(8), positions=dsl.Sinusoidal(9)).graph()

@@ -45,7 +45,7 @@ def test_parallel_hybrid_rejects_different_widths() -> None:
         def __call__(self, x: Value) -> Value:
             return ops.slice(x, axis=2, start=0, stop=x.width // 2)
 
-    with pytest.raises(WeftError, match=r"ParallelHybrid.*ssm returns .*, attention"):
+    with pytest.raises(WeftError, match=r"ParallelHybrid.*ssm returns .* and attention"):
         trace_checked(dsl.ParallelHybrid(dsl.Attention(2, rope=dsl.RoPE()), Half()))
 
 
