@@ -21,7 +21,7 @@ def check_metadata(graph: Graph, name: str) -> None:
     for key, (expected, fits) in _CHECKS.items():
         value = graph.meta.get(key)
         if value is not None and not fits(value):
-            raise WeftError(f"{name}: {key}={json.dumps(value)} of meta must be a {expected}")
+            raise WeftError(f"{name}: meta {key} = {json.dumps(value)} is not a {expected}")
 
 
 def _is_token(value: Any) -> bool:

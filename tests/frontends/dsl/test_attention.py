@@ -98,6 +98,6 @@ def test_arguments_of_earlier_versions_become_records_with_a_note(
     old: dict[str, Any], new: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert dsl.Attention(8, **old) == dsl.Attention(8, **new)
-    assert "is now Attention(" in caplog.text and len(caplog.records) == 1
+    assert "is deprecated: use Attention(" in caplog.text and len(caplog.records) == 1
     cross = dsl.CrossAttention(8, **old)
     assert cross == dsl.CrossAttention(8, **new)

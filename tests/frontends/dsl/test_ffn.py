@@ -194,4 +194,4 @@ def test_router_arguments_of_earlier_versions_become_a_router_with_a_note(caplog
     assert MoE(8, 4, 2, bias=True, **old) == MoE(
         8, 4, 2, bias=True, router=Router(scoring="sigmoid", groups=4, top_groups=2, bias=True, capacity=1.5)
     )
-    assert "is now MoE(router=Router(scoring='sigmoid'" in caplog.text
+    assert "is deprecated: use MoE(router=Router(scoring='sigmoid'" in caplog.text

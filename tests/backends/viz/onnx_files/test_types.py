@@ -46,7 +46,7 @@ def test_tensors_are_listed_up_to_16_elements() -> None:
 
 def test_damaged_tensor_is_refused() -> None:
     tensor = TensorProto(name="w", dims=[2], data_type=TensorProto.FLOAT, raw_data=b"\0\0\0")
-    with pytest.raises(WeftError, match=r"the tensor 'w' of \[2\] is damaged: "):
+    with pytest.raises(WeftError, match=r"tensor 'w' \[2\] is damaged: "):
         format_tensor(tensor)
 
 

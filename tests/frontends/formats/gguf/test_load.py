@@ -112,7 +112,7 @@ def test_frequency_factors_are_llama3_scaling(save: Any, write: Write) -> None:
     [
         ("rwkv6", {}, "architecture 'rwkv6' is not supported; weft imports .*, bert, bitnet, bloom, .* from GGUF"),
         ("qwen2", {"expert_count": 8}, "expert_count=8 is not supported for qwen2 models"),
-        ("llama", {"rope.scaling.type": "odd", "rope.scaling.factor": 2.0}, "rope.scaling.type 'odd' is not supported"),
+        ("llama", {"rope.scaling.type": "odd", "rope.scaling.factor": 2.0}, "rope.scaling.type='odd' is not supported"),
         ("llama", {"block_count": 4}, "has no tensor 'blk.3.attn_norm.weight', which parameter layers.3.attn_norm"),
         ("llama", {"feed_forward_length": 47}, r"ffn_gate.weight \[48, 32\] does not fit .* \[47, 32\] of the config"),
         (

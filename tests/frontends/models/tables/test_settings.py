@@ -63,7 +63,7 @@ def test_norms() -> None:
     [
         ({"dim": 0}, "^dim=0 must be positive$"),
         ({"heads": (2, 0)}, r"^heads=\(2, 0\) must be positive$"),
-        ({"activation": "mish"}, "^unknown activation 'mish'; known are gelu"),
+        ({"activation": "mish"}, "^activation 'mish' is unknown; known are gelu"),
         ({"shared_layers": 3, "layers": 4}, "^shared_layers=3 must divide layers=4$"),
     ],
 )

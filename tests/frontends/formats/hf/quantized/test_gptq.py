@@ -70,7 +70,7 @@ def test_awq_orders_eight_outputs_in_a_word() -> None:
         ({"bits": 5}, "bits=5 is not supported"),
         ({"bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not supported"),
         ({"bits": 4, "group_size": 0}, "group_size=0 must be a positive integer, or -1"),
-        ({"bits": 4, "group_size": 4}, "of 4 bits in groups of 4"),
+        ({"bits": 4, "group_size": 4}, r"qweight must be i32 .* \[in / 4, out\]"),
         ({"bits": 4, "group_size": 8, "desc_act": True}, "there is no 'm.g_idx' next to 'm.qweight'"),
     ],
 )

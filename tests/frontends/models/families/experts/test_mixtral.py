@@ -56,7 +56,7 @@ def test_qwen2_has_a_gated_shared_expert_and_windows_in_even_layers() -> None:
 
 def test_activations_are_known_or_refused() -> None:
     assert read_activation({"hidden_act": "gelu_new"}) == "gelu_tanh"
-    with pytest.raises(WeftError, match="unknown activation 'mish'; known are gelu"):
+    with pytest.raises(WeftError, match="hidden_act='mish' is unknown; known are gelu"):
         read_activation({"hidden_act": "mish"})
 
 
