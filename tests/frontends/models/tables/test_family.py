@@ -40,7 +40,7 @@ def test_lookups_take_the_first_key_that_is_not_null() -> None:
     assert key("a", reciprocal=True)({"a": 4}) == 0.25
     with pytest.raises(TypeError):  # null has no reciprocal
         key("a", default=1.0, reciprocal=True)({"a": None})
-    with pytest.raises(WeftError, match=r"^no key 'a'$"):
+    with pytest.raises(WeftError, match=r"^key 'a' is missing$"):
         key("a", "b")({})
     assert read_required({"a": 1, "b": 2}, "b", "a") == (2, 1)
 

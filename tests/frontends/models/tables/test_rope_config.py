@@ -114,7 +114,7 @@ def test_keys_of_files() -> None:
     assert (
         read_gguf_rope({**file, SHORT: (1.0, 1.0), LONG: (2.0, 2.0), "rope.scaling.factor": 4.0}).scaling == "longrope"
     )
-    with pytest.raises(WeftError, match=r"rope.scaling.type 'magic' is not supported"):
+    with pytest.raises(WeftError, match=r"rope.scaling.type='magic' is not supported"):
         read_gguf_rope({"rope.scaling.type": "magic", "rope.scaling.factor": 2.0})
 
 

@@ -25,7 +25,7 @@ def test_sizes_of_heads() -> None:
 def test_values_per_layer() -> None:
     assert settings(window=(None, 4)).expand("window") == (None, 4)
     assert settings(window=4).expand("window") == (4, 4)
-    with pytest.raises(WeftError, match=r"^window has 3 values for 2 layers$"):
+    with pytest.raises(WeftError, match=r"^window has 3 values, but needs one for each of 2 layers$"):
         settings(window=(1, 2, 3)).expand("window")
 
 
