@@ -134,7 +134,7 @@ def test_scores_equal_transformers(name: str, target: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", sorted(REFUSED - {"PLBartForSequenceClassification"})[:: 1 if sampling.ALL else 3])
 def test_unread_heads_are_refused_until_left_out(name: str, tmp_path: Path) -> None:
     model_of(name, tmp_path / "hf")
-    with pytest.raises(WeftError, match=rf"{name}; weft reads .*head.*--without \w+ accepts that") as refusal:
+    with pytest.raises(WeftError, match=rf"{name}; weft reads .*head.*accept it by --without \w+") as refusal:
         weft.compile(tmp_path / "hf", tmp_path / "out")
     head = str(refusal.value).split("--without ")[1].split()[0]
     with pytest.raises(WeftError, match=f"--without {head}"):

@@ -23,7 +23,7 @@ def model(**options: Any) -> Model:
 
 
 def test_parts_that_change_outputs_must_be_accepted() -> None:
-    with pytest.raises(WeftError, match="--without score accepts that"):
+    with pytest.raises(WeftError, match="accept it by --without score"):
         model(left_out=[HEAD, KEY]).notices()
     accepted = model(left_out=[HEAD, KEY], without=("score",), notes=("a note",))
     assert accepted.notices() == ["a note", "left out: key magic (3)"]

@@ -61,7 +61,7 @@ def test_a_head_that_is_not_read_is_left_out_of_a_run_if_that_is_accepted(tmp_pa
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("BertForMaskedLM", "BertForQuestionAnswering"))
     ask = ("run", tmp_path, "--prompt", "the cat", "--target", "onnx")
-    assert "--without qa_outputs accepts that" in command(*ask, status=2).stderr
+    assert "accept it by --without qa_outputs" in command(*ask, status=2).stderr
     assert len(json.loads(command(*ask, "--without", "qa_outputs").stdout)) == 32
     refusal = command(*ask, "--without", "magic", status=2).stderr
     assert "has no part 'magic' to leave out; parts left out: qa_outputs" in refusal
