@@ -91,12 +91,12 @@ class TorchFolder:
 
 
 def _float_bits(name: str) -> int:
-    """Return the bits of the codes of the layout called `name` if they are floats; 0 if they are integers."""
+    """Return the bits of the codes of the layout `name` if they are floats; 0 for integers or an unknown layout."""
     return LAYOUTS[name].bits if name in LAYOUTS and LAYOUTS[name].floats else 0
 
 
 def _list_states(node: Node) -> tuple[StateSpec, ...]:
-    """Return the specs of `node`'s caches, else of its states; the cache of a windowed attention rolls if it can."""
+    """Return the specs of `node`'s caches, else of its states; a cache that rolls has growth WINDOW and fewer slots."""
     room = find_rolling_capacity(node)
     if room is None:
         return find_caches(node) or find_states(node)

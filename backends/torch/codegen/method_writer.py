@@ -146,8 +146,9 @@ class MethodWriter:
         self.lines.append(SourceLine([*results], tree, comment, replaces, movable))
 
     def _inline(self, tree: ast.AST, room: int, comment: str = "") -> tuple[ast.AST, list[SourceLine]]:
-        """Move expressions of earlier lines into `tree`, nearest first, if the result is at most `WIDTH` long. Return
-        the new tree and the lines that moved, which are removed from `lines`. `room` is the width before `tree`."""
+        """Move expressions of earlier lines into `tree`, nearest first, while it stays short (`WIDTH`, or `COMMENTED`
+        with `comment`). Return the new tree and the lines that moved, which are removed from `lines`. `room` is the
+        width before `tree`."""
         inlined: list[SourceLine] = []
         for line in reversed(self.lines):
             if not line.movable:

@@ -94,8 +94,7 @@ class Method:
 
 
 def has_state(item: Item) -> bool:
-    """Return whether `item` reads a cache or state. Statements without results do not count, such as the cache
-    advance."""
+    """Return whether `item` reads a cache or state; False for statements without results, such as the cache advance."""
     if isinstance(item, Statement):
         return any(isinstance(o, CacheSlot) for o in item.operands) and bool(item.results)
     return item.slots > 0

@@ -47,8 +47,8 @@ class ValueNames:
         return self.tokens.setdefault(o, f"_{len(self.tokens)}_")
 
     def _prefer_stream(self) -> dict[Operand, str]:
-        """Map operands to a preferred name, `stream`: the only result of a loop, the operand that enters the first
-        iteration in its place, and the operands whose names these may reuse."""
+        """Map to the name `stream`: the only result of a loop, the operand that enters the first iteration in its
+        place, and each operand whose name one of these may reuse."""
         names: dict[Operand, str] = {}
         for line in reversed(self.lines):
             if len(line.loop) == 1:

@@ -25,7 +25,7 @@ from .step_registry import STEPS
 class DecodeStep:
     """A decode step of the fused `graph`: its statements as a `program`, and the same grouped into classes as `method`.
     choices: for each node the kernel that computes it, or the reason why none does. any_length: steps of one token
-    launch the same kernels at any sequence length. reads_prompts: it takes several consecutive tokens per batch row.
+    launch the same kernels at any sequence length. reads_prompts: it may take several consecutive tokens per batch row.
     kernels: name → source of each kernel generated for this model."""
 
     graph: Graph
@@ -50,12 +50,12 @@ def find_refusal(graph: Graph) -> str | None:
 
 
 def explain_refusal(graph: Graph) -> str:
-    """Return the reason why the model of `graph` has no decode step; `lower_step` must have returned None for it."""
+    """Return the reason why the model of `graph`, which must have no decode step, has none."""
     return find_refusal(graph) or "its caches would be nested differently than those of model.py"
 
 
 def lower_step(model: LoweredGraph, graph: Graph) -> DecodeStep | None:
-    """Return the decode step of `model`, given its fused `graph`; None if the step would nest the cache differently."""
+    """Return the decode step of `model` from its fused `graph`; None if it nests the cache differently than `model`."""
     head = find_last_mixing(graph)
     several = head is not None and can_read_prompts(model.graph)
     emitter = StepEmitter(graph, model.program.functions, several, model.float8_caches)
@@ -91,7 +91,7 @@ def _nest_states(method: Method) -> object:
 
 
 def make_refusal_check(graph: Graph) -> Accepts:
-    """Return a function from a node of the fused `graph` to the reasons why steps cannot compute it, or to None."""
+    """Return a function that maps a node of the fused `graph` to the reasons why no step can compute it, or to None."""
     probe = StepEmitter(graph, {})
 
     def refuse(node: Node) -> list[str] | None:

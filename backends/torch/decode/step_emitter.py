@@ -42,9 +42,9 @@ class Implementation:
 
 class StepEmitter(Emitter):
     """Collects the statements of a decode step; `choices` records the implementation of each node of the fused `graph`.
-    In the `init` of its `Submodule`s, ``{0}`` is the model's module at the path without its last part. functions: name
-    → source of the model's generated functions. reads_prompts: a step takes several tokens per batch row.
-    float8_caches: KV caches are in FP8."""
+    In the `init` of a `Submodule`, ``{0}`` is the model's module at the path of the `Submodule` without its last part.
+    functions: name → source of the model's generated functions. reads_prompts: a step takes several tokens per batch
+    row. float8_caches: KV caches are in FP8."""
 
     def __init__(
         self, graph: Graph, functions: Mapping[str, str], reads_prompts: bool = False, float8_caches: bool = False

@@ -39,8 +39,8 @@ def uniform(uniforms, spent, row, most, number):
 
 @jit
 def store_token(token, largest, row, chosen, ids, positions, active):
-    """Store `token` in chosen[row], or -1, -2, -3 if the `largest` logit is NaN, ∞, −∞. If active[row], also store it
-    in ids[row] (0 instead of -1, -2, -3), and increment positions[row]."""
+    """Store `token` in chosen[row], or -1, -2, -3 if the `largest` logit is NaN, ∞, −∞. If `ids` is not None and
+    active[row] is true, also store it in ids[row] (0 instead of -1, -2, -3), and increment positions[row]."""
     finite = tl.abs(largest) < float("inf")
     wrong = tl.where(largest != largest, -1, tl.where(largest > 0, -2, -3))
     tl.store(chosen + row, tl.where(finite, token, wrong).to(tl.int64))
@@ -52,8 +52,9 @@ def store_token(token, largest, row, chosen, ids, positions, active):
 
 @jit
 def lower_bound(parts, number, largest, temperature, whole, vocab, top_k, top_p, min_p, CHUNK: tl.constexpr):
-    """Return a lower bound on the logits that the filters keep, −∞ if none is known. `parts` [number] are the largest
-    logits of the parts of a row, `largest` is the largest of all, and `whole` the total weight of the row."""
+    """Return a lower bound on the logits that the filters keep: that of top-k if `top_k` is above 0 (−∞ if it exceeds
+    `number`), else that of top-p and min-p. `parts` [number] are the largest logits of the parts of a row, `largest` is
+    the largest of all, and `whole` the total weight of the row."""
     bound = tl.full([], float("-inf"), tl.float32)
     if top_k > 0:
         if top_k <= number:
@@ -69,8 +70,7 @@ def lower_bound(parts, number, largest, temperature, whole, vocab, top_k, top_p,
 @jit
 def find_crossing(n, weight, aim, end):
     """Return the first of the indices n [k] where the cumulative sum of `weight` [k] exceeds `aim`, but at most the
-    last n with a positive weight; the weight at this n; and the cumulative sum up to and including it. `end` is above
-    all n."""
+    last n with a positive weight; the weight at this n; and the cumulative sum including it. `end` is above all n."""
     after = tl.cumsum(weight, axis=0)
     first = tl.min(tl.where(after > aim, n, end), axis=0)
     first = tl.minimum(first, tl.max(tl.where(weight > 0, n, 0), axis=0))
@@ -83,9 +83,9 @@ def finish_scan(
     temperature, top_k, top_p, min_p, DRAW: tl.constexpr, FILTER: tl.constexpr, BLOCK: tl.constexpr,
     PARTS: tl.constexpr, PLACES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Reduce the results of all programs of a row; return its token, which is the likeliest, or with DRAW a random one,
-    and its largest logit. With FILTER, store the bound and the total weight of the row for `keep_kernel`, which
-    chooses; the returned token then has no meaning."""
+    """Reduce the results of all programs of a row; return (token, largest logit). The token is the likeliest; with DRAW
+    it is drawn from all tokens. With FILTER it has no meaning: the bound and the total weight of the row are stored,
+    and `keep_kernel` chooses."""
     i = tl.arange(0, PLACES)
     at = row * blocks + i
     top = tl.load(tops + at, mask=i < blocks, other=float("-inf"), cache_modifier=".cg")
@@ -247,12 +247,12 @@ def choose_tokens(
     largest logit is NaN, ∞ or −∞.
 
     At `temperature` 0 this is the likeliest token (the lowest id if several are equal). Otherwise it is drawn from the
-    tokens that the filters keep: the first, by id, whose cumulative probability exceeds uniforms[row, spent[row]], with
-    `uniforms` f64 [batch, most] in [0, 1). Then `spent` i64 [batch, 1] is incremented, unless only one token is
-    possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next decode step.
-    In rows where `active`, they are updated in place: ids to the token (0 if that is negative), positions by + 1.
-    `tickets` are counters (see `zero_counters`), TICKETS per row. `kernel` is as in `uses_torch`. Raise ValueError if
-    shapes do not fit, or `temperature` > 0 without `uniforms` and `spent`.
+    tokens that the filters keep (all by default): the first, by id, whose cumulative probability exceeds uniforms[row,
+    spent[row]], with `uniforms` f64 [batch, most] in [0, 1). Then `spent` i64 [batch, 1] is incremented, unless only
+    one token is possible. `begun` = (ids i64, positions i64, active bool), each [batch, 1], are the inputs of the next
+    decode step. In rows where `active`, they are updated in place: ids to the token (0 if it is negative), positions by
+    + 1. `tickets` are counters (see `zero_counters`), TICKETS per row. `kernel` is as in `uses_torch`. Raise ValueError
+    if shapes do not fit, or `temperature` > 0 without `uniforms` and `spent`.
     """
     if logits.ndim != 2:
         raise ValueError(f"logits {[*logits.shape]} must be [batch, vocab]")

@@ -176,8 +176,8 @@ def decode_attention(
     - splits: number of parts of the keys that run in parallel, by default chosen for the device
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, `keep_first` is given with `chunk` or `dilation`, or `rolling` with
-            several tokens, without `window`, or with `keep_first` ≥ capacity.
+        ValueError: if shapes, strides or dtypes do not fit, `keep_first` is given with `chunk` or `dilation`, or
+            `rolling` with several tokens, without `window`, or with `keep_first` ≥ capacity.
     """
     if q.ndim == 4:
         score: dict[str, Any] = {"scale": scale, "softcap": softcap, "sinks": sinks, "slopes": slopes}
@@ -248,8 +248,7 @@ def _several_refusal(
     chunk: int | None,
     dilation: int,
 ) -> str | None:
-    """Return the reason why the kernel cannot take several tokens, q [batch, seq, heads, d], at once; None if it
-    can."""
+    """Return the reason why the kernel cannot take several tokens at once, q [batch, seq, heads, d]; None if it can."""
     if q.shape[1] > MOST_QUERIES:
         return f"more than {MOST_QUERIES} new tokens: a prompt"
     if (window is not None and window < k.shape[2]) or chunk is not None or dilation > 1:

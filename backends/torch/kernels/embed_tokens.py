@@ -88,8 +88,8 @@ def embed_tokens(
 
     ids and positions i64 [batch, seq], weight [vocab, dim], table [length, dim] or None → x [batch, seq, dim]. An entry
     of `rotary` is (frequencies f64 [pairs], amplitude); its cos and sin, f32 [batch·seq, pairs], are amplitude ·
-    cos(position · frequency) and amplitude · sin(position · frequency). `kernel` is as in `uses_torch`. Raise
-    ValueError if shapes do not fit.
+    cos(position · frequency) and amplitude · sin(position · frequency). `kernel` is as in `uses_torch`; the kernel
+    clamps ids and rows of `table` that are out of range. Raise ValueError if shapes do not fit.
     """
     if ids.ndim != 2 or positions.shape != ids.shape:
         raise ValueError(f"ids {[*ids.shape]} and positions {[*positions.shape]} are not both [batch, seq]")

@@ -165,9 +165,9 @@ def _check(q: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor, rank: 
 
 def _shape(rank: int, rope: int, heads: int, size: int, room: int) -> tuple[dict[str, int], int]:
     """Return the constexpr arguments and the number of warps for latents of `rank` + `rope` elements of `size` bytes,
-    `heads` query heads, and `room` bytes of shared memory. Blocks of 16 heads: two stages of keys leave room for a
-    second program on a multiprocessor. 32 heads: 64 keys at a time occupy 8 warps. 64 heads: products are asynchronous
-    (wgmma), and with LEAN loop invariants are recomputed, because registers would not hold them."""
+    `heads` query heads, and `room` bytes of shared memory. A block takes 16, 32 or 64 heads. With 16, two stages of
+    keys leave room for a second program on a multiprocessor; with 32, 64 keys at a time occupy 8 warps; with 64,
+    products are asynchronous (wgmma), and LEAN recomputes loop invariants, which registers would not hold."""
     padded = power_of_2(rank, 16) + power_of_2(rope, 16)
     heads_per_block = min(HEADS if size == 2 and room >= HOPPER else 16, power_of_2(heads, 16))
     stage = 80 * 1024 if heads_per_block == 32 else 40 * 1024

@@ -113,8 +113,8 @@ def latent_qk(
     may be slices of a projection. weight [heads·plain, rank] is the keys' up-projection; cache [batch, 1, capacity,
     rank + rope], positions i64 [batch] or [batch, 1] → queries [batch, heads, rank + rope] for `latent_decode`. cos,
     sin f32 [batch, rope/2] are cosines and sines of the RoPE angles. `interleaved`, `rolling`, `keep_first` and the
-    slot of a position are as in `norm_qkv`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit, or
-    the norm is a layer norm.
+    slot of a position are as in `norm_qkv`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit,
+    cache rows are not contiguous, or the norm is neither RMS nor "none".
     """
     batch, _, capacity, width = cache.shape
     rank, rope = weight.shape[1], 2 * cos.shape[-1]

@@ -22,8 +22,7 @@ from .shared.tickets import is_last, zero_counters
 
 @jit
 def sum_splits(partial, bias, m, n, M, N, SPLITS: tl.constexpr):
-    """Return x Wᵀ + b at rows m and outputs n (broadcast), from the SPLITS partial products [SPLITS, M, N]; 0
-    outside."""
+    """Return x Wᵀ + b at rows m and outputs n (broadcast) from SPLITS partial products [SPLITS, M, N]; 0 for n ≥ N."""
     there = (m < M) & (n < N)
     total = tl.load(partial + m * N + n, mask=there, other=0.0, cache_modifier=".cg")
     for split in range(1, SPLITS):
@@ -164,5 +163,5 @@ def split_columns(outputs: int, inputs: int, plan: Tile) -> tuple[int, int]:
 
 
 def outputs_per_step(outputs: int, plan: Tile) -> int:
-    """Return the number of outputs that the last block normalizes at a time: all, or 64 elements per thread."""
+    """Return how many outputs the last block normalizes at a time: all, but at most 64 elements per thread."""
     return min(power_of_2(outputs), 64 * 32 * plan.warps // plan.batch)

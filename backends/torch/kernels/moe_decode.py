@@ -136,8 +136,8 @@ def moe_decode(
     [tokens, k], up and gate [experts, hidden, in], down [experts, in, hidden], up_bias and gate_bias [experts, hidden],
     down_bias [experts, in] → like x. The kernels sum in fp32; they round hidden features and result to the dtype of x.
     `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`; torch loops over experts, on CUDA over
-    all of them, because the host does not know the choices. Raise ValueError if shapes do not fit, or the activation is
-    unknown.
+    all of them, because the host does not know the choices. Raise ValueError if shapes do not fit, or the norm or
+    activation is unknown.
     """
     experts, hidden, dim = up.shape
     if x.ndim != 2 or x.shape[1] != dim:
@@ -193,8 +193,8 @@ reference = partial(moe_decode, kernel=False)
 
 
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """Return the tiles of the two kernels, each as for one row of x and a W with a row for every output of the kernel:
-    of all tokens and choices in the first, of all tokens in the second."""
+    """Return the tiles of the two kernels: those for one row of x and a W with tokens · choices · hidden rows in the
+    first kernel, and tokens · dim rows in the second."""
     return choose_tile(1, tokens * choices * hidden, dim, dtype), choose_tile(1, tokens * dim, hidden, dtype)
 
 

@@ -122,8 +122,7 @@ def grouped_moe(
     shift: float,
     tickets: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the result of `moe_decode`, computed with the kernels of this file; operands are contiguous and already
-    checked."""
+    """Return the result of `moe_decode` from the kernels of this file; operands are contiguous and already checked."""
     (tokens, choices), (experts, hidden, dim) = chosen.shape, up.shape
     slots = tokens * choices
     opened, y = x.new_empty(slots, hidden), torch.empty_like(x)

@@ -25,8 +25,7 @@ def norm_glu_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N / 2 of the N gated features of all M rows: their gates, their ups, and the product. Grid [blocks
-    of features]."""
+    """Compute BLOCK_N / 2 of the N gated features of all M rows: gates, ups, products. Grid [blocks of features]."""
     start_next(PDL)
     HALF: tl.constexpr = BLOCK_N // 2
     begin = tl.program_id(0) * HALF

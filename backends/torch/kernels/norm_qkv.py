@@ -178,7 +178,7 @@ reference = partial(norm_qkv, kernel=False)
 
 
 def _tile(batch: int, weight: Weight | int, inputs: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for `batch` tokens: its rows of W are within one head and hold both elements of each pair.
+    """Return the tile for `batch` tokens. Its rows of W are from one head, and include both elements of each pair.
     `weight` is W, or the number of its rows."""
     outputs, tensor = (weight, None) if isinstance(weight, int) else (len(weight), weight)
     return choose_tile(batch, outputs, inputs, dtype, 2, tensor).within(head_dim)

@@ -86,8 +86,8 @@ def norm_route(
 
     x [tokens, in], weight [experts, in], bias [experts]. `correction` [experts] is added to the scores for the choice
     only (the `bias` of `route`); `scoring` to `group_score` are as in `route`. The kernel does not round its fp32
-    logits. `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`. Raise ValueError if shapes do
-    not fit, or the norm or scoring is unknown.
+    logits. `tickets`: counters, see `linear_residual`. `kernel` is as in `uses_torch`. Raise ValueError if shapes, k or
+    groups do not fit, or the norm, `scoring` or `group_score` is unknown.
     """
     check(x, weight, norm, bias)
     experts = weight.shape[0]

@@ -137,7 +137,7 @@ def selective_step(
     with `softplus`, softplus is then applied. With `log_a`, A is −exp(a). B and C are normed by `b_norm` and `c_norm`.
     Operands with a batch axis may be slices of a projection. h is written to `present`, which may be `past` itself;
     without `present`, to a new tensor. `kernel` is as in `uses_torch`. Raise ValueError if shapes do not fit, a norm is
-    a layer norm, or a state is not contiguous.
+    a layer norm, `norm` is given without `weight`, or a state is not contiguous.
     """
     if weight is None:
         mamba_scan.check(x, delta, a, b, c, past)

@@ -11,8 +11,8 @@ from .indexing import softmax_or_zeros, wide
 
 
 def alibi(slopes: Tensor, distance: Tensor) -> Tensor:
-    """Return the ALiBi bias slope · (j − i) [batch, heads, seq, keys]: slopes [heads], distance j − i [batch, seq,
-    keys] (Press 2022, arXiv 2108.12409)."""
+    """Return the ALiBi bias slope · (j − i) [batch, heads, seq, keys], in the dtype of slopes: slopes [heads], distance
+    j − i [batch, seq, keys] (Press 2022, arXiv 2108.12409)."""
     return (wide(slopes)[:, None, None] * distance[:, None]).to(slopes.dtype)
 
 

@@ -10,7 +10,7 @@ from .indexing import wide
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the causal depthwise convolution of x [batch, seq, channels] with weight [channels, width], like x."""
+    """Return the causal depthwise convolution of x [batch, seq, channels] by weight [channels, width], plus bias."""
     padded = F.pad(x.mT, (weight.shape[1] - 1, 0))
     return F.conv1d(padded, weight[:, None], bias, groups=weight.shape[0]).mT
 

@@ -29,9 +29,9 @@ def scan(
     size: int = 0,
 ) -> tuple[Tensor | Tensors, Tensor | Tensors]:
     """Run (*states, *outputs) = step(*states, *tokens, *constants) in f32 over tokens [batch, seq, ...], one after the
-    other, or `size` at a time by `many`. Return the outputs [batch, seq, ...], then the last states, each a tensor if
-    there is one, else a tuple. Initial states are `past`, or given by `starts`: (shape without batch, fill value) of
-    each state. Tokens where `mask` [batch, seq] is 0 do not change the states."""
+    other, or `size` at a time by `many`. Return the outputs [batch, seq, ...] in the dtype of the first of `tokens`,
+    then the last states, each a tensor if there is one, else a tuple. Initial states are `past`, or given by `starts`:
+    (shape without batch, fill value) of each state. Tokens where `mask` [batch, seq] is 0 do not change the states."""
     batch, dtype, constants = max(map(len, tokens)), tokens[0].dtype, tuple(map(wide, constants))
     tokens, rows = tuple(wide(x).expand(batch, *x.shape[1:]) for x in tokens), list[Tensors]()
     states: Tensors = tuple(tokens[0].new_full((batch, *row), number) for row, number in starts)

@@ -24,8 +24,8 @@ def selective_scan(
     x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None = None, past: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return y and the final state of h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t + D x_t (Mamba, Gu & Dao
-    2023, arXiv 2312.00752): x and delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], h
-    [batch, states, channels]."""
+    2023, arXiv 2312.00752): x and delta [batch, seq, channels], a [channels, states], b and c [batch, seq, states], d
+    [channels], h and past (None: zeros) [batch, states, channels]."""
     rates, state = wide(a).mT, wide(x.new_zeros(x.shape[0], *a.mT.shape) if past is None else past)
     operands = wide(delta), wide(delta) * wide(x), wide(b), wide(c)
     large = state.numel() > MOST_ON_CPUS and not x.is_cuda and not torch.compiler.is_compiling()
@@ -76,7 +76,7 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Return y and the final state of h_t = e^{Δ_t A} h_{t−1} + Δ_t B_t x_tᵀ, y_t = h_tᵀ C_t + D x_t per head (Mamba-2,
     Dao & Gu 2024, arXiv 2405.21060): x [batch, seq, heads·p], delta [batch, seq, heads], a and d [heads], b and c
-    [batch, seq, groups·states], state [batch, heads, states, p]."""
+    [batch, seq, groups·states], past (None: zeros) and the state [batch, heads, states, p]."""
     by_head, delta = wide(x).unflatten(-1, (heads, -1)), wide(delta)
     driven = (by_head * delta[..., None]).flatten(-2)
     y, state = linear_recurrence(c, b, driven, delta * a, past=past, heads=heads, groups=groups)

@@ -12,8 +12,8 @@ from ..kernels.shared.float8 import as_bytes
 
 
 def update_cache(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Write k, v [batch, heads, 1, width] of one token per batch row at positions [batch, 1] into `cache`; return
-    (keys, values) of all its slots."""
+    """Write k, v [batch, heads, seq, width] of new tokens at positions [batch, seq] into `cache`; return (keys, values)
+    of all its slots."""
     cache.update(k, v, positions, None)
     return cache.k, cache.v
 
@@ -21,7 +21,7 @@ def update_cache(cache: Any, k: Tensor, v: Tensor, positions: Tensor) -> tuple[T
 def update_cache_float8(
     cache: Any, k: Tensor, v: Tensor, positions: Tensor, k_scale: Tensor, v_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write k / k_scale and v / v_scale (scales [heads]) as FP8 at positions [batch, 1]; return all slots as bytes."""
+    """Write k and v, divided by the scales [heads], as FP8 at positions [batch, seq]; return all slots as bytes."""
     cache.update(as_bytes(k, k_scale), as_bytes(v, v_scale), positions, None)
     return cache.k, cache.v
 

@@ -88,8 +88,8 @@ def emit_nodes(
 
 
 def make_refusal_check(graph: Graph, kernels: bool = True) -> Accepts:
-    """Return a function from a node to None if a lowering accepts it, else to each lowering's reason for refusing it.
-    It raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`: as in
+    """Return a function that maps a node to None if a lowering accepts it, else to the reason of each lowering. It
+    raises a WeftError if all refuse a node with a cache or state, which must not be expanded. `kernels`: as in
     `list_refusals`."""
     cached = {node.output.name for node in find_cached_nodes(graph)}
 
@@ -110,8 +110,9 @@ def find_read_weights(program: Program) -> set[str]:
 
 
 def find_last_mixing(graph: Graph) -> tuple[Value, str] | None:
-    """Find the nodes, all outside of layers, that at last compute the logits token by token. Return the value [batch,
-    seq, dim] that the first of them reads, and the scope of this node; None without logits or such nodes."""
+    """Find the nodes before the logits, all outside of layers, that compute each token from this token alone. Return
+    the value [batch, seq, dim] that the first of them reads, and the scope of this node; None without logits or such
+    nodes."""
     value = graph.outputs.get("logits")
     scope = ""
     while value is not None and value.producer is not None and len(value.uses) <= 1:

@@ -104,8 +104,9 @@ def _emit_position_attention(e: Emitter, node: Node, qkv: tuple[Var, Var, Var], 
 
 
 def _emit_masked_bias(e: Emitter, bias: Value, mask: Operand) -> Var:
-    """Emit and return `bias` with −∞ where `mask` is False. If the mask is hoisted, layers with the same bias share the
-    result: it is hoisted as well if the bias is, else emitted once in the scope of the bias."""
+    """Emit and return `bias` with −∞ where `mask` is False; unchanged where the mask is None at run time. If the mask
+    is hoisted, layers with the same bias share the result: it is hoisted as well if the bias is, else emitted once in
+    the scope of the bias."""
     text, scores = "{0}.masked_fill(~{1}, -math.inf)", e[bias]
     if isinstance(mask, Var) and mask.type != "Tensor":
         text = f"{{0}} if {{1}} is None else {text}"

@@ -78,7 +78,7 @@ def describe_limits(graph: Graph) -> list[str]:
 
 
 def find_kv_attentions(graph: Graph) -> list[Node]:
-    """Return the nodes of `graph` with a cache and an op with an operand v; in latent attention v itself is absent."""
+    """Return the nodes of `graph` with a cache and an operand v in their op; the v of latent attention is None."""
     return [n for n in graph.nodes if n in find_cached_nodes(graph) and "v" in {o.name for o in n.op.operands}]
 
 

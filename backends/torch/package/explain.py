@@ -45,9 +45,9 @@ def explain_step(
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] | None = HOPPER,
 ) -> list[Explanation]:
-    """Return the implementation of each node in the fused graph of `step`, one for nodes that differ only in digits.
-    graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device, or
-    None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason."""
+    """Return an entry for each node of the fused graph that `step` computes; nodes that differ only in digits share
+    one. graph: the model. report: has the traces of the fusion passes. capability: compute capability of a CUDA device,
+    or None for a CPU, where PyTorch runs instead of kernels. If `step` is None, the only entry has the reason."""
     if step is None:
         reason = f"no decode step, the model itself runs: {explain_refusal(graph)}"
         return [Explanation(graph.name, "graph", 1, reason=reason)]

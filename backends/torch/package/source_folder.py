@@ -61,7 +61,7 @@ def generate_model(forms: Mapping[str, Graph], float8_caches: bool = False) -> G
 
 
 def lower_step_of(forms: Mapping[str, Graph], lowered: LoweredGraph) -> DecodeStep | None:
-    """Return the decode step of `lowered`; None if `forms` has none, or if it would nest the cache differently."""
+    """Return the decode step of `lowered`; None if `forms` has none, or the step would nest the cache differently."""
     return lower_step(lowered, forms[STEP_FORM]) if STEP_FORM in forms else None
 
 

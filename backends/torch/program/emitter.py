@@ -106,7 +106,7 @@ class Emitter:
         return self.emit(f"store_state({place}, {text(f'previous_state({place})')})", *operands, slot)
 
     def emit_keys_once(self, node: Node, make: Callable[[], tuple[Var, Var | None]]) -> tuple[Var, Var | None]:
-        """Return the (keys, values) of `node`: the result of `make`, called once for nodes that share a cache."""
+        """Return (keys, values or None) of `node`: the result of `make`, called once for nodes that share a cache."""
         first = find_cache_owner(node)
         if first not in self._shared_keys:
             self._shared_keys[first] = make()
@@ -233,7 +233,8 @@ class Emitter:
     def make_submodule(self, init: str, **weights: Value | None) -> Submodule | None:
         """Return a module constructed by `init`, whose attributes are the parameters `weights` (None is skipped).
         Return None if these are not exactly the members of one module in this scope, or if an earlier statement reads
-        one of them directly. The caller's statement must then read the weights themselves."""
+        one of them directly or in a module with another `init`. The caller's statement must then read the weights
+        itself."""
         present = {name: w for name, w in weights.items() if w is not None}
         params = tuple(w for w in present.values() if isinstance(w, Param))
         path = next(w.name.removesuffix(f".{name}") for name, w in present.items())
@@ -286,7 +287,8 @@ class Emitter:
 
     def write_size(self, size: Size, *near: Value) -> tuple[str, list[Operand]]:
         """Return an expression for `size` with placeholders from ``{0}`` on, and its operands. A symbolic size is read
-        from the first value of `near` that has it, else computed from the graph inputs."""
+        from the first value of `near` that has it, else computed from the graph inputs; raise WeftError if no input has
+        it."""
         if not isinstance(size, Poly):
             return str(size), []
         for v in near:

@@ -36,8 +36,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module at `path`, which the expression `init` constructs; `tensors` are the names of its parameters and
-    buffers."""
+    """A module at `path`, which the expression `init` constructs; `tensors` names its parameters and buffers."""
 
     path: str
     init: str

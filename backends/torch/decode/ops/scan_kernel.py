@@ -217,8 +217,9 @@ class _Writer:
         return f"{address} + p", f"there & {mask}" if mask else "there"
 
     def _offset(self, value: Value, view: _View, size: int = 0) -> tuple[str, str]:
-        """Return the source of the offsets of `value`, the `view` of an input, from the input's pointer, and of the
-        mask ("" for none). Batch rows are `size` elements apart; for 0, the row stride of a token, or 0 (constants)."""
+        """Return the source of the offsets of `value` from the pointer of the input that it is a `view` of, and of its
+        mask ("" for none). Batch rows are `size` elements apart; with 0, the row stride of a token, or 0 for a
+        constant. Raise NoKernel if an axis of `value` is in no state."""
         across, inner = dict[Axis, int](), 0
         for axis, stride in zip(self.axes.axes_of(value), view.strides, strict=True):
             if axis in self.across:
@@ -264,7 +265,8 @@ class _Writer:
         return self.variables[value]
 
     def _load(self, value: Value) -> str | None:
-        """Return the variable with `value` if it is a view of an input, and add a line that loads it; else None."""
+        """Return the variable with `value`, as fp32, if it is a view of an input; else None. Add a line that loads it,
+        unless an earlier line loads from the same place."""
         if (view := self._view(value)) is None:
             return None
         size = math.prod(_find_row_shape(self.graph.inputs[view.name])) if view.name in self.step.states else 0
@@ -277,7 +279,8 @@ class _Writer:
         return self.loaded[place]
 
     def _compute(self, value: Value) -> str:
-        """Add the line that computes `value`, and return its variable; raise NoKernel if kernels lack the op."""
+        """Return the variable with `value`, after adding the lines that compute it; an op that only moves elements adds
+        none of its own. Raise NoKernel if kernels lack an op."""
         node = value.producer
         assert node is not None
         moves, operands = node.op in MOVES, [v for v in node.inputs if v is not None]

@@ -88,7 +88,7 @@ def _find_slopes(node: Node) -> Value | None:
 
 
 def _emit_projected(e: StepEmitter, node: Node, qkv: Node, slopes: Value | None) -> Var:
-    """Emit and return `decode_attention` of a call of `norm_qkv`, which also writes keys and values to the cache."""
+    """Emit and return `decode_attention` of the queries from `norm_qkv`, whose call also writes the cache."""
     weight, bias, norm = (e.get_weight(qkv.operand("weight")), e.get_weight(qkv.operand("bias")), e.find_norm(qkv))
     eps, normed = qkv.attrs["head_eps"], qkv.attrs["head_norm"]
     q_norm, k_norm = (e.make_norm("rms", eps, qkv.operand(n)) if normed else None for n in ("q_norm", "k_norm"))

@@ -31,8 +31,8 @@ TOKEN_OPERANDS = ("x", "delta", "b", "c")  # operands of a state space with a ro
 
 
 def _is_stateless(e: StepEmitter, node: Node) -> bool:
-    """Return whether the cache has no state for `node`. If an operand of `node` is its state, record that as the
-    reason."""
+    """Return whether the cache has no state for `node`. If an operand of `node` is its state, record that as the reason
+    why no kernel computes it."""
     if node in e.cached and has_state(node):
         e.record_fallback("its state is an operand")
     return node not in e.cached or has_state(node)

@@ -122,8 +122,8 @@ def packed_linear(
 ) -> torch.Tensor | None:
     """Return x Wᵀ with packed weights, x [..., in] → [..., out]. W is given by the fields of its `Codes`; it is packed
     once per dtype of x, and again if it changes. Return None where the caller has to dequantize W: on a GPU, for FP8 or
-    FP4, for more rows than MOST_ROWS, if the first product with W has more than FEW_ROWS rows, if gradients are needed,
-    while torch compiles, if `refusal` gives a reason for x's dtype, or if `_pack` returns None."""
+    FP4, for no rows or more than MOST_ROWS, if the first product with W has more than FEW_ROWS rows, if gradients are
+    needed, while torch compiles, if `refusal` gives a reason for x's dtype, or if `_pack` returns None."""
     if codes.device.type != "cpu" or torch.compiler.is_compiling() or type(codes) is not torch.Tensor:
         return None
     if codes.dtype != torch.int32 or refusal(x.dtype) is not None or requires_grad(x, scales, offsets):

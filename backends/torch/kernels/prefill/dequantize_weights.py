@@ -89,8 +89,7 @@ def can_dequantize(weight: Codes, dtype: torch.dtype) -> bool:
 
 
 def dequantize_weights(weight: Codes, dtype: torch.dtype, *, kernel: bool | None = None) -> torch.Tensor:
-    """Return `weight` dequantized to [out, in], computed in fp32 and rounded to `dtype`. `kernel` is as in
-    `uses_torch`."""
+    """Return `weight` [out, in], dequantized in fp32 and rounded to `dtype`. `kernel` is as in `uses_torch`."""
     packed, scales, offsets = weight.parts
     K = weight.width
     if uses_torch(kernel, refusal, weight, dtype):

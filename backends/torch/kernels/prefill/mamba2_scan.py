@@ -74,8 +74,8 @@ def _end_kernel(
 def _start_kernel(
     ends_ptr, sums_ptr, past_ptr, present_ptr, parts, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """Replace the final states of chunks (from zero) in `ends_ptr` by their initial states, BLOCK elements of a head at
-    a time; store the state after the last chunk in `present_ptr`. Grid [blocks of elements, heads, batch]."""
+    """Replace each chunk's final state (from zero) in `ends_ptr` by its initial state, BLOCK elements of a head at a
+    time. Store the state after the last chunk in `present_ptr`. Grid [blocks of elements, heads, batch]."""
     start_next(PDL)
     wait_for_previous(PDL)
     head, heads, batch = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
@@ -118,8 +118,7 @@ def _scan_kernel(
     STATES: tl.constexpr, WIDTH: tl.constexpr, SHARE: tl.constexpr, CHUNK: tl.constexpr, TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, INTERP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute y of a block of TOKENS tokens of one head from the chunk's initial state. Grid [heads, blocks of tokens,
-    batch]."""
+    """Compute y of TOKENS tokens of a head from the chunk's initial state. Grid [heads, blocks of tokens, batch]."""
     start_next(PDL)
     wait_for_previous(PDL)
     head, heads, batch = tl.program_id(0), tl.num_programs(0), tl.program_id(2)

@@ -94,8 +94,7 @@ def refusal(
 
 
 def heads_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor, q_norm: Norm, k_norm: Norm) -> str | None:
-    """Return the reason why kernels cannot norm heads by these norms and store them in these caches; None if they
-    can."""
+    """Return the reason why kernels cannot norm heads so and store them in these caches; None if they can."""
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":
@@ -161,8 +160,7 @@ reference = partial(norm_rope_cache, kernel=False)
 
 
 def head_constants(head_dim: int, rotary: int) -> dict[str, int]:
-    """Return the constexpr arguments HEAD_DIM, HALF and ROTARY of heads of which the first `rotary` elements are
-    rotated."""
+    """Return the constexpr arguments HEAD_DIM, HALF and ROTARY of heads whose first `rotary` elements are rotated."""
     return {"HEAD_DIM": head_dim, "HALF": power_of_2(head_dim // 2), "ROTARY": rotary}
 
 

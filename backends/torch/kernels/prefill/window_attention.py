@@ -222,8 +222,9 @@ class AttentionTile:
 
 
 def _tile(wide: int, window: int, size: int, room: int) -> AttentionTile:
-    """Return the first tile that fits into `room` bytes of shared memory, else the last, for heads padded to `wide`
-    elements of `size` bytes. Short windows take small tiles, because the tiles at the edges are computed in full."""
+    """Return the largest of a few tiles that fits into `room` bytes of shared memory, or the smallest if none fits, for
+    heads padded to `wide` elements of `size` bytes. The largest is only for windows of 1024 keys or more, because tiles
+    at the edges of a window are computed in full."""
     if size == 4:
         tiles = [AttentionTile(64, 32, 4, 3)] if wide <= 64 else [AttentionTile(16, 32, 4, 3)]
     else:
@@ -239,7 +240,7 @@ def _tile(wide: int, window: int, size: int, room: int) -> AttentionTile:
 
 def _descriptor(x: torch.Tensor, rows: int) -> Any:
     """Return a tensor descriptor of x [batch, heads, keys, d] that loads `rows` keys at a time, with d padded to a
-    power of 2 (at least 16); copy x if it is not aligned to 16 bytes."""
+    power of 2 (at least 16). Copy x if it is not aligned to 16 bytes, or the stride of its last axis is not 1."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     aligned = x.data_ptr() % 16 == 0 and all(s * x.element_size() % 16 == 0 for s in x.stride()[:3])

@@ -63,8 +63,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @jit
 def apply_gate(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr):
-    """Return act(gate) ⊙ (up + SHIFT) of fp32 tensors of any shape; LIMIT, if not None, first caps them as in
-    `apply_glu`."""
+    """Return act(gate) ⊙ (up + SHIFT), fp32 of any shape; LIMIT, if not None, first caps them as in `apply_glu`."""
     if LIMIT is not None:
         gate, up = tl.minimum(gate, LIMIT), tl.clamp(up, -LIMIT, LIMIT)
     return activate(gate, ACTIVATION) * (up + SHIFT)

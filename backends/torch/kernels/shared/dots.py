@@ -26,8 +26,7 @@ def prefetch_rows(weight, rows, K, begin, end, BLOCK_K: tl.constexpr):
 
 @jit
 def dot_operand(x):
-    """Return x for use as an operand of `tl.dot`. In the interpreter cast it to fp32: `tl.dot` there needs 32-bit
-    floats."""
+    """Return x as an operand of `tl.dot`: cast to fp32 in the interpreter, whose `tl.dot` needs 32-bit floats."""
     if INTERPRETER:
         return x.to(tl.float32)
     return x

@@ -146,8 +146,7 @@ def to_float8(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_bytes(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return x [batch, heads, seq, width] / `scale` [heads], rounded to FP8, as the bytes that a cache stores
-    (uint8)."""
+    """Return x [batch, heads, seq, width] / `scale` [heads], rounded to FP8, as the bytes (u8) that a cache stores."""
     return to_float8(x.float() / scale[:, None, None]).view(torch.uint8)
 
 
@@ -165,8 +164,7 @@ def decode_float4(words: torch.Tensor) -> torch.Tensor:
 
 
 def decode_scales(scales: torch.Tensor, whole: torch.Tensor | None = None) -> torch.Tensor:
-    """Return FP4 scales [groups, out] (float8_e4m3fn, or e8m0 as uint8) as f32, times the tensor scale `whole` [1,
-    out]."""
+    """Return FP4 scales [groups, out] (float8_e4m3fn, or e8m0 as uint8) as f32, times `whole` [1, out] if given."""
     exact = scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales
     numbers: torch.Tensor = exact.float()
     return numbers if whole is None else numbers * whole

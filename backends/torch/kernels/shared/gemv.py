@@ -103,7 +103,7 @@ def choose_tile(
 
 def _dot_tile(batch: int, outputs: int, inputs: int, size: int) -> Tile:
     """Return the tile for tensor cores, with a warp for each 16 rows of W. A block has 64 rows of W, or fewer if some
-    multiprocessors would get no block, but no fewer than of x, because every block reads all x."""
+    multiprocessors would get no block, but at least 16 and as many as rows of x, because every block reads all x."""
     least = max(16, min(batch, 64))
     rows = next(r for r in (64, 32, 16) if r == least or outputs // r >= PROCESSORS)
     wide = size < 4 and rows == 16 and batch <= 16

@@ -46,17 +46,17 @@ Result = TypeVar("Result")
 
 
 def jit(fn: Callable[..., Any]) -> Any:
-    """Apply `triton.jit` if Triton is installed; else return `fn`, which is then never called."""
+    """Return `fn` compiled by `triton.jit`; without Triton, `fn` itself, which is then never called."""
     return fn if triton is None else triton.jit(fn)
 
 
 def constant(fn: Callable[..., Any]) -> Any:
-    """Mark a function that kernels call at compile time, with constexpr arguments."""
+    """Mark `fn`, which kernels call at compile time with constexpr arguments. Without Triton, return it unchanged."""
     return fn if triton is None else triton.constexpr_function(fn)
 
 
 def constexpr(number: float) -> Any:
-    """Wrap a module-level number as a constexpr, so that kernels can use it."""
+    """Return a module-level number as a constexpr, so that kernels can use it. Without Triton, return it unchanged."""
     return number if triton is None else tl.constexpr(number)
 
 
@@ -71,8 +71,7 @@ vars(capability)["_dynamo_marked_constant"] = True
 
 
 def refusal(x: torch.Tensor, float8: bool = False) -> str | None:
-    """Return the reason why Triton cannot run on the device of `x`, in a few words; None if it can. `float8` requires
-    FP8."""
+    """Return the reason why Triton, with FP8 if `float8`, cannot run on the device of `x`; None if it can."""
     if _assumed is None:
         if triton is None:
             return "Triton is not installed"

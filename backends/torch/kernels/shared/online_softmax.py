@@ -89,8 +89,9 @@ def attend(
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dims: int, axes: str, coded: bool = False) -> None:
-    """Check that q, of rank `dims` with axes [batch, heads, …, d], fits k and v [batch, kv_heads, keys, d]. Dtypes must
-    be equal unless `coded`. `axes` describes the expected axes in the error. Raise ValueError if they do not fit."""
+    """Check that q, of rank `dims` with axes [batch, heads, …, d], fits k [batch, kv_heads, keys, d] and v [batch,
+    kv_heads, keys, dv]. Unless `coded`, dtypes must be equal. Raise ValueError otherwise; its message shows the
+    expected `axes`."""
     alike = q.dim() == dims and k.dim() == 4 and k.shape[:3] == v.shape[:3]
     if not alike or (q.shape[0], q.shape[-1]) != k.shape[::3]:
         raise ValueError(f"q {[*q.shape]}, k {[*k.shape]} and v {[*v.shape]} are not {axes}")

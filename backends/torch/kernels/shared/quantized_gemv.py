@@ -70,9 +70,9 @@ def _shifts(bits: int, packed: torch.Tensor) -> torch.Tensor:
 
 @constant
 def assembly(half: int, less: int) -> str:
-    """Return PTX that converts the low 4 bits of both halves of a word to two 16-bit floats. `half` is 0x6400 for fp16
-    (code + 1024) or 0x4300 for bf16 (code + 128); `less` is then subtracted. Triton's own operations would convert the
-    halves separately."""
+    """Return PTX that converts the low 4 bits of both halves of a word to two 16-bit floats of value c + code − less.
+    `half` has the bits of c: 0x6400 (fp16, c = 1024) or 0x4300 (bf16, c = 128); `less` is an integer value. Triton's
+    own operations would convert the halves separately."""
     two = f"lop3.b32 numbers, $1, 0x000F000F, {half * 0x10001:#x}, 0xEA;"
     if less == 0:
         return f"{{ .reg .b32 numbers; {two} mov.b32 $0, numbers; }}"
@@ -86,8 +86,8 @@ def assembly(half: int, less: int) -> str:
 
 @jit
 def unpack_int4(words, SHIFT: tl.constexpr, HALF: tl.constexpr, LESS: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the 4-bit codes at bit SHIFT of both halves of words [n, 16], plus a constant, minus LESS, as DTYPE [n,
-    32] (in the interpreter as fp32). The constant is 1024 if HALF is 0x6400 (fp16) and 128 if it is 0x4300 (bf16)."""
+    """Return c + code − LESS for the 4-bit codes at bit SHIFT of both halves of words [n, 16], as DTYPE [n, 32] (in the
+    interpreter as fp32). c is 1024 if HALF is 0x6400 (fp16), and 128 if it is 0x4300 (bf16)."""
     shifted = words >> SHIFT
     if INTERPRETER:
         pair = (shifted & 0x000F000F) | HALF * 0x10001
@@ -263,7 +263,7 @@ def multiply_dequantized(
     bias: torch.Tensor | None,
     bits: int,
 ) -> torch.Tensor:
-    """Return x Wᵀ + b with dequantized W, computed with torch in f32 (f64 for f64)."""
+    """Return x Wᵀ + b with dequantized W, in the dtype of x, computed with torch in f32 (f64 for f64)."""
     weight = dequantize(packed, scales, offsets, bits=bits, width=x.shape[-1])
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)

@@ -33,8 +33,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor | Codes, bias: torch.Tensor | N
 
 
 def _streams(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether to multiply x by packed weights: on a CPU, for 1 to MOST_ROWS rows, without gradients, if oneDNN
-    can."""
+    """Return whether to multiply x by packed weights: 1 to MOST_ROWS rows, a CPU, no gradients, and oneDNN can pack."""
     few = x.device.type == "cpu" and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
     return few and not requires_grad(x, weight) and weight.dtype == x.dtype and refusal(x.dtype) is None
 

@@ -27,15 +27,14 @@ MERGED = 8192  # numbers that a program merges at a time: 64 registers of each o
 
 @jit
 def keys_per_split(keys, splits, LEAST: tl.constexpr):
-    """Return the number of keys per split for `keys` keys: ⌈keys / splits⌉ rounded up to a multiple of 16, or LEAST if
-    larger."""
+    """Return the number of keys per split: ⌈keys / splits⌉ rounded up to a multiple of 16, or LEAST if larger."""
     return tl.maximum(tl.cdiv(tl.cdiv(keys, splits), 16) * 16, LEAST)
 
 
 @jit
 def block_rows(group, GROUP: tl.constexpr, TAKEN: tl.constexpr):
-    """Return the first row of block `group` and the number of its rows. Each GROUP consecutive rows are cut into blocks
-    of TAKEN rows; the last of these blocks may have fewer."""
+    """Return the first row of block number `group`, and the number of its rows. Each GROUP consecutive rows are cut
+    into blocks of TAKEN rows; the last of these blocks may have fewer."""
     BLOCKS: tl.constexpr = (GROUP + TAKEN - 1) // TAKEN
     block = group % BLOCKS
     return group // BLOCKS * GROUP + block * TAKEN, tl.minimum(GROUP - block * TAKEN, TAKEN)
@@ -74,8 +73,7 @@ def merge_if_last(
     out, partial, state, ticket, splits, rows,
     TAKEN: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Take a ticket of a block; if it is the last of `splits`, merge the block's partial sums into `out` [rows,
-    WIDTH]."""
+    """Take a ticket of a block; with the last of `splits`, merge the block's partial sums into `out` [rows, WIDTH]."""
     if is_last(ticket, splits):
         row = tl.arange(0, ROWS)
         for start in range(0, WIDTH, COLUMNS):
@@ -91,12 +89,13 @@ def store_split(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_COLUMNS: tl.constexpr, MERGE_STEP: tl.constexpr, INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """Store the partial sums of split `split` of block `group`; if it is the block's only split with keys (`used` is
-    1), store the output. If INSIDE, the last of the block's `used` programs merges the partial sums into the output.
+    """Store the partial sums of split `split` of block `group`. If it is the block's only split with keys (`used` is
+    1), store the output instead. If INSIDE, the last of the block's `used` programs merges the partial sums into the
+    output.
 
     Each block (see `block_rows`) is TAKEN of the GROUP rows of `out` […, GROUP, WIDTH]. acc [r, c] is the sum of
     2^(score − m) · v, m [r] the maxima, `total` [r] the sums of the weights; r ≥ TAKEN, c ≥ WIDTH. Scratch: partial f32
-    [groups, splits, TAKEN, WIDTH], state f32 [groups, splits, 2, TAKEN], tickets i32 [groups]. Tickets are counters if
+    [blocks, splits, TAKEN, WIDTH], state f32 [blocks, splits, 2, TAKEN], tickets i32 [blocks]. Tickets are counters if
     INSIDE, else they receive `used`, for `merge_kernel`.
     """
     row, column = tl.arange(0, acc.shape[0]), tl.arange(0, acc.shape[1])
@@ -128,8 +127,9 @@ def merge_kernel(
     GROUP: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge into `out` the partial sums that `store_split` stored. Grid [TAKEN, blocks of COLUMNS, groups]: a program
-    merges one row of a group in COLUMNS columns; it returns at once if the group has one split (`used` is 1)."""
+    """Merge into `out` the partial sums that `store_split` stored. Grid [TAKEN, ⌈WIDTH / COLUMNS⌉, blocks of rows
+    (`block_rows`)]: a program merges one row of a block in COLUMNS columns. It returns at once if the block has one
+    split (`used` is 1) or fewer rows."""
     group = tl.program_id(2)
     start_next(PDL)
     wait_for_previous(PDL)
@@ -153,16 +153,16 @@ def merge_constants(rows: int, width: int) -> dict[str, int]:
 
 
 def count_splits(x: torch.Tensor, groups: int, most: int) -> int:
-    """Return the number of key splits, 1 to `most`, that occupies the device of x if each split has `groups`
-    programs."""
+    """Return the number of key splits, 1 to `most`, that occupies the device of x. Each split has `groups` programs."""
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else INTERPRETED
     return max(1, min(splits_per_group(groups, processors), most, MOST))
 
 
 def splits_per_group(groups: int, processors: int) -> int:
-    """Return the number of splits per group that gives each of `processors` multiprocessors PROGRAMS programs or more.
-    One less, if more than RESIDENT programs per multiprocessor would start, so that some would wait, and each still has
-    one. From 16 on it is rounded down to a multiple of 16, as splits are merged 16 at a time."""
+    """Return the number of key splits, each of `groups` programs, that gives each of `processors` multiprocessors
+    PROGRAMS programs or more. If that exceeds RESIDENT programs per multiprocessor, so that some would wait, take one
+    split less, provided that each still has a program. Round down to a multiple of 16 from 16 on: splits are merged 16
+    at a time."""
     splits = -(-PROGRAMS * processors // groups)
     if splits > 1 and groups * splits > RESIDENT * processors and groups * (splits - 1) >= processors:
         splits -= 1

@@ -51,7 +51,7 @@ def load_model(folder: Path = FOLDER, device: str = "cpu", dtype: str | None = N
     """Return the model of `folder` on `device`, with weights in `dtype` (f32, bf16 or f16; by default as stored).
 
     Raises:
-        Failure: if PyTorch is too old, the device does not exist, or the weights do not match the model.
+        Failure: if PyTorch is too old, the device unusable, a file missing or incomplete, or the weights do not match.
     """
     check_torch()
     check_device(device)
@@ -108,7 +108,8 @@ def make_stepper(model: nn.Module, folder: Path = FOLDER) -> Stepper:
 
 
 def _is_decode_faster(model: nn.Module, folder: Path) -> bool:
-    """Return whether decode.py is faster: its kernels run on this GPU (else warn), or a CPU can hold packed weights."""
+    """Return whether decode.py is faster: its kernels run on this GPU (else warn), or a CPU can hold packed weights;
+    never for DTensors, of which this process holds only a part."""
     weights = list(model.parameters())
     if any(hasattr(w, "device_mesh") for w in weights):  # DTensors: this process holds only a part
         return False

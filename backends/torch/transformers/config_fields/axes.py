@@ -170,7 +170,7 @@ def _pair_axes(node: Node, x: Value, y: Value) -> Iterable[tuple[int, int]]:
 
 
 def _match_split(axes: AxisClasses, node: Node) -> None:
-    """Merge each axis of all operands and outputs, except the one that is split or concatenated."""
+    """Merge axis i of all operands and outputs for each i, except the axis that is split or concatenated."""
     for value in (*node.outputs, *(v for v in node.inputs if v is not None)):
         for axis in range(len(value.shape)):
             if axis != node.attrs["axis"] % len(value.shape):

@@ -258,8 +258,8 @@ def find_attention(value: Value, depth: int = 6) -> tuple[Node, str] | None:
 
 
 def _name_counts(node: Node, fields: Fields) -> dict[str, Any]:
-    """Return attribute → symbolic size of the head counts of `node`, and add their fields to `fields`. A RoPE has the
-    fields of the attention that reads its result, if the counts are equal."""
+    """Return attribute → symbolic size of the head counts of `node` ({} without any), and add their fields to `fields`.
+    A RoPE has the fields of the attention that reads its result, if the counts are equal."""
     match node.op:
         case ops.attention:
             return dict(zip(("heads", "kv_heads"), name_head_counts(node, fields), strict=True))

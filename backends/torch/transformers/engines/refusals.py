@@ -54,7 +54,7 @@ def _find_features(lowered: LoweredModel) -> set[str]:
 
 
 def _list_common_reasons(base: BaseModel) -> list[str]:
-    """Return the reasons that apply to all engines with paged caches."""
+    """Return the reasons why no engine with a paged cache can run the model of `base`."""
     e, nodes = base.lowered.emitter, base.lowered.graph.nodes
     kinds, masks = {n.op for n in nodes}, {mask.kind for mask in e.masks.values()}
     recurrent = kinds & {ops.linear_attention, ops.gated_linear_attention, ops.gated_delta_rule}
@@ -84,7 +84,8 @@ def _list_common_reasons(base: BaseModel) -> list[str]:
 
 
 def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
-    """Yield the reasons that apply to vLLM and SGLang; `_list_expert_reasons` yields more."""
+    """Yield the reasons why neither vLLM nor SGLang can run the model, apart from the common ones and those of its
+    experts (`_list_common_reasons`, `_list_expert_reasons`)."""
     if "s_aux" in _find_features(lowered):
         yield "attention has sinks"
     if not lowered.emitter.embedding:
@@ -97,8 +98,8 @@ def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
 
 
 def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
-    """Yield the reasons why engines cannot run the experts. Engines replace modules called experts, if they have no
-    biases, by a kernel for SwiGLU experts, and read its sizes from the config."""
+    """Yield the reasons why vLLM and SGLang cannot run the experts. They replace modules called experts, if these have
+    no biases, by a kernel for SwiGLU experts, and read its sizes from the config."""
     replaced = [
         node
         for node in lowered.graph.nodes
@@ -122,7 +123,7 @@ def _list_expert_reasons(lowered: LoweredModel) -> Iterator[str]:
 
 def list_limits(lowered: LoweredModel, plans: Plans) -> list[str]:
     """Return why vLLM and SGLang cannot divide the model, as "tensor parallelism: reason" and "pipeline parallelism:
-    reason"; [] if they can. The first requires that all attentions are divided, the second several stages."""
+    reason"; [] if they can. Tensor parallelism requires that all attentions are divided, pipelines several stages."""
     attentions = [n.scope for n in lowered.graph.nodes if n.op is ops.attention]
     scope = next((scope for scope in attentions if scope not in plans.units), None)
     limits = [] if scope is None else [f"tensor parallelism: {LAYER.sub('.*', scope)} is not divided"]

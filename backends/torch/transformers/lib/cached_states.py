@@ -32,7 +32,7 @@ def past_states(cache: Cache | None, layer_idx: int, first: int = 0, count: int 
 
 
 def keep_states(cache: Cache | None, layer_idx: int, made: tuple[Tensor, Any], first: int = 0) -> Tensor:
-    """Store the new states of `made` = (result, state or tuple of states) from index `first` on; return the result."""
+    """Store the states in `made` = (result, states) in `cache`, if given, from index `first` on; return the result."""
     y, after = made
     if cache is not None:
         for i, state in enumerate(after if isinstance(after, tuple) else (after,), first):

@@ -18,7 +18,7 @@ def self_attention_cache(cache: Cache | None) -> Cache | None:
 def update_cross_cache(
     cache: EncoderDecoderCache | None, layer_idx: int, make: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Return (keys, values) of the source, [batch, kv_heads, source, width], which `make` computes unless cached."""
+    """Return (keys, values) of the source [batch, kv_heads, source, width]: cached, or from `make` and then cached."""
     if cache is None:
         return make()
     if not cache.is_updated.get(layer_idx):

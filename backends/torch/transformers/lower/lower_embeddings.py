@@ -92,7 +92,7 @@ def _lower_activation(e: HFEmitter, node: Node) -> Operand | None:
 
 
 def _make_activation(e: HFEmitter, node: Node, init: str) -> Submodule:
-    """Return the module with source `init`: act in the scope of `node`, act_fn if a parameter is or is in act."""
+    """Return the module with source `init` in `node`'s scope: act, or act_fn if a parameter is act or inside it."""
     path = f"{node.scope}.act" if node.scope else "act"
     clashes = any(p == path or p.startswith(f"{path}.") for p in e.graph.params)
     return Submodule(f"{path}_fn" if clashes else path, init)
@@ -148,7 +148,7 @@ def is_position_iota(e: HFEmitter, node: Node) -> bool:
 
 @hf_lowering(ops.affine)
 def _lower_affine(e: HFEmitter, node: Node) -> Operand | None:
-    """Emit the division of logits by the soft cap; skip the scale of a `ScaledEmbedding`; return None for others."""
+    """Emit the division of logits by the soft cap; for a `ScaledEmbedding`'s scale return its operand, else None."""
     if node is e.scaling:
         return e[node.required_operand("x")]
     if node not in e.softcap_divisions:

@@ -254,8 +254,9 @@ class HFEmitter(Emitter):
 
 
 def find_cross_attentions(graph: Graph) -> set[Node]:
-    """Return the cross-attentions of a decoder: attentions whose keys do not depend on the decoder's inputs. Raise
-    WeftError if an attention has no operand, not even its queries, that depends on them."""
+    """Return the cross-attentions of a decoder: attentions whose keys do not depend on the decoder's inputs; none
+    without encoder inputs. Raise WeftError if an attention has no operand, not even its queries, that depends on them.
+    """
     if HIDDEN not in graph.inputs:
         return set()
     ours = {v for name, v in graph.inputs.items() if name not in (HIDDEN, MASK)}

@@ -65,8 +65,9 @@ class BaseModel:
 
     @property
     def needs_kinds(self) -> bool:
-        """Return whether the config must list the kinds of caches: never for the encoder of an encoder-decoder. Without
-        a list, transformers applies a window of the config to all layers, and SGLang to none."""
+        """Return whether the config must list the kinds of caches: with several caches per layer, with kinds other than
+        full, or with a window or chunk in the config, which transformers would apply to all layers, and SGLang to none.
+        The encoder of an encoder-decoder never needs it."""
         kinds, windows = set(self.kinds), {"sliding_window", "attention_chunk_size"} & self.lowered.fields.values.keys()
         several = self.stack is not None and self.count_field == "num_blocks"
         return not self.is_second and (several or (bool(kinds) and (bool(windows) or kinds != {FULL})))

@@ -62,7 +62,7 @@ def _count_layer_caches(calls: list[ModuleCall], e: HFEmitter) -> int | None:
 class CacheNumbers:
     """The cache numbers (layer_idx) within a method, from 0.
 
-    first: first number of each call, and of each statement with a cache. self_count: next number in the cache of
+    first: module call, or statement with a cache → number of its first cache. self_count: next number in the cache of
     self-attention and states. cross_count: next number in the cache of cross-attention, a separate object.
     """
 
