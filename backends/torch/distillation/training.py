@@ -82,10 +82,10 @@ def distill(
 ) -> Outcome:
     """Train `student` in place to match `teacher` on `windows` [n, context]; return the divergence before and after.
 
-    held_back: windows [n, context]. Those that fit into one forward pass choose the best state, which the student has
-    at the end (scales rounded). batch: windows per step. rate: step size of Adam relative to the root mean square of
-    each parameter; it warms up, then decays to 0 along a cosine at `steps` or `seconds`, whichever is first. bf16:
-    train with matrix products in bf16. progress: called with ("healing", steps done, `steps`).
+    held_back: windows [n, context]. The first of them, as many as fit into one forward pass, choose the best state,
+    which the student has at the end (scales rounded). batch: windows per step. rate: step size of Adam relative to the
+    root mean square of each parameter; it warms up, then decays to 0 along a cosine at `steps` or `seconds`, whichever
+    is first. bf16: train with matrix products in bf16. progress: called with ("healing", steps done, `steps`).
     """
     loss = _Loss(student, teacher, held_back, bf16)
     before = loss.held_back_mean()

@@ -84,7 +84,7 @@ def _list_common_reasons(base: BaseModel) -> list[str]:
 
 
 def _list_engine_reasons(lowered: LoweredModel) -> Iterator[str]:
-    """Yield the reasons why neither vLLM nor SGLang can run the model, apart from the common ones and those of its
+    """Yield the reasons why neither vLLM nor SGLang can run the model, apart from the common ones and those for its
     experts (`_list_common_reasons`, `_list_expert_reasons`)."""
     if "s_aux" in _find_features(lowered):
         yield "attention has sinks"

@@ -18,7 +18,7 @@ def first_visible(inputs_embeds: Tensor, attention_mask: Tensor | None) -> Tenso
 
 def visible(mask: Tensor | None, distance: Tensor, causal: bool = True) -> Tensor:
     """Return visible keys as booleans [batch or 1, 1, seq, n]: where `mask` is True or, if additive, 0. Without a mask,
-    all keys, or if `causal` those whose `distance` [1, seq, n] is at most 0. A given mask is not made causal."""
+    all keys, or if `causal` only keys at a `distance` [1, seq, n] of at most 0. A given mask is not made causal."""
     if mask is None:
         return distance[:, None] <= 0 if causal else torch.ones_like(distance[:, None], dtype=torch.bool)
     return mask if mask.dtype == torch.bool else mask == 0

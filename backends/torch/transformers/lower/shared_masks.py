@@ -26,7 +26,7 @@ def get_mask(e: HFEmitter, node: Node) -> Var:
 
 
 def _emit_source_mask(e: HFEmitter, node: Node) -> Var:
-    """Return the source's padding mask for the cross-attention `node`, emitted once; WeftError for a window or pattern."""
+    """Return the padding mask of the source for the cross-attention `node`, emitted once."""
     if node.attrs.get("pattern", "dense") != "dense" or node.attrs.get("window") is not None:
         raise WeftError(f"target transformers has no window or pattern in cross-attention: %{node.output.name} has one")
     text = f"{STANDARD_MASKS[BIDIRECTIONAL]}(self.config, {{0}}, {{1}}, encoder_hidden_states={{2}})"
