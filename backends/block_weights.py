@@ -19,8 +19,8 @@ def is_quantized(weight: Param) -> bool:
 
 
 def is_exact(weight: Param) -> bool:
-    """Return whether products by `weight`, in blocks, must not round activations to 8 bits: False only for blocks that
-    a pass quantized without --arithmetic f32."""
+    """Return whether products by the blocks of `weight` must not round activations to 8 bits: False only for blocks
+    that a pass quantized without --arithmetic f32."""
     return not is_quantized(weight) or weight.recipe.has(Kept)
 
 

@@ -76,8 +76,7 @@ class Option(Argument):
         return typing.get_origin(self.type) is Literal
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` in the canonical form of the option's type. Raises WeftError if the option does not accept it.
-        `op` is ignored."""
+        """Return `value` in the canonical form of the type; ignore `op`. Raises WeftError if the option rejects it."""
         if self.is_choice and value not in typing.get_args(self.type):
             raise WeftError(f"{self.flag} {value!r} is unknown: choose {' or '.join(self.choices)}")
         return super().check(value, op)

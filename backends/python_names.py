@@ -54,7 +54,8 @@ class PythonNames(Pass):
             trace.note(f"{self.name}: all names are already valid in Python")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """The outputs are the same, in their order."""
+        """Check that both graphs compute equal outputs for equal inputs. Inputs and outputs are matched by order, since
+        their names may differ."""
         inputs = equivalence.make_inputs(before)
         renamed_inputs = dict(zip(after.inputs, inputs.values(), strict=True))
         want, got = equivalence.run(before, inputs), equivalence.run(after, renamed_inputs)

@@ -57,8 +57,7 @@ def count_written(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
 
 
 def parse_stored(dtype: str) -> DType:
-    """Return the dtype named `dtype`, which must be one that checkpoints are written in. Raises WeftError if it is not
-    f32, f16 or bf16."""
+    """Return the dtype called `dtype`. Raises WeftError if checkpoints are not written in it, but in f32, f16, bf16."""
     parsed = dtypes.parse(dtype, map(str, STORED))
     if parsed not in STORED:
         raise WeftError(f"a checkpoint cannot be written in {parsed}; choose {', '.join(map(str, STORED))}")

@@ -49,8 +49,7 @@ class CompiledModel(Protocol):
 
 
 class Place(NamedTuple):
-    """The target to compile a model for, the device ("cpu" or "cuda") that runs it, and its dtype (None: the
-    default)."""
+    """The target to compile for, the device ("cpu" or "cuda") that runs it, and the dtype (None: the default)."""
 
     target: str
     device: str
@@ -153,15 +152,15 @@ class Backend(ABC):
         """Return None if a lowering accepts `node`, else each lowering's reason for refusing it."""
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        """Return a function that checks nodes as `refusals` does: nodes of the form of `graph` called `form`, or of
-        `graph` itself if `form` is "". Raises WeftError if the target has no separate lowerings for this form."""
+        """Return a function that checks nodes as `refusals` does: nodes of the form `form` of `graph`, or of `graph`
+        itself if `form` is "". Raises WeftError if the target has no separate lowerings for this form."""
         if form:
             raise WeftError(f"target {self.name} has only one form of a graph, not {form!r}: leave out form")
         return self.refusals
 
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
-        """Return the forms that `build` needs of `graph`, the result of the target's `pipeline`: a dict from the name
-        of a form to the pipeline that derives it. Raises WeftError if the target cannot run the graph."""
+        """Return the forms of `graph`, the result of the target's `pipeline`, that `build` needs: a dict from the name
+        of a form to its `Form`, the pipeline that derives it. Raises WeftError if the target cannot run the graph."""
         return {MODEL: Form(Pipeline((Phase(MODEL, (Legalize(self.name),)),)))}
 
     @abstractmethod
@@ -192,8 +191,7 @@ class Backend(ABC):
 
     def open_offloaded(self, facts: FolderFacts, device: str, threads: int | None, experts: int) -> Any:
         """Open a compiled folder like `open`, with only `experts` experts of each mixture on the device at a time;
-        return its `CachedDecoder`. Raises WeftError as `open` does, and if the runtime keeps all experts on the
-        device."""
+        return its `CachedDecoder`. Raises WeftError as `open` does, and if the runtime cannot offload experts."""
         raise WeftError(
             f"{facts.folder} is compiled for {self.name}, which keeps all experts on the device: "
             "to keep only some there, compile it with --target torch"

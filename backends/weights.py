@@ -68,7 +68,7 @@ def summarize_weights(graph: Graph, tensors: Mapping[str, StoredTensor]) -> dict
 
 def average_bits(kinds: Mapping[str, Mapping[str, int]]) -> float | None:
     """Return the average bits per parameter of linear layers and experts together, with scales and zero points; None if
-    the model has neither. `kinds` is that entry of `summarize_weights`."""
+    the model has neither. `kinds` is the entry "kinds" of `summarize_weights`."""
     parts = [kinds[kind] for kind in LAYERED if kind in kinds]
     count = sum(part["numbers"] for part in parts)
     return 8 * sum(part["bytes"] for part in parts) / count if count else None

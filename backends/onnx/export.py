@@ -51,7 +51,7 @@ class BuiltModel:
 
 def build_model(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
     """Return `graph`, already legalized for `target`, lowered to ONNX; position tables have `max_length` rows. Raises
-    WeftError if no lowering accepts a node; the message names its op."""
+    WeftError if no lowering accepts a node (the message names its op), or the target's opset lacks an operator."""
     selection = select_lowerings(graph, target)
     emitter = OnnxEmitter(graph, target, max_length)
     padding.lower_with_padding(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
@@ -81,8 +81,8 @@ def list_stored_tensors(models: Iterable[BuiltModel]) -> Mapping[str, StoredTens
 def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
     """Write `models` (dict from file name to model; all read one checkpoint) into `folder`, and stream their weights
     block by block; call `progress` with the number of bytes of each write. Weights below 1 KiB are stored in the model
-    files, all others in model.onnx.data. Equal weights are stored once. Raises WeftError if a weight cannot be read,
-    and OSError as the file system reports it: a full disk is reported before the first byte is written."""
+    files, all others in model.onnx.data. Equal weights are stored once. Raises WeftError if a weight cannot be read or
+    stored in its dtype, and OSError as the file system reports it: a full disk before the first byte is written."""
     reader = next(iter(models.values())).reader
     offset = 0
     external: list[_Region] = []
@@ -118,8 +118,8 @@ def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progr
 
 
 def write_adapters(built: BuiltModel, folder: Path) -> None:
-    """Write a file {adapter}.onnx_adapter into `folder` for each adapter that can be selected at run time, with its
-    values for the model's adapter inputs; do nothing if the model has no such adapters. Raises WeftError if ONNX
+    """Write a file {adapter}.onnx_adapter into `folder` for each adapter that can be selected at run time: the values
+    of the model's adapter inputs with it. Do nothing if the model has no such adapters. Raises WeftError if ONNX
     Runtime is missing, or a pass quantized adapter weights to less than 16 bits."""
     if (tensors := find_switched_tensors(built.reader)) is None:
         return

@@ -14,7 +14,8 @@ MODEL = "genai.onnx"  # a second model with full caches, next to one with rollin
 
 
 def find_refusal(graph: Graph) -> str | None:
-    """Return None, or why (str) onnxruntime-genai cannot run the decoder `graph`, even without rolling caches."""
+    """Return why onnxruntime-genai cannot run the decoder `graph`; None if it can. Rolling caches do not count: the
+    caller replaces them by full ones."""
     if EMBEDDED in graph.inputs:
         return "it takes embeddings of tokens, not their ids"
     states = list(find_state_inputs(graph))

@@ -49,7 +49,7 @@ class OnnxLowering:
 
     def find_refusal(self, node: Node, target: Backend) -> str | None:
         """Return None if the lowering accepts `node` on `target`, else the reason (str) for refusing it; "" is a reason
-        without a line in the trace."""
+        without a line in the trace. `targets` is not checked here."""
         if target.opset < self.opset:
             return f"it needs opset {self.opset}, and {target.name} has {target.opset}"
         return self.when(node, target)

@@ -88,9 +88,9 @@ class OnnxEmitter:
         return self.values[value]
 
     def weight(self, name: str, recipe: Recipe, dtype: DType, role: str = "") -> onnx.Value:
-        """Return the initializer of `recipe` in `dtype`, called `name` if it is new. Calls with equal `recipe`, `dtype`
-        and `role` return the same initializer. Initializers that differ only in `role` are separate values, but their
-        bytes are stored once in the file."""
+        """Return the initializer of `recipe` in `dtype`, named after `name` if it is new. Calls with equal `recipe`,
+        `dtype` and `role` return the same initializer. Initializers that differ only in `role` are separate values, but
+        their bytes are stored once in the file."""
         # Tied weights have equal recipes: they become one initializer.
         key = (recipe, dtype, role)
         if key not in self.weights:
@@ -100,7 +100,7 @@ class OnnxEmitter:
         return self.weights[key].value
 
     def constant(self, array: Any, dtype: type | np.dtype[Any] = np.int64, hint: str = "const") -> onnx.Value:
-        """Return `array` in `dtype` as a constant, named `hint` if it is new; equal arrays return the same value."""
+        """Return `array` in `dtype` as a constant, named after `hint` if new; equal arrays return the same value."""
         data = np.asarray(array, dtype)
         # The key has bytes, because -0.0 == 0.0 and NaN != NaN.
         key = (str(data.dtype), data.shape, data.tobytes())
@@ -185,7 +185,7 @@ class OnnxEmitter:
 
     def size(self, size: Size) -> onnx.Value:
         """Return the IR `size` as int64 [1]: a constant, or computed from the shapes of the inputs. Raises WeftError if
-        no input has an axis of a size that it contains."""
+        it contains a named size that is the size of no input axis."""
         if isinstance(size, int):
             return self.constant([size])
         return self.memo(("size", size), lambda: self._emit_size(size))
@@ -215,11 +215,9 @@ class OnnxEmitter:
         return self.op(op, *(self.size(a) for a in atom.args))
 
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
-        """Return `shape` as an int64 tensor; with `source`, as the operand of a Reshape of a tensor of that shape.
-
-        It is a constant if no size is symbolic. With `source`, Reshape's 0 represents a symbolic size that equals the
-        same axis of `source`, and -1 one further symbolic size, so it is a constant unless there are more.
-        """
+        """Return `shape` as an int64 tensor: a constant if no size is symbolic. With `source`, return the operand for a
+        Reshape of a tensor of that shape: there 0 represents a symbolic size that equals the same axis of `source`, and
+        −1 the only other symbolic size. If several others exist, all sizes are computed in the graph."""
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):

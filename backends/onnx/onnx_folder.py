@@ -27,9 +27,9 @@ GENAI = "genai"  # the form for onnxruntime-genai, where it cannot run the main 
 
 class OnnxFolder:
     """The ONNX models of a compilation, not written yet, for `target` and sequences of up to `length` tokens. `forms`
-    has a graph per model (keys: see `FILES`), the graph before lowering under "", and under GENAI its copy with full
+    maps keys of `FILES` to the graphs of these files, "" to the graph before lowering, and GENAI to its copy with full
     caches if onnxruntime-genai needs one. The constructor appends notes for the user to `notes`. Raises WeftError if no
-    lowering accepts a node."""
+    lowering accepts a node, or the target's opset lacks an operator."""
 
     def __init__(
         self, forms: Mapping[str, Graph], target: Backend, length: int, options: Options, notes: list[str]

@@ -81,9 +81,9 @@ def _save_packed(model: Path, out: Path) -> Any:
 
 
 def _append_block(entry: str, source: Any, target: Any, end: int) -> tuple[str, int]:
-    """Copy the block at the location in `entry` ("kernel+hash|offset;length;…") from file `source` to `target`, to the
-    first boundary of a page (if it has 2 MiB, of a huge page) from `end` on; return the entry with the new location,
-    and the new end."""
+    """Copy a block from file `source` to file `target`; return its `entry` ("kernel+hash|offset;length;…") with the new
+    location, and the new end. The location in `entry` is that in `source`. In `target` the block begins at the first
+    page boundary from `end` on; at a boundary of huge pages if it has 2 MiB or more."""
     key, location = entry.rsplit("|", 1)
     offset, length, *rest = location.split(";")
     align = HUGE_PAGE if int(length) >= HUGE_PAGE else PAGE

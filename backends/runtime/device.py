@@ -10,9 +10,9 @@ from .ort.session import DEVICES, find_cuda_problem, find_gpu_problem, import_on
 
 def choose_place(device: str, target: str | None = None) -> Place:
     """Return the target, device and dtype with which to compile a source that will run on `device` (auto, cpu or cuda).
-    Without `target`, choose the first registered target that works on the device and has it in `chosen_on`; "auto" is
-    the GPU if there is such a target for it, else the CPU. Raises WeftError if `device` or `target` is unknown, or the
-    device or the target's runtime is missing."""
+    Without `target`, choose the first registered target that has the device in `chosen_on` and can use it; "auto" then
+    is the GPU if it has such a target, else the CPU. Raises WeftError if `device` or `target` is unknown, or the device
+    or the target's runtime is missing."""
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     if target is not None:

@@ -102,8 +102,8 @@ class Tasks(ABC):
     ) -> list[RankedText]:
         """Return the indices and scores of the `top` texts (None: all) for `query`, the highest score first. As in
         sentence-transformers' CrossEncoder, a score is the logit of the model's only label after the activation that
-        the folder names (default: sigmoid). `batch` and `truncate` are as in `classify`. Raises WeftError if the model
-        does not have exactly one label, or as `classify` does."""
+        the folder names (default: sigmoid). `batch` and `truncate` are as in `classify`. Raises WeftError as
+        `require_ranking` and `classify` do."""
         scores = self.scores([(query, text) for text in texts], batch=batch, truncate=truncate)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])
         return [RankedText(i, scores[i]) for i in order[:top]]
@@ -237,8 +237,8 @@ class Tasks(ABC):
         return encoded
 
     def render_pair(self, query: str, text: str) -> Pair | list[int]:
-        """Return the model input for (query, text): this pair, with the task's prompt before the query, or if the task
-        uses the folder's chat template the token ids that it renders, with the prompt as a system message."""
+        """Return the model input for (query, text): without a chat template in the task, the pair with its prompt
+        before the query; else the token ids of the folder's template, rendered with the prompt as a system message."""
         task = self.require_task("text-classification")
         if not task.template:
             return f"{task.prompt}{query}", text

@@ -28,16 +28,16 @@ def is_length_mask(mask: Value) -> bool:
 
 
 def is_causal_only(node: Node) -> bool:
-    """Return whether positions hide keys from the attention `node` by causality at most, which the attribute is_causal
-    of the standard operator expresses: `node` has no cache, no sinks, no window and no sparse pattern."""
+    """Return whether the attribute is_causal of the standard operator can express all that positions hide from the
+    attention `node`: it has no cache, no sinks, no window and no sparse pattern."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.from_attrs(node.attrs).is_local
 
 
 def emit_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out | None:
-    """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) that `node` needs in addition to is_causal;
-    with `include_causal`, the mask includes causality. Return None if no mask is needed. The keys of an attention with
-    a cache are the cache's slots; with a rolling cache, the slots and then the new keys."""
+    """Return the boolean mask [batch or 1, 1, seq, keys] (True: visible) of `node`; None if it needs none. It omits
+    causality if `is_causal_only(node)`, which the attribute is_causal then expresses, unless `include_causal`. The keys
+    of an attention with a cache are the cache's slots; with a rolling cache, the slots and then the new keys."""
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
     if key_mask is not None and past is not None and is_length_mask(key_mask):
         key_mask = None  # the causal mask by position already hides empty slots
@@ -61,8 +61,8 @@ def _emit_new_mask(e: OnnxEmitter, node: Node, key_mask: Value | None, plain: bo
 
 
 def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool) -> Out:
-    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys], or [batch, 1, seq, keys] if `plain` (it is
-    not combined with other conditions); with a cache, extended to the capacity."""
+    """Return `key_mask` [batch, keys] as a boolean mask [batch, 1, 1, keys]; with a cache, slots beyond `keys` are
+    False. If `plain` (not combined with other conditions), the shape is [batch, 1, seq, keys]."""
     past = node.operand("past_k")
     visible: Out = e.cast(e[key_mask], dtypes.bool_)
     if past is not None:  # slots after the mask's end are hidden

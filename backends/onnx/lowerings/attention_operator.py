@@ -181,8 +181,8 @@ def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) 
 
 @emit_once
 def _emit_rolling_indices(e: OnnxEmitter, positions: Value, mask: Value | None, capacity: int) -> tuple[Out, Out]:
-    """Return (the indices [batch, count] of the keys to write, in the concatenation of slots and new keys; the first
-    slot [batch] that each row writes)."""
+    """Return (source [batch, count], first [batch]). `source` has the indices of the keys to write, in the
+    concatenation of slots and new keys; row r writes them to slots from `first[r]` on."""
     first = emit_first_position(e, positions)
     call_positions = emit_consecutive_positions(e, positions)
     at = e.op("Slice", call_positions, e.constant([-capacity]), e.constant([_END]), e.constant([1]))

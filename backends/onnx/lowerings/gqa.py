@@ -148,8 +148,8 @@ def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
 
 def _add_repeated_outputs(e: OnnxEmitter, node: Node, results: list[Out]) -> None:
     """Declare each of `results`, the caches that the kernel of `node` writes, as an additional graph output if the
-    graph returns this cache from another attention. The kernel cannot skip the write; the runtime binds both outputs to
-    the same memory, so no copy is made."""
+    graph's output of this cache comes from another attention. The kernel cannot skip the write; the runtime binds both
+    outputs to the same memory, so no copy is made."""
     for spec, out in zip(find_caches(node), results, strict=True):
         past = node.required_operand(spec.past_operand)
         output = node.outputs[node.op.result_names(node.inputs, node.attrs).index(spec.present_output)]

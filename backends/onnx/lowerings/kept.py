@@ -32,8 +32,7 @@ def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
 
 
 def count_layouts(graph: Graph, target: Backend) -> dict[str, int]:
-    """Return a dict from each block layout, as text, to the number of weights of `graph` that stay in it on
-    `target`."""
+    """Return a dict from each block layout, as text, to the number of weights of `graph` in it on `target`."""
     layouts = (find_stored_layout(p) for p in list_kept_weights(graph, target))
     return tally_layouts(layout for layout in layouts if isinstance(layout, BlockLayout))
 

@@ -21,7 +21,7 @@ Out = onnx.Value
 
 
 def multiply_weight(e: OnnxEmitter, x: Out | None, weight: Value) -> Out:
-    """Emit x Wᵀ for the matrix `weight` W [out, in], a parameter or a computed value."""
+    """Emit x Wᵀ for W = `weight` [out, in], a parameter or a computed value."""
     if e.target.contrib:
         # FusedMatMul reads the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
         return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
@@ -86,8 +86,8 @@ def NormMatMul(e: OnnxEmitter, node: Node) -> Out:
 
 
 def apply_norm(e: OnnxEmitter, node: Node) -> Out:
-    """Return the normed x of the norm_linear `node` (x itself if its kind is "none"), emitted once for all nodes with
-    the same norm of the same x."""
+    """Return the normed x of the norm_linear `node`; x itself if its kind is "none". Nodes with one norm of one x share
+    it."""
     x, kind, bias = e[node.required_operand("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
         return x

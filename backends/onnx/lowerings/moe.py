@@ -107,8 +107,8 @@ def _find_kernel_refusal(node: Node, target: Backend) -> str | None:
 
 
 def find_activation_refusal(node: Node) -> str | None:
-    """Return the reason (str) why ONNX Runtime's MoE and QMoE cannot compute the activation of `node`, or interleave
-    its gate and up, which must be parameters; None if they can."""
+    """Return None if ONNX Runtime's MoE and QMoE can compute the activation of `node`, else the reason (str) why not.
+    With a gate they interleave the rows of gate and up, so these and their biases must be parameters."""
     name, gate, up = node.attrs["activation"], node.operand("gate"), node.operand("up")
     if gate is None:
         return None if name in _KERNEL else f"the kernel has no {name}"
@@ -215,8 +215,8 @@ def MoE(e: OnnxEmitter, node: Node) -> Out:
 
 
 def _emit_expert_activation(e: OnnxEmitter, node: Node, up: Out, gate: Out | None) -> Out:
-    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift). If the node
-    has a limit L, gate is at most L, and up is clipped to −L … L."""
+    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift). Before that,
+    a limit L of the node bounds gate to at most L and up to −L … L."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
         return emit_activation(e, up, a["activation"], dtype)
@@ -234,8 +234,8 @@ def gather_experts(e: OnnxEmitter, value: Out, chosen: Out | None) -> Out:
 
 
 def _multiply_experts(e: OnnxEmitter, rows: Out, weight: Value, chosen: Out | None) -> Out:
-    """Return `rows` [used, n, in] times the transposed matrices of `weight` [experts, out, in] at the expert indices
-    `chosen` [used] (None: all), which is [used, n, out]."""
+    """Return [used, n, out], `rows` [used, n, in] times the transposed matrices of `weight` [experts, out, in] at the
+    expert indices `chosen` [used] (None: all experts)."""
     if e.target.contrib:
         return e.op("FusedMatMul", rows, gather_experts(e, e[weight], chosen), domain=MS, transB=1)
     if isinstance(weight, Param):
@@ -255,8 +255,8 @@ def GroupedExperts(e: OnnxEmitter, node: Node) -> Out:
 
 
 def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out, Value, Out | None], Out]) -> Out:
-    """Emit the mixture `node` as batched products over the experts in use, and return its output. `product` is a
-    function (e, rows [used, n, in], weight, expert indices or None for all) that returns [used, n, out]."""
+    """Emit the mixture `node` as batched products over the experts in use, or over all if many are active; return its
+    output. `product` is a function (e, rows [used, n, in], weight, expert indices or None) to [used, n, out]."""
     x, combine = node.required_operand("x"), node.required_operand("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
     experts, active = combine.width, node.attrs["active"]

@@ -64,8 +64,8 @@ def _gather_rows(e: OnnxEmitter, x: onnx.Value, order: onnx.Value) -> onnx.Value
 
 
 def _find_output_head(value: Value, tokens: Tokens, chosen: Mapping[Node, Emit]) -> tuple[Node, Value] | None:
-    """Return (first node, its per-token operand) of the chain of token-wise nodes that ends in the output `value`, or
-    None if the producer of `value` is not token-wise. Reordering this operand is cheaper than reordering the logits."""
+    """Return (first node, its per-token operand) of the chain of token-wise nodes, each with one reader, that ends in
+    the output `value`; None if there is none. Reordering this operand is cheaper than reordering the logits."""
     head: tuple[Node, Value] | None = None
     readers = 0
     while (node := value.producer) is not None and len(value.users) == readers and len(node.outputs) == 1:

@@ -37,7 +37,7 @@ def to_f32(e: OnnxEmitter, value: Value | None) -> Any:
 
 
 def cast_results(e: OnnxEmitter, node: Node, results: list[Out]) -> list[Out]:
-    """Return `results` of `node`, on CPUs cast from f32 to the dtypes of its outputs."""
+    """Return the first of `results`, one per output of `node`; on CPUs cast from f32 to the dtypes of its outputs."""
     wanted = [value.type.dtype for value in node.outputs]
     on_cpu = e.target.device == "cpu"
     return [e.cast(v, d) if on_cpu and d != dtypes.f32 else v for v, d in zip(results, wanted, strict=False)]
@@ -160,9 +160,9 @@ class _Chunks:
 
     def step(self, state: Any, q: Any, k: Any, v: Any, decay: Any = None) -> tuple[Any, Any]:
         """Return (the state after one chunk, the outputs of its tokens). `state` is [batch, groups, heads of a group,
-        d, dv]; q, k, v, decay and the outputs are [batch, tokens, groups, heads of a group or 1, …]. The decay from one
-        token to another is summed from the terms between them: a difference of cumulative sums would lose small decays
-        next to large ones."""
+        d, dv]; q and k are [batch, tokens, groups, 1, d]; v, the outputs and decay are [batch, tokens, groups, heads of
+        a group, dv or 1 for decay]. The decay from one token to another is summed from the terms between them: a
+        difference of cumulative sums would lose small decays next to large ones."""
         e = self.e
         q, v = (e.op("Transpose", x, perm=[0, 2, 3, 1, 4]) for x in (q, v))
         k = e.op("Transpose", k, perm=[0, 2, 3, 4, 1])

@@ -19,8 +19,8 @@ from ..onnx_emitter import OnnxEmitter
 
 def _build_step_graph(node: Node, target: Backend) -> Graph:
     """Return a copy of the step of the scan `node` as a graph that is legal for `target`. A constant of the step
-    becomes a parameter if the operand of `node` is one, else an input. Raises WeftError if the target cannot run an op
-    of the step; the message names it."""
+    becomes a parameter if the scan's operand for it is one, else an input. Raises WeftError if the target cannot run an
+    op of the step; the message names it."""
     step: Step = node.attrs["step"]
     constants = dict(zip(step.constants, node.inputs[len(step.tokens) :], strict=False))
     graph, new_values = Graph("step", node.graph.reader), dict[Value, Value]()

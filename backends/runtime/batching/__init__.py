@@ -14,9 +14,9 @@ from .static import StaticBatch
 
 
 def new_batch(decoder: CachedDecoder[Any], most: int, quantum: int = 256) -> Batch:
-    """Return an empty batch for `decoder` that decodes at most `most` answers at a time. For a decoder it is a
-    `RunningBatch`: answers join while others decode; after `quantum` tokens an answer gives up its row if another
-    answer waits. For an encoder-decoder it is a `StaticBatch`: the answers of a batch begin together."""
+    """Return an empty batch that decodes at most `most` answers of `decoder` at a time. For an encoder-decoder it is a
+    `StaticBatch`: the answers of a batch begin together. Otherwise it is a `RunningBatch`: answers join while others
+    decode, and after `quantum` tokens an answer gives up its row if another answer waits."""
     if decoder.start is not None:
         return StaticBatch(decoder, most)
     return RunningBatch(decoder, most, quantum)

@@ -34,7 +34,7 @@ class Batch(ABC):
         return len(self.waiting) + len(self.active)
 
     def join(self, answer: Answer) -> None:
-        """Add an answer; it gets a batch row as soon as one is free."""
+        """Add an answer to the end of the queue; it gets a batch row as soon as the kind of batch allows."""
         self.waiting.append(answer)
 
     @abstractmethod

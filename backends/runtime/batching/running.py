@@ -25,7 +25,7 @@ PROMPT_CHUNK = {"cpu": 128, "cuda": 2048}
 
 @dataclass
 class _Row:
-    """A row and its answer, which decodes once all tokens of `sequence` have run; `read` of them have run so far."""
+    """The answer in a batch row. It decodes once all tokens of `sequence` have run; `read` of them have run so far."""
 
     answer: Answer
     sequence: list[int]
@@ -88,9 +88,9 @@ class RunningBatch(Batch):
     # -- prompts
 
     def _read_prompts(self) -> list[Answer]:
-        """Run a chunk of one prompt (all chunks if idle rows would advance recurrent states), or several short prompts
-        in one call. Return the answers whose prompt is now complete, each with its next token or an error; if the
-        caches cannot grow, only the answer with the longest sequence, which has the error."""
+        """Run a chunk of one prompt, or several short prompts in one call. Run all chunks at once if idle rows would
+        advance recurrent states meanwhile. Return the answers whose prompt is now complete, each with its next token or
+        an error; if the caches cannot grow, only the answer with the longest sequence, which gets the error."""
         reading = next((at for at, row in enumerate(self._rows) if row is not None and not row.decodes), None)
         decoding = any(row is not None and row.decodes for row in self._rows)
         budget = PROMPT_CHUNK[self.decoder.device_type] if decoding else self.decoder.chunk

@@ -257,8 +257,8 @@ class Generator:
         return self.folder is not None and (self.folder / "tokenizer.json").is_file()
 
     def _encode_prompts(self, batch: Sequence[Any], max_tokens: int | None) -> list[tuple[list[int], int]]:
-        """Return (token ids, maximum number of new tokens) for each prompt of `batch`. The maximum is `max_tokens`, or
-        the number that the model's maximum length leaves, if that is less."""
+        """Return (token ids or sound, maximum number of new tokens) for each prompt of `batch`. The maximum is
+        `max_tokens`, or the number that the model's maximum length leaves, if that is less."""
         if max_tokens is not None:
             check_count("max_tokens", max_tokens)
         results = []

@@ -276,7 +276,7 @@ def _float32(number: float) -> np.float32:
 
 
 def _apply_temperature(logits: Floats, temperature: float) -> Floats:
-    """Return `logits` / `temperature`; if the quotient would overflow float32, shift the largest logit to 0 before, so
+    """Return `logits` / `temperature`; if the quotient might overflow float32, shift the largest logit to 0 before, so
     that low temperatures converge to the most likely token."""
     divisor = _float32(temperature)
     with np.errstate(over="ignore"):

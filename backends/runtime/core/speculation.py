@@ -129,17 +129,16 @@ class Speculation:
             )
 
     def new_drafts(self, capacity: int) -> Drafts:
-        """Return the `Drafts` of a new batch row of at most `capacity` tokens; an assistant gets caches for this
-        row."""
+        """Return the `Drafts` of a new row of at most `capacity` tokens; an assistant gets caches for it."""
         if self.assistant is None:
             return Drafts(PromptLookup(), self.prompt_lookup_num_tokens)
         return Drafts(Assistant(self.assistant, capacity), self.num_assistant_tokens)
 
 
 class Drafts:
-    """The drafts for one batch row, of at most `most` tokens each. If n tokens of the last draft were correct, the next
-    one has 2n tokens if these were the whole draft, else n + 1. After k consecutive drafts without a correct token, the
-    next min(2^(k−1), 16) steps draft nothing."""
+    """The drafts for one batch row, of at most `most` tokens each. If n > 0 tokens of a draft were correct, the next
+    draft has up to 2n tokens if it was correct entirely, else up to n + 1. After k consecutive drafts without a correct
+    token, the next min(2^(k−1), 16) steps draft nothing."""
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter, self._most, self._count = drafter, most, most

@@ -187,8 +187,8 @@ class StateBuffers:
 def _allocate(
     session: Session, states: Sequence[BoundState], batch: int, capacity: int
 ) -> Iterator[NDArray[np.uint8] | None]:
-    """Yield the memory for each buffer: for each state, in order, for each of its copies. On the CPU these are parts of
-    one zeroed block, for which numpy requests huge pages; on other devices None."""
+    """Yield the memory of each buffer, in the order of `states`, one per copy of a state. On the CPU buffers are parts
+    of one zeroed block, for which numpy requests huge pages; on other devices yield None for each."""
     counts = [1 + state.recurrent for state in states]
     sizes = [batch * s.nbytes(capacity) // n for s, n in zip(states, counts, strict=True) for _ in range(n)]
     if session.device != "cpu":

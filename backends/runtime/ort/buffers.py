@@ -58,11 +58,11 @@ class Buffer:
         self.write(self.host)
 
     def download(self) -> NDArray[Any]:
-        """Return the contents as a host array: the memory itself on the CPU, else a copy; `write` it after changes."""
+        """Return the contents as a host array: on the CPU the memory itself, else a copy, to `write` after changes."""
         return self.host if self.device == "cpu" else self._value.numpy()
 
     def write(self, values: NDArray[Any]) -> None:
-        """Replace the contents by `values`. On the CPU the array that `download` returned is not copied."""
+        """Replace the contents by `values`. On the CPU the array that `download` returns needs no copy."""
         if self.device != "cpu":
             self._value.update_inplace(np.ascontiguousarray(values))
         elif values is not self.host:

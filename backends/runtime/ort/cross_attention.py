@@ -59,11 +59,11 @@ class EncodedSources:
 class SourceEncoder:
     """An encoder graph in an open session.
 
-    Inputs: `encoder_input_ids` or the input of `sound`, and `encoder_attention_mask` [batch, source]. Outputs: inputs
-    of the decoder by the same names, such as `cross.{i}.key|value` [batch, source, width].
+    Inputs: `encoder_input_ids` or the input of `sound`, and if declared `encoder_attention_mask` [batch, source].
+    Outputs: inputs of the decoder by the same names, such as `cross.{i}.key|value` [batch, source, width].
 
     Every row of the decoder begins with the token `start`. With `compares`, the tokens of a model call compete, for
-    example for the capacity of experts. Raises WeftError if the graph has other inputs.
+    example for the capacity of experts. Raises WeftError if the graph lacks the first input or has others.
     """
 
     session: Session

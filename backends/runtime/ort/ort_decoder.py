@@ -110,8 +110,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         return max(fixed, default=capacity)
 
     def run(self, binding: Any, options: Any = None) -> None:
-        """Run the graph on the inputs and outputs of the IO binding `binding`. Raises WeftError with ONNX Runtime's
-        message if the run fails."""
+        """Run the graph with the IO binding `binding`. Raises WeftError with ONNX Runtime's message if this fails."""
         with convert_ort_errors(self.name):
             self.session.ort.run_with_iobinding(binding, options)
 

@@ -61,7 +61,7 @@ class EncoderModel(Tasks):
         "max" takes the maximum of each feature, "cls" the vector of the first token, "last" that of the last token.
         `normalize` scales every vector to unit length. If `pooling` or `normalize` is None, the setting of the
         sentence-transformers folder that the model was compiled from applies, else "mean" without scaling. With pooling
-        None, the model's own output sentence_embedding is used if it has one and `normalize` is not False, or if
+        None, the model's own output sentence_embedding is returned if it has one; with `normalize` False only if
         modules after the pooling compute it. Texts of similar length run together, `batch` at a time, right-padded;
         inputs so long that their tokens would compete for experts run one by one.
 

@@ -54,8 +54,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, answer: bool = True, **variables: Any) -> str:
         """Return `messages` rendered to a prompt; with `answer`, it ends where the assistant's answer begins.
         `variables` (tools, documents, enable_thinking …) are passed to the template and must be JSON data. Raises
-        WeftError when the messages are malformed, the template cannot be parsed or rejects them, or it exceeds its
-        limits of time and memory."""
+        WeftError when the messages are malformed, no template fits, or it cannot be parsed, rejects the messages, or
+        exceeds its limits of time and memory."""
         for message in messages:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise WeftError(f"a chat message is {message!r}, but it must be a mapping with a role and its content")
@@ -120,8 +120,8 @@ class Renderer(AbstractContextManager["Renderer"]):
             os.killpg(process.pid, signal.SIGKILL)
 
     def send_request(self, request: bytes) -> tuple[int, bytes, bytes]:
-        """Send a request; return (exit status of its fork, its output, b""). Raises OSError if the process cannot be
-        started, ends or does not answer within a minute."""
+        """Send a request; return (exit status of its fork, its output, b"" for its error output). Raises OSError if the
+        process cannot be started, ends or does not answer within a minute."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._process = _start_process(self._command, errors=subprocess.DEVNULL)
@@ -185,9 +185,9 @@ def _parse_reply(name: str, status: int, written: bytes, words: bytes) -> dict[s
 
 
 def read_templates(folder: Path) -> tuple[Path, dict[str, str]]:
-    """Return (path of the file with the first template, dict from name to template) for the tokenizer in `folder`. As
-    in transformers, template files take precedence over tokenizer_config.json, and that over the chat_template.json of
-    a processor. Without templates, the path is that of tokenizer_config.json and the dict is empty."""
+    """Return (path, templates): the chat templates in `folder`, keyed by name, and the path of the file with the first.
+    As in transformers, template files take precedence over tokenizer_config.json, and that over the chat_template.json
+    of a processor. Without templates, the path is that of tokenizer_config.json and the dict is empty."""
     further, default = folder / TEMPLATE_FOLDER, folder / "chat_template.jinja"
     files = {"default": default} if default.is_file() else {}
     files |= {path.stem: path for path in sorted(further.glob("*.jinja"))}
@@ -214,7 +214,7 @@ def _parse_templates(config: Record) -> dict[str, str]:
 
 def read_special_tokens(folder: Path) -> dict[str, Any]:
     """Return the contents of tokenizer_config.json in `folder` ({} if missing). Without added_tokens_decoder in them,
-    entries of special_tokens_map.json are merged in and replace equal keys, as in transformers."""
+    entries of special_tokens_map.json replace equal keys, but lists of extra tokens are joined, as in transformers."""
     config, older = (folder / name for name in ("tokenizer_config.json", "special_tokens_map.json"))
     config_entries: dict[str, Any] = read_json(config) if config.is_file() else {}
     if "added_tokens_decoder" in config_entries or not older.is_file():

@@ -86,8 +86,7 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def parse_tokenizer(text: str, path: Path) -> Fast:
-    """Return the tokenizer that `text`, the contents of tokenizer.json at `path`, describes. Raises WeftError if it is
-    broken."""
+    """Return the tokenizer that `text`, read from tokenizer.json at `path`, describes. Raises WeftError if broken."""
     from tokenizers import Tokenizer as Fast
 
     with _convert_library_errors(f"{path}: not a readable tokenizer"):
@@ -163,7 +162,7 @@ class Tokenizer:
                     self._fast.no_truncation()
 
     def prompt_length(self, prompt: str) -> int:
-        """Return the number of tokens of the prefix `prompt`, without a special token that ends it."""
+        """Return the number of tokens of the prefix `prompt`, special ones included, except one at its end."""
         ids, added = self.encode(prompt), self._fast.get_added_tokens_decoder()
         return len(ids) - (bool(ids) and ids[-1] in added and added[ids[-1]].special)
 

@@ -47,10 +47,10 @@ class TokenBuffer:
 
 
 class CapturedSteps:
-    """The decode steps of a batch with `cache`. The function `step` runs them on `ids` and `positions`, and draws also
-    read `active`, each [batch, 1]. A CUDA graph is captured for each upper bound on the number of keys (a power of
-    two), or a single one if `any_length`. All are captured again for new cross-attention sources. Steps run without a
-    graph on a CPU, if `captured` is False, or if `step` synchronizes with the device."""
+    """The decode steps of a batch with `cache`. The function `step` reads `ids` and `positions`, and sampling on the
+    device also `active`, each [batch, 1]. A step replays a CUDA graph for an upper bound on the number of keys: a power
+    of two, or with `any_length` the capacity. New cross-attention sources release all graphs. Steps run without a graph
+    on a CPU, if `captured` is False, or if `step` synchronizes with the device."""
 
     def __init__(
         self, step: Step, cache: Any, batch: int, device: torch.device, any_length: bool = False, captured: bool = True
@@ -103,8 +103,8 @@ class CapturedSteps:
         return logits
 
     def launch_step(self, draws: DeviceSampler, keys: int) -> None:
-        """Queue a step that attends to at most `keys` keys. After it `draws` draws the next tokens, which for active
-        rows become inputs of the next step, and all tokens are copied to the host. At most two steps may be queued."""
+        """Queue a step that attends to at most `keys` keys, then a draw of its next tokens by `draws`. Those of active
+        rows become inputs of the next step; all are copied to the host. At most two steps may be queued."""
         inputs, changed = (self.ids, self.positions, self.active), [self.ids, self.positions, *draws.changed_tensors]
         tokens = self._run(("drawn", draws), keys, lambda: draws(self._logits(), inputs), changed)
         landing = next(free for free in self._token_buffers if free not in self._pending)

@@ -15,9 +15,9 @@ from ..core.sampler import Sampler, Sampling
 
 class DeviceSampler:
     """A sampler on the device for `batch` rows with equal sampling options, without penalties and logit bias; its
-    tensors have fixed addresses. Each row has a copy of the next `most` random numbers of its host sampler, and draws
-    the first token whose cumulative probability exceeds the next of them. If only one token can follow, no random
-    number is used up."""
+    tensors have fixed addresses. Each row has a copy of the next `most` random numbers of its host sampler. A draw uses
+    up one of them and takes the first token whose cumulative probability exceeds it. If only one token can follow, none
+    is used up."""
 
     def __init__(self, sampling: Sampling, batch: int, most: int, device: torch.device) -> None:
         self.sampling = sampling

@@ -182,9 +182,9 @@ class ExpertOffload:
             mixture.next = following
 
     def moe(self, x: Tensor, combine: Tensor, k: int, expert: Callable[..., Tensor], *stacks: Tensor) -> Tensor:
-        """Return the result of the module's function `moe` with these arguments: load the experts that `combine` [...,
-        experts] uses for `x` [..., dim], and prefetch experts of the next mixture. If experts are copied to slots and
-        all in use fit, they are computed together, else one after the other."""
+        """Compute `moe` of the module with these arguments. Load the experts that `combine` [..., experts] uses for `x`
+        [..., dim], and prefetch experts of the next mixture. If experts are copied to slots and all in use fit, they
+        are computed together, else one after the other."""
         if (mixture := self.mixtures.get(id(stacks[0]))) is None:  # another model of the same code
             return self.full_moe(x, combine, k, expert, *stacks)
         rows, combine, store = x.reshape(-1, x.shape[-1]), combine.reshape(-1, combine.shape[-1]), mixture.store

@@ -88,7 +88,7 @@ class TorchEncoder(EncoderModel):
 
 def _open_model(facts: FolderFacts, device: str, threads: int | None, all_on_device: bool = True) -> tuple[Any, Any]:
     """Load the model of a folder; return (model, function that runs a decode step). Unless `all_on_device`, load it on
-    the CPU, and return (model, None). `threads` sets PyTorch's threads for the process."""
+    the CPU, and return (model, None). `threads` (None: unchanged) sets PyTorch's threads for the process."""
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")
     torch = import_torch()

@@ -30,8 +30,8 @@ class SamplingContext(BatchContext):
         self._ahead = False  # that step has begun
 
     def new_sampling_step(self, samplers: Sequence[Sampler]) -> Callable[[Ints, Bools], Ints] | None:
-        """Return a function (tokens [batch], active [batch]) → next tokens [batch], which runs a step of active rows,
-        as `step` does, and draws on the device; None if a sampler needs the logits. Only seeds of `samplers` differ."""
+        """Return a function (tokens [batch], active [batch]) → next tokens [batch], which runs a step of active rows
+        and draws on the device; None with penalties or a bias. `samplers` may differ in their seeds only."""
         if any(s.sampling.has_adjustments for s in samplers):
             return None
         # Rows differ only in their seeds, and each draws with the random numbers of its own sampler.

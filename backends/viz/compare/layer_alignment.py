@@ -54,7 +54,7 @@ def _pair_layer_lists(ours: list[str], theirs: list[str]) -> dict[str, str]:
 
 
 def _count_ops(layers: Layers) -> list[Counter[str]]:
-    """Count each layer's operations under two keys: name and operator; these with attributes, types and weights."""
+    """Count the operations of each layer: by name and operator, and again with attributes, types and weights."""
     counters = []
     for layer, vertices in layers.items():
         parts = Counter[str]()

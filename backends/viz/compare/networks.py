@@ -31,9 +31,9 @@ class Comparison:
 def compare_networks(before: Network, after: Network) -> Comparison:
     """Return both networks with marks on their operations, inputs and outputs.
 
-    Operations correspond by name; in lists of layers of unequal length, by name within aligned layers. Operations whose
-    result names do not occur in the other network correspond by scope, operator and the largest number of common
-    neighbours and weights (at least one).
+    Operations correspond by name; in lists of layers with another name or length, by name within aligned layers.
+    Operations whose result names do not occur in the other network correspond by scope, operator and the largest number
+    of common neighbours and weights (at least one).
     """
     pairs = _NetworkMatcher(before, after).match_all()
     names, recipe = _map_values(before, after, pairs), _choose_recipe_text(before, after)
@@ -76,8 +76,8 @@ def _mark_input_output(before: tuple[str, str] | None, after: tuple[str, str] | 
 
 
 def _map_values(before: Network, after: Network, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Map each result name in `before` to its name in `after`: in `pairs` of operations, results correspond in order.
-    Other results keep their names; but if a result of a pair has that name in `after`, they map to ""."""
+    """Map each result name in `before` to its name in `after`. The results of two operations in `pairs` correspond in
+    order. Any other result keeps its name, or maps to "" if a result of a pair has that name in `after`."""
     theirs = {v.name: v for v in after.vertices}
     new_names: dict[str, str] = {}
     for v in before.vertices:
@@ -137,13 +137,13 @@ class _NetworkMatcher:
         return self.matches
 
     def match_pair(self, name: str, other: str, there: Collection[str]) -> None:
-        """Record that `name` corresponds to `other` if `there`, the names in `after`, has it and both are unmatched."""
+        """Record that `name` and `other` correspond if both are unmatched and `other` is in `there` (of `after`)."""
         if name not in self.matches and other in there and other not in self.matched:
             self.matches[name] = other
             self.matched.add(other)
 
     def translate_name(self, name: str, scope: str) -> str:
-        """Return `name`, of an operation in `scope`, with the layer's name in `after`; "" if the layer was removed."""
+        """Return `name` with the layer of `scope` named as in `after`; "" if that was removed, `name` without one."""
         layer = find_layer_scope(scope)
         other = self.layers.get(layer, layer)
         if not layer or not name.startswith(layer):

@@ -168,7 +168,7 @@ def _plot_layers(
 
 
 def _set_ticks(axes: Axes, base: int = 10) -> None:
-    """Label powers of `base` on the logarithmic y-axis; of 10 also twice and five times these in a short range."""
+    """Label powers of `base` on the log y-axis; for base 10 and a range below 1,000-fold also 2 and 5 times these."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axes.get_ylim()

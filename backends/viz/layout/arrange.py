@@ -89,7 +89,7 @@ class Line:
 class Arrangement:
     """The numbered parts of a scope, their boxes, and the lines between them.
 
-    `notes`: part number → values that the part reads without a line, or by a rail if it contains no layers.
+    `notes`: part number → values that the part reads without a line; for a part without layers, also those on rails.
     `unwired_results`: part number → results of the part that leave the scope without a line.
     `rails`: the number of values on lines along the right side.
     """
@@ -106,7 +106,7 @@ def arrange(parts: Sequence[PicturePart], entering: Iterable[str], leaving: Iter
     """Return an arrangement of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
     The first of `entering` that any part reads gets a line from the top. Of the others, at most RAILS that are computed
-    (not inputs of the model) get lines along the right side; the rest become notes on their readers.
+    (not inputs of the model) and read on the right get lines along that side; the rest become notes on their readers.
     """
     parts, entering, leaving = list(parts), list(entering), list(leaving)
     wiring = wire_parts(parts, entering, leaving)

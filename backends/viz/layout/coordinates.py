@@ -187,8 +187,7 @@ def _stack_sizes(sizes: Sequence[Size]) -> Size:
 
 
 def _join_sizes(sizes: Sequence[Size], gap: float) -> Size:
-    """Return the size of boxes in a row; its axis is that of the middle box, or the center for an even number of
-    boxes."""
+    """Return the size of boxes in a row. Its axis is that of the middle box; of an even number, the center."""
     width = sum(s.width for s in sizes) + gap * (len(sizes) - 1)
     half = len(sizes) // 2
     middle = sum(s.width + gap for s in sizes[:half]) + sizes[half].axis if len(sizes) % 2 else width / 2
@@ -303,7 +302,7 @@ def _spread_ends(around: PlacedShape, inside: _Inside) -> dict[tuple[int, int], 
 
 
 def _find_column(line: Line, target: PlacedShape, inside: _Inside, around: PlacedShape) -> float:
-    """Return the x at which `line` comes down to `target`, before `_spread_ends` moves it."""
+    """Return the x from which `line` reaches `target`: for a fork the axis of `target`, else that of its source."""
     if line.bend == "fork":  # it bends above
         return target.axis
     return inside.spots[line.source].axis if line.source in inside.spots else around.axis

@@ -37,7 +37,7 @@ class Shape:
     """A part of the picture: its label, its size when closed (`closed`), and its contents when open.
 
     `notes`: values that the part reads without a line.
-    `layer_outputs`: outputs of the model that it produces without a line.
+    `layer_outputs`: outputs of the model that belong to a layer and that it produces; () if it contains layers.
     `unwired_results`: its results that other parts read without a line.
     `head`: the minimum width when open.
     `arrangement`, `inner`: the arrangement of its children and their shapes; None and empty if it cannot be opened.
@@ -111,8 +111,8 @@ def _find_crossing_values(shape: Shape, edge: int) -> tuple[str, ...]:
 
 
 def find_rails(part: PicturePart, first: Shape, last: PicturePart) -> list[str]:
-    """Return the values that enter every round of the repeat `part` on a rail, outermost first: those on rails of the
-    shape `first` of its first round that its last round `last` also reads. Return [] if the rounds are parallel."""
+    """Return the values that enter every round of the repeat `part` on a rail, outermost first: those on rails of
+    `first`, the shape of its first round, that `last`, its last round, also reads. Return [] if rounds are parallel."""
     lines = first.arrangement.lines if first.arrangement is not None and not part.parallel else []
     rails = {line.region: line.values[0] for line in lines if line.bend == "rail"}
     return [name for _, name in sorted(rails.items()) if name in last.read]

@@ -41,8 +41,8 @@ def wire_parts(
 ) -> Wiring:
     """Return the wiring of `parts` in a scope that reads the values `entering` and produces the values `leaving`.
 
-    The first of `entering` that any part reads enters at the top. `within`: numbers of parts whose lines out of the
-    scope are dropped. Unless it is None, parts that do not depend on the stream keep only the line to one reader.
+    The first of `entering` that any part reads enters at the top; the others become notes. With `within`, the parts
+    with these indices lose their lines out of the scope, and parts independent of the stream keep one line.
     """
     wiring = Wiring()
     makes = {name: i for i, part in enumerate(parts) for name in part.results}

@@ -73,7 +73,7 @@ NUMBERED = re.compile(r"\d+(-\d+)?")  # the name of a layer, of a repeat, of one
 
 @dataclass(frozen=True)
 class Label:
-    """A title and the lines under it; a sum or product is a circle with `symbol` instead. `kind`: a key of MEANINGS."""
+    """A title and the lines under it, or a circle with a `symbol` (+, ×, −, ÷). `kind`: a key of MEANINGS."""
 
     title: str
     lines: tuple[str, ...]
@@ -99,7 +99,7 @@ def _add_bits(part: PicturePart, text: Label) -> Label:
 
 
 def _apply_sign(part: PicturePart, text: Label) -> Label:
-    """Return `text` with the sign of `part` as kind and a line about changes; `text` itself without a comparison."""
+    """Return `text` with the sign of `part` as kind, and lines about changes unless "kept"; `text` if not compared."""
     marks = [v.mark for v in part.all_vertices()]
     sign = find_common_sign(marks)
     if sign in ("", KEPT):

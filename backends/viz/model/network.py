@@ -59,7 +59,7 @@ class Vertex:
     `reads`, `makes`: names of operand and result values; weights are not among `reads`.
     `roles`, `types`: the operand name of each of `reads`; the type of each of `makes` ("f32[seq, 576]").
     `view`: it moves no data.
-    `cost`, `work`: the cost of a prefill (None: unknown), without and with separate elements and bytes.
+    `cost`, `work`: the cost of a prefill (None: unknown): traffic in bytes only; in elements and in bytes (see `Work`).
     `step`: the work of a decode step.
     `cache`: (cached elements per token, window or None for all tokens).
     `state`: the size of its recurrent state: (elements in the model's dtype, bytes in other dtypes).
@@ -168,7 +168,7 @@ def _adjust_packed(node: Node, work: Work) -> Work:
 
 def _make_vertex(node: Node, uncounted: dict[Param, int], cache: dict[Any, dict[str, Any]]) -> Vertex:
     """Return `node` as a vertex. The `learned` elements of its weights are taken out of `uncounted`, so that each
-    parameter counts once. `cache` maps attributes and types to costs, because layers repeat their operations."""
+    parameter counts once. `cache` maps op, attributes, types and layouts to costs, as layers repeat operations."""
     operands = list(_list_operands(node))
     attrs = select_explicit_attributes(node)
     kinds = tuple(None if v is None else v.type for v in node.inputs), tuple(v.type for v in node.outputs)

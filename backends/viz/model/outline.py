@@ -26,7 +26,7 @@ class PicturePart:
     children occur in `count` rounds (iterations), in sequence or in parallel.
     `later_rounds`: the children of each round from the second on.
     `reach`: "local" or "global" in a model where only some layers have a window, else "".
-    `shared`: values that every round of an enclosing repeat reads.
+    `shared`: values that both the first and the second round of an enclosing repeat read.
     """
 
     name: str
@@ -160,7 +160,8 @@ def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str
 
 
 def _make_leaves(network: Network, layer_inputs: Collection[str], outputs: dict[str, list[str]]) -> list[PicturePart]:
-    """Return a leaf per operation, except views, biases of linears and sums that join a leaf of the same scope."""
+    """Return a leaf per operation, but views and biases of linears join the leaf of their operand, and a sum joins the
+    sum that is its only reader, if both are in the same scope."""
     makers: dict[str, PicturePart] = {}
     leaves = []
     for vertex in network.vertices:
@@ -236,9 +237,9 @@ def _split_by_scope(leaves: Sequence[PicturePart], scope: str) -> dict[str, list
 
 
 def _break_cycles(leaves: dict[str, list[PicturePart]]) -> dict[str, list[PicturePart]]:
-    """Regroup `leaves` (scope → parts) in place so that no groups read each other in a cycle; return it. Operations
-    that both read a group and are read by it move into the group, regardless of their scope. Of groups that read each
-    other, the smallest eighth (at least one) is dissolved into child scopes."""
+    """Regroup `leaves` (scope → parts) in place until no groups read each other in a cycle; return it. If a cycle has
+    only one group, its other members, single operations, move into this group. Otherwise the smallest eighth of its
+    groups (at least one) is split into child scopes."""
     # Every round moves operations into a group or dissolves one; single operations form no cycle, so it ends.
     while loops := _find_cycles(leaves):
         for loop in loops:
@@ -325,8 +326,8 @@ def _mark_shared(rounds: Sequence[Sequence[PicturePart]]) -> None:
 
 
 def hash_structure(part: PicturePart) -> str:
-    """Return a hash that is equal for parts with equal operations, attributes, types and shapes and dtypes of weights.
-    Names of scopes, values, weights and sizes, and recipes, do not count."""
+    """Return a hash that is equal for parts with equal operations, inner scopes, attributes, types, marks, and shapes
+    and dtypes of weights, and for leaves equal names. Other names, sizes and recipes do not count."""
     order: dict[str, int] = {}
     text = [part.name if part.vertices else ""]
     for v in part.all_vertices():

@@ -66,7 +66,7 @@ def sum_costs(part: PicturePart) -> PartCosts:
 
 
 def _work_of(v: Vertex) -> Work:
-    """Return the work of an operation; without a split of elements and bytes, all traffic of `cost` counts as bytes."""
+    """Return the work of `v`; if only its `cost` is known, all traffic counts as bytes."""
     if v.work is not None or v.cost is None:
         return v.work or NONE
     return Work(v.cost.flops, 0, 0, v.cost.read, v.cost.written)

@@ -328,7 +328,7 @@ def _name_operands(op: OnnxOperation, versions: Mapping[str, int]) -> list[str]:
 
 
 def _name_output(op: OnnxOperation, index: int, versions: Mapping[str, int]) -> str:
-    """Return the name of output `index` (from 0) of `op` in the ONNX standard; "out1", … without one or if variadic."""
+    """Return the name of output `index` (from 0) of `op` in the ONNX standard, or "out{index}" if none or variadic."""
     schema = _find_schema(op, versions)
     formals = schema.outputs if schema is not None else []
     is_named = index < len(formals) and formals[index].option != onnx.defs.OpSchema.FormalParameterOption.Variadic

@@ -69,8 +69,8 @@ VIEWS = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", 
 
 
 def find_equivalent(v: Vertex, types: Mapping[str, str]) -> Vertex | None:
-    """Return `v` under the name of the equivalent weft op, where labels need it with weft's attributes and weights;
-    None if there is none. `types` maps operand names of `v` to types."""
+    """Return `v` as the equivalent weft op, with weft's attributes and weight shapes where labels need them, or None.
+    `types` maps operand names of `v` to types. Raises WeftError if a numeric attribute is invalid."""
     if v.op == "Attention" and "q_num_heads" not in v.attrs and "num_heads" not in v.attrs:
         heads, kv_heads = (_read_heads(types.get(role, "")) for role in ("Q", "K"))
         attrs = {**v.attrs, "q_num_heads": heads, "kv_num_heads": kv_heads}

@@ -41,7 +41,7 @@ class OnnxOperation:
 
 @functools.cache
 def format_dtype(number: int) -> str:
-    """Return weft's name of ONNX dtype `number`; ONNX's own name in lower case if weft has none."""
+    """Return weft's name of ONNX dtype `number`, else ONNX's own in lower case, else "dtype " + `number`."""
     try:
         name = str(onnx.TensorProto.DataType.Name(number)).lower()
     except ValueError:  # of a newer ONNX than the one here
@@ -90,7 +90,7 @@ def _format_value(value: object) -> str:
 
 
 def format_tensor(tensor: onnx.TensorProto) -> str:
-    """Return the elements of a small tensor as text of at most 60 characters; "" for larger or external ones."""
+    """Return `tensor` as up to 60 characters, "" if external or larger than MOST. Raises WeftError if it is damaged."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL or math.prod(tensor.dims) > MOST:
         return ""
     try:

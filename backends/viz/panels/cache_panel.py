@@ -18,7 +18,7 @@ def build_panel(network: Network) -> dict[str, Any] | None:
 
     "variants": this model, then those with other sizes: "name", "about", "kept" [[elements per token, window or None]].
     "state": the size of recurrent states: [elements in the model's dtype, bytes in other dtypes].
-    "same": the name of the variant with the same sizes as this model, or None.
+    "same": the name of the variant with this model's sizes, or None. "context": its maximum length in tokens, or None.
     """
     caches = [(v, kind, _read_heads(v, kind, network)) for v, kind in list_attentions(network) if v.cache is not None]
     state = [sum(v.state[i] for v in network.vertices) for i in (0, 1)]
@@ -41,9 +41,8 @@ def build_panel(network: Network) -> dict[str, Any] | None:
 
 
 def _read_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
-    """Return (features of a key, features of a value) of one head, as if every head had its own key and value. Latent
-    attention computes them from latents (DeepSeek-V2, 2024): then the widths come from its maps per head, of shape
-    [heads · width, latent]."""
+    """Return (features of a key, features of a value) of one head. Latent attention computes both from latents
+    (DeepSeek-V2, 2024): their widths are read from its maps [heads · width, latent], or without maps from its cache."""
     assert v.cache is not None
     width = v.cache[0]
     latent = v.weft_op.attrs.get("value_dim")

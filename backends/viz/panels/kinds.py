@@ -37,8 +37,8 @@ class Kind:
 
 
 def list_attentions(network: Network) -> Iterator[tuple[Vertex, Kind]]:
-    """Yield (vertex, kind) for every softmax attention in order, except attention within windows that are folded into
-    the batch axis (whose size is then a product)."""
+    """Yield (vertex, kind) for every softmax attention, in order. Leave out those whose windows are folded into the
+    batch axis: its size is a product."""
     shapes = _list_shapes(network)
     lengths = {name: shape[1] for name, shape in shapes.items()}
     chosen = {v.makes[0]: int(v.text("top_k")) for v in network.vertices if v.op == "lightning_index"}

@@ -190,8 +190,8 @@ def compute_reach(network: Network) -> dict[str, Any] | None:
 
 
 def _find_earliest(kind: Kind, token: int) -> int | None:
-    """Return the first position visible to the token at position `token`, ignoring sinks; None: all positions. Without
-    a window only chunks are bounded; other patterns see parts of the entire sequence."""
+    """Return the first position visible to the token at position `token`, ignoring sinks; None if all are visible.
+    Without a window, only the pattern "chunked" has such a bound: other patterns reach back to the start."""
     if kind.keys.window is None and kind.keys.pattern != "chunked":
         return None
     start = token + 1 - min(token + 1, kind.keys.window or kind.keys.stride)

@@ -30,7 +30,7 @@ Step = Callable[[int, int], None]  # progress: operations done and total
 class Observer:
     """Observations of a run of `graph`.
 
-    `weights`: attention → its weights [heads, queries, keys].
+    `weights`: attention over full sequences → its weights [heads, queries, keys].
     `choices`: mixture → expert weights [tokens, experts], 0 for an expert that is not chosen.
     `arrays`: the inputs of attentions and mixtures, from which the observations are computed.
     `step`: called with the number of nodes done and in total.
@@ -76,8 +76,7 @@ def _is_full_attention(node: Node) -> bool:
 def compute_attention_weights(node: Node, operands: Mapping[str, Array | None]) -> Array:
     """Return the attention weights [heads, queries, keys] of the first batch row of an attention.
 
-    They are the output of the attention if its values are one-hot vectors. With sinks, weights of a query sum to less
-    than 1.
+    They are computed as its output for values that are one-hot vectors. With sinks, weights of a query sum to below 1.
     """
     k = operands["k"]
     assert k is not None

@@ -58,8 +58,8 @@ def _add_prefix(part: PicturePart, side: str) -> PicturePart:
 
 
 def select_open_parts(root: Shape, depth: int | None = None, parts: Iterable[str] = ()) -> set[str]:
-    """Return the keys of the parts to open: those of `open_parts.select_open(root, depth, parts)`. If `depth` is None,
-    add both networks, and the parts that contain "kept" operations as well as others."""
+    """Return the keys of the parts to open: those of `open_parts.select_open(root, depth, parts)` and, if `depth` is
+    None, both networks and every part with both "kept" and other operations."""
     opened = open_parts.select_open(root, depth, parts)
     for s in root.all() if depth is None else ():
         is_mixed = {KEPT} < {v.mark.sign for v in s.part.all_vertices() if v.mark}

@@ -119,9 +119,9 @@ class Move:
 
 
 def _convert_repeat(s: Shape) -> dict[str, Any]:
-    """Convert a repeat to JSON data: its count and its rounds. "once" is the first round, without contents if it is one
-    part. The second is the first with layer numbers increased by "period"; a later round is the second with a multiple
-    of "period" added. "changed" maps the index of a round to its exceptions as (path, value)."""
+    """Convert a repeat to JSON data. "once" is the first round, without its contents if each round is a single part.
+    The second round is the first with "period" added to layer numbers; round i (from 0) is the second with (i − 1) ·
+    period added. "changed" maps i to the (path, value) pairs in which round i differs from that."""
     unrolled = unroll_repeat(s)
     assert unrolled.arrangement is not None
     rails = {line.region: line.values for line in unrolled.arrangement.lines if line.bend == "rail"}
@@ -152,7 +152,7 @@ def _read_layer_span(key: str) -> tuple[int, int]:
 
 
 def _find_changes(before: Any, after: Any, rename: Callable[[str], str]) -> list[tuple[list[str | int], Any]]:
-    """Return (path, new value) wherever `after` differs from `before`, after `rename` maps the strings of `before`."""
+    """Return (path, new value) wherever `after` differs from `before` with its strings mapped by `rename`."""
     differences: list[tuple[list[str | int], Any]] = []
     path: list[str | int] = []
 
