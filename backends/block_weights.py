@@ -39,8 +39,8 @@ def count_packed_bytes(weight: Param, layout: BlockLayout) -> int:
 
 
 def find_stored_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which `weight` is stored, else a reason (str): NOT_ASKED ("") if it is not a
-    parameter, or neither a pass quantized it nor --keep-blocks requested it; otherwise why its recipe has no layout."""
+    """Return the block layout in which `weight` is stored, or the reason (str) why it has none: NOT_ASKED ("") unless
+    it is a parameter that a pass quantized or whose blocks --keep-blocks requested."""
     if not isinstance(weight, Param) or not (is_quantized(weight) or weight.recipe.has(Kept)):
         return NOT_ASKED
     return find_block_layout(weight.recipe, weight.graph.reader)

@@ -16,8 +16,8 @@ class PythonNames(Pass):
     """Rename scopes, values, parameters, inputs and outputs to valid names of Python attributes and variables.
 
     ``class`` becomes class_, ``a-b`` becomes a_b; attributes of nn.Module, and names to `avoid`, get an underscore;
-    siblings keep distinct names. `usual` has pairs "old=new" that rename top-level modules with only a weight and
-    perhaps a bias; a pair is ignored if the new name is in use.
+    siblings keep distinct names. `usual` has pairs "old=new": a top-level module `old` with only a weight and perhaps a
+    bias gets the name `new`, unless that is in use.
 
     Condition: none; inputs and outputs may have other names afterwards.
 

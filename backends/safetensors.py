@@ -57,7 +57,7 @@ def count_written(progress: Progress, tensors: Mapping[str, Tensor]) -> Step:
 
 
 def parse_stored(dtype: str) -> DType:
-    """Return the dtype called `dtype`. Raises WeftError if checkpoints are not written in it, but in f32, f16, bf16."""
+    """Return the dtype called `dtype`. Raises WeftError unless checkpoints can be written in it: f32, f16 or bf16."""
     parsed = dtypes.parse(dtype, map(str, STORED))
     if parsed not in STORED:
         raise WeftError(f"a checkpoint cannot be written in {parsed}; choose {', '.join(map(str, STORED))}")

@@ -81,8 +81,8 @@ def find_layer(name: str) -> str | None:
 
 
 def _find_owner(params: Mapping[str, Param], name: str) -> Param | None:
-    """Return the parameter that the stored tensor `name` belongs to: the item of `params` whose key is `name`, or else
-    the longest start of `name` before a dot that is a key. Return None if there is none."""
+    """Return the parameter that the stored tensor `name` belongs to. Its key in `params` is `name`, or else the longest
+    key that is a start of `name` before a dot. Return None if there is none."""
     while name and name not in params:
         name = name.rpartition(".")[0]
     return params.get(name)

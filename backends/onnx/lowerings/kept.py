@@ -26,7 +26,7 @@ def _find_dequantize_reason(weight: Param, node: Node, target: Backend) -> str |
 
 
 def list_kept_weights(graph: Graph, target: Backend) -> list[Param]:
-    """Return the weights of `graph` that stay in blocks on `target`."""
+    """Return the weights of `graph` that at least one node reads as blocks on `target`."""
     params = list_read_params(graph)
     return [p for p in params if any(_find_dequantize_reason(p, node, target) is None for node in p.users)]
 

@@ -86,8 +86,8 @@ def NormMatMul(e: OnnxEmitter, node: Node) -> Out:
 
 
 def apply_norm(e: OnnxEmitter, node: Node) -> Out:
-    """Return the normed x of the norm_linear `node`; x itself if its kind is "none". Nodes with one norm of one x share
-    it."""
+    """Return the normed x of the norm_linear `node` (x itself if its kind is "none"), emitted once for all nodes with
+    the same norm of the same x."""
     x, kind, bias = e[node.required_operand("x")], node.attrs["kind"], node.operand("norm_bias")
     if kind == "none":
         return x

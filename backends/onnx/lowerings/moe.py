@@ -215,8 +215,8 @@ def MoE(e: OnnxEmitter, node: Node) -> Out:
 
 
 def _emit_expert_activation(e: OnnxEmitter, node: Node, up: Out, gate: Out | None) -> Out:
-    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift). Before that,
-    a limit L of the node bounds gate to at most L and up to −L … L."""
+    """Emit the hidden features of the experts of `node`: act(up), or with `gate` act(gate) ⊙ (up + shift). With `gate`,
+    a limit L of the node first bounds gate to at most L and up to −L … L."""
     a, dtype = node.attrs, node.output.type.dtype
     if gate is None:
         return emit_activation(e, up, a["activation"], dtype)

@@ -23,8 +23,8 @@ from .attention_mask import emit_first_position
 
 def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
     """Emit the graph of `e` by the `chosen` lowerings. With a cache and inputs attention_mask and position_ids, padding
-    may be anywhere among the new tokens, which the last seq columns of attention_mask [batch, total] describe (0:
-    padding). Then per-token inputs are sorted, valid tokens first, and per-token outputs get the original order. If
+    may be anywhere among the new tokens: the last seq columns of attention_mask [batch, total] are 0 there. For this,
+    per-token inputs are sorted, valid tokens first, and per-token outputs are put back into the original order. If
     padding would enter a state, or overwrite a token in a rolling cache, the logits of the batch row are NaN."""
     graph, tokens = e.graph, find_token_axes(e.graph)
     if tokens is None or not has_cache(graph) or not {"attention_mask", "position_ids"} <= graph.inputs.keys():

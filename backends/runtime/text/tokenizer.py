@@ -184,10 +184,10 @@ def _convert_library_errors(what: str) -> Iterator[None]:
 
 
 class StreamingDetokenizer:
-    """A streaming detokenizer: joined, the pieces that it returns are the text of all tokens. A piece never ends inside
-    a code point: text that ends in U+FFFD is withheld, because bytes may be missing. New tokens are decoded together
-    with the tokens of the last piece, since spaces and byte runs depend on the token before. So the work per token does
-    not grow with the text."""
+    """A streaming detokenizer. The pieces that it returns, joined, are the text of all tokens. A piece never ends
+    inside a code point: text that ends in U+FFFD is withheld, because bytes may be missing. New tokens are decoded
+    together with the tokens of the last piece, since spaces and byte runs depend on the token before. So the work per
+    token does not grow with the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

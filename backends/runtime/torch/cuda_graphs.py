@@ -103,7 +103,7 @@ class CapturedSteps:
         return logits
 
     def launch_step(self, draws: DeviceSampler, keys: int) -> None:
-        """Queue a step that attends to at most `keys` keys, then a draw of its next tokens by `draws`. Those of active
+        """Queue a step that attends to at most `keys` keys, and after it a draw of tokens by `draws`. Tokens of active
         rows become inputs of the next step; all are copied to the host. At most two steps may be queued."""
         inputs, changed = (self.ids, self.positions, self.active), [self.ids, self.positions, *draws.changed_tensors]
         tokens = self._run(("drawn", draws), keys, lambda: draws(self._logits(), inputs), changed)

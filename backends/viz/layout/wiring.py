@@ -27,7 +27,7 @@ class Wiring:
     `links`: (number of the producer, number of the reader) → values on the line between these parts.
     `notes`: part number → values that the part reads without a line.
     `unwired_results`: part number → values that leave the scope without a line.
-    `side`: value that enters the scope, but not at the top and not as an input of the model → numbers of its readers.
+    `side`: value that enters the scope → numbers of its readers; without the value at the top and inputs of the model.
     """
 
     links: dict[Link, list[str]] = field(default_factory=dict)
