@@ -15,7 +15,7 @@ class WeftError(Exception):
 def unknown_name_error(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
     """Return the error for the `kind` (a noun such as "op") called `name`, which is not in `known`.
 
-    The message suggests similar names or ends with `otherwise`, after up to 8 `known` names if it begins with "see".
+    The message suggests similar names or ends with `otherwise`; it lists up to 8 `known` names before "see …".
     """
     import difflib
 

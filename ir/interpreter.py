@@ -96,8 +96,8 @@ def widen(array: Array) -> Array:
 
 def bind_sizes(type: TensorType, shape: tuple[int, ...], binding: dict[str, int], name: str) -> None:
     """Match the concrete `shape` of the input `name` with `type`, and add to `binding` the symbolic sizes that the
-    shape determines. A size with several unknown names, or one with a coefficient other than 1, is neither bound nor
-    checked.
+    shape determines. A size is neither bound nor checked if it has several unknown names, or a multiple or power of
+    one.
 
     Raises:
         WeftError: if the shape does not match the type under `binding`.

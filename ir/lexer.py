@@ -81,7 +81,7 @@ class Lexer:
         return False
 
     def expect(self, *expected: str) -> Token:
-        """Consume and return the current token; fail unless `expected` has its kind, or its text if a name or punct."""
+        """Consume and return the current token; fail unless its kind, or text of a name or punct, is in `expected`."""
         token = self.token
         if token.kind not in expected and not (token.kind in ("punct", "name") and token.text in expected):
             self.fail(f"expected {' or '.join(expected)} but found {self.spelling}")

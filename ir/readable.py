@@ -24,7 +24,7 @@ def format_bytes(number: float) -> str:
 
 
 def escape_controls(text: str, keep: str = "\n\t") -> str:
-    """Return `text` with control characters and directional embeddings escaped (``\\u001b``), except those in `keep`.
+    """Return `text` with controls, line separators and directional marks escaped (``\\u001b``), except those in `keep`.
 
     Text of files and models is untrusted: control characters can move the cursor, set the title or make the terminal
     send input; directional embeddings and isolates (UAX #9) can show a name backwards. Escaped JSON keeps its meaning.

@@ -120,7 +120,7 @@ class Op(OpSchema[Value]):
         return self.cost_of(operands, [v.type for v in node.outputs], node.attrs)
 
     def expand(self, node: Node) -> tuple[Value, ...]:
-        """Insert the body of this op for the operands of `node`, which stays; return one value per output of `node`."""
+        """Insert the body of this op for the operands of `node`; return one value per output. `node` itself stays."""
         return self.emit_body(node.inputs, node.attrs)
 
 
@@ -194,7 +194,7 @@ class Graph(Displayable):
 
     `meta` has metadata of the model (kind, special tokens, …) as JSON values. `reader` reads the checkpoint tensors of
     `Source` recipes. `tokenize` maps strings to lists of token ids (None without a tokenizer). `origins` maps scopes to
-    the modules that emitted them, where known. Graphs are equal if their text forms are, which include `meta`.
+    the modules that emitted them, where known. Graphs are equal if their text forms, which include `meta`, are equal.
     """
 
     def __init__(self, name: str = "model", reader: TensorReader = EMPTY) -> None:

@@ -20,7 +20,7 @@ LARGEST_POWER = 64  # of exponents spelled as products; larger ones and fraction
 
 
 def _register_commutative(op: Op, emit: Callable[[Value, float, str | None], Value]) -> None:
-    """Make emit(value, number, output name) emit `op` if either one of its two operands is a number."""
+    """Register emit(value, number, output name) for calls of `op` with a value and a number, in either order."""
 
     @op.numbers
     def _(x: Value | float, y: Value | float, name: str | None = None) -> Value:

@@ -82,7 +82,7 @@ _NUDGE = 1e-5  # rounding may leave the logarithm of a bucket's first distance j
 
 
 def _count_buckets(count: int, bidirectional: bool, max_distance: int) -> tuple[int, int, float]:
-    """Return (buckets per direction, those among them for one distance, the rest per factor e of distance)."""
+    """Return (buckets per direction, those of them for a single distance, other buckets per factor e of distance)."""
     count = count // 2 if bidirectional else count
     exact = count // 2
     return count, exact, (count - exact) / math.log(max_distance / exact)

@@ -173,7 +173,7 @@ def _(n: OpCall) -> Value:
 
 
 def _emit_global_blocks(x: Value, blocks: VisibleBlocks, block_count: Value, last: Value) -> tuple[Value, Value]:
-    """Emit the indices of the global blocks [first + last] and a mask: in range and not already among the first."""
+    """Emit the indices [first + last] of global blocks and a mask: false for missing and repeated blocks."""
     block_indices, exist = [], []
     if blocks.first:
         firsts = emit_indices(x, blocks.first)
@@ -317,7 +317,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
 
 
 def _emit_visible_keys(n: OpCall, key_at: Value) -> Value:
-    """Emit the mask [batch or 1, keys] of keys whose position in `key_at` [1, keys] is in `key_mask` and true there."""
+    """Emit the element of `key_mask` at the position of each key (`key_at` [1, keys]), bool; false beyond the end."""
     if n.past_k is None:
         return cast(n.key_mask, to=dtypes.bool_)
     rows, count = n.key_mask.shape[0], key_at.shape[1]

@@ -247,7 +247,7 @@ def _(n: OpCall) -> TensorType:
 
 
 def emit_indices(x: Value, size: Size, name: str | None = None) -> Value:
-    """Emit 0, 1, …, size − 1, i64 [size], for any `size`; x may be any value, of which only one index is used."""
+    """Emit 0, 1, …, size − 1, i64 [size], for any `size`; x is any value with an axis, of which no element is read."""
     zero = slice_(iota(x, axis=x.type.rank - 1), axis=0, start=0, stop=1, name="zero")
     return iota(expand(zero, shape=(size,), name="zeros"), axis=0, name=name)
 

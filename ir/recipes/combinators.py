@@ -284,7 +284,7 @@ class Shuffle(Recipe):
 
 
 def _gather_rows(item: Recipe, reader: TensorReader, rows: Array) -> Array:
-    """Return the rows `rows` of `item`, in this order; read one range if it has at most 2 · len(rows) rows."""
+    """Return the rows `rows` of `item`, in this order; read them as one range or, if they are sparse, in runs."""
     low, high = int(rows.min()), int(rows.max()) + 1
     if item.needs_full_read or high - low <= 2 * len(rows):
         return np.asarray(item.read(reader, low, high)[rows - low])
@@ -367,7 +367,7 @@ MAPS: dict[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True)
 class MeanPool(Recipe):
-    """The means [groups·dim, ...] of equal runs of adjacent heads of `item` [heads·dim, ...] (Ainslie 2023, GQA)."""
+    """Means [groups·dim, ...] of `groups` equal runs of adjacent heads of `item` [heads·dim, ...] (Ainslie 2023)."""
 
     item: Recipe
     heads: int

@@ -45,12 +45,12 @@ class RopeScaling:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings, `scaling` included, as keyword arguments for other subclasses of `RopeScaling`."""
+        """All settings, `scaling` included, as keyword arguments of `RopeScaling` and its subclasses."""
         return {f.name: getattr(self, f.name) for f in fields(RopeScaling)}
 
     @property
     def used_settings(self) -> tuple[str, ...]:
-        """The names of the settings that `scaling` depends on."""
+        """The names of the settings that `scaling` depends on; WeftError if `scaling` is unknown."""
         return tuple(self._formula.settings.split())
 
     @property
@@ -163,15 +163,15 @@ def compute_yarn_temperature(factor: float, mscale: float = 1.0) -> float:
 
 
 def compute_yarn_amplitude(factor: float, mscale: float = 1.0, mscale_all_dim: float = 0.0) -> float:
-    """Return the amplitude of `rope` with YaRN for a context `factor` times the original: `compute_yarn_temperature`,
-    or the ratio of those for `mscale` and `mscale_all_dim` if both are non-zero (DeepSeek)."""
+    """Return the amplitude of `rope` with YaRN for a context `factor` times the original: `compute_yarn_temperature`;
+    if `mscale` and `mscale_all_dim` are non-zero, its value for the first over that for the second (DeepSeek)."""
     if not (mscale and mscale_all_dim):
         return compute_yarn_temperature(factor)
     return compute_yarn_temperature(factor, mscale) / compute_yarn_temperature(factor, mscale_all_dim)
 
 
 def compute_longrope_amplitude(factor: float, original: int) -> float:
-    """Return the amplitude of `rope` with LongRoPE (Ding 2024) for a context `factor` times `original` tokens long."""
+    """Return the amplitude of `rope` with LongRoPE (Ding 2024): √(1 + ln(factor) / ln(original)); 1 if `factor` ≤ 1."""
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
@@ -224,7 +224,7 @@ class RopeTable(Recipe):
 
 @dataclass(frozen=True)
 class Sinusoid(Recipe):
-    """Sinusoidal positions (Vaswani 2017), [length, dim]: sines at even, cosines at odd indices, or all sines first.
+    """Sinusoidal positions (Vaswani 2017), [length, dim]: sines at even, cosines at odd indices; else sines first.
 
     Row p encodes position p/`factor`. The last frequency is 1/`base` if `inclusive` (as in tensor2tensor), else larger.
     """

@@ -15,7 +15,7 @@ _order_fields = functools.cache(order_fields)  # a graph has many recipes of few
 
 
 def spell(value: Any) -> str:
-    """Return the text form of an attribute value."""
+    """Return the text form of an attribute value; raise TypeError if it has none."""
     if value is None:
         return "none"
     if isinstance(value, bool):

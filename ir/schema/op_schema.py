@@ -135,7 +135,7 @@ class OpSchema(Signature, Generic[V]):
         return fn
 
     def numbers(self, fn: AnyNumbersFn) -> AnyNumbersFn:
-        """Register and return `fn`, which emits the op if an operand is a number; the default is an error."""
+        """Register and return `fn`, which emits the op if an operand is a number. Without one, numbers are an error."""
         self._numbers = fn
         return fn
 
@@ -178,8 +178,8 @@ class OpSchema(Signature, Generic[V]):
     def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[V, ...]:
         """Apply the op to values of one graph, or to pattern variables; return a tuple of all outputs.
 
-        `name` suggests output names: one string for all outputs, or a string for each. The current scope becomes their
-        prefix. WeftError if operands or attributes do not fit.
+        Operands may be numbers if the op `takes_numbers`. `name` suggests output names: one string for all outputs, or
+        a string for each. The current scope becomes their prefix. WeftError if operands or attributes do not fit.
         """
         operands, attrs = self.split_call(operands, attrs)
         values = self.check_operands(operands)

@@ -58,7 +58,7 @@ class Growth(enum.Enum):
 class StateSpec:
     """One state of a node: a tensor whose first axis is the batch.
 
-    While the node lacks the past operand, the number of slots in `type` is the symbolic size `capacity`. `slots` is the
+    The `type` of a cache has `capacity` slots, a symbolic size, while the node lacks the past operand. `slots` is the
     axis of the slots. `window` is the number of tokens that a query attends to, its own included (None: all). `initial`
     is the value of all elements of a CONSTANT state at the start of a sequence.
     """

@@ -45,7 +45,7 @@ class VisibleBlocks:
 
     @property
     def global_count(self) -> int:
-        """The number of global blocks, `first` + `last`; shorter sequences have fewer."""
+        """The number of global blocks, `first` + `last`, in sequences that have as many blocks."""
         return self.first + self.last
 
     def count_blocks(self, length: Size) -> Size:
@@ -53,12 +53,12 @@ class VisibleBlocks:
         return sizes.floordiv(length + self.block - 1, self.block)
 
     def is_sparse(self, length: Size) -> Size:
-        """Return 1 if a sequence of `length` tokens is longer than `dense`, else 0: then all keys are visible."""
+        """Return 1 if `length` tokens are more than `dense`, else 0; in the second case every query sees every key."""
         return sizes.minimum(1, sizes.floordiv(length, self.dense + 1)) if self.dense else 1
 
     def count_gathered(self, length: Size) -> Size:
-        """Return the number of blocks of keys that the body of the op gathers for a block of queries, in addition to
-        the global ones. Masked blocks count."""
+        """Return the number of blocks of keys, masked ones included, that the body of the op gathers for a block of
+        queries in addition to the global blocks."""
         sparse = self.is_sparse(length)
         return sparse * (2 * self.sides + 1) + (1 - sparse) * self.count_blocks(length)
 

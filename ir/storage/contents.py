@@ -96,7 +96,7 @@ def find_unlisted(folder: Path) -> list[str]:
 
 
 def find_altered(folder: Path) -> list[str]:
-    """Return the files of `folder`, listed or the manifest, that exist but are altered; [] without a manifest."""
+    """Return the altered files of `folder` among the manifest and listed files that exist; [] without a manifest."""
     path, manifest = _find_manifest(folder)
     if manifest is None:
         return []

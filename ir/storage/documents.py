@@ -311,7 +311,7 @@ class Record:
         return [Record(self.source, item, f"{self.prefix}{key}.{i}.") for i, item in enumerate(listed)]
 
     def tokens(self, key: str) -> list[int]:
-        """Return the token ids at `key`, an id or a list of ids; [] if missing or null; WeftError for anything else."""
+        """Return the token ids (≥ 0) at `key`: an id or a list of ids; [] if missing or null; else raise WeftError."""
         value = self.data.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(matches_type(i, int) and i >= 0 for i in ids):

@@ -20,12 +20,12 @@ SHOWN = 3  # foreign names in an error
 
 @contextlib.contextmanager
 def replace_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a temporary folder, which the block must fill and `write_manifest`, and which then replaces `out`.
+    """Yield a temporary folder that then replaces `out`. The block must write all files into it, the manifest last.
 
     At every moment `out` is the complete older folder or the complete new one, also for other processes and after a
     power failure: all files are flushed to the disk, then the two paths are swapped in one step. (Where the system
-    cannot swap, `out` is missing for a moment.) If the block fails or is interrupted the temporary folder is removed,
-    and an older `out` stays. If `out` is a link, its target is replaced. None of `sources`, files that are read
+    cannot swap, `out` is missing for a moment.) If the block fails, the temporary folder is removed, and an older `out`
+    stays. If `out` is a link, its target is replaced. Missing parents are created. None of `sources`, files read
     meanwhile, may be `out` or in it.
 
     Raises:
@@ -52,8 +52,8 @@ def replace_folder(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
 def replace_file(out: Path, sources: Iterable[Path] = ()) -> Iterator[Path]:
     """Yield a temporary file, which replaces `out` when the block succeeds; else an older `out` stays.
 
-    It is next to `out`; if `out` is a device or a pipe it is elsewhere, and is copied into `out`. None of `sources`,
-    files that are read meanwhile, may be `out`.
+    It is next to `out` (or the target of a link); if `out` is a device or a pipe it is elsewhere, and is copied into
+    `out`. None of `sources`, files that are read meanwhile, may be `out`.
 
     Raises:
         WeftError: if `out` cannot be written: it is a folder or a source, no permission, or the disk is full.

@@ -206,7 +206,7 @@ class BlockLayout:
 
     @property
     def bits_per_weight(self) -> float:
-        """Stored bits per weight of a long row, with scales, minima and zero points (`bits` each)."""
+        """Stored bits per weight of a long row, with scales, minima and zero points (of `bits` bits)."""
         minima = self.has_minimum and not self.sums
         bits = self.bits + (self.scale.bits * (1 + minima) + self.bits * self.has_zeros) / self.group
         return bits * (1 + self.sums / self.group)

@@ -195,10 +195,10 @@ def match_activation(value: Value) -> tuple[str, Value, tuple[Node, ...]] | None
 
 
 def match_gate(node: Node) -> GatedUnit | str | None:
-    """Return the gated unit whose last node is `node`: a `glu`, or a product of up and an activated gate.
-    In a product, gate and up must be projections of the same value, clamped as in `glu` if at all, and inner values
-    must have no other readers. Return a reason (str) if the clamps differ, or if gate is a projection and another
-    condition fails; None for all other nodes."""
+    """Return the gated unit whose last node is `node`: a `glu`, or a product of up and an activated gate. In a product,
+    gate and up must be projections of one value, clamped as in `glu` if at all, and no other nodes may read the values
+    in between. Return a reason (str) if the clamps differ, or if the gate is a projection but another condition fails.
+    Return None for all other nodes."""
     if node.op is ops.glu:
         gate, up = node.inputs
         assert gate is not None and up is not None

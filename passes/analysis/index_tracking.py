@@ -154,7 +154,7 @@ def trace_destination(value: Value, token: Array) -> Destination | str:
     """Follow `value` to the attention that reads it as q or k; return a reason (str) if there is no such path.
 
     `token` has the labels of one token of `value`. On the path, every value has a single use. Nodes move features, or
-    change all in the same way (clips, factors, and norms without a weight whose rows all have the same set of labels).
+    change all alike: clips, factors, and norms without a weight whose rows all have the same labels.
     """
     labels = _make_labels(value, token)
     while True:

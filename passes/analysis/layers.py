@@ -41,7 +41,7 @@ def find_stack(graph: Graph, name: str, rule: str) -> list[Layer]:
 
     Raises:
         WeftError: naming the pass `rule`, if the stack is missing or ambiguous, the graph has caches, a layer does not
-            return exactly one value, or the first layer does not read exactly one value of this type.
+            return exactly one value, or the first layer does not read exactly one value of the type that it returns.
     """
     refuse_caches(graph, rule)
     stacks: dict[str, dict[int, list[Node]]] = {}
@@ -148,7 +148,7 @@ def select_attentions(graph: Graph, layers: Layers, name: str) -> list[Node]:
     """Return the self-attentions of `graph` that `layers` selects (see `parse_layers`), in the order of the graph.
 
     Raises:
-        WeftError: naming the pass `name`, if `layers` cannot be parsed or a layer does not exist.
+        WeftError: naming the pass `name`, as `find_self_attentions` and `parse_layers`.
     """
     attentions = find_self_attentions(graph, name)
     try:

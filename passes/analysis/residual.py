@@ -189,8 +189,8 @@ def map_writers(
 ) -> None:
     """Absorb the map `along` into the weights of every writer of `streams`, in place.
 
-    If `rows` is given, two kinds of writers stay unchanged: norms without a weight, and embeddings whose table has
-    readers other than writers and `heads` (output linears). `rows(value)` emits nodes after them that map `value`.
+    If `rows` is given, norms without a weight stay unchanged, and so do embeddings whose table is also read by nodes
+    other than writers and `heads` (linears). `rows(value)` then emits nodes after them that map `value`.
     """
     writers = {w for stream in streams for w in stream.writers}
     readers = {*writers, *heads}

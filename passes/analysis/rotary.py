@@ -54,9 +54,9 @@ def explain_difference(q: Node | None, k: Node | None) -> str | None:
 
 
 def match_ropes(attention: Node) -> tuple[Node, Node] | str:
-    """Return the rope nodes (of q, of k) in attention(rope(q), rope(k), v, …), for a kernel that also rotates.
-    Return a reason (str) unless `attention` has an operand v, and both rotate by the same angles, have its heads, and
-    rotate by the positions at which its cache is written (if it has the operand ``positions``)."""
+    """Return the rope nodes (of q, of k) in attention(rope(q), rope(k), v, …), for a kernel that also rotates. Return a
+    reason (str) if there are none, if they differ in angles, if their heads are not those of `attention`, if it has no
+    operand v, or if its cache is written at other positions than those of the ropes."""
     producers = (None if v is None else v.producer for v in map(attention.operand, "qk"))
     q, k = (node if node is not None and node.op is ops.rope else None for node in producers)
     if (reason := explain_difference(q, k)) is not None:

@@ -21,7 +21,7 @@ from weft.ir.types.block_layouts import BlockLayout, Blocks
 
 
 class ResultStore:
-    """A store of fitted blocks in `folder` (None: inactive). A key depends on all parameters so far.
+    """A store of fitted blocks in `folder` (None: inactive). A key depends on all parameters given to `advance` so far.
 
     `tokens` (arrays of token ids) and `settings` (the constants of the method) enter every key. WeftError is raised if
     the folder cannot be created.

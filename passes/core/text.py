@@ -30,7 +30,7 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def parse_pipeline(text: str, default: Pipeline | None = None) -> Pipeline:
-    """Parse `text` into a pipeline; the word ``default`` means the pipeline `default`.
+    """Parse `text` into a pipeline; the word ``default`` means the pipeline `default` (None: an unknown pass).
 
     Raises:
         WeftError: on a syntax error (with its column), an unknown pass, or an argument that does not fit.

@@ -151,8 +151,8 @@ def replace_weights(
 def rebuild_node(node: Node, operands: Mapping[str, Value | None] | None = None, **attrs: Any) -> Node:
     """Replace `node` by one with other `operands` (by their names in the op) and `attrs`; return the new node.
 
-    Other operands and attributes stay, and the names of outputs. The new node may have more outputs; if outputs change
-    their type, the caller has to adapt the readers.
+    The other operands and attributes stay, and so do the names of outputs. The new node may have more outputs; if
+    outputs change their type, the caller has to adapt the readers.
     """
     inputs = list(node.inputs)
     for name, value in (operands or {}).items():

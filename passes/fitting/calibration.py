@@ -78,7 +78,7 @@ def sample_tokens(
     """Return batches of ids [batch, length] as `read_tokens` does: about `limit` tokens, evenly spaced in the file.
 
     `path` None is the text that comes with weft; if the graph has no tokenizer for it, return one batch of random
-    tokens and warn in `trace`. Messages name the pass `name` and `subject`, the object that the pass fits (plural).
+    tokens and warn in `trace`. Messages contain `name`, the pass, and `subject`, a plural noun for what it fits.
 
     Raises:
         WeftError: as `read_tokens` does, or if the file has fewer than min(least, limit) tokens.

@@ -87,7 +87,7 @@ class Fitter:
         """Refit the output linear after the attention `node`, which replaces `old_node`, to the original output.
 
         The weight, changed in place in the reader, solves least squares with a ridge: the fewer tokens, the nearer to
-        the present weight. Do nothing if `fit` is refitted already, if there are no texts, or without `sequential`.
+        the present weight. Do nothing without texts, `sequential` or an output linear, or if `fit` is refitted.
         """
         old, new = find_output_linear(self._original_nodes[old_node]), find_output_linear(node)
         if fit.is_refitted or self._now is None or self._before is None or isinstance(old, str) or isinstance(new, str):

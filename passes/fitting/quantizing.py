@@ -195,8 +195,8 @@ def _make_norm_key(node: Node) -> tuple[object, ...]:
 def _fit_products(
     activations: Activations, original: Activations | None, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Return a list with the blocks of each matrix of `layouts`; all matrices multiply the same value.
-    With `original`, weights are first corrected towards the original outputs (`compute_correction`)."""
+    """Return, for each matrix of `layouts`, a list of one `Blocks`; all matrices multiply the same value. With
+    `original`, weights are first corrected towards the original outputs (`compute_correction`)."""
     by_readers: dict[tuple[Node, ...], list[Matrix]] = {}  # shared weights are rounded once, for all that they multiply
     for matrix in layouts:
         products = tuple(n for n in matrix.readers if n.op is not ops.embedding)

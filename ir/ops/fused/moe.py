@@ -74,7 +74,7 @@ def norm_route(
     """`choose_experts` for the logits norm(x) Wᵀ + b, with the norm of `norm_linear`.
 
     x [batch, seq, in], weight [experts, in], bias [experts]. `correction` [experts] is the bias of `choose_experts`: it
-    is added to the scores for the choice, not in the weights.
+    affects which experts are chosen, but not their weights.
     """
     logits = norm_linear(x, weight, bias, norm_weight, norm_bias, kind=kind, eps=eps)
     scores: dict[str, Any] = {"scoring": scoring, "renormalize": renormalize, "scale": scale, "k": k}

@@ -26,7 +26,7 @@ def apply_norm(x: Value, weight: Value | None, bias: Value | None, kind: str, ep
 
 @op(traits=[Trait.VIEW], cases=[case(normal(3, 8), normal(2, 8), normal(4, 8)), case(normal(3), normal(5))])
 def pack(*weights: Array) -> Array:
-    """Concatenation of all `weights` [rows, …] along axis 0, without a copy: packed weights share memory."""
+    """Concatenation of all `weights` [rows, …] along axis 0. Targets store them adjacently, and copy nothing."""
     return np.concatenate(weights)
 
 

@@ -68,11 +68,11 @@ def gated_selective_scan(
 ) -> tuple[Value, ...]:
     """`selective_scan`(x, Δ, A, b, c) ⊙ silu(gate) (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
 
-    x and gate [batch, seq, channels]. Δ is z, or softplus(z) with `softplus`. z is `delta` [batch, seq, channels] +
-    `bias` [channels] or, with `weight` W [channels, rank], norm(delta) Wᵀ + bias for `delta` [batch, seq, rank], with a
-    norm of `kind` none or rms (`eps`, norm_weight [rank]). A is a, or −exp(a) with `log_a`. With `b_norm` b is
-    RMS-normed (`b_eps`, b_weight [states]), and with `c_norm` c likewise. d, past, present and the shapes of a, b and c
-    are those of `selective_scan`.
+    x and gate (absent: no factor) [batch, seq, channels]. Δ is z, or softplus(z) with `softplus`. z is `delta` [batch,
+    seq, channels] + `bias` [channels] or, with `weight` W [channels, rank], norm(delta) Wᵀ + bias for `delta` [batch,
+    seq, rank], with a norm of `kind` none or rms (`eps`, norm_weight [rank]). A is a, or −exp(a) with `log_a`. With
+    `b_norm` b is RMS-normed (`b_eps`, b_weight [states]), and with `c_norm` c likewise. d, past, present and the shapes
+    of a, b and c are those of `selective_scan`.
     """
     if weight is not None:
         delta = norm_linear(delta, weight, bias, norm_weight, kind=kind, eps=eps)
@@ -118,10 +118,10 @@ def gated_ssd(
 ) -> tuple[Value, ...]:
     """norm(`ssd`(x, Δ, A, b, c) ⊙ silu(gate)) (Dao & Gu 2024, Mamba-2).
 
-    x and gate [batch, seq, heads·p]. Δ is delta [batch, seq, heads] + `bias` [heads], or with `softplus` the softplus
-    of that. A is a, or −exp(a) with `log_a`. With `norm`, each of `norm_groups` equal slices of the last axis is
-    RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the shapes of a, b and
-    c are those of `ssd`.
+    x and gate (absent: no factor) [batch, seq, heads·p]. Δ is delta [batch, seq, heads] + `bias` [heads], or with
+    `softplus` the softplus of that. A is a, or −exp(a) with `log_a`. With `norm`, each of `norm_groups` equal slices of
+    the last axis is RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the
+    shapes of a, b and c are those of `ssd`.
     """
     delta = delta if bias is None else delta + bias
     delta = soften(delta) if softplus else delta
@@ -173,8 +173,8 @@ def matrix_recurrence(
     q, k and `beta` are multiplied by `q_scale`, `k_scale` and `beta_scale`; with `unit` q and k are first RMS-normed
     per head (`groups` heads, `unit_eps`). With a_log [heads] the decay is −e^a_log · softplus(decay + bias), for decay
     [batch, seq, n] and bias [n], n = heads or heads·d. With `norm`, each of `norm_groups` equal slices of y is
-    RMS-normed (`eps`) and multiplied by norm_weight [dv·heads / norm_groups]. gate has the shape of v. The other
-    operands, past and present are those of `gated_delta_rule`.
+    RMS-normed (`eps`) and multiplied by norm_weight [dv·heads / norm_groups]. gate (absent: no factor) has the shape of
+    v. The other operands, past and present are those of `gated_delta_rule`.
     """
     if unit:
         q, k = (_norm_slices(t, None, groups, unit_eps) for t in (q, k))

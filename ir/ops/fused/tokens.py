@@ -37,7 +37,7 @@ def embed_tokens(
     `frequencies`.
 
     ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then cos
-    and sin [batch, seq, pairs] for each operand of `frequencies` [pairs]. Its entry of `amplitudes` multiplies them.
+    and sin [batch, seq, pairs] for each operand of `frequencies` [pairs], times the operand's entry in `amplitudes`.
     """
     same = len(frequencies) == len(amplitudes)
     require(same, f"{len(amplitudes)} amplitudes do not fit {len(frequencies)} operands frequencies")

@@ -64,9 +64,9 @@ class OnGrid(BlockRecipe):
 
 
 def find_grid_layout(recipe: Recipe, reader: TensorReader, layouts: Iterable[BlockLayout]) -> BlockLayout | None:
-    """Return the first of `layouts` that represents the values of `recipe` exactly; None if none does, or if `recipe`
-    does more than move full rows of float tensors. A few rows of each tensor are checked, which is enough: of weights
-    that were not dequantized from blocks almost no group fits."""
+    """Return the first of `layouts` that represents the values of `recipe` exactly. Return None if none does, if most
+    groups have fewer than `FEWEST` distinct values (which fit any grid), or if `recipe` does more than move full rows
+    of float tensors. A few rows of each tensor are checked: groups of other weights almost never fit."""
     leaves = find_block_leaves(recipe, reader)
     if isinstance(leaves, str) or any(_get_rounding_error(leaf, reader) is None for leaf in leaves):
         return None

@@ -94,9 +94,9 @@ def _round_to_float_codes(groups: Array, scales: Array, centre: Array | np.float
 
 
 def quantize_with_offsets(values: Array, scales: Array, offsets: Array, layout: BlockLayout) -> Blocks:
-    """Return `values` [..., groups, group] quantized to `layout`, which has `sums`, starting from `scales` and
-    `offsets` [..., groups]. Groups with a scale ≤ 0, or whose codes cannot represent 0, get a new scale and zero
-    point."""
+    """Return `values` [..., groups, group] quantized to `layout`, which has `sums`. A group keeps its scale in
+    `scales`, and the zero point that `offsets` [..., groups] implies; both are computed anew if the scale is ≤ 0 or no
+    code is the zero point."""
     with np.errstate(divide="ignore", invalid="ignore"):
         points = np.rint(layout.middle - offsets / scales)
     inside = (scales > 0) & (points >= 0) & (points < 2**layout.bits)

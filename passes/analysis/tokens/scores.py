@@ -30,8 +30,8 @@ def find_bias_nodes(graph: Graph, biases: Iterable[Value]) -> list[Node]:
 def explain_unsupported_scores(bias: Value | None, pattern: str, keep_first: int, latent: bool) -> str | None:
     """Return a reason (str) why no kernel computes the scores of a causal attention without a mask; None if one does.
 
-    Kernels support the pattern dense, and `SPARSE_PATTERNS` if `keep_first` is 0 and the attention is not `latent`; no
-    bias, or ALiBi with slopes that are a parameter and one graph input as the positions of queries and keys.
+    Kernels support the pattern dense, and `SPARSE_PATTERNS` if `keep_first` is 0 and the attention is not `latent`. The
+    only bias is ALiBi, with slopes that are a parameter and one graph input as the positions of queries and keys.
     """
     if pattern != "dense" and (pattern not in SPARSE_PATTERNS or keep_first or latent):
         return f"its pattern is {pattern}"

@@ -61,7 +61,8 @@ class AlibiAsDimension(Pass):
 
 
 def _find_obstacle(node: Node, alibi: Node) -> str | None:
-    """Return a reason (str) why the bias of `node`, computed by `alibi`, cannot become a feature; None if it can."""
+    """Return why the bias that `alibi` adds to the scores of attention `node` cannot be one more feature of its queries
+    and keys; None if it can."""
     if alibi.attrs["symmetric"]:
         return "its bias by |i − j| is not a product of a feature of the query and one of the key"
     if node.attrs["cache_bits"] is not None:

@@ -23,12 +23,12 @@ class GqaToMla(Pass):
     The latent is the old keys and values, c = [W_K; W_V] x, of rank kv_heads·(d + dv), with d and dv the features of a
     key and of a value head; W_UK and W_UV copy it to the query heads of each group. Every GQA is an MLA of that rank.
     After the conversion W_UK and W_UV can be trained freely, and mla-absorb keeps the cache as small as before. All
-    heads of MLA share the rotary features of the keys, as the query heads of a single KV head do: these features are
-    cached next to the latent.
+    heads of MLA share the rotary features of the keys, which are cached next to the latent. With a single KV head, all
+    query heads share them before.
 
-    Condition: k and v come from linears of one value, q from a linear, with only one RoPE of q and one of k between
-    linears and attention. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one),
-    with keys rotated entirely, which leaves no features for a latent, with a KV head per query head, or with a cache.
+    Condition: k and v come from linears of one value, q from a linear, with only reshapes and at most one RoPE of each
+    in between. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one), with keys
+    rotated entirely (no features for a latent), with a KV head per query head, or with a cache.
 
     Source: Meng 2025, TransMLA (arXiv 2502.07864), section 3; DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434).
 

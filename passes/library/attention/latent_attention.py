@@ -270,8 +270,8 @@ def _merge_heads(part: Value) -> Value:
 
 
 def _replace_value(node: Node, old: Value, new: Value, sources: tuple[Value | None, ...]) -> None:
-    """Replace `old` by `new`, and erase the nodes after `sources`, up to that of `old`, that then have no readers.
-    A packed linear with an unread piece is split, and the linear of this piece is erased."""
+    """Replace `old` by `new`, and erase the nodes between `sources` and `old` that are left without readers. A packed
+    linear of which a piece has no readers is split, and the linear of this piece is erased."""
     graph = node.graph
     old_nodes = backward_slice([old], sources)
     replace_uses(old, new)

@@ -26,7 +26,7 @@ class LocalGlobal(Pass):
     global layer all keys; causal layers stay causal. `theta_local` and `theta_global` are the RoPE bases of the two
     roles (None: unchanged). With rolling-buffer, the caches of local layers hold only the keys of a window.
 
-    Condition: the model changes and needs further training. Layers with sparse patterns keep their visible keys.
+    Condition: the model changes and needs training. Sparse patterns keep their keys, shared rotations their base.
 
     Source: Beltagy 2020 (Longformer), arXiv:2004.05150; Gemma 2, 2024, arXiv:2408.00118; Gemma 3, 2025 (two bases),
     arXiv:2503.19786.
@@ -75,7 +75,7 @@ class LocalGlobal(Pass):
                     trace.record_rewrite(self.name, rope.output.name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check the visible keys of every layer and the RoPE bases (a wide window is checked as a window of three)."""
+        """Check the visible keys of every layer and the RoPE bases (with window=3 if it is large)."""
         checked = self
         if self.window + 3 > LONGEST_CHECK:
             checked = replace(self, window=3)

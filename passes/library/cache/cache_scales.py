@@ -61,7 +61,7 @@ def fit_caches(
 ) -> Iterator[FittedCache]:
     """Yield the fitted scales and maps of each of `caches`, in order; a cache is the list of attentions that read it.
     They are fitted to the keys and values that the attentions store for `texts`, batches of token ids [batch, length].
-    Caches with maps are those with codes of fewer than 8 `bits` and separate keys and values."""
+    There are maps if codes have fewer than 8 `bits`, for caches with separate keys and values."""
     copy, copies = remove_caches(graph)
     activations = Activations(copy, texts, dtype=np.float32)
     positions = _spread_positions(copy, texts)
@@ -175,10 +175,10 @@ class _StoredRowsCollector:
         return [key_stats.merge(), value_stats.merge()] if "v" in values else [key_stats.merge()]
 
     def _compute_effects(self, q: Array, k: Array, v: Array, bias: Array | None) -> tuple[Array, Array]:
-        """Return how much errors of scores, and errors of values, change the outputs (squared factors, see the class).
-        For scores: scale² Σ_channels (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys]; for values: Σ p_ij²
-        over queries and group [batch, kv_heads, keys]. q is [batch, kv_heads, group, n, d]; k and v are
-        [batch, kv_heads, n, d]."""
+        """Return the effects of errors on the outputs, as squared factors (see the class): (of scores, of values). For
+        scores: scale² Σ_channels (p_ij (v_j − o_i))² [batch, kv_heads, group, queries, keys]; for values: Σ p_ij² over
+        queries and group [batch, kv_heads, keys]. q is [batch, kv_heads, group, n, d]; k and v are [batch, kv_heads, n,
+        d]."""
         scale = self.attrs["scale"] or q.shape[-1] ** -0.5
         scores = q @ k[:, :, None].swapaxes(-1, -2) * scale
         if (cap := self.attrs["softcap"]) is not None:

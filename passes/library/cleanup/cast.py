@@ -106,7 +106,7 @@ def _is_f32_operand(node: Node, operand: int) -> bool:
 def _find_f32_values(graph: Graph) -> set[Value]:
     """Return the values that stay f32: operands for which `_is_f32_operand` holds, results of casts and of ops without
     float operands, and values computed from these and from parameters by elementwise ops and moves. A parameter is
-    included only if no other values are computed from it."""
+    included only if all its readers stay f32."""
     f32: set[Value] = set()
     for node in graph.nodes:
         f32.update(v for i, v in enumerate(node.inputs) if v is not None and _is_f32_operand(node, i))

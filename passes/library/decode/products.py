@@ -189,7 +189,7 @@ def list_terms(total: Value) -> list[Value]:
 
 def reorder_sums(graph: Graph, trace: Trace) -> None:
     """Reorder the terms of sums [batch, seq, width]: mixtures of experts and then products come after all other terms.
-    Each mixture or product kernel can then add the partial sum of the terms before it. Sums of products only stay."""
+    Each mixture or product kernel can then add the partial sum of the terms before it. Sums of only products stay."""
     for node in graph.nodes:
         total = node.output
         if node.op is not ops.add or len(total.shape) != 3:

@@ -17,10 +17,9 @@ class FoldEmbeddingNorm(Pass):
     """Normalize the rows of an embedding table once, by recipe, instead of every looked-up row.
 
     norm(E[i]) = norm(E)[i]: a norm that reads the embedding (Bloom) is applied to the table, with its weight and bias.
-    With `untie` a table that is also the head's weight is copied.
+    With `untie` a table that has other readers, such as the head, is copied.
 
-    Condition: only the norm reads the looked-up rows, and no positions or types are added before it, as they are in
-    BERT.
+    Condition: only the norm reads the looked-up rows, and no positions or types are added before it, as in BERT.
 
     Source: norms work row by row; the embedding norm is that of Bloom (Le Scao 2022, 2211.05100).
 

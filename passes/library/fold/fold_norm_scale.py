@@ -53,8 +53,8 @@ def find_sites(
     changes: Callable[[Site], bool] = lambda s: True,
 ) -> list[Site]:
     """Return the sites that `find` returns for the norms of `graph`; reasons (str) become refusals of pass `name`.
-    Also refuse, unless `untie`, a site with changes(site) if a weight of its readers is a graph output or is also read
-    outside of the sites with an equal key: changing this weight would copy it."""
+    Unless `untie`, also refuse a site with changes(site) if a weight of its readers is a graph output or is read
+    outside of the sites with the same key: that reader would need a copy of the old weight."""
     sites: dict[Node, Site] = {}
     for norm in (n for n in graph.nodes if Trait.NORM in n.op.traits):
         result = find(norm)

@@ -120,8 +120,8 @@ def absorb_factor_of_value(value: Value, factor: Factor, order: Mapping[Node, in
 
 
 def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Return a sentence that names a node which would read a parameter of `edits` unchanged or changed differently.
-    Return None without such a node. `edited` maps (node, operand index) to the `Edit.change` planned there."""
+    """Return a sentence that names a reader of a parameter of `edits` for which `edited` has not the same change; None
+    if all have it. `edited` maps (node, operand index) to the `Edit.change` planned there."""
     for e in edits:
         for node, i in e.param.uses:
             if edited.get((node, i)) != e.change:
@@ -204,7 +204,7 @@ class _Walk:
             self.refuse(f"{op.name} (%{value.name}) is between the scale and the weights")
 
     def visit_linear(self, node: Node, factor: Factor) -> None:
-        """Multiply bias and weight; if an op other than linears shares the weight, a number multiplies the input."""
+        """Multiply bias and weight; for a number and a weight that other ops than linears read, bias and input."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")
@@ -215,7 +215,7 @@ class _Walk:
             self.demand_factor(node, 0, factor)
 
     def visit_split(self, node: Node, demands: list[tuple[Value, Factor]]) -> None:
-        """Scale the input of a split if all pieces get one number; else one piece's rows of the packed linear."""
+        """Demand a number for all pieces from the input; for one piece, multiply its rows of the packed linear."""
         x, (value, factor) = node.required_operand("x"), demands[0]
         if len(demands) == len(node.outputs) and not isinstance(factor, Recipe):
             if any(f != factor for _, f in demands):

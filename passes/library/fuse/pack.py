@@ -60,7 +60,7 @@ class PackQkv(Pass):
     and v); rotations, reshapes and norms after the linears stay. The weights become one Concat recipe; a weight with
     other readers also stays. A linear without a bias gets zeros if another of them has one.
 
-    Condition: the linears read the same value, and their weights are parameters of one dtype.
+    Condition: the linears read the same value, and their weights are parameters of one dtype and block layout.
 
     Source: the way GPT-2 stores them (Radford 2019), and Megatron-LM (Shoeybi 2019, arXiv:1909.08053).
 
@@ -136,7 +136,7 @@ class PackGateUp(Pass):
     The weights become one Concat recipe. A linear without a bias gets zeros if the other has one.
 
     Condition: both read the same value, only the glu, which has no shift, reads their results, and their weights are
-    different parameters of one dtype.
+    different parameters of one dtype and block layout.
 
     Source: the way Phi-3 stores them (Abdin 2024, arXiv:2404.14219); the unit is Shazeer's (2020, arXiv:2002.05202).
 

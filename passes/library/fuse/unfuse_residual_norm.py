@@ -51,7 +51,7 @@ class UnfuseResidualNorm(Pass):
 
 
 def _move_to_scope(total: Value) -> None:
-    """Move the sum `total` to the scope in its name, if a term is computed there (in "", if all terms are)."""
+    """Move the sum `total` to the scope in its name if a term is in it; to the scope "" only if all terms are."""
     addition, home = total.producer, total.name.rpartition(".")[0]
     assert addition is not None
     scopes = [term.producer.scope for term in addition.inputs if term is not None and term.producer is not None]

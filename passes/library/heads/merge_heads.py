@@ -20,7 +20,7 @@ from .head_layout import HeadLayout, apply_layout, find_layouts, take_rows
 
 @dataclass(frozen=True)
 class MeanHeads(HeadLayout):
-    """A layout with fewer heads: each new head is the mean of a run of adjacent heads, out of `old` heads."""
+    """A layout with fewer heads: each new head is the mean of a run of adjacent heads, of `old` heads in all."""
 
     old: int = 0
 
@@ -65,9 +65,9 @@ class MhaToGqa(Pass):
     with a note: for keys, if queries or keys have a norm, scale or clip or are rotated differently, or if no linear
     computes queries; for values, if they have a norm, scale or clip, or if a gate or several nodes read the result.
 
-    Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
-    result is exact if the merged heads are equal (svd: up to their basis). It is an error if `kv_heads` does not divide
-    the number of KV heads, if there are caches, or if `calibration` is given with a method other than svd.
+    Condition: k and v, not the same, come from linears, with only norms, scales, clips and rotations between linear and
+    attention. The result is exact if the merged heads are equal (svd: up to their basis). It is an error if `kv_heads`
+    does not divide the number of KV heads, if there are caches, or with `calibration` unless the method is svd.
 
     Source: Ainslie 2023, GQA (arXiv 2305.13245); Shazeer 2019, MQA (arXiv 1911.02150); the SVD of products of weights
     by activations: Wang 2024, SVD-LLM (arXiv 2403.07378).

@@ -25,8 +25,8 @@ class PadHeadDim(Pass):
     large. For each such norm of queries or keys, the scale is divided by √(d'/d).
 
     Condition: q, k and v come from linears and a linear reads the result. The pass refuses attentions with a node
-    between linear and attention that maps zeros to other values (a LayerNorm, an added constant, a clip whose range
-    excludes 0), with a norm of the values, with keys that are also the values, or with a cache.
+    between linear and attention that maps zeros to other values (a LayerNorm, an added constant, a clip without 0 in
+    its range, or any clip, factor or sum after a norm), a norm of the values, values in the keys, or a cache.
 
     Source: Dao 2022, FlashAttention (arXiv 2205.14135), whose kernels are for such sizes; linearity.
 

@@ -27,12 +27,12 @@ class PruneHeads(Pass):
 
     In every layer that `layers` selects, the `count` KV heads that contribute least to the output are removed. Their
     contribution is the energy E‖O_h y_h‖² on `tokens` tokens of a `calibration` file (text, or token ids as .npy or
-    .json), or ‖O_h V_h‖² without a file. Alternatively, `heads` lists the KV heads to remove. A second run prunes
-    again.
+    .json), or ‖O_h V_h‖² without a file. Or `heads` lists the KV heads to remove. A second run prunes again.
 
     Condition: q, k and v come from linears, with only norms per head, scales, clips and rotations between linear and
-    attention; only the output linear reads the result; a bias per head is a parameter or computed from one. The result
-    is exact if the removed heads contribute zero. It is an error if no head would be left, or if there are caches.
+    attention; only the output linear reads the result; sinks, and a bias per head or its source, are parameters. The
+    result is exact if the removed heads contribute zero. It is an error if no head would be left, or if there are
+    caches.
 
     Source: Michel 2019, Are Sixteen Heads Really Better than One? (arXiv 1905.10650).
 

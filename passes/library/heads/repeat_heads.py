@@ -17,8 +17,7 @@ class GqaToMha(Pass):
 
     With n KV heads, query head h reads number ⌊h·n/heads⌋. If each KV head is repeated r times in place, h reads a copy
     of the same head. With `kv_heads` between 1 and the number of query heads, MQA becomes GQA; without, MHA. A norm
-    over all key heads at once keeps its mean. The pass restores the form that mha-to-gqa had converted, not the lost
-    information.
+    over all key heads at once keeps its mean. The pass restores the form before mha-to-gqa, not the lost information.
 
     Condition: k and v come from linears, with only norms, scales, clips and rotations between linear and attention. The
     pass refuses attentions whose present number of KV heads does not divide `kv_heads`, whose number of query heads is

@@ -24,7 +24,7 @@ MOST_LAYERS = 1024  # inserted by one run
 
 @dataclass(frozen=True)
 class PruneLayers(Pass):
-    """Remove the layers `layers`: indices, "all", "even", "odd", or a string such as "4-7, 9"; -1 is the last.
+    """Remove the layers `layers`, but not all: indices, "even", "odd", or a string such as "4-7, 9"; -1 is the last.
 
     The readers of a removed layer read its input, and later layers are renumbered; kv-cache then adds caches for the
     remaining layers only. In deep pre-norm models the layers after the middle change the residual stream least, so
@@ -83,7 +83,7 @@ class PruneLayers(Pass):
         return [layers[i] for i in indices]
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check against the graph before, run with the output of every removed layer overwritten by its input."""
+        """Check that outputs equal those of the graph before, with outputs of removed layers set to their inputs."""
         inputs, staged = equivalence.make_inputs(before), equivalence.randomize_weights(before)
         expand_add_norms(staged)
         sources = {layer.y: layer.x for layer in self._select_layers(find_stack(staged, self.stack, self.name))}
@@ -174,7 +174,7 @@ class InsertLayers(Pass):
 
 
 def _find_zero_params(layer: Layer) -> set[Param] | str:
-    """Return the parameters that, set to zero, make `layer` the identity; a reason (str) if there are none."""
+    """Return the parameters that, set to zero, make `layer` the identity; a reason (str) if none can."""
     branches = _find_summands(layer.y, layer.x)
     if branches is None:
         producer = layer.y.producer.op.name if layer.y.producer else "nothing"

@@ -72,8 +72,8 @@ class PermuteNeurons(Pass):
                 replace_param(old, new)
 
     def _find_ranges(self, node: Node) -> RangesByUse | None:
-        """Return the axis ranges to shuffle, keyed by (node, operand index), of the feed-forward that `node` ends.
-        A moe is one such node. Return None for nodes that end no feed-forward."""
+        """Return the axis ranges to shuffle, keyed by (node, operand index), of the feed-forward that `node` ends. A
+        moe is a whole feed-forward. Return None for nodes that end no feed-forward."""
         if node.op is ops.moe:
             up, down = node.required_operand("up"), node.required_operand("down")
             seed, count = self._derive_seed(down.name), int(up.shape[1])

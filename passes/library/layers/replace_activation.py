@@ -80,7 +80,7 @@ class ReplaceActivation(Pass):
             trace.note(f"{self.name}: no feed-forward has an activation other than {self.to}")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check against the graph before, run with the results of its activations overwritten by the new formula."""
+        """Check that outputs equal those of the graph before, with its activations computed by the formula of `to`."""
         inputs = equivalence.make_inputs(before)
         staged = equivalence.randomize_weights(before)
         sites = dict(_find_activations(staged))

@@ -71,7 +71,7 @@ class ReplaceNorm(Pass):
         return outputs if bias is None or self.kind == "layer" else (ops.add(outputs[0], bias), *outputs[1:])
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check against the graph before, with every norm expanded to means, squares and roots."""
+        """Check that outputs equal those of the graph before, with norms computed by the new formula."""
         expanded = before.clone()
         for node in expanded.nodes:
             if Trait.NORM in node.op.traits:

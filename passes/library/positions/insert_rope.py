@@ -124,8 +124,8 @@ class InsertRope(ScalingArguments, Pass):
 
 
 def _find_positions(graph: Graph, node: Node, counted_positions: dict[Any, Value]) -> Value:
-    """Return the positions [batch, seq] for the attention `node`: the input position_ids, added if `node` is causal.
-    A bidirectional attention without this input counts its tokens; `counted_positions` caches the counts by shape."""
+    """Return the positions [batch, seq] for the attention `node`: the input position_ids, added if `node` is causal. A
+    bidirectional attention without this input in its shape counts its tokens; `counted_positions`: shape → counts."""
     q = node.required_operand("q")
     shape = q.shape[:2]
     ids = graph.inputs.get("position_ids")

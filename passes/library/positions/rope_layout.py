@@ -109,7 +109,7 @@ def _find_obstacle(attention: Node, ropes: list[tuple[Node, Destination]]) -> st
 
 
 def _find_orders(rotations: list[Node]) -> dict[Node, list[int]] | str:
-    """Return order for each linear and vector op before `rotations`: new row r is old row order[r]; or a reason."""
+    """Return the old row of each new row, by linear or op with vectors before `rotations`; or a reason (str)."""
     rows: dict[Node, Array] = {}
     origins: list[LinearOrigin] = []
     for rotation in rotations:

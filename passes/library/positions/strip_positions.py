@@ -34,7 +34,7 @@ class StripPositions(Pass):
     position_ids is removed if it has no readers left.
 
     Condition: the model changes and needs further training. A bias that may be a mask (computed by comparisons) stays,
-    and so do positions that ops other than these read.
+    and so do positions that other ops read. It is an error if there are caches.
 
     Source: Haviv 2022, arXiv:2203.16634; Kazemnejad 2023 (NoPE), arXiv:2305.19466.
 
@@ -94,7 +94,7 @@ class StripPositions(Pass):
         node.outputs[-1].replace_uses(content)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check against the graph before, run without rotations and with zeros for the values that were removed."""
+        """Check that outputs equal those of the graph before, with no rotations, and zeros for removed values."""
         inputs = equivalence.make_inputs(before)
         names = {n.output.name for n in after.nodes}
         values = find_position_values(before)

@@ -178,17 +178,17 @@ class QuantizeWeights(Pass):
 
     @property
     def uses_text(self) -> bool:
-        """Return whether the pass reads calibration sequences, if there is a file of ids or a tokenizer."""
+        """Return whether the pass reads a text if it can: if there is a tokenizer, or a file of token ids."""
         return self.format == "int" and (self.uses_fitting or self.budget is not None)
 
     @property
     def uses_search(self) -> bool:
-        """Return whether scales and zero points are searched by the errors of weights, without a text."""
+        """Return whether `method` searches scales and zero points that give weights small errors, without a text."""
         return self.method in ("kquant", "hqq")
 
     @property
     def uses_fitting(self) -> bool:
-        """Return whether gptq is applied, if there are calibration sequences."""
+        """Return whether gptq computes the codes if there is a text."""
         uses_fitting = self.bits < 8 or self.calibration is not None or self.budget is not None
         return self.method == "gptq" or (self.method == "auto" and uses_fitting)
 
@@ -202,8 +202,8 @@ class QuantizeWeights(Pass):
 
     def _find_stored(self, plan: Mapping[Matrix, BlockLayout]) -> dict[Matrix, tuple[BlockLayout, BlockLayout | None]]:
         """Return the matrices of `plan` for which the file determines the codes, with (stored layout, wider layout).
-        The wider layout is None if the stored codes stay. It has 8 bits, to which codes are rounded, for linears whose
-        stored codes do not fit `plan`, if the file takes few bits on average (`_has_few_bits`)."""
+        The wider layout is None if the stored codes stay. It has 8 bits if they do not fit, the file has few bits
+        (`_has_few_bits`), and `plan` or the codes of a linear have 8 bits."""
         if self.format in FLOATS4:
             reader = next((matrix.param.graph.reader for matrix in plan), EMPTY)
             return {
@@ -288,7 +288,7 @@ class QuantizeWeights(Pass):
         return sorted({int(number) for number in numbers})
 
     def _read_texts(self, graph: Graph, trace: Trace) -> list[Array]:
-        """Return batches of calibration ids; [] if none are needed, or if auto has neither tokenizer nor file."""
+        """Return batches of calibration ids; [] if none are needed, or without tokenizer and file (gptq: WeftError)."""
         if not self.uses_text:
             return []
         if has_cache(graph):

@@ -105,7 +105,7 @@ class ScaleChannels(Pass):
         trace.progress(len(sites), len(sites))
 
     def _find_sites(self, graph: Graph, order: Mapping[Node, int], trace: Trace) -> Iterator[Value]:
-        """Yield the values read by matrices whose channels can be scaled; record the rest as refusals in `trace`."""
+        """Yield the values, read by matrices, whose channels can be scaled; record the rest as refusals in `trace`."""
         all_matrices = find_matrices(graph)
         for node in graph.nodes:
             for value in node.outputs:
@@ -122,7 +122,7 @@ class ScaleChannels(Pass):
 
 
 def _sample_rows(weight: Param) -> Array:
-    """Return at most `OUTPUTS` evenly spaced rows of `weight`, with one block at a time in memory; refuse NaN and ∞."""
+    """Return at most `OUTPUTS` evenly spaced rows of `weight`, read block by block. WeftError if one is not finite."""
     count = int(weight.shape[0])
     indices = np.linspace(0, count - 1, min(count, OUTPUTS)).astype(int)
     parts, start = list[Array](), 0

@@ -15,10 +15,10 @@ from ... import Pass, Trace
 class KeepBlocks(Pass):
     """Mark weights whose products targets compute from the stored blocks of codes, not from dequantized values.
 
-    `which` selects the weights: all (that quantize has not rounded), head (of these, weights with one row per token id)
-    or quantized (that quantize has rounded). Products with quantized weights use their blocks even without this mark;
-    with it, they are computed in f32, without rounding activations to 8 bits. With activations=fp8, products of many
-    tokens with FP8 blocks round activations to FP8. A target that cannot read the blocks dequantizes the weight.
+    `which` selects matrices: all not rounded by quantize (all), of these those with one row per token id (head), or all
+    that quantize rounded (quantized). Products with quantized weights use their blocks even without this mark; with it,
+    they are computed in f32, without rounding activations to 8 bits. With activations=fp8, products of many tokens with
+    FP8 blocks round activations to FP8. A target that cannot read the blocks dequantizes the weight.
 
     Condition: none; the weights keep their values.
 
