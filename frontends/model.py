@@ -74,7 +74,7 @@ class Model(Displayable):
         return [*self.notes, *(f"left out: {part}" for part in left_out)]
 
     def hashes(self, abandoned: Callable[[], bool] = lambda: False) -> dict[str, str]:
-        """Return the SHA-256 of each file, keyed by `_label`; wrong values once `abandoned()` has returned True."""
+        """Return the SHA-256 of each file, keyed by `_label`; wrong ones if `abandoned()` becomes True meanwhile."""
         return {self._label(path): hash_file(path, abandoned) for path in self.files}
 
     def check_unchanged(self) -> None:

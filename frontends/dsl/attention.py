@@ -108,9 +108,9 @@ class QKNorm:
 
 @dataclass(frozen=True, repr=False)
 class Gate:
-    """A gate of `Attention`, which multiplies the heads' outputs by act(x W), before `sub_norm` and projection ``o``.
+    """A gate of `Attention`: the heads' outputs are multiplied by act(W x) before `sub_norm` and the projection ``o``.
 
-    act is `activation` (sigmoid or softplus); W is ``gate.weight`` with a row per feature, or with `by_head` per head.
+    act is `activation` (sigmoid or softplus). W = ``gate.weight`` has a row per feature, or per head with `by_head`.
     """
 
     activation: str = "sigmoid"
@@ -125,9 +125,9 @@ class Gate:
 class Mask:
     """A pattern that masks keys of an `Attention`, in addition to causality and `window` (i: query, j: key position).
 
-    pattern: dense (no mask); dilated: i − j is divisible by `stride`; strided: |i − j| < stride, or divisible by it;
-    fixed: i and j are in the same block of `stride` positions, or j is one of the last `summary` of its block; chunked:
-    i and j are in the same block. Neither pattern nor window masks the first `keep_first` keys (Xiao 2023).
+    `pattern` states which keys are visible. dense: all; dilated: i − j is divisible by `stride`; strided: |i − j| is
+    below `stride` or divisible by it; chunked: i and j are in one block of `stride` positions; fixed: the same, or j is
+    one of the last `summary` of its block. Neither pattern nor window masks the first `keep_first` keys (Xiao 2023).
     """
 
     keep_first: int = 0
@@ -172,19 +172,19 @@ class Attention:
     - heads, kv_heads, head_dim: `kv_heads` defaults to `heads`, `head_dim` to dim / heads.
     - v_head_dim, out_dim: widths of a head's values (default `head_dim`) and of the output (default: that of x).
     - rope: rotary positions. temperature: a factor of the queries that grows with their position.
-    - bias: a term of the scores (a module of x, heads, causal, as `ALiBi`); default: the model's `position_bias`.
-    - window: only keys at a distance below `window` are visible. mask: a `Mask` in addition, or a `BlockSparse`.
+    - bias: a module from (x, heads, causal) to a term of the scores, as `ALiBi`; default: the model's `position_bias`.
+    - window: only keys at a distance below `window` are visible. mask: a `Mask`, or without window a `BlockSparse`.
     - causal: None follows the model (a decoder is causal, an encoder by default not).
     - qkv_bias, out_bias: biases of the projections. clip: limit of projected q, k and v to ±clip (OLMo).
     - scale, softcap: factor of the scores (default 1/√head_dim), and their limit softcap · tanh(score / softcap).
     - sinks: a learned extra logit per head in the softmax, without a value (``sinks`` [heads]; gpt-oss).
     - qk_norm: a norm of each head of queries and keys, or a `QKNorm`. v_norm: a norm of each head of values (Gemma 4).
     - sub_norm: a norm before the output projection (Wang 2022, Magneto). gate: a `Gate`, or True for its defaults.
-    - keep_kv, share_kv: `keep_kv` stores keys and values under a name; `share_kv` attends to those stored by an earlier
-      layer (Brandon 2024, cross-layer attention; YOCO). Without a window, both layers share one cache.
+    - keep_kv: name under which keys and values are stored. share_kv: name under which an earlier layer stored the keys
+      and values to attend to (Brandon 2024, cross-layer attention; YOCO). Without a window, both share one cache.
     - keys_as_values: the projected keys, before norm and rotation, are the values (Gemma 4).
-    - value_conv: the odd number of taps of a convolution of the values over time, one kernel per head, whose output is
-      added; for encoders only (Xiong 2021, Nyströmformer).
+    - value_conv: the odd number of taps of a convolution of the values over time, with one kernel per head. Its output
+      is added to that of the heads; for encoders only (Xiong 2021, Nyströmformer).
     """
 
     heads: int
@@ -297,8 +297,8 @@ class Attention:
         return ops.reshape(ops.mul(split, ops.unsqueeze(gate, axes=(3,))), shape=y.shape, name="gated")
 
     def _project_qkv(self, x: Value, source: Value, d: int) -> tuple[Value, Value, Value]:
-        """Return q [batch, seq, heads·d] of x, and k and v [batch, keys, kv_heads·d] of `source`, with norms, rotation
-        and temperature applied. With `share_kv`, k and v are the stored ones."""
+        """Return q [batch, seq, heads·d] of x, k [batch, keys, kv_heads·d] and v [batch, keys, kv_heads·v_head_dim] of
+        `source`, after norms, rotation and temperature. With `share_kv`, k and v are the stored ones."""
         kv, has_own_kv = self.groups, self.share_kv is None
         projected = {"q": self._project(x, self.heads * d, "q")}
         if has_own_kv:
@@ -336,9 +336,9 @@ class Attention:
 
 
 def _append_mask_feature(q: Value, k: Value, heads: int, kv_heads: int, mark: float) -> tuple[Value, Value]:
-    """Return q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one more feature per head, a mask of keys.
-    The feature is 1 in queries. In keys it is 0 for tokens in the provided ``chosen`` [batch, seq], else `mark`, so
-    that the key cache also records the chosen tokens."""
+    """Return q [batch, seq, heads·d] and k [batch, seq, kv_heads·d] with one more feature per head, which masks keys.
+    It is 1 in queries. In keys it is 0 where the provided ``chosen`` [batch, seq] is true, else `mark`. Thus the key
+    cache also records which tokens were chosen."""
     chosen = provided("chosen")
     assert chosen is not None
     by_head = [ops.reshape(x, shape=(*x.shape[:2], n, x.width // n)) for x, n in ((q, heads), (k, kv_heads))]

@@ -35,7 +35,7 @@ ARRANGEMENTS = ("pre", "pre_ffn", "post", "sandwich", "post_sublayer", "parallel
 class Block:
     """A residual block of a mixer `attn`, attention `cross` to an encoder, and a feed-forward `ffn`, in this order.
 
-    Each sublayer is any module [..., dim] → [..., dim], or None: it is left out.
+    A sublayer is any module [..., dim] → [..., dim]; None leaves it out.
 
     `arrangement`, where f is each sublayer and N each norm (every norm has separate weights):
 
@@ -47,9 +47,9 @@ class Block:
     - parallel: x + attn(N(x)) + ffn(N(x)), one norm (Phi, Falcon)
     - parallel_norms: x + attn(N₁(x)) + ffn(N₂(x)) (GPT-NeoX)
 
-    `residual_scale` multiplies the output of each sublayer (Granite); `weighted_residual` multiplies the residual
-    before each addition by a parameter [dim] such as ``attn_residual_weight`` (Doge). `dropout` is the probability of
-    dropping an element of a sublayer's output in training.
+    `residual_scale` multiplies the value that a sublayer adds to the residual (Granite). `weighted_residual` multiplies
+    the residual before each addition by a parameter [dim] such as ``attn_residual_weight`` (Doge). `dropout` is the
+    probability that training drops an element of that value.
     """
 
     attn: Layer | None
@@ -257,9 +257,9 @@ def _weigh(x: Value, y: Value, r: Value) -> Value:
 
 
 def _run_at(x: Value, chosen: Value, block: Layer, rows: Value) -> Value:
-    """Return `block` of `rows` [batch, n, dim], the tokens of x [batch, seq, dim] at the indices `chosen` [batch, n],
-    with their original positions provided. If `block` reads no positions, their nodes and a new input for them are
-    removed."""
+    """Return ``block(rows)``; `rows` [batch, n, dim] are the tokens of x [batch, seq, dim] at the indices `chosen`
+    [batch, n], and their original positions are provided. If `block` reads no positions, the nodes that compute them
+    are removed, and so is the input position_ids if it was added for them."""
     graph = get_builder().graph
     had_positions = "position_ids" in graph.inputs or provided("positions") is not None
     all_positions = positions(x)

@@ -22,11 +22,11 @@ class GatedDeltaNet:
     - q, k, v: projected by ``qkv.weight`` [2·groups·head_dim + heads·v_head_dim, dim], in this order; then a causal
       convolution over `conv` tokens, ``conv.weight``, and SiLU; q and k of each head are divided by their norms, q also
       by √head_dim.
-    - β = σ(x W), ``beta.weight`` [heads, dim]; doubled with `negative`, for negative eigenvalues (Grazzi 2024).
-    - log decay of the state: −e^a_log · softplus(x W + dt.bias), ``dt.weight`` [heads, dim], ``dt.bias``, ``a_log``
+    - β = σ(W x), W = ``beta.weight`` [heads, dim]; doubled with `negative`, for negative eigenvalues (Grazzi 2024).
+    - log decay of the state: −e^a_log · softplus(W x + b), W = ``dt.weight`` [heads, dim], b = ``dt.bias``, ``a_log``
       [heads]. With `per_key` every key feature has a decay (Kimi Linear, 2025), and dt has heads·head_dim outputs.
     - The output of the op `gated_delta_rule` is normalized per head by `norm`, multiplied by the activation `gate` of
-      x W with ``gate.weight`` [heads·v_head_dim, dim], and projected by ``out.weight``.
+      W x, W = ``gate.weight`` [heads·v_head_dim, dim], and projected by ``out.weight``.
 
     With `rank`, decay and gate have factorized projections: ``dt_down.weight`` and ``gate_down.weight`` [rank, dim],
     ``dt.weight`` and ``gate.weight`` [..., rank]. `groups` defaults to `heads`, `v_head_dim` to `head_dim`.
@@ -72,7 +72,7 @@ class GatedDeltaNet:
         return linear(ops.mul(normed, activate(gate, self.gate), name="gated"), x.width, "out")
 
     def _normalize(self, x: Value, factor: float, name: str) -> Value:
-        """Return x [batch, seq, n·head_dim] with each head normalized by RMSNorm (no weight), times `factor`."""
+        """Return x [batch, seq, n·head_dim] with each head divided by its root mean square, times `factor`."""
         by_head = ops.reshape(x, shape=(*x.shape[:2], x.width // self.head_dim, self.head_dim))
         normed = ops.rms_norm(by_head, eps=_TINY / self.head_dim)
         return ops.reshape(ops.affine(normed, by=factor), shape=x.shape, name=name)

@@ -85,11 +85,11 @@ class DifferentialAttention:
 class ScoredKeysAttention:
     """Attention with an extra score per key, computed from its value (Shi 2025, Doge, arXiv 2508.02124).
 
-    The score of key j is q·k_j/√head_dim + e^(a · softplus(v_j W)), with one extra term per key/value head: ``a``
+    The score of key j is q·k_j/√head_dim + e^(a · softplus(W v_j)), with one extra term per key/value head: ``a``
     [kv_heads], W = ``step.weight`` [kv_heads, kv_heads·head_dim]. The extra term is cached as one more feature of the
     key. Parameters: ``q``, ``k``, ``v`` and ``o`` as in `Attention`; `norm` normalizes each head of queries and keys
-    (``q_norm``, ``k_norm``), `bias` applies to all linear maps. Only causality and `window` mask keys. This equals the
-    paper's dynamic mask attention as long as a sequence has no more keys than the paper's top-k.
+    (``q_norm``, ``k_norm``), `bias` adds biases to all linear maps. The paper also masks all but the top-k keys of a
+    query; this is left out, which changes nothing as long as a sequence has at most k keys.
     """
 
     heads: int

@@ -22,10 +22,10 @@ CHOICES = ("token", "expert", "hierarchical", "sparsemixer")
 
 @module
 class MLP:
-    """The feed-forward act(x W_up) W_down with an inner width of `hidden`.
+    """The feed-forward W_down act(W_up x), with ``up.weight`` [hidden, dim] and ``down.weight`` [dim, hidden].
 
     `activation` is a name (relu, gelu, gelu_tanh, silu, …) or a module such as `XIELU`. `sub_norm` normalizes the input
-    of W_down (Wang 2022, Magneto). `bias` adds ``up.bias`` and ``down.bias`` to ``up.weight`` and ``down.weight``.
+    of W_down (Wang 2022, Magneto). `bias` adds ``up.bias`` and ``down.bias``.
     """
 
     hidden: int
@@ -50,12 +50,13 @@ class MLP:
 
 @module
 class GatedMLP:
-    """The gated feed-forward (act(x W_gate) ⊙ x W_up) W_down: SwiGLU for silu, GEGLU for gelu, ReGLU for relu.
+    """The gated feed-forward W_down (act(W_gate x) ⊙ W_up x): SwiGLU for silu, GEGLU for gelu, ReGLU for relu.
 
-    It is GLU for sigmoid, bilinear for identity. `limit` clamps x W_gate to at most limit and x W_up to ±limit;
-    `sub_norm` normalizes the input of W_down. With `sparsity` p, each element g of x W_gate becomes max(g − c, 0), with
-    c the p-quantile of a normal distribution with the mean and deviation of the token's elements (Gaussian top-k,
-    Gemma 3n). Parameters: ``gate.weight``, ``up.weight`` [hidden, dim], ``down.weight`` [dim, hidden]; `bias`: biases.
+    It is GLU for sigmoid, bilinear for identity. `limit` clamps W_gate x to at most limit and W_up x to ±limit.
+    `sub_norm` normalizes the input of W_down. With `sparsity` p, each element g of W_gate x first becomes
+    max(g − c, 0), where c is the p-quantile of the normal distribution with the mean and deviation of the token's
+    elements (Gaussian top-k, Gemma 3n). Parameters: ``gate.weight`` and ``up.weight`` [hidden, dim], ``down.weight``
+    [dim, hidden]; `bias` adds a bias to each.
     """
 
     hidden: int
@@ -74,8 +75,8 @@ class GatedMLP:
 
     @classmethod
     def matched(cls, hidden: int, multiple: int = 1, activation: str = "silu", bias: bool = False) -> GatedMLP:
-        """Return a gated MLP with about the parameter count of an MLP of width `hidden`.
-        Its width is ⌊2/3 · hidden⌋, rounded up to a multiple of `multiple`."""
+        """Return a `GatedMLP` with about the parameter count of an `MLP` of width `hidden`: its width is
+        ⌊2/3 · hidden⌋, rounded up to a multiple of `multiple`."""
         return cls(-(-(2 * hidden // 3) // multiple) * multiple, activation, bias)
 
     def __call__(self, x: Value) -> Value:
@@ -88,7 +89,7 @@ class GatedMLP:
 
 
 def _subtract_quantile(x: Value, share: float) -> Value:
-    """Return max(x − c, 0), c the `share`-quantile of a normal distribution fitted to x over its last axis."""
+    """Return max(x − c, 0), where c is the `share`-quantile of the normal distribution fitted to x on its last axis."""
     last = (len(x.shape) - 1,)
     mean = ops.mean(x, axes=last, keepdims=True)
     deviation = ops.sqrt(ops.mean(ops.square(ops.sub(x, mean)), axes=last, keepdims=True))
@@ -132,18 +133,18 @@ class Router:
       `renormalize` divides the k weights by their sum, `scale` multiplies them. With `groups` of experts, only the
       `top_groups` best groups can be selected, by the `group_score` max or sum of the best two (top2), as in the op
       `route`. `correction` adds ``router.correction`` [experts] to the scores for the selection only (DeepSeek-V3).
-    - expert: each expert selects its best `capacity` tokens of a sequence; default: k per token on average (Zhou 2022).
+    - expert: each expert selects its best `capacity` tokens; the default is k experts per token on average (Zhou 2022).
     - hierarchical: each token selects `top_groups` of the `groups` by ``group_router.weight`` [groups, dim], then its
       best k experts of each by ``router.weight`` (Shazeer 2017, appendix B).
     - sparsemixer: each token selects two experts, weighted by `emit_sparse_mixer` with `jitter` (Liu 2024: Phi-3.5).
 
-    `bias` adds ``router.bias`` [experts] to the logits. `noisy` adds noise · softplus(x W) to the logits, with
-    ``noise.weight`` [experts, dim] and standard normal noise, the graph input ``router_noise.{i}`` [batch, seq,
-    experts] of the i-th noisy router. Unless experts choose, `capacity` is the number of tokens that an expert accepts,
-    first tokens first: an integer, or a float for ⌈capacity · seq / experts⌉ (Fedus 2021); None means all. Tokens
-    compete for experts within each sequence, or if `batched` in the whole batch. `zero_experts` additional experts, the
-    last of the router, return tokens unchanged (Meituan 2025, LongCat-Flash). `aux_loss` λ adds λ · experts ·
-    Σ_j f_j p_j (f_j: share of tokens of expert j, p_j: its mean probability) to the output ``aux_loss`` (Fedus 2021).
+    `bias` adds ``router.bias`` [experts] to the logits. `noisy` adds noise · softplus(W x), with W = ``noise.weight``
+    [experts, dim]; the noise of the i-th noisy router is the graph input ``router_noise.{i}`` [batch, seq, experts],
+    standard normal. `capacity` is a number of tokens per expert: an integer, or a float for ⌈capacity · seq / experts⌉
+    (Fedus 2021). Unless experts choose, an expert drops further tokens, and None means no limit. Tokens compete for an
+    expert within each sequence, or if `batched` in the whole batch. `zero_experts` additional experts, the last of the
+    router, return tokens unchanged (Meituan 2025, LongCat-Flash). `aux_loss` λ adds λ · experts · Σ_j f_j p_j (f_j:
+    share of tokens of expert j, p_j: its mean probability) to the output ``aux_loss`` (Fedus 2021).
     """
 
     choice: str = "token"
@@ -201,9 +202,9 @@ class MoE:
     With `latent` the experts have that width, between ``latent_in.weight`` [latent, dim] and ``latent_out.weight``
     [dim, latent]; the router and `shared` read the full width (LatentMoE, Nemotron 3).
 
-    `shared` is a module whose output for every token is added, with `shared_gate` times σ(x W), ``shared_gate.weight``
-    [1, dim]. `weigh_input`, for k = 1, multiplies the input of the expert, not its output, by g (Llama 4). `out_bias`
-    adds ``out_bias`` [dim] to the mixture.
+    The output of the module `shared` for every token is added; with `shared_gate` it is first multiplied by σ(W x),
+    W = ``shared_gate.weight`` [1, dim]. `weigh_input`, for k = 1, multiplies the expert's input by g, not its output
+    (Llama 4). `out_bias` adds ``out_bias`` [dim] to the mixture.
     """
 
     experts: int
@@ -258,8 +259,8 @@ class MoE:
         return ops.add(y, shared, name="with_shared")
 
     def _mix_experts(self, x: Value, combine: Value) -> Value:
-        """Return the mixture [batch, seq, dim] of experts and zero experts (whose output is x itself), with the weights
-        `combine` [batch, seq, experts + zero_experts]."""
+        """Return Σ_e combine_e E_e(x), of the shape of x [batch, seq, width]; for a zero expert, E_e(x) is x. `combine`
+        has weights [batch, seq, experts + zero_experts]; with `weigh_input` the weight multiplies the expert's input."""
         if self.weigh_input:
             weight = ops.sum(combine, axes=(2,), keepdims=True, name="weight")
             return self._mix(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))

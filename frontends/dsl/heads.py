@@ -26,7 +26,7 @@ BY_TOKEN = ("token-classification", "question-answering", "fill-mask", "replaced
 
 @module
 class HeadTransform:
-    """The transform norm(act(x W + b)) before an output head, as in BERT's language models.
+    """The transform norm(act(W x + b)) before an output head, as in BERT's language models.
 
     W is ``dense.weight`` [width, dim], b ``dense.bias`` (only with `bias`). `norm` or `activation` None omits a step.
     `width` is the output width, by default that of x.
@@ -155,8 +155,8 @@ class TaskHead:
         return ops.squeeze(ops.gather_rows(x, last_index), axes=(1,), name="last_token")
 
     def describe(self, graph: Graph) -> Graph:
-        """Store in graph.meta the task, label names (LABEL_i for a number) if the task has labels of its own, and the
-        problem type, if any; return `graph`."""
+        """Store in graph.meta the task, the problem type (if set), and the label names, LABEL_i if `labels` is a
+        number; none for ctc, a task in `FIXED`, or `labels` None. Return `graph`."""
         names = self.labels if isinstance(self.labels, tuple) else tuple(f"LABEL_{i}" for i in range(self.count or 0))
         graph.meta["task"] = self.task
         if names and self.task not in (*FIXED, "ctc"):
@@ -167,7 +167,7 @@ class TaskHead:
 
 
 def _pool_mean(x: Value, mask: Value | None) -> Value:
-    """Return the mean [batch, width] of x [batch, seq, width] over tokens with nonzero `mask`, or all if it is None."""
+    """Return the mean [batch, width] of x [batch, seq, width] over tokens with nonzero `mask` (None: over all)."""
     if mask is None:
         return ops.mean(x, axes=(1,))
     weights = ops.cast(ops.cast(ops.unsqueeze(mask, axes=(2,)), to=dtypes.bool_), to=x.type.dtype)

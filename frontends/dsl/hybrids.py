@@ -15,10 +15,10 @@ from .layers import Norm, RMSNorm, divide_width, linear
 
 @module
 class ShortConv:
-    """A causal convolution over `conv` tokens between two gates: (C ⊙ conv(B ⊙ u)) W_out (LFM2, Liquid AI 2025).
+    """A causal convolution over `conv` tokens between two gates: W_out (C ⊙ conv(B ⊙ u)) (LFM2, Liquid AI 2025).
 
     B, C and u are projected from x by ``in.weight`` [3·dim, dim], in this order. Further parameters: ``conv.weight``
-    [dim, conv], ``out.weight`` [dim, dim]; `bias` adds ``in.bias``, ``conv.bias`` and ``out.bias``.
+    [dim, conv], W_out ``out.weight`` [dim, dim]; `bias` adds ``in.bias``, ``conv.bias`` and ``out.bias``.
     """
 
     conv: int = 3
@@ -88,7 +88,7 @@ class LightningAttention:
 
     q, k and v are projected by ``q.weight``, ``k.weight``, ``v.weight`` [heads·head_dim, dim], then `activation` is
     applied. The log decay per token of head h = 0, 1, … is −2^(−8(h + 1)/heads) · `decay`, in the parameter ``slopes``.
-    The output is normalized by `norm` over all heads together, multiplied by σ(x W) with ``gate.weight``
+    The output is normalized by `norm` over all heads together, multiplied by σ(W x), W = ``gate.weight``
     [heads·head_dim, dim], and projected by ``out.weight``. `head_dim` defaults to dim / heads.
     """
 
@@ -145,8 +145,8 @@ class NormedResidual:
 
 
 def causal_conv(u: Value, width: int, with_bias: bool, activation: str = "identity") -> Value:
-    """Return `activation` of the causal depthwise convolution over `width` tokens of u [batch, seq, channels], same
-    shape. Parameters: ``conv.weight`` [channels, width] and, `with_bias`, ``conv.bias`` [channels]."""
+    """Return `activation` of the causal depthwise convolution over `width` tokens of u, in its shape [batch, seq,
+    channels]. Parameters: ``conv.weight`` [channels, width] and, if `with_bias`, ``conv.bias`` [channels]."""
     bias = param("conv.bias", (u.width,), fill(0.0)) if with_bias else None
     weight = param("conv.weight", (u.width, width), uniform(width**-0.5))
     return ops.causal_conv(u, weight, bias, activation=activation, name="conv")

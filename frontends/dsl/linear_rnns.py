@@ -33,9 +33,9 @@ class RGLRU:
     - u: x projected by ``in.weight`` [width, dim], then a causal convolution over `conv` tokens (``conv.weight``,
       ``conv.bias``). `width` defaults to dim.
     - h_t = a_t h_{t−1} + √(1 − a_t²) i_t u_t, with a = e^(−8 r softplus(rate)); the root is 1 at position 0.
-    - The gates i and r are σ(u W + b), with W block-diagonal in `heads` blocks: ``input.weight`` and ``recur.weight``
-      [width, width/heads], ``input.bias``, ``recur.bias``; ``rate`` is [width].
-    - Output: h times `activation` of x W, W = ``gate.weight`` [width, dim], projected by ``out.weight`` [dim, width].
+    - The gates i and r are σ(W u + b), with W block-diagonal: ``input.weight`` and ``recur.weight`` [width,
+      width/heads] have its `heads` blocks [out, in] below each other; ``input.bias``, ``recur.bias``, ``rate`` [width].
+    - The output is h ⊙ activation(W x), W = ``gate.weight`` [width, dim], projected by ``out.weight`` [dim, width].
 
     in, gate and out have biases if `bias`.
     """
@@ -116,7 +116,7 @@ class RWKVTimeMix:
 
 @module
 class RWKVChannelMix:
-    """The feed-forward of RWKV-4 (Peng 2023): σ(r) ⊙ relu(k)² W_v, with ``v.weight`` [dim, hidden].
+    """The feed-forward of RWKV-4 (Peng 2023): σ(r) ⊙ W relu(k)², with W = ``v.weight`` [dim, hidden].
 
     k and r are linear maps ``k.weight`` [hidden, dim] and ``r.weight`` [dim, dim] of p + (x − p) ⊙ ``k.mix`` (or
     ``r.mix`` [dim]), with p the previous token.
@@ -141,7 +141,7 @@ class MLSTM:
     forget gates i and f by ``i.weight`` and ``f.weight`` [heads, dim] with biases, limited to ±`cap` by tanh. The
     states of each head are C_t = σ(f) C_{t−1} + e^i k vᵀ, n_t = σ(f) n_{t−1} + e^i k. The output is
     Cᵀq / (max(|nᵀq|, 1) + eps e^m), with q divided by √(qk_dim/heads), and m_t = max(log σ(f) + m_{t−1}, i). It is
-    normalized per head by `norm` (``norm.weight`` [v_dim]), multiplied by σ(x W) with ``gate.weight`` [v_dim, dim], and
+    normalized per head by `norm` (``norm.weight`` [v_dim]), multiplied by σ(W x), W = ``gate.weight`` [v_dim, dim], and
     projected by ``out.weight`` [dim, v_dim]. `qk_dim` defaults to dim/2, `v_dim` to dim.
     """
 
@@ -199,10 +199,10 @@ class RWKV6TimeMix:
     token, per key feature; with `static`, the mixer of RWKV-5, whose decay is constant.
 
     - r, k, v and g are linear maps ``r``, ``k``, ``v`` and ``g`` [dim, dim] of four mixtures of x and p, the token
-      before: for r, x + (p − x) ⊙ (``r.mix`` + tanh(y A) B), with y = x + (p − x) ⊙ ``mix``, A = ``r.mix_down``
-      [mix_rank, dim] and B = ``r.mix_up`` [dim, mix_rank]; for k, v and g likewise. With `static`, tanh(y A) B is 0.
-    - The decay is w = exp(−exp(``decay`` + tanh(u A) B)), with u a fifth mixture (``w.mix``, …), A = ``decay_down``
-      [decay_rank, dim] and B = ``decay_up`` [dim, decay_rank]. With `static`, w = exp(−exp(``decay``)).
+      before: for r, x + (p − x) ⊙ (``r.mix`` + B tanh(A y)), with y = x + (p − x) ⊙ ``mix``, A = ``r.mix_down``
+      [mix_rank, dim] and B = ``r.mix_up`` [dim, mix_rank]; for k, v and g likewise. `static` omits B tanh(A y).
+    - The decay is w = exp(−exp(``decay`` + B tanh(A u))), with u a fifth mixture (``w.mix``, …), A = ``decay_down``
+      [decay_rank, dim] and B = ``decay_up`` [dim, decay_rank]. `static` omits B tanh(A u).
     - Each head has the state S_t = diag(w_t) S_{t−1} + k_t v_tᵀ and the output (S_{t−1} + diag(``bonus``) k_t v_tᵀ)ᵀ
       r_t, which is normalized (``norm.weight``, ``norm.bias``), multiplied by silu(g), and projected by ``out.weight``.
     """
@@ -250,17 +250,16 @@ class RWKV7TimeMix:
 
     Each token removes the value at one key from the state, and adds a value at another key.
 
-    - Six mixtures of x and the previous token p, x + (p − x) ⊙ ``r.mix`` and likewise for w, k, v, a and g, are the
-      inputs m of these maps (``*_down`` [rank, dim] and ``*_up`` [dim, rank] with the rank of the same name):
-      r, k, v = m W with ``r``, ``k``, ``v`` [dim, dim]; the decay w = exp(−σ(tanh(m A) B + bias)/√e) with
-      ``decay_down`` and ``decay_up``; the rate a = σ(m A B + bias) with ``rate_down`` and ``rate_up``; the gate
-      g = σ(m A) B with ``gate_down`` and ``gate_up``.
+    - Each of r, w, k, v, a and g is a map of its own mixture m of x and the previous token p: for r, m = x + (p − x) ⊙
+      ``r.mix``. r, k and v are linear maps ``r``, ``k`` and ``v`` [dim, dim]. The decay is w = exp(−σ(B tanh(A m) +
+      bias)/√e), with A = ``decay_down`` [decay_rank, dim] and B = ``decay_up`` [dim, decay_rank]. The rate is
+      a = σ(B A m + bias), with ``rate_down`` and ``rate_up``, the gate g = B σ(A m), with ``gate_down``, ``gate_up``.
     - With c = k ⊙ ``removal``, divided by its norm on each head, and k' = k ⊙ (1 + (a − 1) ⊙ ``growth``), the state is
-      S_t = S_{t−1} (diag(w) − cᵀ(a ⊙ c)) + vᵀ k'.
+      S_t = S_{t−1} (diag(w) − c (a ⊙ c)ᵀ) + v k'ᵀ.
     - S_t r is normalized on each head; (r · (``bonus`` ⊙ k')) v is added; the sum times g is projected by ``out``.
 
-    `keep_values` stores v under a name. `mix_values` names the v stored by an earlier layer, whose share in this
-    layer's v is then σ(m A B + bias), with ``value_down`` and ``value_up``.
+    `keep_values` is a name under which v is stored. `mix_values` is the name of the v₁ that an earlier layer stored;
+    v then becomes v + (v₁ − v) ⊙ σ(B A m + bias), with ``value_down`` and ``value_up``.
     """
 
     heads: int
@@ -323,11 +322,11 @@ class RWKV7TimeMix:
 class SLSTM:
     """The scalar LSTM of xLSTM (Beck 2024, arXiv 2405.04517), whose gates read the output for the previous token.
 
-    z, i, f and o are W x_t + R h_{t−1} + b, with W = ``z.weight`` … [dim, dim], biases, and R = ``z.recur`` …
+    z, i, f and o are W x_t + R h_{t−1} + b, with W = ``z.weight`` … [dim, dim], b = ``z.bias`` …, and R = ``z.recur`` …
     [dim, dim/heads], block-diagonal in `heads` blocks. With `conv`, i and f read x after a causal convolution over
-    `conv` tokens and silu. c_t = σ(f) c_{t−1} + e^i tanh(z), n_t = σ(f) n_{t−1} + e^i, h_t = σ(o) c_t / n_t. c, n are
-    stored divided by e^m, m_t = max(log σ(f) + m_{t−1}, i), to prevent overflow. The output is h, normalized on each
-    head (``norm.weight``).
+    `conv` tokens and silu. c_t = σ(f) c_{t−1} + e^i tanh(z), n_t = σ(f) n_{t−1} + e^i, h_t = σ(o) c_t / n_t. To prevent
+    overflow, c and n are stored divided by e^m, with m_t = max(log σ(f) + m_{t−1}, i). The output is h, normalized on
+    each head (``norm.weight``).
     """
 
     heads: int
@@ -361,7 +360,7 @@ class SLSTM:
         return _norm_heads(scan(step, *gate_inputs, state=states), self.heads, self.eps, bias=False)
 
     def _apply_blocks(self, h: Value, weight: Value) -> Value:
-        """Return h [batch, dim] times the block-diagonal matrix `weight` [dim, dim/heads]."""
+        """Return W h for h [batch, dim] and the block-diagonal W, whose blocks `weight` [dim, dim/heads] stacks."""
         return ops.reshape(ops.head_linear(ops.unsqueeze(h, axes=(1,)), weight, heads=self.heads), shape=h.shape)
 
 
@@ -378,13 +377,14 @@ def _mix_tokens(x: Value, before: Value, name: str) -> Value:
 
 
 def _weigh(scores: Value, v: Value, heads: int) -> Value:
-    """Return each head of v [batch, seq, heads·d] times the sum of that head's `scores` [batch, seq, heads·d]."""
+    """Return v [batch, seq, heads·d], each head times the sum of `scores` [batch, seq, heads·d] over this head."""
     split = [ops.reshape(t, shape=(*t.shape[:2], heads, t.width // heads)) for t in (scores, v)]
     return ops.reshape(ops.mul(ops.sum(split[0], axes=(3,), keepdims=True), split[1]), shape=v.shape, name="weighed")
 
 
 def _norm_heads(x: Value, heads: int, eps: float, bias: bool = True) -> Value:
-    """Return x [batch, seq, heads·d] with LayerNorm on each head: weight ``norm.weight``, with `bias` ``norm.bias``."""
+    """Return x [batch, seq, heads·d] normalized over each head (mean 0, variance 1), times ``norm.weight`` [heads·d],
+    and with `bias` plus ``norm.bias`` [heads·d]."""
     split = ops.reshape(x, shape=(*x.shape[:2], heads, x.width // heads))
     joined = ops.reshape(ops.layer_norm(split, eps=eps, name="norm"), shape=x.shape)
     scaled = ops.mul(joined, param("norm.weight", (x.width,), fill(1.0)), name="normed")

@@ -81,7 +81,7 @@ class MLA:
         return linear(y, x.width, "o")
 
     def _compute_index_bias(self, x: Value, source: Value) -> Value | None:
-        """Return the bias [batch, 1, seq, seq] that masks keys, from `index` or stored earlier; None without either."""
+        """Return the bias [batch, 1, seq, seq] that masks keys, stored earlier or by `index`; None without either."""
         if self.share_index is not None:
             return kept(self.share_index)[0]
         bias = None if self.index is None else self.index(x, source)
@@ -271,7 +271,7 @@ def _add_bias(q: Value, name: str) -> Value:
 
 
 def multiply_heads(x: Value, vectors: Value, heads: int) -> Value:
-    """Return x · vectorsᵀ of each head, [batch, heads, seq, n], for x [batch, seq, width] and vectors [n, width]."""
+    """Return the products [batch, heads, seq, n] of each head of x [batch, seq, width] and `vectors` [n, width]."""
     (batch, seq, _), rows, d = x.shape, vectors.shape[0], x.width // heads
     heads_first = ops.transpose(ops.reshape(x, shape=(batch, seq, heads, d)), axes=(0, 2, 1, 3))
     return ops.matmul(heads_first, ops.transpose(ops.reshape(vectors, shape=(rows, heads, d)), axes=(1, 2, 0)))
@@ -324,7 +324,7 @@ class SpanConvAttention:
     """Attention in parallel to a convolution whose kernel depends on the span around a token (Jiang 2020, ConvBERT).
 
     Attention and convolution have `heads` heads of dim / (2·heads) features each. The convolution is of a projection
-    ``conv`` of x; its kernel of `conv` taps (odd) per token and head is softmax((q ⊙ s) W), where s is a projection
+    ``conv`` of x; its kernel of `conv` taps (odd) per token and head is softmax(W (q ⊙ s)), where s is a projection
     ``span`` of a depthwise convolution of x. Parameters: ``q``, ``k``, ``v``, ``span`` and ``conv`` [dim/2, dim],
     ``depthwise.weight`` [dim, conv], ``kernel`` (W) [heads·conv, dim/2], ``o`` [dim, dim]; biases except in depthwise.
     """
@@ -366,6 +366,5 @@ class SpanConvAttention:
 
 
 def _emit_zeros(x: Value, rows: int) -> Value:
-    """Return zeros [batch, rows, width] in the dtype of x [batch, seq, width]."""
     zero_row = ops.affine(ops.slice(x, axis=1, start=0, stop=1), by=0.0)
     return ops.expand(zero_row, shape=(x.shape[0], rows, x.shape[2]))

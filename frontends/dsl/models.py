@@ -60,8 +60,8 @@ def list_layers(model: Any) -> list[Any]:
 
 
 def _embed(model: Decoder | Encoder, ids: Value, table: Value, types: Value | None = None) -> Value:
-    """Return rows `ids` [batch, seq] of `table` [vocab, width], scaled, plus token `types` [batch, seq] and positions,
-    and normalized, as the fields of `model` state: [batch, seq, width]."""
+    """Return the embeddings [batch, seq, width] of `ids` [batch, seq] in `table` [vocab, width], after the steps that
+    `model` has: mask scaling, scale, token `types` [batch, seq], positions, norm."""
     x = embedding(ids, table)
     if isinstance(model, Encoder) and model.mask_scaling is not None:
         x = model.mask_scaling(x, ids)

@@ -52,9 +52,9 @@ class ALiBi:
 class T5Bias:
     """A learned bias per head and bucket of the distance (Raffel 2020): ``weight`` [buckets, heads].
 
-    Half of the buckets are for exact distances, the others grow logarithmically up to `max_distance`; if not causal,
-    half of all buckets are for later keys. As `bias` of `Attention`, every layer has its own table; as `position_bias`
-    of `Decoder` or `Encoder`, which needs `heads`, all layers share one.
+    Half of the buckets are for exact distances, the others for ranges that grow logarithmically up to `max_distance`.
+    If not causal, half of all buckets are for later keys. As `bias` of `Attention`, every layer has its own table; as
+    `position_bias` of `Decoder` or `Encoder`, which needs `heads`, all layers share one.
     """
 
     buckets: int = 32
@@ -99,7 +99,7 @@ class RelativeTable:
         need(self, fits, f"max_distance={self.max_distance} must be at least {exact + 2}, span={self.span} at least 2")
 
     def __call__(self, x: Value) -> dict[str, Value]:
-        """Return ``relative_table`` [2·span, dim] and ``relative_rows`` [1, seq, seq], a row per query and key."""
+        """Return ``relative_table`` [2·span, dim], and ``relative_rows`` [1, seq, seq]: its row per query and key."""
         row = provided("position_row")
         if row is None:
             raise WeftError("RelativeTable must be in an Encoder, as its relative=...")
@@ -111,7 +111,7 @@ class RelativeTable:
         return {"relative_table": table if self.norm is None else self.norm(table), "relative_rows": index}
 
     def _bucket(self, signed_distance: Value, exact: int, farthest: int) -> Value:
-        """Return `signed_distance` with magnitudes above `exact` log-scaled: farthest − 1 becomes 2·exact − 1."""
+        """Return `signed_distance` with magnitudes above `exact` on a log scale, where farthest − 1 is 2·exact − 1."""
         distance = ops.abs(signed_distance)
         ratio = ops.affine(ops.cast(ops.clip(distance, low=exact), to=dtypes.f32), by=1 / exact)
         rate = (exact - 1) / math.log((farthest - 1) / exact)

@@ -45,8 +45,8 @@ def scan(
         y = scan(step, gate, x, state=(x.width,))
 
     Raises:
-        WeftError: if inputs or states have invalid shapes, the step does not return such a pair, the new state differs
-            from the old in shape or type, or the step reads a value of all tokens that is not one of `inputs`.
+        WeftError: if inputs or states are missing or have invalid shapes, the step does not return such a pair, the new
+            state differs from the old in shape or type, or the step reads values of all tokens besides `inputs`.
     """
     states = _parse_states(state)
     if not inputs or not all(isinstance(x, Value) for x in inputs):

@@ -102,7 +102,6 @@ class ImageEncoder(Displayable):
         return outputs if self.head is None else outputs | self.head(x, pooled=outputs.get("pooler_output"))
 
     def _repeat_tokens(self, tokens: Value, batch: sizes.Size) -> Value:
-        """Return `tokens` [n, dim] repeated for every image of the batch, [batch, n, dim]."""
         return ops.expand(ops.unsqueeze(tokens, axes=(0,)), shape=(batch, *tokens.shape))
 
     def _pool(self, x: Value, batch: sizes.Size) -> Value:
@@ -210,7 +209,7 @@ class Convolution:
 
 @module(leaf=True)
 class PositionalConvolution:
-    """Positions by a convolution over frames: x + act(conv(x)), padding of x set to 0 (Baevski 2020, wav2vec 2.0).
+    """Positions by a convolution over frames: x + act(conv(x)), with padding in x set to 0 (Baevski 2020, wav2vec 2.0).
 
     Parameters: ``weight`` [dim, dim/groups, kernel], ``bias`` [dim].
     """

@@ -40,8 +40,8 @@ class Mamba:
     - u and a gate are projected from x by ``in.weight`` [2·inner, dim]; then u ← SiLU(causal convolution of u over
       `conv` tokens), with ``conv.weight`` [inner, conv] and, with `conv_bias`, ``conv.bias``.
     - Step, B and C are projected from u by ``x.weight`` [dt_rank + 2·state, inner], each normalized if `norms` is given
-      (``dt_norm``, ``b_norm``, ``c_norm``; Jamba); Δ = softplus(step W + b), with ``dt.weight`` [inner, dt_rank],
-      ``dt.bias``. `dt_rank` defaults to ⌈dim/16⌉.
+      (``dt_norm``, ``b_norm``, ``c_norm``; Jamba); Δ = softplus(W step + b), with W = ``dt.weight`` [inner, dt_rank],
+      b = ``dt.bias``. `dt_rank` defaults to ⌈dim/16⌉.
     - The op `selective_scan` of u, Δ, A, B, C and d, times SiLU(gate), is projected by ``out.weight`` [dim, inner].
       A = −e^a_log is negative for any ``a_log`` [inner, state]; ``d`` is [inner].
 

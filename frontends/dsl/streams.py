@@ -18,7 +18,7 @@ from .layers import Norm, RMSNorm, embedding, linear
 
 @module
 class PerLayerEmbedding:
-    """An embedding of `width` features for every layer, (E[id] · √width + N(x W / √dim)) / √2 (Gemma 3n).
+    """An embedding of `width` features for every layer, (E[id] · √width + N(W x / √dim)) / √2 (Gemma 3n).
 
     E is ``table.weight`` [vocab, layers · width], W ``projection.weight`` [layers · width, dim], N `norm` with
     ``norm.weight`` [width]. Token ids ≥ `vocab` use the embedding of token 0.
@@ -47,7 +47,7 @@ class PerLayerEmbedding:
 
 @module
 class PerLayerInput:
-    """A gated input N((act(x W_gate) ⊙ e) W), with e the layer's part of the `PerLayerEmbedding` (Gemma 3n).
+    """A gated input N(W (act(W_gate x) ⊙ e)), with e the layer's part of the `PerLayerEmbedding` (Gemma 3n).
 
     Parameters: W_gate ``gate.weight`` [width, dim], W ``projection.weight`` [dim, width], ``norm.weight``.
     """
@@ -97,7 +97,7 @@ class SplitFeedForward:
 
 @module
 class LayerWithInput:
-    """A `block`, then `ffn` with its own residual, then x + per_layer(x); `ffn` and `per_layer` may be None.
+    """A `block`, then `ffn` (which adds its own residual), then x + per_layer(x); None leaves out `ffn` or `per_layer`.
     With `scalar`, the result is multiplied by the parameter ``scalar`` [1] (Gemma 4)."""
 
     block: Block
@@ -131,7 +131,6 @@ def _compute_rms(x: Value, least: float = 0.0) -> Value:
 
 
 def _slice_stream(x: Value, i: int) -> Value:
-    """Return stream `i` [batch, seq, dim] of x [batch, seq, streams, dim]."""
     return ops.squeeze(ops.slice(x, axis=2, start=i, stop=i + 1), axes=(2,))
 
 
@@ -139,7 +138,7 @@ def _slice_stream(x: Value, i: int) -> Value:
 class SpreadStreams:
     """A map from x [batch, seq, dim] to streams [batch, seq, streams, dim] (Gemma 3n).
 
-    Stream 0 is x; stream i + 1 is x W_i, scaled to x's root mean square, W_i ``projections.{i}.weight`` [dim, dim].
+    Stream 0 is x. Stream i + 1 is W_i x, scaled to the root mean square of x; W_i is ``projections.{i}.weight``.
     """
 
     streams: int
@@ -157,9 +156,9 @@ class SpreadStreams:
 
 @module
 class GatherStreams:
-    """A map from streams s [batch, seq, streams, dim] to [batch, seq, dim]: the mean of s_0 and all s_{i+1} W_i.
+    """A map from streams s [batch, seq, streams, dim] to [batch, seq, dim]: the mean of s_0 and all W_i s_{i+1}.
 
-    Each s_{i+1} W_i is scaled to the root mean square of s_0; W_i is ``projections.{i}.weight`` [dim, dim] (Gemma 3n).
+    Each W_i s_{i+1} is scaled to the root mean square of s_0; W_i is ``projections.{i}.weight`` [dim, dim] (Gemma 3n).
     """
 
     def __call__(self, x: Value) -> Value:
@@ -176,15 +175,15 @@ class GatherStreams:
 class AltUpLayer:
     """A layer over streams [batch, seq, streams, dim] (AltUp, Baykal 2023, as in Gemma 3n).
 
-    It predicts each stream as itself plus a mixture of all streams, runs a block on stream `active` of the predictions,
-    and adds to each prediction the block's change times a factor, computed from the block's output (``correction``).
-    The block is a sandwich block of `attn` and `ffn`, with a low-rank map of `laurel_rank` in parallel to the attention
-    (LAuReL). `per_layer` of the corrected stream `active` (times ``output_scale`` with `scale_output`) is added to all
-    streams except stream 0.
+    It predicts each stream as itself plus a mixture of all streams. A block maps stream x = `active` of the predictions
+    to y + N(ffn(N(y))), with y = √½ (x + N(attn(n)) + n + N(low(n))), n = N(x), and low a linear map of rank
+    `laurel_rank` (LAuReL). The block's change of x is added to each prediction, times a factor per stream that is
+    computed from the block's output (``correction``). Last, `per_layer` of stream `active` (times ``output_scale`` with
+    `scale_output`) is added to all streams except stream 0.
 
     Parameters: ``router_norm``, ``router.weight`` [streams, dim], ``prediction.weight`` [streams², streams],
     ``correction.weight`` [streams, streams], ``laurel_left.weight``, ``laurel_right.weight``, ``laurel_norm``, the
-    norms of a sandwich block, and with `scale_output` ``output_scale`` [dim].
+    norms of a sandwich `Block`, and with `scale_output` ``output_scale`` [dim].
     """
 
     attn: Attention

@@ -38,8 +38,8 @@ class Candidate:
     extra_tensors: Mapping[str, ShapedRecipe] = field(default_factory=dict)
 
     def layout(self, key: str, count: int) -> Shape | None:
-        """Return the checkpoint shape [heads, head size] of a norm `key` with `count` elements, which is read reshaped;
-        None for other tensors."""
+        """Return the shape of the tensor `key` of `count` elements, which the family reads reshaped: [heads, head size]
+        if "norm" is in `key`, else None."""
         head = self.loaded.settings.head_size
         return (count // head, head) if "norm" in key else None
 
@@ -116,8 +116,8 @@ def invert_match(reference: Graph, result: GraphMatch, candidate: Candidate) -> 
 
 
 def fit_dtype(graph: Graph, tensors: Iterable[ShapedRecipe]) -> DType:
-    """Return a dtype that represents `tensors`, recipes over parameters of `graph`, exactly: the dtype that `graph` was
-    cast to; else the checkpoint's if the recipes only move elements; else f32."""
+    """Return a dtype that represents `tensors`, recipes over parameters of `graph`, exactly: f16 or bf16 if `graph` was
+    cast to it; else the checkpoint's dtype, if it has one and the recipes only move elements; else f32."""
     cast_dtypes = {param.type.dtype for param in graph.params.values() if param.recipe.has(Source, *RANDOM)}
     if len(cast_dtypes) == 1 and cast_dtypes < set(STORED) and dtypes.f32 not in cast_dtypes:
         return cast_dtypes.pop()

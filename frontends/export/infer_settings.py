@@ -24,11 +24,11 @@ _NORMS = (ops.rms_norm, ops.layer_norm)
 def propose_settings(
     model: Model, graph: Graph, source_name: str | None, names: Sequence[str]
 ) -> Iterator[tuple[str, Settings]]:
-    """Yield (family, settings) for the canonical `graph`: if `names` has `source_name`, first that family with the
-    settings that `model` was read with; then each of `names` with the settings inferred from `graph`.
+    """Yield (family, settings) for the canonical `graph`: if `names` has `source_name` and `model` has settings, first
+    these two; then each of `names` with the settings inferred from `graph`.
 
     Raises:
-        WeftError: if no settings can be inferred.
+        WeftError: after the first pair, if no settings can be inferred.
     """
     if source_name is not None and source_name in names and model.settings is not None:
         yield source_name, model.settings.resolved

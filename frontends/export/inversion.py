@@ -71,7 +71,7 @@ class TensorPiece(NamedTuple):
 
 
 def group_params(graph: Graph) -> list[Group]:
-    """Return the parameters of `graph` that read checkpoint tensors, grouped by shared tensors, in parameter order."""
+    """Return groups of the parameters that read checkpoint tensors, in order; a shared tensor joins its parameters."""
     reads = nx.Graph()
     for name, param in graph.params.items():
         reads.add_edges_from((("param", name), ("key", key)) for key in param.recipe.sources())
@@ -232,7 +232,7 @@ def invert_recipes(
     layout: Layout = lambda name, count: None,
     shapes: Mapping[str, Shape] | None = None,
 ) -> dict[str, ShapedRecipe]:
-    """Return name → checkpoint tensor, from which each recipe in `equations` computes the value paired with it.
+    """Return the checkpoint tensors, keyed by name, from which the recipes in `equations` compute their values.
 
     `shapes` maps tensor names to known shapes. If another tensor is read reshaped, its shape is stated by its recipe or
     by `layout`; else a bias is a vector, and any other tensor a matrix with the same last axis. Concatenated tensors of
@@ -291,7 +291,7 @@ def _undo_step(recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: Tens
 
 
 def _step_key(recipe: Recipe) -> tuple[object, ...] | None:
-    """Return a key of the elementwise step that `recipe` applies to its single part; None if it is not elementwise."""
+    """Return a key that is equal for recipes that apply the same elementwise step to one part; None for others."""
     match recipe:
         case Add((_,), offset):
             return (Add, offset)
@@ -323,7 +323,7 @@ def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
 
 
 def _keep_stored(recipes: Iterable[Recipe], item: Recipe, reader: TensorReader) -> list[Equation] | None:
-    """Return equations that keep the tensors read by `recipes`; None if `reader` lacks one or `item` also reads one."""
+    """Return equations that keep the tensors of `recipes` as stored; None if `reader` lacks one or `item` reads one."""
     keys = _list_keys(recipes)
     if set(keys) - set(reader.keys()) or set(keys) & set(item.sources()):
         return None

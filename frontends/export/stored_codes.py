@@ -76,7 +76,7 @@ def choose_codes(
     aside: names of tensors that never store codes and do not count as refused.
 
     Raises:
-        WeftError: if "codes" finds nothing to store, or "float" has no effect, because no weight is quantized.
+        WeftError: if "codes" finds no codes to store, or no weight is quantized, so that "float" has no effect.
     """
     codes: dict[str, StoredCodes] = {}
     if weights == "float":
@@ -110,7 +110,7 @@ def choose_codes(
 
 
 def _find_layout(recipe: Recipe, reader: TensorReader) -> tuple[Recipe, BlockLayout | str]:
-    """Return `recipe` after `_keep_rows`, and its block layout, or the reason why it has none, a str."""
+    """Return `recipe` after `_keep_rows`, and its block layout, or a str: the reason why it has none."""
     rows = _keep_rows(unwrap_stored_blocks(recipe), reader)
     return rows, find_block_layout(rows, reader)
 
@@ -134,7 +134,7 @@ def _list_refusals(refusals: Mapping[str, str]) -> str:
 
 
 def _keep_rows(recipe: Recipe, reader: TensorReader) -> Recipe:
-    """Return `recipe` with -1 as the last size of every reshape that keeps the length of the last axis."""
+    """Return `recipe`; in each reshape in it that keeps the length of the last axis, the last size becomes -1."""
     recipe = recipe.map_parts(lambda part: _keep_rows(part, reader))
     if isinstance(recipe, Reshape) and recipe.dims and recipe.dims[-1:] == recipe.item.shape(reader)[-1:]:
         return replace(recipe, dims=(*recipe.dims[:-1], -1))

@@ -119,7 +119,7 @@ def load_facts() -> Mapping[str, Mapping[str, Any]]:
 
 def explain(path: str, config: Mapping[str, Any] | None = None) -> str:
     """Return the reason why the key at the dotted `path` does not affect the outputs; "" if it may. With `config`, a
-    nested key is also looked up by its last part alone."""
+    `path` that is not at its top level is also looked up by its last part alone."""
     spellings = (path,) if config is None or path in config else (path, path.rpartition(".")[2])
     return next((reason for reason, names in _REASONS if any(map(names.fullmatch, spellings))), "")
 
@@ -148,8 +148,8 @@ def _merge_rope(config: dict[str, Any], form: str, original: bool) -> Any:
     `form` and `original` are the entries `rope` and `original` of config_keys.json. If `form` is `_FLAT`, rope_scaling
     replaces rope_parameters unless it is empty; if `_LATEST`, also if it is empty. Else `form` lists layer types,
     rope_scaling is merged into the settings of each, and settings that are not by layer type are ignored. If `config`
-    has original_max_position_embeddings, RoPE of types llama3, yarn and longrope also gets this key: with `original`
-    that value, else its own, by default max_position_embeddings.
+    has original_max_position_embeddings, RoPE settings of types llama3, yarn and longrope get this key too: with
+    `original` the value in `config`, else the one they have, else max_position_embeddings.
     """
     parameters, scaling = config.get(_ROPE), config.get(_SCALING)
     if form in (_FLAT, _LATEST):
@@ -220,8 +220,7 @@ def find_unread_keys(
 def iter_leaves(config: Mapping[str, Any], read: Collection[str] | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path, starting with `prefix`, and the value of each key of `config` and of its nested mappings.
 
-    With `read`, a nested mapping is itself a value if its path is not in `read` or it is rope_parameters or
-    rope_scaling.
+    With `read`, nested mappings whose path is not in `read`, rope_parameters and rope_scaling are yielded as values.
     """
     for key, value in config.items():
         path = f"{prefix}{key}"  # keys of objects built in Python may be numbers

@@ -61,7 +61,7 @@ def explain_tensor(key: str) -> str:
 
 
 def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield a part for each outermost module with tensors in `unread` and none in `read`, else for the tensor itself.
+    """Yield the outermost module around each tensor in `unread` that has no tensor in `read`; without one, the tensor.
     Parts that differ only in the layer number are one part, called with {i}."""
     parents = {key[:end] for key in read for end in _find_dots(key)}
     modules: dict[str, list[str]] = {}

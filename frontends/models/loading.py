@@ -107,7 +107,7 @@ def build_from_table(
     A tensor that `keys` lacks has its expected name in the recipe. `check` gets each parameter that the table names.
 
     Raises:
-        WeftError: if a setting of `config` (called `source`) is missing or not supported.
+        WeftError: if a setting of `config` (called `source`) is missing or not supported, or `table` lacks a parameter.
     """
     settings = table.read(config, keys, source)
 

@@ -117,10 +117,10 @@ def find_base_classes(config: Config) -> list[str] | None:
 
 
 def add_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
-    """Return `table` with the head of the class that `config` names, and the head if it is left out, else None.
+    """Return (`table` with the head of the class that `config` names, None).
 
-    If `table.tasks` does not list that class, the table is returned unchanged, with None. The head is left out if the
-    checkpoint's tensor names `keys` (empty without a checkpoint) lack the head's tensors.
+    If `table.tasks` does not list that class, return (`table`, None). If the tensor names `keys` of the checkpoint
+    (empty without one) lack the head's tensors, return a table without the head, and the head as left out.
 
     Raises:
         WeftError: if the table or the head refuses a key of `config`, which errors call `source`.
@@ -190,8 +190,8 @@ def write_head_config(table: Family, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_unread_head(table: Family, config: Config, unread_keys: Sequence[str], logits: bool = False) -> LeftOut | None:
-    """Return the head of the class that `config` names as left out; None if it names none or `table.tasks` lists it. It
-    is also None if none of the tensors `unread_keys` can belong to a head, or if the class is a language model and the
+    """Return, as left out, the head of the class that `config` names. Return None if it names none, if `table.tasks`
+    lists the class, if no tensor in `unread_keys` can belong to a head, or if the class is a language model and the
     model outputs `logits`."""
     suffix = find_class_suffix(config)
     if not suffix or suffix in table.tasks or (suffix in GENERATES and logits):

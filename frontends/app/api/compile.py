@@ -81,7 +81,7 @@ def compile(
 
     Args:
         target: ``ort-cpu``, ``ort-cuda``, ``onnx``, ``torch``, ``transformers``, or a target that a plugin adds.
-        dtype: float dtype of weights and activations; the target's first if None.
+        dtype: float dtype of weights and activations; if None, the first that the target supports.
         passes: pipeline as a string, or ``@path`` of a file with one; ``default,-last-token-logits`` keeps the logits
             of all positions.
         weights: quantization of the weights, such as ``int4`` or ``int8``: a short name for passes that run before

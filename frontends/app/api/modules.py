@@ -118,7 +118,7 @@ def build_module_graphs(graph: Graph) -> dict[str, Graph]:
 
 
 def build_step_graphs(graph: Graph) -> dict[str, Graph]:
-    """Return the graphs of `build_module_graphs`, and as "step" the fused graph of a decode step."""
+    """Return the graphs of `build_module_graphs`, and if target torch can write a decode step, its graph as "step"."""
     target = TARGETS["torch"]
     return derive_graphs(graph, target.forms(graph, target.choose({})))
 

@@ -66,9 +66,9 @@ def inspect_command(
 ) -> None:
     """Count parameters, FLOPs and cache sizes of SOURCE without compiling it.
 
-    Also print one line per distinct block, and the parts of the source that are left out. With --weights, the default
-    dtype is the target's first. --parallel divides the model as folders of target transformers do: tp devices share
-    each linear layer, ep devices share the experts, and pp devices share the layers.
+    Also print one line per distinct block, and the parts of the source that are left out. Without --dtype,
+    --weights uses the target's default. --parallel divides the model as folders of target transformers do: tp devices
+    share each linear layer, ep devices share the experts, and pp devices share the layers.
 
     \b
     Examples:

@@ -83,7 +83,7 @@ class WeightedLayerPooling:
 
 @module
 class WordWeights:
-    """A scaling of tokens by ``weights[token id]``, in `SentencePooling.before`; means divide by the sum of weights."""
+    """A factor ``weights[token id]`` of each token, in `SentencePooling.before`; means divide by the sum of factors."""
 
     weights: tuple[float, ...]
 
@@ -130,8 +130,8 @@ class SentencePooling:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the entries for graph.meta: "pooling" and "normalize" (only for a mode in `PLAIN` without modules
-        `before` or `after`), and "padding": "max_length" for mode end."""
+        """Return the entries for graph.meta: "pooling" and "normalize" if `mode` is in `PLAIN` and no modules are
+        `before` or `after`; "padding": "max_length" for mode end."""
         plain = self.mode in PLAIN and not (self.before or self.after)
         facts: dict[str, Any] = {"pooling": self.mode, "normalize": self.normalize} if plain else {}
         return facts | ({"padding": "max_length"} if self.mode == "end" else {})
@@ -167,8 +167,8 @@ ALONE = (*MODES, "token", "end")
 
 def _pool_tokens(mode: str, x: Value, unpadded: Value, pooled: Value, weights: Value | None) -> Value:
     """Return the pooling [batch, dim] of x [batch, seq, dim] by `mode` over the tokens where `pooled` [batch, seq] is
-    true. For mode weighted, positions count the tokens where `unpadded` [batch, seq] is true. Means divide by the
-    number of tokens, or by the sum of `weights` [batch, seq, 1], if given."""
+    true. For mode weighted, positions count the tokens where `unpadded` [batch, seq] is true. Means divide by the sum
+    of `weights` [batch, seq, 1] if given, else by the number of tokens (in mode weighted, of their weights)."""
     if mode == "max":
         return ops.max(mask_fill(ops.unsqueeze(pooled, axes=(2,)), x, -math.inf), axes=(1,), name="largest")
     if mode in ("cls", "last", "token", "end"):
@@ -185,7 +185,6 @@ def _pool_tokens(mode: str, x: Value, unpadded: Value, pooled: Value, weights: V
 
 
 def _emit_ones(x: Value) -> Value:
-    """Return ones [batch, seq, 1] in the dtype of x [batch, seq, dim]."""
     return ops.affine(ops.slice(x, axis=2, start=0, stop=1), by=0.0, plus=1.0)
 
 

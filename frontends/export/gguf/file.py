@@ -61,7 +61,7 @@ def write_gguf(
     codes or are written as floats, rounding errors of scales and minima, and end tokens left out.
 
     Raises:
-        WeftError: if no architecture expresses the graph (the nearest and the first difference are named), `weights`
+        WeftError: if no architecture expresses the graph (it names the nearest), the graph has a task head, `weights`
             has no effect, the tokenizer does not fit, `out` cannot be written, or a value exceeds the range of `dtype`.
     """
     requested = None if dtype is None else dtypes.parse(dtype, map(str, KINDS))
@@ -108,8 +108,8 @@ def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
 
 
 def _build_tensor(name: str, tensor: ShapedRecipe, kind: DType, reader: TensorReader) -> Tensor:
-    """Return the tensor to write, whose blocks are bytes of the file, in dtype `kind`; but vectors in f32, as kernels
-    require, and in f16 instead of q8_0 if rows are not entire blocks."""
+    """Return the tensor to write, whose blocks are bytes of the file. A vector is f32, as kernels require; any other
+    tensor is of dtype `kind`, or f16 instead of q8_0 if its rows are not entire blocks."""
     if len(tensor.shape) == 1:
         kind = dtypes.f32
     elif kind == dtypes.q8_0 and tensor.shape[-1] % BLOCK:

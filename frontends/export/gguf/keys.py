@@ -29,8 +29,8 @@ _MANY = 131_072  # the context, if the model does not state it
 
 
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
-    """Return the family's GGUF architecture (`family_name` itself if no family or architecture is known), and a list of
-    all architectures that llama.cpp loads: that of the family first, then the plainest."""
+    """Return the GGUF architecture of the family `family_name` (that name itself if it has none), and
+    the names of all architectures that weft exports to: first this one, if among them, then the plainest."""
     tables, family = index_tables(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the family's architecture comes first, the others keep their order.
@@ -101,7 +101,7 @@ def list_tensor_names(table: GGUFArchitecture, s: Settings) -> frozenset[str]:
 
 
 def _list_rope_keys(s: Settings) -> dict[str, Any]:
-    """Return the keys of rotary positions, with a second base if layers with windows differ (known in Gemma 3 only)."""
+    """Return the keys of rotary positions, with a second base if the RoPE of layers with windows differs (Gemma 3)."""
     pairs = [pair for pair in zip(s.expand("rope"), s.expand("window"), strict=True) if pair[0] is not None]
     if not pairs:
         return {}
@@ -128,7 +128,7 @@ def divide_frequencies(graph: Graph, reference: Graph) -> tuple[Graph, dict[str,
     """Return `reference` with divided rotary frequencies, and {name: tensor of divisors}.
 
     The divisors convert the rotary frequencies of `reference` to those of `graph`, for a formula that GGUF lacks
-    (Llama 3's). For other formulas, return `reference` and {}.
+    (Llama 3's). For other formulas, and unless both have one table of equal width, return `reference` and {}.
     """
     ours, theirs = ([p for p in g.params.values() if isinstance(p.recipe, RopeFrequencies)] for g in (graph, reference))
     recipes = [p.recipe for p in (*ours, *theirs) if isinstance(p.recipe, RopeFrequencies)]

@@ -83,7 +83,7 @@ def _convert_files(folder: Path, model: Model, rows: int, note: Callable[[str], 
 
 
 def _read_tokens(tokenizer: Mapping[str, Any], model: Model, rows: int) -> tuple[list[str], list[int]]:
-    """Return the tokens in order of ids, with fillers up to `rows`, and their types."""
+    """Return the tokens in order of ids, with fillers up to `rows`, and their types; raise WeftError if not BPE."""
     vocab, added = tokenizer["model"].get("vocab"), {t["id"]: t for t in tokenizer.get("added_tokens", [])}
     if not isinstance(vocab, Mapping) or tokenizer["model"].get("type") != "BPE":
         kind_name = tokenizer["model"].get("type")

@@ -34,7 +34,7 @@ def write_folder(
 ) -> None:
     """Write `model`, which was loaded from a Hugging Face folder, as such a folder with the original tensor names.
 
-    The tensors are computed from the parameters, whose values come from `params` (by name) or else from the recipes.
+    The tensors are computed from the parameters: from their values in `params`, keyed by name, else from their recipes.
     Tensors that the model does not read are copied if transformers asks for them; masks and heads of other tasks are
     left out. `dtype` is f32, f16, bf16, or None for the source's dtype of each tensor (f32 for quantized ones). Only
     one group of tensors that depend on each other is in memory at a time. The folder is written atomically.
@@ -74,7 +74,8 @@ def copy_generation(source: Path, folder: Path) -> bool:
 
 
 def _list_tensors(model: Model, dtype: DType | None, params: Mapping[str, Array] | None) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors, keyed by name. Write them in this order: groups are computed on demand."""
+    """Return the checkpoint's tensors, keyed by name. Write each once, in this order: all take their values from one
+    iterator, which computes them on demand."""
     graph, reader = model.graph, model.graph.reader
     copied = ((key, Source(key).evaluate(reader)) for key in model.idle)
     restored = itertools.chain(restore_tensors(graph, params=params), copied)

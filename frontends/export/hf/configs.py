@@ -57,8 +57,8 @@ def _list_rotated_widths(s: Settings) -> set[int]:
 
 
 def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
-    """Return whether the family's table reads `key`, that is, whether settings change if the key is absent or invalid.
-    Of synonyms in `_EXPERT_COUNT`, each counts as if the others were absent."""
+    """Return whether the family's table reads `key`: whether settings change if it is absent, null or invalid. If `key`
+    is in `_EXPERT_COUNT`, its synonyms there are taken to be absent."""
     rest = {k: v for k, v in config.items() if k not in (_EXPERT_COUNT if key in _EXPERT_COUNT else (key,))}
     recorded = RecordingConfig(normalize_config({**rest, key: config[key]}, family.model_types[0]))
     usual = _try_read(family, recorded)

@@ -154,7 +154,8 @@ class _Vocab:
         return [value or f"[EMPTY_{index}]" for index, value in enumerate(values)]  # llama.cpp's name for them
 
     def find_id(self, *names: str) -> int | None:
-        """Return the id of the first of `names` in the metadata, else the kind's default for the last, else None."""
+        """Return the id of the first of `names` that the metadata has, else the default of the tokenizer's kind for the
+        last name, else None."""
         for name in names:
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token is None:

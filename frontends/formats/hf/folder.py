@@ -136,8 +136,8 @@ class Folder:
 
     def _list_begin_tokens(self) -> list[list[int]]:
         """Return, for each of the first tokens of an answer (Whisper's prompt), the list of ids that it may have. They
-        are the language (any, unless one is named), the task, and "no timestamps"; if neither language nor task is
-        named, forced_decoder_ids replaces these two. Return [] without a no_timestamps_token_id."""
+        are language, task, and "no timestamps"; [] without a no_timestamps_token_id. If neither language nor task is
+        named, forced_decoder_ids states both. Else the language is any by default, the task transcribe."""
         record = Record(self.path / "generation_config.json", self.generation)
         if "no_timestamps_token_id" not in record:
             return []
@@ -306,8 +306,8 @@ def _load_pair_side(folder: Folder, family: str) -> tuple[Family, dict[str, Any]
 
 
 def _read_rope_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return mrope_section of `config` as entries of graph.meta, for the pass multimodal-rope; {} without it. It states
-    the number of rotated pairs of each of three axes; pairs of axes alternate in Qwen3 models only."""
+    """Return entries of graph.meta for the pass multimodal-rope; {} without mrope_section. They are that list, the
+    number of rotated pairs of each of three axes, and whether pairs of the axes alternate (in Qwen3 models)."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "mrope_section" not in rope:
         return {}

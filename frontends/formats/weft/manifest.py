@@ -61,7 +61,8 @@ def build_manifest(
 
 def _list_padding(graph: Graph) -> dict[str, Any]:
     """Return entries about the effect of padding on a sequence's outputs. compares_tokens: an op compares tokens of all
-    batch rows, or is block-sparse attention. compares_above, in the latter case only: the longest dense sequence."""
+    batch rows, or is block-sparse attention. compares_above, if only the latter: length of the longest sequence that
+    it treats as dense."""
     compete = any(Trait.COMPARES in node.op.traits for node in graph.nodes)
     dense = [node.attrs["dense"] for node in graph.nodes if node.op is ops.block_sparse_attention]
     above = {"compares_above": min(dense)} if dense and not compete else {}

@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 def template(read: Callable[Concatenate[Fetch, str, Settings, P], Recipe]) -> Callable[P, Template]:
-    """Decorate `read`: a call with the arguments after the first three returns the template with these arguments."""
+    """Convert `read` to a function of its arguments after the first three; it returns a template that passes them."""
 
     @functools.wraps(read)
     def make(*args: P.args, **options: P.kwargs) -> Template:
@@ -81,7 +81,7 @@ def template(read: Callable[Concatenate[Fetch, str, Settings, P], Recipe]) -> Ca
 
 
 def rule(read: Callable[Concatenate[Config, P], T]) -> Callable[P, Callable[[Config], T]]:
-    """Decorate `read`: a call with the arguments after the first returns the rule with these arguments."""
+    """Convert `read` to a function of its arguments after the first; it returns a rule that passes them."""
 
     @functools.wraps(read)
     def make(*args: P.args, **options: P.kwargs) -> Callable[[Config], T]:
@@ -108,8 +108,8 @@ class Lookup:
 
 
 def key(*keys: str, default: Any = REQUIRED, reciprocal: bool = False) -> Lookup:
-    """Return the rule that reads the first config key of `keys` that is not null, else has the value `default`; without
-    `default` that is an error. With `reciprocal` the value is 1 / that of the key, and null is an error."""
+    """Return the rule whose value is that of the first config key of `keys` that is not null, else `default`, else an
+    error. With `reciprocal` the result is 1 / this value, and null is an error."""
     return Lookup(keys, default, reciprocal)
 
 
@@ -229,8 +229,8 @@ class Table:
         return None
 
     def to_config(self, s: Settings) -> dict[str, Any]:
-        """Return a config from which the `Lookup` rules read the settings `s`, under the first key of each rule. If
-        rules share a key, the first truthy value counts."""
+        """Return a config from which the `Lookup` rules read the settings `s`; it has the first key of each rule. If
+        several rules have the same first key, the first truthy value stays."""
         config: dict[str, Any] = {}
         for name, rule in self.settings.items():
             if isinstance(rule, Lookup):
@@ -261,7 +261,8 @@ class Loader:
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFArchitecture(Table):
-    """A table of an architecture of llama.cpp: GGUF metadata keys and tensor names; export needs a `loader`."""
+    """A table of an architecture of llama.cpp: GGUF metadata keys and tensor names. `loader`: the models that llama.cpp
+    loads as this architecture; None: weft reads such files but does not write them."""
 
     loader: Loader | None = None
 

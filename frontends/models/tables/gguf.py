@@ -43,8 +43,8 @@ _GATING = ("", "softmax", "sigmoid")  # by expert_gating_func
 
 @template
 def deinterleave_heads(fetch: Fetch, part: str, s: Settings, name: str, role: str) -> Recipe:
-    """Return the projection `name` of q or k (`role`), with the first rows of a head's pairs before the second rows.
-    In llama.cpp's row order the two rows of each rotated pair are adjacent."""
+    """Return the projection `name` of q or k (`role`), with the rows of each head reordered: the first row of every
+    rotated pair, then the second row of every pair. In llama.cpp's order the two rows of a pair are adjacent."""
     heads = s.groups if role == "k" else s.head_count
     half = s.head_size // 2
     rest = (-1,) if part == "weight" else ()
@@ -231,8 +231,8 @@ def read_routing(config: Config, scoring: str, renormalize: bool = False) -> Rou
 
 
 def route_experts(scoring: str, renormalize: bool = False, **options: Any) -> Rule:
-    """Return the rule for `moe` with the file's experts and the router of `read_routing`, whose fields `options`
-    replace. Layers that the file does not list under `SPARSE` have None."""
+    """Return the rule for `moe` with the file's experts and the router of `read_routing`, in which `options` replace
+    fields. Layers that the file does not list under `SPARSE` have None."""
 
     def make(config: Config) -> MoE:
         count, k, hidden = read_required(config, "expert_count", "expert_used_count", "expert_feed_forward_length")

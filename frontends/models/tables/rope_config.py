@@ -139,8 +139,8 @@ def build_ropes(
 
 
 def write_rope(rope: RoPE, head: int, partial: bool) -> dict[str, Any]:
-    """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the width of a head. With `partial` they
-    always state partial_rotary_factor, as the family's default is not 1."""
+    """Return the rope_parameters that `read_rope` reads as `rope`; `head` is the width of a head. They state
+    partial_rotary_factor if it is not 1, and with `partial` always, as the family's default is not 1."""
     fraction = (rope.dim or head) / head
     kind = next((kind for kind, scaling in _KINDS.items() if scaling == rope.scaling), rope.scaling)
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": rope.theta}

@@ -69,7 +69,7 @@ def _list_rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _list_quantized_rows(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for the number and bits of quantized weights and the bytes of all, if any is quantized."""
+    """Yield two rows if a weight is quantized: number and bits of quantized weights, and the bytes of all weights."""
     params = [p for p in graph.params.values() if p.uses and not p.recipe.is_constant]
     layouts = {p: layout for p in params if (layout := find_quantized_layout(p)) is not None}
     if not layouts:

@@ -50,7 +50,7 @@ def compute_part_costs(graph: Graph, tokens: int, item: int) -> tuple[PartCost, 
 
 
 def _list_parts(part: PicturePart, times: int) -> Iterator[tuple[PicturePart, int]]:
-    """Yield (part, occurrences) for each part in `part`, and in parts that have layers, except inputs and outputs."""
+    """Yield (part, occurrences) for the parts in `part` except inputs and outputs, recursively in parts with layers."""
     for child in part.body.children:
         if not child.vertices or child.vertices[0].op not in ("input", "output"):
             yield child, times * child.count

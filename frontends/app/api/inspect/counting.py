@@ -90,7 +90,7 @@ def choose_tokens(graph: Graph) -> int:
 
 
 def find_layer(scope: str) -> str:
-    """Return the scope up to its first number ("layers.3" of "layers.3.attn"), or its first component without one."""
+    """Return the scope up to its first number ("layers.3" of "layers.3.attn"), else its first component."""
     numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", scope)
     return numbered.group() if numbered else scope.partition(".")[0]
 
@@ -145,7 +145,7 @@ def _count_block(scopes: list[str], nodes: list[Node], parameters: int, binding:
 
 
 def _describe_ops(nodes: Iterable[Node]) -> Iterable[str]:
-    """Yield each distinct op of a block with its explicit attributes, prefixed by its count if above 1; no views."""
+    """Yield each distinct op of a block, except views, with its explicit attributes, after its count if above 1."""
     counts = Counter(_format_op(n.op, select_explicit_attributes(n)) for n in nodes if Trait.VIEW not in n.op.traits)
     for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text

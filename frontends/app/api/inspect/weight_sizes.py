@@ -78,10 +78,10 @@ class _RoundedWeights(QuantizeWeights):
 
 
 def round_to_nearest(pipeline: Pipeline, exact: bool) -> Pipeline:
-    """Return `pipeline` with rounding to the nearest instead of fitting; a text is read only for a bit budget.
+    """Return `pipeline` with rounding to the nearest code instead of fitting to a text, which only a bit budget reads.
 
-    `exact`: keep the passes that change values but not sizes: scale-channels, which reads a text, and quantizing passes
-    that search for scales by the weights alone.
+    `exact`: keep also steps that change values but not sizes: the pass scale-channels (else it is removed), which reads
+    a text, and the search for scales by the weights alone in quantizing passes (else they round to the nearest).
     """
 
     def simplify(step: Pass) -> Pass:

@@ -13,8 +13,8 @@ from weft.ir.types import dtypes
 def compute_tolerance(dtype: str, layers: int, reduction: int, rounded: bool = False, bits: int | None = None) -> float:
     """Return the largest relative error that rounding explains: 4 √(2·layers) · (ε(f32) √reduction + ε(dtype)).
 
-    If activations are `rounded` to 8 bits for products with quantized weights, ε(dtype) is 1/127: each is off by up
-    to half of 1/127 of its group's maximum. Otherwise ε(dtype) is 0 for f32.
+    If activations are `rounded` to 8 bits for products with quantized weights, ε(dtype) is 1/127: an activation is
+    off by up to half of 1/127 of its group's maximum. Otherwise ε(dtype) is 0 for f32.
 
     Sums of `reduction` products are kept in f32 and err like a random walk; values stored in `dtype` between them, and
     the weights, are rounded once; each of the two sublayers of a layer adds its error to the residual independently.

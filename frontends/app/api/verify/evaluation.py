@@ -68,7 +68,7 @@ class Score:
 
     @property
     def perplexity(self) -> float | None:
-        """Return exp(nll), infinite if that exceeds the range of a float."""
+        """Return exp(nll): infinite for an nll of 700 or more, None without an nll."""
         return None if self.nll is None else math.exp(self.nll) if self.nll < 700 else math.inf
 
 
@@ -82,7 +82,7 @@ class Evaluation:
     scores: tuple[Score, ...]
 
     def json(self) -> dict[str, Any]:
-        """Return all fields as plain data, and the perplexities."""
+        """Return all fields as plain data, with the perplexity of each score."""
         data = asdict(self)
         for plain, score in zip(data["scores"], self.scores, strict=True):
             plain["perplexity"] = score.perplexity
@@ -197,7 +197,7 @@ class _Candidate:
 
     @property
     def layer_bits(self) -> dict[str, float]:
-        """Return the average bits per value by layer; {} if the manifest does not state it."""
+        """Return the average bits per value, keyed by layer; {} if the manifest does not state them."""
         layers = self.manifest.record("weights", {}).record("layers", {})
         return {layer: layers.get(layer, float) for layer in layers.data}
 

@@ -27,7 +27,7 @@ from ....export.inversion import undo_recipe
 
 @dataclass(frozen=True)
 class _MatrixCodes(Quantize):
-    """A placeholder for the codes of the parameter `matrix`; its name separates parameters of one source tensor."""
+    """A placeholder for the codes of the parameter `matrix`; the name distinguishes parameters of one source tensor."""
 
     matrix: str = ""
 

@@ -49,7 +49,7 @@ class Internals:
 
     @cached_property
     def boundaries(self) -> dict[str, str]:
-        """Return, keyed by layer ("layers.3"), its last value read outside of the layer, graph outputs excepted."""
+        """Return layer ("layers.3") → name of its last value, except outputs, that is read outside of the layer."""
         readers: dict[str, set[str]] = defaultdict(set)
         for node in self.proto.graph.node:
             layers = {find_layer(name) for name in node.output if name}
@@ -61,7 +61,7 @@ class Internals:
 
     @cached_property
     def streams(self) -> dict[str, tuple[str, ...]]:
-        """Return, keyed by layer, in order, the names of the values whose sum is the residual stream after the layer.
+        """Return layer → names of the values whose sum is the residual stream after this layer, in layer order.
 
         There are two if a fused norm adds them and outputs only the norm of the sum, as after the last layer; else one.
         """

@@ -121,8 +121,8 @@ def verify_folder(
     folder of PyTorch, and the architecture file that the manifest names as the source.
 
     Raises:
-        WeftError: if the folder or its source cannot be read, the folder is damaged, the source has changed since it
-            was compiled, `prompt` is empty or too long, outputs differ in shape, or code would run without `trust`.
+        WeftError: if the folder or its source cannot be read, the folder is damaged or reads sound, the source has
+            changed, `prompt` is empty or too long, outputs differ in shape, or code would run without `trust`.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -202,7 +202,7 @@ def _compare_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array])
 
 
 def _has_competing_tokens(model: Model, tokens: int) -> bool:
-    """Return whether experts choose among the `tokens` tokens of a forward pass, or have a capacity below that."""
+    """Return whether experts choose among the `tokens` tokens of a forward pass, or may have a capacity below that."""
     routers = (node for node in model.graph.nodes if node.op in COMPETING_ROUTERS)
     return any(n.op is ops.expert_choice or (n.attrs["capacity"] or 0) < tokens for n in routers)
 

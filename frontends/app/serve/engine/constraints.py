@@ -84,7 +84,7 @@ class Constraints:
 
 
 def build_grammar(kind: str, value: Any) -> str:
-    """Return the llguidance grammar (Lark) of a JSON schema, regex or list of choices; return a grammar unchanged."""
+    """Return `value`, a JSON schema, regex, list of choices or grammar (as `kind` states), as a grammar (Lark)."""
     if kind == "json_schema":
         return f"start: {write_json_rule(value)}"
     if kind == "regex":

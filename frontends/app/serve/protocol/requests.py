@@ -214,10 +214,9 @@ class Message(RequestObject):
 
     @classmethod
     def render(cls, data: Any) -> dict[str, Any]:
-        """Return a message in the format of chat templates: content as one string, arguments of tool calls as objects.
-
-        Raises ValidationError if it is not a message.
-        """
+        """Return the message `data` in the format of chat templates; raise ValidationError if it is not a message. Its
+        content is one string or None. Arguments of tool calls are parsed, except invalid JSON, which stays a string.
+        The role developer becomes system."""
         message = cls.model_validate(data)
         role = "system" if message.role == "developer" else message.role
         return {"content": None, **message.model_dump(exclude_none=True, warnings=False), "role": role}

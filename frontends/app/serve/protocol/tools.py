@@ -45,7 +45,7 @@ class ToolCall:
 
 
 def write_json_rule(schema: dict[str, Any]) -> str:
-    """Return the rule, in llguidance's variant of Lark, that matches values of a JSON schema."""
+    """Return the rule, in llguidance's Lark, that matches values of a JSON schema without optional whitespace."""
     # No whitespace around JSON: a model that may write any amount of it can continue forever.
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
 
