@@ -23,7 +23,7 @@ from .value_names import NamedOperand
 class ClassSource:
     """A generated class, as a template needs it. `init` and `lines` are the lines of ``__init__`` and of the forward,
     whose parameters and return type are `parameters` and `returns`. `cache` is the expression that constructs the cache
-    ("" for none), and `cache_type` its annotation. `constants`: the whole model's class, with constant tables."""
+    ("" for none), and `cache_type` its annotation. `constants`: it is the whole model, with constant tables."""
 
     name: str
     doc: str
@@ -88,7 +88,7 @@ class ClassWriter(ABC):
     # -- writing
 
     def write(self, method: Method) -> str:
-        """Return the class name of `method`; add its class to `classes` if missing, after those of inner methods."""
+        """Return the class name of `method`; if `classes` lacks it, add the class, after classes of inner methods."""
         if not self.names:
             self.names = name_classes(method, self.top, self.nodes, {*read_library(), *IMPORTS, *keyword.kwlist})
         name = self.names[method.key]
@@ -112,7 +112,7 @@ class ClassWriter(ABC):
         return name
 
     def _is_hidden(self, v: Var) -> bool:
-        """Return whether `v` is a hidden state: a float tensor that is computed, but not before the layers."""
+        """Return whether `v` is a hidden state: a computed float tensor that is not hoisted before the layers."""
         if v not in self.producers or v.type != "Tensor":
             return False
         maker = self.producers[v]

@@ -16,8 +16,8 @@ COMMENTED = 108  # the longest line together with its comment
 
 
 class MethodWriter:
-    """Writes the forward of `method`. Of its parameters `given`, `hidden` (if not None) gets the name `stream`. top: it
-    is the whole model's forward. trains: loops support activation checkpointing, and the cache may be None."""
+    """Writes the forward of `method`. given: its parameters, of which `hidden` (or none) gets the name `stream`. top:
+    it is the whole model's forward. trains: loops support activation checkpointing, and the cache may be None."""
 
     trains = True
     stream = "x"

@@ -27,9 +27,9 @@ WIDE_HEADS = 160 * 1024  # bytes of shared memory that heads wider than 128 need
 
 
 class KeyVisibility:
-    """The keys that the new tokens attend to, by a predicate on positions; it computes each mask once for all layers.
-    queries [batch or 1, seq] and keys [batch or 1, n] are positions; `first` is the position of query 0 if positions
-    are consecutive and equal in all batch rows, and only causality and a window hide keys; else None."""
+    """The keys that the new tokens attend to, by the predicate `sees` on positions; each mask is computed once for all
+    layers. queries [batch or 1, seq] and keys [batch or 1, n] are positions; `first` is the position of query 0 if
+    positions are consecutive and equal in all batch rows, and only causality and a window hide keys; else None."""
 
     def __init__(
         self, queries: Tensor, keys: Tensor, sees: Callable[[Tensor, Tensor], Tensor], first: int | None = None

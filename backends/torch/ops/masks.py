@@ -26,8 +26,8 @@ ARANGE = "torch.arange({0}.shape[1], device={0}.device)[None]"
 
 
 def emit_mask(e: Emitter, node: Node) -> tuple[Operand | None, str]:
-    """Emit and return the mask of the attention `node` (None if there is none), and the source of SDPA's argument, such
-    as is_causal=True, or "". Plain causal attention has the mask None at run time if its cache was empty."""
+    """Emit and return the mask of the attention `node` (None if there is none), and the source of an argument of SDPA,
+    such as is_causal=True, or "". Plain causal attention has the mask None at run time if its cache was empty."""
     a, key_mask = node.attrs, node.operand("key_mask")
     causal, window = a["causal"], a.get("window")
     plain = is_dense(node)

@@ -176,7 +176,8 @@ def _emit_latent(e: StepEmitter, node: Node, absorbed: Node | None) -> Var:
 
 
 def _make_latent_call(e: StepEmitter, node: Node, absorbed: Node, outer: FunctionCall, cache: Operand) -> FunctionCall:
-    """Return the call of `latent_qk` for the node `absorbed`, an argument of `outer`; the kernel writes to `cache`."""
+    """Return the call of `latent_qk` for `absorbed`, which writes to `cache`, an argument of `outer`. Record the
+    kernel."""
     call = FunctionCall("latent_qk", outer.operands)
     q, latent, weight, cos, sin = (absorbed.required_operand(n) for n in ("q", "latent", "weight", "cosines", "sines"))
     call.add(q, latent, e.get_weight(weight)).add(f"{call.placeholder(cache)}.k", e.positions, cos, sin)

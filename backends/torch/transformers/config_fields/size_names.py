@@ -181,8 +181,8 @@ def _name_recurrent_counts(node: Node, fields: Fields) -> tuple[Any, Any]:
 
 
 def _name_remaining_widths(axes: AxisClasses, fields: Fields) -> None:
-    """Name the unnamed axes of linear weights after the weight (x_rank for inputs, x_size for outputs), then the
-    unnamed axes of other parameters, except constants, after the parameter."""
+    """Name the unnamed axes of linear weights: a weight x has x_rank inputs and x_size outputs. Then name the unnamed
+    axes of other parameters, except constants: x_size for the first axis, x_width for others."""
 
     def name_param(param: Param, axis: int, ending: str) -> None:
         if axes.get_name((param, axis)) is None and axes.get_size((param, axis)):
@@ -218,8 +218,8 @@ def _name_attributes(names: SizeNames, node: Node) -> None:
 
 
 def map_logit_nodes(graph: Graph) -> dict[Node, str]:
-    """Map the logit scale and the soft cap's product after the head to their config fields, and the soft cap's division
-    to SOFTCAP_DIVISION. Return {} unless only a scale, a soft cap, or both in this order follow the head."""
+    """Map nodes after the head: the logit scale and the soft cap's product to their config fields, the soft cap's
+    division to SOFTCAP_DIVISION. Return {} unless only a scale, a soft cap, or both in this order follow the head."""
     chain: list[Node] = []
     node = graph.outputs["logits"].producer if "logits" in graph.outputs else None
     while node is not None and node.op is not ops.linear:

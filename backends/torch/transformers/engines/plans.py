@@ -28,9 +28,9 @@ SHARDED = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight", "
 class Plans:
     """The plans of parallelism of a config.
 
-    by_name: config field → plan (module path → style; for the pipeline, → names). units: unit path → {module path:
-    style}, for each attention, feed-forward or mixture that tensor parallelism divides. undivided: path → the reason,
-    for other parts ("": the model). one_stage: why there is one pipeline stage, or "".
+    by_name: config field → plan (module path → style; for the pipeline, → input and output names). units: unit path →
+    {module path: style}, for each attention, feed-forward or mixture that tensor parallelism divides. undivided: path →
+    the reason, for other parts ("": the model). one_stage: why there is one pipeline stage, or "".
     """
 
     by_name: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -60,7 +60,7 @@ class _ModuleIndex:
         self._of = {names[f"{path}.weight"]: leaf for path, leaf in leaves.items() if f"{path}.weight" in names}
 
     def path(self, param: Value | None, kind: str = "nn.Linear") -> str | None:
-        """Return the path of the module with weight `param` whose source begins with `kind`; None without one."""
+        """Return the path of the module with weight `param`, if its source begins with `kind`; else None."""
         leaf = self._of.get(param.name) if isinstance(param, Param) else None
         return leaf.path if leaf is not None and leaf.init.startswith(kind) else None
 

@@ -66,7 +66,7 @@ class LoweredModel:
 
 
 def lower_sides(forms: Mapping[str, Graph]) -> list[LoweredModel]:
-    """Return the lowered graphs of `forms` (see `TransformersFolder`): [model], or of two sides [decoder, encoder]."""
+    """Return the lowered graphs of `forms` (see `TransformersFolder`): [model], or [decoder, encoder] if given."""
     fields = Fields()
     sides: list[LoweredModel] = []
     for side in [side for side in (DECODER, ENCODER) if side in forms] or [""]:

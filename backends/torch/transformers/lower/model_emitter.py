@@ -46,7 +46,7 @@ class SharedMask:
     """A mask that layers share, and the statement that computes it.
 
     kind: a key of `STANDARD_MASKS`, or a new name such as window_keys. condition: source of the condition for key ``k``
-    to be visible to query ``q`` (positions); "" for a standard kind. causal: later keys are hidden also.
+    to be visible to query ``q`` (positions); "" for a standard kind. causal: keys after the query are also hidden.
     """
 
     kind: str

@@ -54,8 +54,8 @@ def get_mask_kind(e: HFEmitter, node: Node) -> tuple[str, str]:
 
 
 def finish_masks(e: HFEmitter) -> str:
-    """Write the text of all mask statements, once all masks are known. A single mask whose kind has a function of
-    transformers calls it: return "". Otherwise emit the call of a new function of all masks, and return its source."""
+    """Write the text of all mask statements, once all masks are known. A single mask that a function of transformers
+    can compute calls it: return "". Otherwise emit the call of a new function of all masks, and return its source."""
     kinds = {mask.kind: mask for mask in e.masks.values()}
     most = max((len(mask.statement.operands) for mask in kinds.values()), default=0)
     arguments = ", ".join(["self.config", *(f"{{{i}}}" for i in range(most))])

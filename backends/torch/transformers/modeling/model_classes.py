@@ -165,7 +165,8 @@ class HFClassWriter(ClassWriter):
         return not self.emitter.shares_weights and method.path != TOP and self.get_numbers(method).count > 0
 
     def is_indexed(self, method: Method) -> bool:
-        """Return whether the constructor takes layer_idx: for layers and modules with caches, if none share weights."""
+        """Return whether the constructor has the parameter layer_idx: it does for layers and for modules with caches,
+        unless layers share weights."""
         return not self.emitter.shares_weights and (self.takes_index(method) or self.is_layer(method.path))
 
     def is_layer(self, path: str) -> bool:
@@ -173,7 +174,7 @@ class HFClassWriter(ClassWriter):
         return self.stack is not None and path.rpartition(".")[0] == self.stack.path
 
     def takes_cache(self, method: Method) -> bool:
-        """Return whether `method` takes a cache and keyword arguments: if it uses them; of layers, all or none do."""
+        """Return whether `method` takes a cache and keyword arguments; all layers do if one layer does."""
         if self.is_layer(method.path) and self.stack is not None:
             return any(self._uses_cache(c.callee) for c in self.stack.calls)
         return self._uses_cache(method)
