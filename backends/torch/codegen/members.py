@@ -61,8 +61,8 @@ class Constructor:
         return self.lines
 
     def _assign_members(self, base: str, path: str, tree: dict[str, Any]) -> None:
-        """Append the lines that construct the members of the module at `path`, whose source is `base`.
-        `tree` maps each name to a class name, a `Submodule`, a `ParamRef`, or a dictionary of inner members."""
+        """Append the lines that construct the members of the module at `path`, whose source is `base`. `tree` maps each
+        name to a class name, a `Submodule`, a `ParamRef`, or a dictionary of inner members."""
         for name, entry in tree.items():
             place, local = write_attribute(base, name), f"{path}.{name}" if path else name
             if isinstance(entry, ParamRef):

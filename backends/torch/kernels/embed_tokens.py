@@ -46,7 +46,7 @@ def embed_kernel(
     vocab, length, D, pairs, pairs_2, offset, scale, amplitude, amplitude_2, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store BLOCK elements of the embedding x [tokens, D] of a token. One more program per token stores its cosines and
-    sines. Grid [blocks of D + 1, tokens]; without tables of rotary angles [blocks of D, tokens]."""
+    sines. Grid [⌈D / BLOCK⌉ + 1, tokens]; without tables of rotary angles [⌈D / BLOCK⌉, tokens]."""
     start_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(1).to(tl.int64)

@@ -82,9 +82,9 @@ def choose_tile(
     """Return the tile for `batch` rows of x in `dtype` and W [outputs, inputs]. The tile is that of `choose_code_tile`
     if `weight` is `Codes`, else that of `_dot_tile` from DOT_ROWS rows of x on, else one for CUDA cores.
 
-    On CUDA cores a block has up to 4 warps, fewer if many lanes would idle, which share the columns. It has 8 or 4 rows
+    On CUDA cores, up to 4 warps of a block share the columns, fewer if many lanes would idle. A block has 8 or 4 rows
     of W, so that each thread has 64 bytes of weights or more in flight. If that gives a multiprocessor fewer than four
-    blocks, it has fewer rows, but at least `least`, and, for up to two rows of x, more columns.
+    blocks, a block has fewer rows, but at least `least`, and, for up to two rows of x, more columns.
     """
     vector = 16 // dtype.itemsize
     if isinstance(weight, Codes):

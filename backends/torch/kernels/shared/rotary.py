@@ -26,8 +26,8 @@ def angles(cos, sin, m, pair, M, turns, ROTARY: tl.constexpr):
 
 
 def rotate_heads(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """Return x [batch, heads, d] with its first `pairs` pairs (see `pair_element`) rotated by angles with cosines and
-    sines `cos` and `sin` [batch, pairs]."""
+    """Return x [batch, heads, d] with its first pairs (see `pair_element`) rotated by angles given as `cos` and `sin`
+    [batch, pairs]."""
     pairs = cos.shape[-1]
     wide, rest = x[..., : 2 * pairs].float(), x[..., 2 * pairs :]
     a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
