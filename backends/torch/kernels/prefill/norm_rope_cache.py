@@ -94,7 +94,7 @@ def refusal(
 
 
 def heads_refusal(k_cache: torch.Tensor, v_cache: torch.Tensor, q_norm: Norm, k_norm: Norm) -> str | None:
-    """Return the reason why kernels cannot norm heads by these norms and store them in such caches; None if they can."""
+    """Return the reason why kernels cannot norm heads by these norms or store them in these caches; else None."""
     if k_cache.shape[3] % 2:
         return "an odd number of elements per head"
     if (q_norm.kind, q_norm.eps) != (k_norm.kind, k_norm.eps) or q_norm.kind == "layer":

@@ -25,7 +25,7 @@ def order_key(x):
 
 @jit
 def token_weights(x, largest, temperature):
-    """Return the weights of logits x, at most 1: probability divided by that of the likeliest token (logit `largest`)."""
+    """Return weights of logits x: probability / that of the likeliest token, whose logit is `largest`; at most 1."""
     score = tl.maximum(tl.minimum(x, largest) - largest, -FAR * temperature) / temperature
     return tl.exp(score)
 
