@@ -138,8 +138,8 @@ class Backend(ABC):
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
-        """Return the target's own passes for `graph`, to run after `pipeline`: here a pass that sets `max_length`, if
-        given and frequencies of rotary embeddings depend on it, and a cast to `dtype` unless it is f32."""
+        """Return the target's own passes for `graph`, to run after `pipeline`: here a pass that sets `max_length` if it
+        is given and RoPE frequencies depend on it, and a cast to `dtype` unless that is f32."""
         length = (RopeLength(max_length),) if max_length is not None and has_length_dependent_rope(graph) else ()
         return (*length, *(() if dtype == "f32" else (CastDtype(dtypes.parse(dtype)),)))
 

@@ -71,7 +71,7 @@ class OnnxFolder:
 
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write the models, adapters and configuration into `folder`; call `step` with the number of bytes of each
-        write of weights. Raises WeftError as `export` does, and if prepacking was requested but packs nothing."""
+        write of weights. Raises errors of `export`, and WeftError if prepacking was requested but packs nothing."""
         export.write_models(self._models, folder, step)
         if self._prepack:
             from . import prepacking as packing

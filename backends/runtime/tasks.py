@@ -237,8 +237,8 @@ class Tasks(ABC):
         return encoded
 
     def render_pair(self, query: str, text: str) -> Pair | list[int]:
-        """Return the model input for (query, text): without a chat template in the task, the pair with its prompt
-        before the query; else the token ids of the folder's template, rendered with the prompt as a system message."""
+        """Return the model input for (query, text). It is this pair, with the task's prompt before the query. But if
+        the task has a chat template, it is the token ids of this template, with the prompt as a system message."""
         task = self.require_task("text-classification")
         if not task.template:
             return f"{task.prompt}{query}", text

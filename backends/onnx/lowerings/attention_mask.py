@@ -29,7 +29,7 @@ def is_length_mask(mask: Value) -> bool:
 
 def is_causal_only(node: Node) -> bool:
     """Return whether the attribute is_causal of the standard operator can express all that positions hide from the
-    attention `node`: it has no cache, no sinks, no window and no sparse pattern."""
+    attention `node`: `node` has no cache, no sinks, no window and no sparse pattern."""
     extra = node.operand("past_k") is not None or node.operand("sinks") is not None
     return not extra and not VisibleKeys.from_attrs(node.attrs).is_local
 

@@ -146,8 +146,8 @@ def run_beam_search(
 
 
 def _arrange_rows(running: Sequence[tuple[int, Hypothesis]]) -> list[tuple[int, Hypothesis]]:
-    """Return `running`, items (batch row that a hypothesis continues, hypothesis), ordered for few copies of caches:
-    the first item that continues row r gets index r, if that exists, where the cache of row r is already."""
+    """Return `running`, items (batch row that a hypothesis continues, hypothesis), in an order that needs few copies of
+    caches: if r is an index, the first item that continues row r is there, where the cache of row r is already."""
     rows: list[tuple[int, Hypothesis] | None] = [None] * len(running)
     moved = []
     for item in running:

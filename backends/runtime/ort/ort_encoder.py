@@ -186,8 +186,8 @@ def _normalize(vectors: Floats) -> Floats:
 
 
 def _pool(states: Floats, pooling: str, skipped: int = 0) -> Floats:
-    """Return the vectors `states` [tokens, dim] of a text pooled to [dim], without those of the first `skipped` tokens
-    (at least one remains); for pooling "none" return all vectors."""
+    """Return `states` [tokens, dim], the vectors of a text, pooled to [dim]; for pooling "none" return all of them.
+    Else the first `skipped` tokens are left out, but at least one token remains."""
     begin = min(skipped, len(states) - 1) if pooling != "none" else 0
     states, count = states[begin:], len(states)
     if pooling in ("mean", "weighted"):

@@ -30,9 +30,9 @@ NAMES = ("model", "decode", "kernels")  # modules of a folder that import each o
 
 def open_decoder(facts: FolderFacts, device: str, threads: int | None, experts: int | None = None) -> TorchDecoder:
     """Return the decoder of a folder of the target torch. The folder's decode.py runs the decode steps if it exists and
-    supports the model, else model.py does. With `experts`, at most that many experts of each mixture are on the device,
-    and model.py runs the decode steps. Raises WeftError when PyTorch, the device or a file cannot be used, or `experts`
-    is set for an encoder or a model without experts."""
+    is faster here, else model.py does. With `experts`, at most that many experts of each mixture are on the device, and
+    model.py runs the decode steps. Raises WeftError when PyTorch, the device or a file cannot be used, or `experts` is
+    set for an encoder or a model without experts."""
     import_torch()
     from .torch_decoder import TorchDecoder
 

@@ -59,7 +59,7 @@ class Vertex:
     `reads`, `makes`: names of operand and result values; weights are not among `reads`.
     `roles`, `types`: the operand name of each of `reads`; the type of each of `makes` ("f32[seq, 576]").
     `view`: it moves no data.
-    `cost`, `work`: the cost of a prefill (None: unknown): traffic in bytes only; in elements and in bytes (see `Work`).
+    `cost`, `work`: the cost of a prefill (None: unknown); `cost` counts bytes, `work` elements and bytes (see `Work`).
     `step`: the work of a decode step.
     `cache`: (cached elements per token, window or None for all tokens).
     `state`: the size of its recurrent state: (elements in the model's dtype, bytes in other dtypes).

@@ -144,8 +144,8 @@ def _make_io(network: Network, name: str, op: str, reads: tuple[str, ...], makes
 
 
 def find_layer_io(network: Network) -> tuple[dict[str, None], dict[str, list[str]]]:
-    """Return the model's inputs (as keys) and outputs (value → names) that belong to a single layer, such as caches:
-    their names contain a number, and only operations in numbered scopes use them."""
+    """Return the model's inputs (as keys) and outputs (value → names) that belong to a single layer, such as caches.
+    Their names contain a number, and only operations in numbered scopes use them."""
     layered, inside, outside = set[str](), set[str](), set[str]()
     for v in network.vertices:
         within = any(word.isdigit() for word in v.scope.split("."))
@@ -281,9 +281,9 @@ def _fold_repeats(parts: list[PicturePart]) -> list[PicturePart]:
 
 
 def _find_repetitions(prints: Sequence[str]) -> list[tuple[int, int]]:
-    """Return for each index (number of items, period) of the longest repetition that begins there; (1, 1) if none does.
-    Of equally long repetitions the shortest period is returned. The loop runs from the end for all periods at once, so
-    it takes one array operation per index."""
+    """Return for each index (items covered, items per round) of the longest repetition that begins there, with the
+    fewest items per round if several are equally long; (1, 1) if none begins there. The loop runs from the end for all
+    periods at once, so it takes one array operation per index."""
     ids: dict[str, int] = {}
     codes = np.array([ids.setdefault(p, len(ids)) for p in prints], np.int64)
     spans, same = list[tuple[int, int]](), np.zeros(0, np.int64)  # by period: how many items in a row repeat after it

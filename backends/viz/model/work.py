@@ -68,8 +68,8 @@ def compute_work(node: Node) -> Work:
 def compute_step_work(work: Work, node: Node) -> Work:
     """Return the work of a decode step of `node`, given its prefill `work`; `seq` is the length with the new token.
 
-    Weights are read once; keys and values of all tokens are read from a cache, the new ones are written to it; states
-    are read and written. Operations whose work does not grow with the sequence, such as an encoder, do not run again.
+    Weights are read once; keys and values (of the window, if any) are read from a cache, the new ones are written to
+    it; states are read and written. Operations whose work does not grow with the sequence (encoders) do not run again.
     """
     if not any(TOKENS in sizes.list_names(getattr(work, f.name)) for f in fields(work)):
         return NONE

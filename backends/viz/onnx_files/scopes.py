@@ -142,8 +142,8 @@ def _split_number(scope: Scope, depth: int, lists: set[tuple[Scope, str]]) -> Sc
 
 
 def _find_common_root(scopes: Sequence[Scope]) -> str | None:
-    """Return the first word of all scopes with layer numbers, or of all scopes if none has one. Return None if that
-    word differs, names a list of layers or is in HALVES, or if all scopes have more than two different first words."""
+    """Return the first word of all scopes with layer numbers, or of all scopes if none has one. Return None if these
+    words differ, if the word names a list of layers or is in HALVES, or if scopes begin with more than two words."""
     first = {scope[0]: None for scope in scopes if scope}
     layered = {scope[0] for scope in scopes if any(word.isdigit() for word in scope[1:])}
     stem = next(iter(layered), None) if len(layered) == 1 else next(iter(first), None) if len(first) == 1 else None

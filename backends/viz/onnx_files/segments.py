@@ -41,8 +41,8 @@ def find_layer_segments(ops: Sequence[OnnxOperation], constants: Mapping[str, Co
 
 
 def _encode_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Constant]) -> tuple[Array, Array]:
-    """Return two arrays: a number per operation, equal for equal operations; and [operation, operand] the index of the
-    producer (-1: a constant or absent, below -1: a model input)."""
+    """Return (kinds, reads): a number per operation, equal for operations that differ only in operands; and [operation,
+    operand] the index of the producer (−1: a constant or absent; below −1: a number for each model input)."""
     numbers: dict[Hashable, int] = {}
     inputs: dict[str, int] = {}
     makers = {x: i for i, op in enumerate(ops) for x in op.outputs if x}

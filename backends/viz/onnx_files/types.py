@@ -69,7 +69,7 @@ def _format_size(dim: onnx.TensorShapeProto.Dimension) -> str:
 
 
 def format_attribute(attribute: onnx.AttributeProto) -> str:
-    """Return an attribute as a string; for a graph its number of operations."""
+    """Return an attribute as up to 60 characters; for a graph its number of operations, for a large tensor its type."""
     kind = onnx.AttributeProto
     if attribute.type in (kind.GRAPH, kind.GRAPHS):
         counts = [len(g.node) for g in (attribute.graphs or [attribute.g])]

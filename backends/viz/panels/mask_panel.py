@@ -80,8 +80,8 @@ def shrink_kind(kind: Kind) -> Kind:
 
 
 def compute_mask(kind: Kind) -> Any:
-    """Return the mask of a short sequence, bool [queries, keys] (True: visible): TOKENS queries, and TOKENS keys or
-    SOURCE keys of cross-attention."""
+    """Return the mask of a short sequence, bool [queries, keys] (True: visible), with TOKENS queries and as many keys;
+    for cross-attention with SOURCE keys."""
     if kind.blocks is not None:
         return kind.blocks.counts(TOKENS) > 0
     query, key = np.arange(TOKENS)[:, None], np.arange(SOURCE if kind.cross else TOKENS)[None]
