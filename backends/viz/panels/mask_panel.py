@@ -80,7 +80,7 @@ def shrink_kind(kind: Kind) -> Kind:
 
 
 def compute_mask(kind: Kind) -> Any:
-    """Return the mask of a short sequence, bool [queries, keys] (True: visible), with TOKENS queries and as many keys;
+    """Return the mask of a short sequence, bool [queries, keys] (True: visible), with TOKENS queries and TOKENS keys;
     for cross-attention with SOURCE keys."""
     if kind.blocks is not None:
         return kind.blocks.counts(TOKENS) > 0
