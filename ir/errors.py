@@ -15,7 +15,7 @@ class WeftError(Exception):
 def unknown_name_error(kind: str, name: str, known: Iterable[str], otherwise: str) -> WeftError:
     """Return the error for the `kind` (a noun such as "op") called `name`, which is not in `known`.
 
-    The message suggests similar names or ends with `otherwise`; it lists up to 8 `known` names before "see …".
+    The message suggests similar names, else ends with `otherwise`; before "see …" it lists `known` if at most 8.
     """
     import difflib
 

@@ -36,8 +36,8 @@ from .recipe import BLOCK_ELEMENTS, Recipe
 
 
 def stream_rows(recipe: Recipe, reader: TensorReader) -> Iterator[Array]:
-    """Yield the elements of `recipe` in row-major order, as blocks of rows. A large stack comes matrix by matrix, or
-    whole if `select_row` returns None. WeftError if a tensor is missing or misshapen."""
+    """Yield the elements of `recipe` in row-major order, as blocks of rows: of each matrix of a large stack, or a whole
+    matrix if `select_row` returns None. WeftError if a tensor is missing or misshapen."""
     shape = recipe.shape(reader)
     if len(shape) < 3 or math.prod(shape[1:]) <= BLOCK_ELEMENTS:
         yield from recipe.blocks(reader)

@@ -26,9 +26,9 @@ class GqaToMla(Pass):
     heads of MLA share the rotary features of the keys, which are cached next to the latent. With a single KV head, all
     query heads share them before.
 
-    Condition: k and v come from linears of one value, q from a linear, with only reshapes and at most one RoPE of each
-    in between. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one), with keys
-    rotated entirely (no features for a latent), with a KV head per query head, or with a cache.
+    Condition: k and v come from linears of one value, q from a linear, with only reshapes and at most one RoPE of q and
+    one of k in between. The pass refuses attentions with several rotated KV heads (mha-to-gqa merges them into one),
+    with keys rotated entirely (no features for a latent), with a KV head per query head, or with a cache.
 
     Source: Meng 2025, TransMLA (arXiv 2502.07864), section 3; DeepSeek-AI 2024, DeepSeek-V2 (arXiv 2405.04434).
 

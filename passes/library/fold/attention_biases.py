@@ -95,7 +95,7 @@ class VBiasToOBias(Pass):
     Condition: every query sees a key, since the output without visible keys is 0, not b. In self-attention a query sees
     its own token under any window or pattern; in full attention it sees all valid tokens, so no sequence may be empty.
     The pass refuses attentions with sinks (weights sum to less than 1), with a mask plus causality, a window or a
-    pattern (padding may see no key), a window or pattern on unequally many queries and keys, a bias that may be −∞, a
+    pattern (padding may see no key), a window or pattern if queries and keys differ in number, a bias that may be −∞, a
     node other than reshapes between v's linear and the attention, a reader of the result other than one linear, or a
     cache of the values.
 

@@ -25,7 +25,7 @@ class FoldTokenTypes(Pass):
     Every token then gets the same row T₀ of the table of types. It is added to each row of another table in the same
     sum: P'_i = P_i + T₀, where P is the position table, or the token table of a model that adds no positions.
 
-    Condition: all token types are 0. Only a sum reads the type rows; the table of another of its terms is not shared.
+    Condition: all token types are 0. Only a sum reads the type rows, and one of its other terms has an unshared table.
 
     Source: Devlin 2018 (1810.04805), figure 2: the sum of token, segment and position embeddings.
 

@@ -120,8 +120,8 @@ def absorb_factor_of_value(value: Value, factor: Factor, order: Mapping[Node, in
 
 
 def find_other_use(edits: Sequence[Edit], edited: Mapping[tuple[Node, int], object]) -> str | None:
-    """Return a sentence that names a reader of a parameter of `edits` for which `edited` has not the same change; None
-    if all have it. `edited` maps (node, operand index) to the `Edit.change` planned there."""
+    """Return a sentence that names a reader of a parameter of `edits` that `edited` does not change in the same way;
+    None without one. `edited` maps (node, operand index) to the `Edit.change` planned there."""
     for e in edits:
         for node, i in e.param.uses:
             if edited.get((node, i)) != e.change:
@@ -204,7 +204,7 @@ class _Walk:
             self.refuse(f"{op.name} (%{value.name}) is between the scale and the weights")
 
     def visit_linear(self, node: Node, factor: Factor) -> None:
-        """Multiply bias and weight; for a number and a weight that other ops than linears read, bias and input."""
+        """Multiply weight and bias; or input and bias, if `factor` is a number and other ops share the weight."""
         weight, bias = node.operand("weight"), node.operand("bias")
         if not isinstance(weight, Param) or not (bias is None or isinstance(bias, Param)):
             self.refuse(f"the weight of %{node.output.name} is computed")

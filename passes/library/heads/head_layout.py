@@ -128,7 +128,7 @@ def _find_node_obstacle(node: Node, layout: HeadLayout, width: int) -> str | Non
 def apply_layout(reader: Node, layouts: Mapping[str, tuple[Branch, HeadLayout]]) -> None:
     """Rearrange the heads of the operands q, k, v of the attention `reader`; `layouts` maps roles to (branch, layout).
     The weight rows of the linears are rearranged, and the nodes between linears and `reader` are rebuilt. For each
-    role, `find_obstacle` must return None. If a width changes, packed linears are first split, and the caller must then
+    pair, `find_obstacle` must return None. If a width changes, packed linears are first split, and the caller must then
     set the attributes of `reader` that depend on it."""
     if any(layout.size != branch.start.width for branch, layout in layouts.values()):
         layouts = {role: (unpack_branch(reader, role), layout) for role, (_, layout) in layouts.items()}

@@ -65,7 +65,7 @@ class MhaToGqa(Pass):
     with a note: for keys, if queries or keys have a norm, scale or clip or are rotated differently, or if no linear
     computes queries; for values, if they have a norm, scale or clip, or if a gate or several nodes read the result.
 
-    Condition: k and v, not the same, come from linears, with only norms, scales, clips and rotations between linear and
+    Condition: k and v are two values from linears, with only norms, scales, clips and rotations between linear and
     attention. The result is exact if the merged heads are equal (svd: up to their basis). It is an error if `kv_heads`
     does not divide the number of KV heads, if there are caches, or with `calibration` unless the method is svd.
 

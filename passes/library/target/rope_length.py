@@ -22,8 +22,8 @@ def has_length_dependent_rope(graph: Graph) -> bool:
 class RopeLength(Pass):
     """Set RoPE frequencies that depend on the length of sequences to those for sequences of up to `length` tokens.
 
-    Frequencies of dynamic RoPE are θ_i = b(length)^(−2i/d); LongRoPE has one list of factors for sequences within the
-    original context, and one for longer sequences. Frequencies that do not depend on the length stay as they are.
+    Dynamic RoPE has frequencies b^(−2i/d), whose base b grows with the length; LongRoPE has one list of factors for
+    sequences within the original context, and one for longer ones. Frequencies that do not depend on the length stay.
 
     Condition: the model uses these frequencies for all sequences, also for shorter ones.
 

@@ -222,7 +222,7 @@ def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
 
 def _remove_prefix(graph: Graph, kind: str) -> None:
     """Remove the prefix `kind` from all names, and name the inputs of an encoder as in any other model. Parameters and
-    scopes keep the prefix if without it a name could be one of the other side."""
+    scopes keep the prefix if a shortened name could clash with another name."""
     if kind == DECODER and MASK in graph.inputs:  # moved after the states that it masks
         graph.inputs[MASK] = graph.inputs.pop(MASK)
     scoped = [*graph.params, *(node.scope for node in graph.nodes)]
