@@ -38,8 +38,8 @@ class Step:
     text forms are.
 
     Raises:
-        WeftError: if the graph is not such a function: a new state differs in type from its state, a first axis is not
-            batch, another size is symbolic, or inputs are missing or in another order.
+        WeftError: if the graph is not such a function (it has parameters, an input named past_…, another order, a state
+            of integers or of changing type, another first axis or symbolic size), or a number in `initial` is infinite.
     """
 
     def __init__(self, graph: Graph, initial: Mapping[str, float], tokens: Iterable[str]) -> None:
