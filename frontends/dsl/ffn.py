@@ -260,7 +260,7 @@ class MoE:
 
     def _mix_experts(self, x: Value, combine: Value) -> Value:
         """Return Σ_e combine_e E_e(x), of the shape of x [batch, seq, width]; for a zero expert, E_e(x) is x. `combine`
-        has weights [batch, seq, experts + zero_experts]; with `weigh_input` the weight multiplies the expert's input."""
+        is [batch, seq, experts + zero_experts]. With `weigh_input`, the weight multiplies the expert's input."""
         if self.weigh_input:
             weight = ops.sum(combine, axes=(2,), keepdims=True, name="weight")
             return self._mix(ops.mul(x, weight, name="weighed"), ops.div(combine, weight, name="chosen"))

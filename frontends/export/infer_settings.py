@@ -25,10 +25,10 @@ def propose_settings(
     model: Model, graph: Graph, source_name: str | None, names: Sequence[str]
 ) -> Iterator[tuple[str, Settings]]:
     """Yield (family, settings) for the canonical `graph`: if `names` has `source_name` and `model` has settings, first
-    these two; then each of `names` with the settings inferred from `graph`.
+    (`source_name`, these settings); then each of `names` with the settings inferred from `graph`.
 
     Raises:
-        WeftError: after the first pair, if no settings can be inferred.
+        WeftError: if no settings can be inferred, after that first pair.
     """
     if source_name is not None and source_name in names and model.settings is not None:
         yield source_name, model.settings.resolved

@@ -61,8 +61,8 @@ def explain_tensor(key: str) -> str:
 
 
 def find_unread_modules(unread: Sequence[str], read: Collection[str]) -> Iterator[LeftOut]:
-    """Yield the outermost module around each tensor in `unread` that has no tensor in `read`; without one, the tensor.
-    Parts that differ only in the layer number are one part, called with {i}."""
+    """Yield a part for each tensor in `unread`: the outermost module around it without tensors in `read`, else itself.
+    Equal parts are one part, and so are parts that differ only in the layer number, called with {i}."""
     parents = {key[:end] for key in read for end in _find_dots(key)}
     modules: dict[str, list[str]] = {}
     for key in unread:

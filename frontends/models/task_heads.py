@@ -117,7 +117,7 @@ def find_base_classes(config: Config) -> list[str] | None:
 
 
 def add_head(table: Family, config: Config, keys: frozenset[str], source: str) -> tuple[Family, LeftOut | None]:
-    """Return (`table` with the head of the class that `config` names, None).
+    """Return (head table, None): the head table is `table` with the head of the class that `config` names.
 
     If `table.tasks` does not list that class, return (`table`, None). If the tensor names `keys` of the checkpoint
     (empty without one) lack the head's tensors, return a table without the head, and the head as left out.

@@ -23,9 +23,9 @@ PREPARATIONS = ("fold-norm-scale, rotate-residual, rotate-heads", "rotate-heads"
 def expand_weights(graph: Graph, text: str) -> str:
     """Return the pipeline that `text` abbreviates: ``int4``, or with arguments of `quantize`, ``int4{group=64}``.
 
-    fp8, mxfp4 and nvfp4 only round. int8 rounds after `scale-channels`, which reads activations on a calibration text.
-    int2, int3 and int4 are fitted to the text, after exact rewrites that spread outliers, if the graph allows them. All
-    only round if there is no tokenizer or text, the method is rtn, kquant or hqq, or most weights keep file blocks.
+    fp8, mxfp4 and nvfp4 only round. int8 rounds after `scale-channels` if the graph can read a calibration text.
+    int2, int3 and int4 are fitted to the text, after exact rewrites that spread outliers, if the graph allows them.
+    `quantize` runs alone with neither tokenizer nor calibration, by rtn, kquant or hqq, or if most weights keep blocks.
 
     Raises:
         WeftError: if `text` is not of this form.

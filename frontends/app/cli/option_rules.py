@@ -77,7 +77,7 @@ def _list_given_options(ctx: click.Context) -> set[str]:
 
 
 def _map_flags(ctx: click.Context) -> dict[str, str]:
-    """Return the flags of a command's parameters, as used in messages, by name."""
+    """Return parameter name → flag, as messages write it."""
     return {
         str(param.name): max(param.opts, key=len) if isinstance(param, click.Option) else str(param.name).upper()
         for param in ctx.command.get_params(ctx)

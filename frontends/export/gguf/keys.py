@@ -29,8 +29,8 @@ _MANY = 131_072  # the context, if the model does not state it
 
 
 def list_architectures(family_name: str | None) -> tuple[str | None, list[str]]:
-    """Return the GGUF architecture of the family `family_name` (that name itself if it has none), and
-    the names of all architectures that weft exports to: first this one, if among them, then the plainest."""
+    """Return the GGUF architecture of the family `family_name` (that name itself without one), and the names of all
+    architectures that weft exports to: first that one, if it is among them, then the plainest."""
     tables, family = index_tables(), FAMILIES.get(family_name or "")
     first = family_name if family is None or family.gguf is None else family.gguf.model_types[0]
     # The sort is stable: the family's architecture comes first, the others keep their order.

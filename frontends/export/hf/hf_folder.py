@@ -105,9 +105,9 @@ def _list_matrix_modules(result: FamilyFit) -> list[str]:
 
 
 def _list_candidates(model: Model, graph: Graph) -> Iterator[Candidate]:
-    """Yield the config of the source, if it is a Hugging Face folder (of a multimodal model, its language model's). Then
-    yield one per family that can express the settings of `graph`: the source's family, families with experts exactly
-    if `graph` has some, other families. Raise WeftError if no settings can be inferred."""
+    """Yield the config of the source, if that is a Hugging Face folder (of a multimodal model, its language model's);
+    then a config per family that can express the settings of `graph`: first the source's family, next families that
+    have experts if and only if `graph` does. Raise WeftError if no settings can be inferred."""
     dropped = "quantization_config", "torch_dtype"  # the written tensors are dequantized and have another dtype
     if (origin := model.origin("safetensors")) is not None:
         source = Folder.open(origin)

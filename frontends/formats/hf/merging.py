@@ -312,7 +312,7 @@ class _FamilyMerger(Merger):
         self.layout = layout or base
 
     def resize(self, adapter: Adapter) -> _FamilyMerger:
-        """Return a merger with the vocabulary size of the embedding in `adapter`; self if none is, or of equal size.
+        """Return a merger with the vocabulary size of the embedding that `adapter` stores, if any; else self.
 
         Raises:
             WeftError: if it differs, and the adapter stores no head of that size or the config has no vocab_size.

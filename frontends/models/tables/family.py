@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 def template(read: Callable[Concatenate[Fetch, str, Settings, P], Recipe]) -> Callable[P, Template]:
-    """Convert `read` to a function of its arguments after the first three; it returns a template that passes them."""
+    """Convert `read` to a function of its arguments after the third, which returns a template that passes them on."""
 
     @functools.wraps(read)
     def make(*args: P.args, **options: P.kwargs) -> Template:
@@ -81,7 +81,7 @@ def template(read: Callable[Concatenate[Fetch, str, Settings, P], Recipe]) -> Ca
 
 
 def rule(read: Callable[Concatenate[Config, P], T]) -> Callable[P, Callable[[Config], T]]:
-    """Convert `read` to a function of its arguments after the first; it returns a rule that passes them."""
+    """Convert `read` to a function of its arguments after the first, which returns a rule that passes them on."""
 
     @functools.wraps(read)
     def make(*args: P.args, **options: P.kwargs) -> Callable[[Config], T]:
