@@ -134,7 +134,7 @@ def _list_refusals(refusals: Mapping[str, str]) -> str:
 
 
 def _keep_rows(recipe: Recipe, reader: TensorReader) -> Recipe:
-    """Return `recipe`; in each reshape in it that keeps the length of the last axis, the last size becomes -1."""
+    """Return `recipe` with -1 for the last size of each reshape in it that keeps the length of the last axis."""
     recipe = recipe.map_parts(lambda part: _keep_rows(part, reader))
     if isinstance(recipe, Reshape) and recipe.dims and recipe.dims[-1:] == recipe.item.shape(reader)[-1:]:
         return replace(recipe, dims=(*recipe.dims[:-1], -1))

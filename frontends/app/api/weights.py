@@ -25,7 +25,7 @@ def expand_weights(graph: Graph, text: str) -> str:
 
     fp8, mxfp4 and nvfp4 only round. int8 rounds after `scale-channels` if the graph can read a calibration text.
     int2, int3 and int4 are fitted to the text, after exact rewrites that spread outliers, if the graph allows them.
-    `quantize` runs alone with neither tokenizer nor calibration, by rtn, kquant or hqq, or if most weights keep blocks.
+    `quantize` runs alone without tokenizer and calibration, by rtn, kquant, hqq, or if most weights keep file blocks.
 
     Raises:
         WeftError: if `text` is not of this form.

@@ -58,7 +58,7 @@ def _list_rotated_widths(s: Settings) -> set[int]:
 
 def _is_read(family: Family, config: Mapping[str, Any], key: str) -> bool:
     """Return whether the family's table reads `key`: whether settings change if it is absent, null or invalid. If `key`
-    is in `_EXPERT_COUNT`, its synonyms there are taken to be absent."""
+    is in `_EXPERT_COUNT`, the other keys there are left out of `config` first."""
     rest = {k: v for k, v in config.items() if k not in (_EXPERT_COUNT if key in _EXPERT_COUNT else (key,))}
     recorded = RecordingConfig(normalize_config({**rest, key: config[key]}, family.model_types[0]))
     usual = _try_read(family, recorded)

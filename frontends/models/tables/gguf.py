@@ -104,8 +104,8 @@ def build_two_ropes(config: Config, windows: Rule, near_scaled: bool, near_theta
 
 
 def find_max_kv_heads(config: Config) -> int | None:
-    """Return attention.head_count_kv, None if it is absent. A list has one number per layer, 0 for layers without
-    attention; its maximum is returned."""
+    """Return attention.head_count_kv, or the maximum if it is a list, which has 0 for layers without attention; None
+    if the key is absent."""
     counts = config.get("attention.head_count_kv")
     return max(counts) if isinstance(counts, list) else counts
 

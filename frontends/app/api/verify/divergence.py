@@ -115,7 +115,7 @@ def score_embeddings(models: Sequence[EncoderModel], rows: Sequence[Sequence[int
 
 
 def compute_layer_errors(models: Sequence[Generator | EncoderModel], ids: Sequence[int]) -> list[dict[str, float]]:
-    """Return for each model ‖x − x₀‖ / ‖x₀‖ (Frobenius), keyed by layer; x is the residual stream after that layer.
+    """Return for each model layer → ‖x − x₀‖ / ‖x₀‖ (Frobenius), with x the model's residual stream after the layer.
 
     x₀ is the first model's stream. If the number of layers differs, only the last layer is compared, under the first
     model's name; streams of another shape are left out.

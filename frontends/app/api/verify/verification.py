@@ -292,7 +292,7 @@ def _run_interpreter(model: Model, sequence: _Tokens, progress: Progress) -> _Re
 def _run_transformers(
     folder: Path, sequence: _Tokens, encoder: bool, graphs: Sequence[Internals], task: str | None
 ) -> _Reference:
-    """Return transformers' outputs for all tokens, in float32 on the CPU; with a `task`, by the config's class."""
+    """Return transformers' outputs of all tokens, in float32 on the CPU; with a `task`, by the config's first class."""
     try:
         import torch
         import transformers

@@ -18,7 +18,7 @@ from .llama import COHERE, GRANITE, LLAMA, LLAMA_GGUF, MISTRAL, OLMO2, OLMO2_GGU
 
 @rule
 def rotate_local(config: Config, rope: Rule, local: Rule) -> tuple[RoPE | None, ...]:
-    """Return one RoPE per layer: `rope(config)` where `local(config)` has a window, else None."""
+    """Return one RoPE per layer: `rope(config)` if `local(config)`, the windows, has one for the layer, else None."""
     rotation = rope(config)
     return tuple(None if window is None else rotation for window in local(config))
 

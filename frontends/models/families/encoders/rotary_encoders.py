@@ -57,8 +57,8 @@ def _choose_ropes_by_type(local: Rule) -> Rule:
 
 
 def _read_gguf_windows(config: Config) -> tuple[int | None, ...] | None:
-    """Return per layer half of the file's window (on each side), None for a global layer; None for all without a
-    window. The file lists the local layers. By default, all are local except the first of each period."""
+    """Return each layer's window: half of the file's, plus one for the token itself; None for a global layer.
+    Without a window, return None. Unless the file lists the local layers, they are all but the first of each period."""
     window, pattern = config.get("attention.sliding_window"), config.get("attention.sliding_window_pattern", 3)
     local = pattern if isinstance(pattern, list) else [i % pattern != 0 for i in range(config["block_count"])]
     return tuple(window // 2 + 1 if is_local else None for is_local in local) if window else None
