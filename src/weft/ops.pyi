@@ -362,7 +362,7 @@ def div(x: Value | float, y: Value | float, *, name: str | None = None) -> Value
     """x / y"""
 
 def dropout(x: Value, *, share: float, name: str | None = None) -> Value:
-    """x; in a PyTorch module in training mode, x with each element 0 with probability `share`, else divided by
+    """x; but in a PyTorch module in training mode each element is 0 with probability `share`, and otherwise divided by
     1 − share (Srivastava 2014). The pass drop-dropout removes it.
     """
 
@@ -383,8 +383,8 @@ def embed_tokens(
     """x = scale · weight[ids] + table[positions + offset], then the outputs of `rotary_angles` for each of
     `frequencies`.
 
-    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then for
-    each of `frequencies` [pairs] cos and sin [batch, seq, pairs], times its entry of `amplitudes`.
+    ids and positions [batch, seq], weight [vocab, dim], table [length, dim] (or absent) → x [batch, seq, dim], then cos
+    and sin [batch, seq, pairs] for each operand of `frequencies` [pairs], times the operand's entry in `amplitudes`.
     """
 
 def embedding(ids: Value, table: Value, *, name: str | None = None) -> Value:
@@ -564,9 +564,9 @@ def gated_selective_scan(
 ) -> Value:
     """`selective_scan`(x, Δ, A, b, c) ⊙ silu(gate) (Gu & Dao 2023, Mamba; norms: Jamba, Lieber 2024).
 
-    x and gate [batch, seq, channels]. Without `weight` Δ is `delta` [batch, seq, channels] + `bias` [channels]; with
-    `weight` W [channels, rank] it is norm(delta) Wᵀ + bias for `delta` [batch, seq, rank] and a norm of `kind` none or
-    rms (`eps`, norm_weight [rank]). With `softplus` Δ is the softplus of that. A is a, or −exp(a) with `log_a`. With
+    x and gate (absent: no factor) [batch, seq, channels]. Δ is z, or softplus(z) with `softplus`. z is `delta` [batch,
+    seq, channels] + `bias` [channels] or, with `weight` W [channels, rank], norm(delta) Wᵀ + bias for `delta` [batch,
+    seq, rank], with a norm of `kind` none or rms (`eps`, norm_weight [rank]). A is a, or −exp(a) with `log_a`. With
     `b_norm` b is RMS-normed (`b_eps`, b_weight [states]), and with `c_norm` c likewise. d, past, present and the shapes
     of a, b and c are those of `selective_scan`.
     """
@@ -652,10 +652,10 @@ def gated_ssd(
 ) -> Value:
     """norm(`ssd`(x, Δ, A, b, c) ⊙ silu(gate)) (Dao & Gu 2024, Mamba-2).
 
-    x and gate [batch, seq, heads·p]. Δ is delta [batch, seq, heads] + `bias` [heads], or with `softplus` the softplus
-    of that. A is a, or −exp(a) with `log_a`. With `norm`, each of `norm_groups` equal slices of the last axis is
-    RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the shapes of a, b and
-    c are those of `ssd`.
+    x and gate (absent: no factor) [batch, seq, heads·p]. Δ is delta [batch, seq, heads] + `bias` [heads], or with
+    `softplus` the softplus of that. A is a, or −exp(a) with `log_a`. With `norm`, each of `norm_groups` equal slices of
+    the last axis is RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the
+    shapes of a, b and c are those of `ssd`.
     """
 
 @overload
@@ -756,9 +756,9 @@ def latent_qk(
     """Queries [W_hᵀ q_plain, RoPE(q_rope)] for every head h, and the key [norm(c), RoPE(k_rope)] (DeepSeek-V2, 2024).
 
     q [batch, seq, heads·(plain + rope)] is [q_plain, q_rope] per head, latent [batch, seq, rank + rope] is [c, k_rope].
-    weight [heads·plain, rank] projects latents to keys. The norm of c is that of `norm_linear` with norm_weight [rank].
-    cosines and sines [batch, seq, rope/2] rotate pairs as in `rope` → q [batch, seq, heads·(rank + rope)] and k
-    [batch, seq, rank + rope].
+    weight [heads·plain, rank] projects latents to keys: W_h is its rows for head h. The norm of c is that of
+    `norm_linear` with norm_weight [rank]. cosines and sines [batch, seq, rope/2] rotate pairs as in `rope` → q [batch,
+    seq, heads·(rank + rope)] and k [batch, seq, rank + rope].
     """
 
 def layer_norm(
@@ -844,9 +844,9 @@ def limit_capacity(
     batched: bool = False,
     name: str | None = None,
 ) -> Value:
-    """`combine` [..., tokens, experts] for the first C tokens that are routed to each expert, else 0: C is
-    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021; only the residual stream passes a dropped
-    token on). If `batched`, the tokens of all batch rows, in order, share C.
+    """`combine` [..., tokens, experts], with 0 for tokens after the first C that are routed to the same expert. C is
+    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021). If all experts drop a token, only the
+    residual stream passes it on. If `batched`, the tokens of all batch rows, in order, share C.
     """
 
 def linear(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
@@ -982,13 +982,13 @@ def matrix_recurrence(
     norm_groups: int = 1,
     name: str | Sequence[str] | None = None,
 ) -> Value:
-    """norm(y) ⊙ gate, y of `gated_delta_rule` or, without `beta`, of `gated_linear_attention` (Yang 2024).
+    """norm(y) ⊙ gate, y the output of `gated_delta_rule` or, without `beta`, `gated_linear_attention` (Yang 2024).
 
-    q, k and β are multiplied by `q_scale`, `k_scale` and `beta_scale`; with `unit` q and k are first RMS-normed per
-    head (`groups` heads, `unit_eps`). With a_log [heads] the decay is −e^a_log · softplus(decay + bias), for decay
-    [batch, seq, width] and bias [width]. With `norm`, each of `norm_groups` equal slices of y is RMS-normed (`eps`) and
-    multiplied by norm_weight [dv·heads / norm_groups]. gate has the shape of v. The other operands, past and present
-    are those of `gated_delta_rule`.
+    q, k and `beta` are multiplied by `q_scale`, `k_scale` and `beta_scale`; with `unit` q and k are first RMS-normed
+    per head (`groups` heads, `unit_eps`). With a_log [heads] the decay is −e^a_log · softplus(decay + bias), for decay
+    [batch, seq, n] and bias [n], n = heads or heads·d. With `norm`, each of `norm_groups` equal slices of y is
+    RMS-normed (`eps`) and multiplied by norm_weight [dv·heads / norm_groups]. gate (absent: no factor) has the shape of
+    v. The other operands, past and present are those of `gated_delta_rule`.
     """
 
 @overload
@@ -1215,14 +1215,14 @@ def norm_route(
     """`choose_experts` for the logits norm(x) Wᵀ + b, with the norm of `norm_linear`.
 
     x [batch, seq, in], weight [experts, in], bias [experts]. `correction` [experts] is the bias of `choose_experts`: it
-    is added to the scores for the choice, not in the weights.
+    affects which experts are chosen, but not their weights.
     """
 
 def one_hot(ids: Value, *, depth: int, name: str | None = None) -> Value:
     """One-hot vectors of ids [...], f32 [..., depth]: 1 at index id, else 0."""
 
 def pack(*weights: Value, name: str | None = None) -> Value:
-    """Concatenation of all `weights` [rows, …] along axis 0, without a copy: packed weights share memory."""
+    """Concatenation of all `weights` [rows, …] along axis 0. Targets store them adjacently, and copy nothing."""
 
 def pad(x: Value, *, axis: int, before: int = 0, after: int = 0, value: float = 0.0, name: str | None = None) -> Value:
     """x padded with `value`: `before` elements before and `after` elements after it along `axis`."""
@@ -1348,7 +1348,7 @@ def rope(
 
     x [batch, seq, heads·d], positions [batch, seq], frequencies [pairs], 2·pairs ≤ d (the rest of each head passes
     through). Pair k is elements (k, k + pairs), or (2k, 2k + 1) if `interleaved`. `amplitude` multiplies the rotated
-    part (YaRN's attention temperature).
+    part (in YaRN √(1/t), t the temperature of attention).
     """
 
 class RotaryAnglesResults(NamedTuple):
@@ -1385,9 +1385,9 @@ def route(
 
     logits [..., experts] → combine [..., experts]. Scores are the softmax of logits (Shazeer 2017; k = 1 without
     `renormalize` is Switch, Fedus 2021) or their sigmoid (`scoring`). The k experts with the largest score + bias
-    [experts] are chosen. With `groups` > 1 only the experts of `top_groups` groups of experts/groups adjacent experts
-    are eligible: those with the largest `group_score` (max: the largest score + bias; top2: the sum of the two largest)
-    (DeepSeek-V2 and V3).
+    [experts] are chosen. With `groups` > 1, experts/groups adjacent experts form a group, and only the experts of the
+    `top_groups` groups with the largest `group_score` are eligible (max: the largest score + bias of a group; top2: the
+    sum of its two largest; DeepSeek-V2 and V3).
     """
 
 def rsqrt(x: Value, *, name: str | None = None) -> Value:
