@@ -116,8 +116,8 @@ class Backend(ABC):
                 raise WeftError(f"target {self.name} has no option {name!r}; {takes}")
             option, targets = all_known[name]
             if name not in own_options and value != option.default:
-                known = f"{option.flag} is an option of {join_targets(targets)} only"
-                raise WeftError(f"{known}, not of {self.name}; leave it out")
+                scope = f"{option.flag} is an option of {join_targets(targets)} only"
+                raise WeftError(f"{scope}, not of {self.name}; leave it out")
         return self.options(
             **{name: own_options[name].check(value) for name, value in given.items() if name in own_options}
         )

@@ -17,7 +17,7 @@ class Displayable:
     """An object that a notebook displays as its picture."""
 
     def show(self, height: int = 640, depth: int | None = None, parts: tuple[str, ...] = ()) -> Any:
-        """Return the picture that `weft.show` draws; the arguments are those of `weft.show`."""
+        """Return the picture that `weft.show` draws; the arguments are the same."""
         return _renderers[-1](self, height=height, depth=depth, parts=parts)
 
     def _repr_html_(self) -> str | None:

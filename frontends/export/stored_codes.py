@@ -128,7 +128,7 @@ def list_first(keys: Collection[str]) -> str:
 
 def _list_refusals(refusals: Mapping[str, str]) -> str:
     reason = next(iter(refusals.values()))
-    keys = [key for key, other in refusals.items() if other == reason]
+    keys = [key for key, refusal in refusals.items() if refusal == reason]
     n_others = len(refusals) - len(keys)
     return f"{list_first(keys)} ({reason})" + (f", and {n_others} for other reasons" if n_others else "")
 

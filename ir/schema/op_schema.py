@@ -178,8 +178,9 @@ class OpSchema(Signature, Generic[V]):
     def emit(self, *operands: Any, name: str | Sequence[str] | None = None, **attrs: Any) -> tuple[V, ...]:
         """Apply the op to values of one graph, or to pattern variables; return a tuple of all outputs.
 
-        Operands may be numbers if the op `takes_numbers`. `name` suggests output names: one string for all outputs, or
-        a string for each. The current scope becomes their prefix. WeftError if operands or attributes do not fit.
+        Operands may be Python scalars if the op `takes_numbers`. `name` suggests output names: one string for
+        all outputs, or a string for each. The current scope becomes their prefix. WeftError if operands or
+        attributes do not fit.
         """
         operands, attrs = self.split_call(operands, attrs)
         values = self.check_operands(operands)

@@ -45,7 +45,7 @@ class VisibleBlocks:
 
     @property
     def global_count(self) -> int:
-        """The number of global blocks, `first` + `last`, in sequences that have as many blocks."""
+        """The number of global blocks, `first` + `last`, in sequences with that number of blocks."""
         return self.first + self.last
 
     def count_blocks(self, length: Size) -> Size:

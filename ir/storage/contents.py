@@ -62,7 +62,7 @@ def check_contents(folder: Path) -> int:
     check_format(path, manifest)
     damages = [f"{name} {damage}" for name, damage in _find_damage(folder, path, manifest)]
     if damages:
-        rest = f" (and {more} more file{'s' * (more > 1)})" if (more := len(damages) - 1) else ""
+        rest = f" (and {count} more file{'s' * (count > 1)})" if (count := len(damages) - 1) else ""
         raise WeftError(f"{folder} is damaged: {damages[0]}{rest}; compile it again")
     return len(manifest["files"])
 

@@ -52,8 +52,8 @@ def read_tokens(graph: Graph, path: str, limit: int) -> list[Array]:
         row = row[: min(limit, longest or limit)]
         limit -= len(row)
         if invalid := [i for i in row if not 0 <= i < vocab]:
-            known = f"the tokens of the model are 0 to {vocab - 1}"
-            raise WeftError(f"the calibration text {path} has token {invalid[0]}, but {known}")
+            valid = f"the tokens of the model are 0 to {vocab - 1}"
+            raise WeftError(f"the calibration text {path} has token {invalid[0]}, but {valid}")
         sequences += [row] if len(row) else []
     if not sequences:
         raise WeftError(f"the calibration text {path} has no tokens")

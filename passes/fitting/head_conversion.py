@@ -64,8 +64,8 @@ def fit_shared_pairs(energies: Array, members: Array, moment: Array) -> tuple[Ar
     white = members @ root  # [m, pairs, n]
     strong = np.moveaxis(white * np.sqrt(energies)[..., None], 1, 0)  # [pairs, m, n]
     # The Gram matrix over members is used because members are few and n is large: [m, m], not [n, n].
-    left = np.linalg.eigh(strong @ strong.conj().swapaxes(1, 2))[1][..., -1]  # [pairs, m]
-    top = (left.conj()[:, None] @ strong)[:, 0]
+    basis = np.linalg.eigh(strong @ strong.conj().swapaxes(1, 2))[1][..., -1]  # [pairs, m]
+    top = (basis.conj()[:, None] @ strong)[:, 0]
     top /= np.maximum(np.linalg.norm(top, axis=1, keepdims=True), np.finfo(float).tiny)
     basis = top @ inverse
     factors = (white[..., None, :] @ top.conj()[..., None])[..., 0, 0]

@@ -51,7 +51,7 @@ def abbreviate_value(value: str, path: str, shared: bool = False) -> str:
 
 
 def drop_number(name: str) -> str:
-    """Return the first and last word of `name` that are not numbers ("past key" for "past_key_values.3.key"), or `name`
+    """Return the first and last word of `name` that are not digits ("past key" for "past_key_values.3.key"), or `name`
     if it has fewer than two words."""
     words = [word for word in name.replace("_", ".").split(".") if word and not word.isdigit()]
     return f"{words[0]} {words[-1]}" if len(words) > 1 else name

@@ -117,7 +117,7 @@ def compile_command(source: str, out: str, target: str, trace: bool, explain: bo
 
     backend = TARGETS.lookup(target)
     if explain and not backend.explains:
-        explaining = join_targets([other.name for other in TARGETS.values() if other.explains])
+        explaining = join_targets([target.name for target in TARGETS.values() if target.explains])
         raise WeftError(f"--explain is for {explaining} only, not for {target}: leave it out, or use --trace")
     with show_progress(f"reading {source}") as step:
         options = {name: value for name, value in options.items() if value is not None}

@@ -76,8 +76,8 @@ class PruneHeads(Pass):
             sites.append(node)
             remaining_heads = set(range(node.attrs["kv_heads"])).difference(self.heads)
             if any(not 0 <= h < node.attrs["kv_heads"] for h in self.heads):
-                known = f"the KV heads of %{node.output.name} are 0 to {node.attrs['kv_heads'] - 1}"
-                raise WeftError(f"prune-heads: heads={list(self.heads)} is out of range: {known}")
+                valid = f"the KV heads of %{node.output.name} are 0 to {node.attrs['kv_heads'] - 1}"
+                raise WeftError(f"prune-heads: heads={list(self.heads)} is out of range: {valid}")
             if len(remaining_heads) <= (0 if self.heads else self.count):
                 raise WeftError(f"prune-heads: all KV heads of %{node.output.name} would be removed; remove fewer")
         remaining, biases = self._select_heads(graph, sites), BiasCache()

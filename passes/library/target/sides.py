@@ -178,8 +178,8 @@ def _find_crossing_values(graph: Graph, at: At) -> dict[str, Value]:
             if index in cross:
                 names[value] = f"cross.{attentions.setdefault(node, len(attentions))}.{cross[index]}"
     if not names:
-        known = f"no value depends only on encoder inputs ({', '.join(SOURCE)})"
-        raise WeftError(f"graph {graph.name} cannot be split: {known}")
+        reason = f"no value depends only on encoder inputs ({', '.join(SOURCE)})"
+        raise WeftError(f"graph {graph.name} cannot be split: {reason}")
     return {name: value for value, name in names.items()}
 
 

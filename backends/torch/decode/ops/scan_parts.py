@@ -68,8 +68,8 @@ class StepAxes:
     def __init__(self, step: Step) -> None:
         self._joined = UnionFind()
         states = ((step.graph.inputs[name], step.new_state(name)) for name in step.states)
-        kept = [((old, d), (new, d)) for old, new in states for d in range(len(old.shape))]
-        for a, b in itertools.chain(kept, *map(_pair_dims, step.graph.nodes)):
+        dims = [((old, d), (new, d)) for old, new in states for d in range(len(old.shape))]
+        for a, b in itertools.chain(dims, *map(_pair_dims, step.graph.nodes)):
             if 1 not in (a[0].shape[a[1]], b[0].shape[b[1]]):
                 self._joined.union(a, b)
 

@@ -64,8 +64,10 @@ def _read_integers(reader: TensorReader, key: str, scale: str, zero: str, data: 
     fits = bits and group and width % group == 0 and (is_single or height == 1) and reader.dtype(key) == dtypes.i8
     fits = fits and all(reader.shape(k) == scale_shape for k in present[1:]) and is_scale_dtype(reader.dtype(scale))
     if not fits or (zero and reader.dtype(zero) != dtypes.i8):
-        rows = f"rows of whole blocks of block_size={data.get('block_size')}"
-        raise misfit_error(reader, *present, expected=f"qdata must be i8, with a scale per block, and {rows}")
+        blocks = f"blocks of block_size={data.get('block_size')}"
+        raise misfit_error(
+            reader, *present, expected=f"qdata must be i8, with a scale per block, in rows of whole {blocks}"
+        )
     # Symmetric tensors also have zero points.
     shifted = bool(zero) and bool(np.any(read_all(reader, zero)))
     parts = {"codes": key, "scales": scale, "zeros": zero}
