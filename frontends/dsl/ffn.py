@@ -237,7 +237,9 @@ class MoE:
         among = f" in top_groups={router.top_groups} of groups={router.groups}" if router.groups > 1 else ""
         need(self, self.k <= choices, f"k={self.k} exceeds the {choices} experts to choose from{among}")
         need(self, router.choice != "sparsemixer" or self.k == 2, f"k={self.k} must be 2 for choice='sparsemixer'")
-        need(self, self.k == 1 or not self.weigh_input, f"weigh_input needs k=1, not k={self.k}")
+        single = self.k == 1 and router.choice == "token" and router.capacity is None and not router.zero_experts
+        wanted = "k=1, choice='token' and no capacity or zero_experts"
+        need(self, single or not self.weigh_input, f"weigh_input needs {wanted}")
         need(self, self.gated or (self.limit is None and self.shift == 0), "limit and shift need gated=True")
         need_modules(self, "shared")
         need(self, self.shared is not None or not self.shared_gate, "shared_gate needs shared=...")

@@ -62,7 +62,7 @@ def test_ernie_layers_with_experts_have_a_start_an_end_and_an_interval() -> None
     assert [moe is not None for moe in read("ernie4_5_moe", **config).moe] == [False, True, True, True]
     limited = {"moe_layer_interval": 2, "moe_layer_start_index": 0, "moe_layer_end_index": 2}
     assert [moe is not None for moe in read("ernie4_5_moe", **config, **limited).moe] == [False, True, False, False]
-    assert "moe_norm_min=0.1 is not supported" in refusal("ernie4_5_moe", **config, moe_norm_min=0.1)
+    assert "moe_norm_min=0.1 must be at most 1e-6" in refusal("ernie4_5_moe", **config, moe_norm_min=0.1)
     stored = {"model.layers.1.mlp.moe_statics.e_score_correction_bias": counting(1, 4)}
     np.testing.assert_array_equal(
         weight("ernie4_5_moe", "layers.1.ffn.router.correction", stored, **config), counting(4)
