@@ -112,7 +112,7 @@ class Pass:
         raise TypeError(f"pass {self.name} defines no run")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Outputs before and after agree to 1e-12, on small random inputs and weights in float64.
+        """Check that outputs before and after agree to 1e-12, on small random inputs and weights in float64.
 
         This is the check of exact passes. Conditional, lossy and changing passes override it; reports print the first
         paragraph of the override's docstring as the evidence.
@@ -127,8 +127,10 @@ class Pass:
 
     @classmethod
     def describe_check(cls) -> str:
-        """Return the evidence of a successful check: the first paragraph of the docstring of `check`, as one line."""
-        return " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
+        """Return the evidence of a successful check: the first paragraph of the docstring of `check`, as one line,
+        without "Check that"."""
+        text = " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
+        return (evidence := text.removeprefix("Check that "))[:1].upper() + evidence[1:]
 
     def __str__(self) -> str:
         """Return the pass in pipeline syntax, ``name{argument=value}``, without arguments equal to their defaults."""

@@ -655,7 +655,7 @@ def gated_ssd(
     x and gate (absent: no factor) [batch, seq, heads·p]. Δ is delta [batch, seq, heads] + `bias` [heads], or with
     `softplus` the softplus of that. A is a, or −exp(a) with `log_a`. With `norm`, each of `norm_groups` equal slices of
     the last axis is RMS-normed (`eps`), and the result multiplied by norm_weight [heads·p]. d, past, present and the
-    shapes of a, b and c are those of `ssd`.
+    shapes of a, b and c are as in `ssd`.
     """
 
 @overload
@@ -988,7 +988,7 @@ def matrix_recurrence(
     per head (`groups` heads, `unit_eps`). With a_log [heads] the decay is −e^a_log · softplus(decay + bias), for decay
     [batch, seq, n] and bias [n], n = heads or heads·d. With `norm`, each of `norm_groups` equal slices of y is
     RMS-normed (`eps`) and multiplied by norm_weight [dv·heads / norm_groups]. gate (absent: no factor) has the shape of
-    v. The other operands, past and present are those of `gated_delta_rule`.
+    v. The other operands, past and present are as in `gated_delta_rule`.
     """
 
 @overload

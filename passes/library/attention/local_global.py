@@ -75,7 +75,7 @@ class LocalGlobal(Pass):
                     trace.record_rewrite(self.name, rope.output.name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check the visible keys of every layer and the RoPE bases (with window=3 if it is large)."""
+        """Check that the queries of every layer see its keys, with its RoPE base (with window=3 if it is large)."""
         checked = self
         if self.window + 3 > LONGEST_CHECK:
             checked = replace(self, window=3)

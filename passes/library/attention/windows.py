@@ -114,7 +114,7 @@ class SlidingWindow(Pass):
                 trace.record_rewrite(self.name, name)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
-        """Check that `size` tokens give the same outputs, and check visible keys (with size=3 if it is large)."""
+        """Check that `size` tokens give the same outputs, and queries see `size` keys (size=3 if it is large)."""
         lengths = {node.output.shape[1] for node in select_attentions(before, self.layers, self.name)}
         # The length of audio is chosen in samples, not in the frames that attention sees.
         free_lengths = all(list_names(length).isdisjoint(AUDIO_SIZES) for length in lengths)

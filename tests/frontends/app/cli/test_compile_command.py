@@ -53,7 +53,7 @@ def test_compile_dumps_and_verifies(tiny: Path, tmp_path: Path) -> None:
         (("--dtype", "bf16"), ("ort-cpu does not support bf16", "f32")),
         (("--dtype", "f8"), ("unknown dtype 'f8'; known are f32",)),
         (("--target", "ort-gpu"), ("unknown target 'ort-gpu'", "ort-cpu")),
-        (("--max-length", "0"), ("--max-length 0",)),
+        (("--max-length", "0"), ("--max-length is 0",)),
         (("--max-length", "many"), ("many", "weft compile --help")),
         (("--max-lenght", "9"), ("--max-lenght", "weft compile --help")),
     ],
