@@ -32,8 +32,8 @@ BF16_NOTE = "on a CPU quantized weights are fastest in bf16: --dtype bf16"
 class TorchFolder:
     """A folder of target torch before it is written: readable source, and the weights in `dtype`.
 
-    forms: graphs by name: "" is the optimized model, and the others are lowered to source. options: settings of the
-    target. notes: receives notes for the user.
+    forms: graphs by name: "" is the optimized model, for reports; "model" and, if present, "step" (the decode step) are
+    lowered to source. options: settings of the target. notes: receives notes for the user.
 
     Raises:
         WeftError: if the graph has cache operands, or a node with a cache runs on a subset of the tokens.

@@ -107,7 +107,8 @@ def _run_layers(model: Decoder | Encoder, x: Value, per_layer: Sequence[Value] =
 
 
 def _find_embedding_table(model: Decoder | Encoder) -> Value:
-    """Return the embedding table [vocab, embed_dim or dim]: shared by an enclosing model, else a parameter."""
+    """Return the embedding table that an enclosing model shares, else the parameter embed.weight [vocab, embed_dim or
+    dim]. WeftError if `embed_dim` is set and is not the width of the shared table."""
     shared, narrow = provided("embedding"), getattr(model, "embed_dim", None)
     if shared is not None and narrow not in (None, shared.width):
         raise WeftError(f"embed_dim={narrow} must be {shared.width}, the width of the shared embedding")

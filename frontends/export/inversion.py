@@ -260,7 +260,8 @@ def invert_recipes(
 
 
 def _undo_step(recipe: Recipe, value: ShapedRecipe, layout: Layout, reader: TensorReader) -> list[Equation]:
-    """Return equations for the parts of `recipe`, whose result is `value`, and for kept tensors; [] for constants."""
+    """Undo the outermost step of `recipe`, which yields `value`: return equations (part of `recipe`, its value).
+    Addends and factors that `reader` has keep their values, also as equations. [] if `recipe` reads no tensor."""
     if not any(True for _ in recipe.sources()):
         return []  # a constant
     item, shape = recipe.parts[0], value.shape
@@ -303,7 +304,8 @@ def _step_key(recipe: Recipe) -> tuple[object, ...] | None:
 
 
 def _join_slices(parts: list[tuple[Slice, ShapedRecipe]]) -> ShapedRecipe:
-    """Return the tensor whose slices along one axis are `parts`; raise WeftError if they do not cover it."""
+    """Return the tensor whose slices along one axis are `parts`, up to the last of them; raise WeftError if they leave
+    gaps or overlap."""
     parts = sorted(parts, key=lambda part: part[0].start)
     axis, step, ends = parts[0][0].axis, parts[0][0].step, 0
     read = ", ".join(dict.fromkeys(parts[0][0].sources()))

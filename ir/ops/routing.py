@@ -161,8 +161,9 @@ def _merge_batch(x: Value, n: OpCall) -> Value:
 )
 def limit_capacity(combine: Array, *, capacity: int | None = None, factor: float = 1.0, batched: bool = False) -> Array:
     """`combine` [..., tokens, experts], with 0 for tokens after the first C that are routed to the same expert. C is
-    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021). If all experts drop a token, only the
-    residual stream passes it on. If `batched`, the tokens of all batch rows, in order, share C."""
+    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021). If `batched`, all batch rows, in order, count
+    as one row: tokens counts theirs, and they share C. If all experts drop a token, only the residual stream passes it
+    on."""
     rows = combine.reshape(-1, combine.shape[-1]) if batched else combine
     limit = _compute_capacity(rows, capacity, factor)
     return np.where(np.cumsum(rows != 0, -2) <= limit, rows, 0).reshape(combine.shape)

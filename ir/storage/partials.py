@@ -100,7 +100,8 @@ def _lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def lock_folder(path: Path) -> Iterator[None]:
-    """Return a context with the lock of the folder at `path`: no other process replaces or removes it meanwhile.
+    """Return a context with the lock of the folder at `path`: no other process of weft replaces or removes it
+    meanwhile. Without effect on a file system that has no locks.
 
     Raises:
         FileNotFoundError: if the folder does not exist.

@@ -98,7 +98,7 @@ def _group_heads(x: Array, groups: int) -> Array:
 
 
 def _sum_squares(x: Array) -> Array:
-    """Return Σ v vᵀ, float64 [..., n, n], over the vectors v of `x` [..., vectors, n]."""
+    """Return Σ v vᵀ [..., n, n] over the vectors v of `x` [..., vectors, n], summed in the dtype of `x`, as float64."""
     # float64: these are summed over the whole text.
     return (x.swapaxes(-1, -2) @ x).astype(np.float64)
 

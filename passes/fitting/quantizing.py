@@ -282,8 +282,9 @@ def _list_expert_weights(node: Node) -> list[list[Param]]:
 def _fit_experts(
     activations: Activations, node: Node, layouts: Mapping[Matrix, BlockLayout]
 ) -> dict[Matrix, list[Blocks]]:
-    """Return the blocks, one per expert, of each stacked weight in `layouts` of the moe `node`.
-    The moment is that of the expert's own tokens. For gate and up, a share `POOLED_SHARE` is that of all tokens."""
+    """Return the blocks, one per expert, of each stacked weight in `layouts` (down, or gate and up) of the moe `node`.
+    The moment of an expert is that of the inputs of the weight for its own tokens. For gate and up it is mixed with the
+    moment of all tokens, whose share is `POOLED_SHARE` (1 for an expert without tokens)."""
     reader = node.graph.reader
     x = np.concatenate([part.reshape(-1, part.shape[-1]) for part in activations(node.required_operand("x"))])
     combine = np.concatenate([p.reshape(-1, p.shape[-1]) for p in activations(node.required_operand("combine"))])

@@ -89,8 +89,9 @@ class RunningBatch(Batch):
 
     def _read_prompts(self) -> list[Answer]:
         """Run a chunk of one prompt, or several short prompts in one call. If idle rows would advance recurrent states
-        between chunks, run all of them. Return the answers whose prompt is now complete, each with its next token or an
-        error; if the caches cannot grow, only the answer with the longest sequence, which gets the error."""
+        between chunks, all chunks run in this call. Return the answers whose prompt is now complete, each with its next
+        token or an error; if the caches cannot grow, only the answer with the longest sequence, which gets the error.
+        """
         reading = next((at for at, row in enumerate(self._rows) if row is not None and not row.decodes), None)
         decoding = any(row is not None and row.decodes for row in self._rows)
         budget = PROMPT_CHUNK[self.decoder.device_type] if decoding else self.decoder.chunk

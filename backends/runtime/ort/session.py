@@ -103,9 +103,10 @@ def open_session(
     "auto" is CUDA if ONNX Runtime supports it and the model was not compiled for the CPU; if CUDA is installed but
     unusable, log a warning and use the CPU. A model compiled for CUDA runs on the CPU only if `device` is "cpu".
     `threads` bounds the CPU threads of one operator; the default is OMP_NUM_THREADS, as in PyTorch, or if unset ONNX
-    Runtime's default, one per physical core. On CUDA, runs use the PyTorch `stream`, if given, and with `graphs` CUDA
-    graphs, if the model allows them: then every run must name its graph, -1 for none (`Session.new_run_options`).
-    Raises WeftError if the device cannot be used (naming the missing part) or the file cannot be opened.
+    Runtime's default, one per physical core. On CUDA, runs use the PyTorch `stream`, if given. With `graphs`, and if
+    the model allows it, they are captured as CUDA graphs, and every run must name its graph, -1 for none
+    (`Session.new_run_options`). Raises WeftError if `device` or `threads` is invalid, the device cannot be used (naming
+    the missing part), or the file cannot be opened.
     """
     if device not in DEVICES:
         raise WeftError(f"device is {device!r}, but it must be one of {', '.join(DEVICES)}")

@@ -232,7 +232,8 @@ def linear_recurrence(
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """Return elu(x) + 1 in f32, the feature map of linear attention (Katharopoulos 2020, arXiv 2006.16236)."""
+    """Return elu(x) + 1 in f32 (f64 for f64): the feature map of linear attention (Katharopoulos 2020, arXiv
+    2006.16236)."""
     x = wide(x)
     return x.clamp(max=0).exp() + x.relu()
 

@@ -62,7 +62,8 @@ def map_parameter_names(graph: Graph) -> dict[str, str]:
 
 
 def _map_paths(graph: Graph, avoid: Collection[str] = ()) -> dict[str, str]:
-    """Map each dotted name of `graph` to one whose parts are attributes of modules, or indices of a list."""
+    """Map each dotted name of `graph` to one whose parts are valid attribute names of modules, or indices of a
+    ModuleList. No attribute name is in `avoid`; siblings stay distinct."""
     values = (v.name for node in graph.nodes for v in node.outputs)
     names = [*graph.params, *(node.scope for node in graph.nodes), *values, *(v.name for v in graph.inputs.values())]
     tree: dict[str, dict[str, None]] = {}  # the parts below a path, in order of appearance

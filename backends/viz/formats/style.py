@@ -49,8 +49,9 @@ EVERY = LOOKS | SIGNS
 
 @dataclass(frozen=True)
 class Paper:
-    """The colours of all but the kinds: page (`paper`), text (`ink`), secondary text (`soft`), lines (`line`), open
-    parts, thin rules (`rule`), the selected part (`chosen`) and search results (`found`)."""
+    """The colours of everything except kinds of operations (`KindStyle`): page (`paper`), text (`ink`), secondary text
+    (`soft`), lines (`line`), open parts (`open`), thin rules (`rule`), the selected part (`chosen`) and search results
+    (`found`)."""
 
     paper: str
     ink: str

@@ -31,7 +31,8 @@ def select_open(root: Shape, depth: int | None = None, parts: Iterable[str] = ()
 
 
 def _list_containers(shape: Shape, keys: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (key, keys of its containers) for each shape in `shape` that can open; `keys` are its own containers."""
+    """Yield (key, keys of its containers, outermost first) for `shape` and each shape inside it that can open; `keys`
+    are the containers of `shape`."""
     if shape.arrangement is not None:
         yield shape.key, keys
         for inner in shape.inner:

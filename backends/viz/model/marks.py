@@ -10,7 +10,7 @@ KEPT, REMOVED, NEW, CHANGED = SIGNS = ("kept", "removed", "new", "changed")
 
 
 def sign_to_kind(sign: str) -> str:
-    """Return the kind of the parts that have `sign` in a comparison; each kind has its own colours and mark."""
+    """Return the name of the kind of parts with `sign` (one of `SIGNS`) in a comparison, such as "sign-new"."""
     return f"sign-{sign}"
 
 

@@ -41,8 +41,9 @@ def build_panel(network: Network) -> dict[str, Any] | None:
 
 
 def _read_heads(v: Vertex, kind: Kind, network: Network) -> tuple[int, int]:
-    """Return (features of a key, features of a value) of one head. Latent attention computes both from latents
-    (DeepSeek-V2, 2024): their widths are read from its maps [heads · width, latent], or without maps from its cache."""
+    """Return (features of a key, features of a value) of one head. In latent attention (DeepSeek-V2, 2024) they are the
+    widths of its maps [heads · width, latent], for a key plus the rotary features; without maps, the widths of its
+    cache."""
     assert v.cache is not None
     width = v.cache[0]
     latent = v.weft_op.attrs.get("value_dim")

@@ -110,7 +110,8 @@ class Server:
             self._listening.close()
 
     def stop(self) -> None:
-        """Start the same shutdown as the first signal; may be called from another thread."""
+        """Start the same shutdown as the first signal, from any thread. Without effect before `run` has started its
+        loop."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 self._loop.call_soon_threadsafe(self._drain)

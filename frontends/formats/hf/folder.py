@@ -235,10 +235,10 @@ def load_folder(
 def extract_submodel(
     folder: Folder, family: str | None = None
 ) -> tuple[Family, dict[str, Any], frozenset[str] | None] | None:
-    """Return table, config and names of unread modules for one submodel of a composite model; None if none is known.
+    """Return (family table, config, names of the other modules) for one submodel of a composite model, None if unknown.
 
     The submodel is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): that of `family`,
-    by default the text encoder. For a pair, the unread modules are None.
+    by default the text encoder. The other modules are those of the checkpoint, such as an image tower; None for a pair.
     """
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and (family or f"{kind}_text_model") in PAIRS.get(kind, ()):

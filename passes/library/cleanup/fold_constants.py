@@ -131,7 +131,8 @@ def _add(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
 
 
 def _mul(node: Node, operands: list[Param], shape: Shape) -> Recipe | None:
-    """Return the product as a tensor scaled by a vector; None if no operand has exactly one axis longer than 1."""
+    """Return the product as a tensor scaled by a vector; None unless one operand has the shape of the result and the
+    other exactly one axis whose length is not 1."""
     for tensor, vector_param in (operands, operands[::-1]):
         factor, dims = vector_param.recipe, _get_shape(vector_param)
         if _get_shape(tensor) != shape or len(dims) > len(shape):

@@ -111,8 +111,9 @@ class EncoderSide(_Side):
 class DecoderSide(_Side):
     """Keep the decoder of an encoder-decoder: the nodes that depend on inputs other than the source.
 
-    Its inputs are those of the target sequence, the outputs of encoder-side, and the source inputs that its nodes read,
-    such as the padding mask. With at=states, the encoder's last_hidden_state is its input encoder_hidden_states.
+    The inputs of the decoder are those of the target sequence, the outputs of encoder-side, and the source inputs that
+    its nodes read, such as the padding mask. With at=keys (the default) the encoder passes on keys and values of
+    cross-attentions; with at=states its last_hidden_state, which is the input encoder_hidden_states here.
 
     Condition: the encoder has run before it.
 

@@ -114,8 +114,9 @@ class _Writer:
         self._find_axes()
 
     def _find_axes(self) -> None:
-        """Set `batch` to the batch axis, `inner` and `length` to the reduced axis (or None) and its size, `across` to
-        the sizes of the other axes, and `count` to their product. Raise NoKernel if states or reductions do not fit."""
+        """Set `batch` to the batch axis of the states, `inner` to the reduced axis (None if there is none), `length` to
+        its size (else 1), `across` to {axis: size} of the remaining axes longer than 1, and `count` to the product of
+        these sizes. Raise NoKernel if states or reductions do not fit."""
         states = [self.graph.inputs[name] for name in self.step.states]
         axes, shape = self.axes.axes_of(states[0]), _find_row_shape(states[0])
         if any(self.axes.axes_of(state) != axes for state in states):

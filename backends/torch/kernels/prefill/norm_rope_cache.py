@@ -60,8 +60,8 @@ def check_operands(
     v_scale: torch.Tensor | None = None,
     rolling: bool = False,
 ) -> None:
-    """Check that caches, FP8 scales, norms of heads, and cos and sin fit `rows` tokens (of all batch rows together);
-    raise ValueError otherwise."""
+    """Raise ValueError unless caches, FP8 scales, norms of heads, and cos and sin fit `rows` tokens: an equal number
+    for each batch row of the caches, and exactly one if they are `rolling`."""
     batch, _, _, head_dim = k_cache.shape
     if k_cache.shape != v_cache.shape:
         raise ValueError(f"caches {[*k_cache.shape]} and {[*v_cache.shape]} [batch, kv_heads, capacity, d] differ")

@@ -136,8 +136,8 @@ def write_cache(
     cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, rolling: bool, keep_first: int
 ) -> None:
     """Write keys or values of tokens, `new` [batch·seq, heads, d], into `cache` [batch, heads, capacity, d], in place,
-    at the slots of their `positions` (see `own_slot`). Tokens whose slot is outside the cache are skipped. If several
-    tokens of a batch row have the same slot, the last is stored."""
+    at the slots of their `positions` (see `own_slot`). Tokens whose slot is outside the cache are skipped. The other
+    tokens of a batch row must have different slots."""
     capacity, slot = cache.shape[2], positions.reshape(-1)
     if rolling:
         slot = torch.where(slot < keep_first, slot, keep_first + (slot - keep_first) % (capacity - keep_first))

@@ -174,6 +174,7 @@ def _find_hidden_states(node: Node) -> Value:
 
 
 def parenthesize(x: object) -> str:
-    """Return the source of `x` as an operand of a product or power: in parentheses if it contains spaces."""
+    """Return the source of `x` as an operand of a product or power: in parentheses if it contains spaces and does not
+    start with one (then all of it must be in parentheses)."""
     text = str(x)
     return f"({text})" if " " in text and not text.startswith("(") else text

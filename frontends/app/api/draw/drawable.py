@@ -47,7 +47,8 @@ def load_model(source: Any) -> Model | None:
 
 
 def _find_output(source: Any) -> Path | None:
-    """Return the path of the ONNX file or compiled folder that `source` names, or None for other sources."""
+    """Return the path of the ONNX file or compiled folder that `source` names; None for other sources, among them
+    compiled folders that `load_source` reads."""
     path = expand_home(source) if isinstance(source, (str, Path)) else None
     if path is None or (path / GRAPH).is_file():  # a folder of target transformers is a source: it contains its graph
         return None

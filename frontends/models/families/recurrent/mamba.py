@@ -213,7 +213,8 @@ def _build_hybrid_mamba2(config: Config, eps: float) -> Mamba2:
 
 @rule
 def _select_periodic(config: Config, kind: str, period: int, offset: int) -> tuple[bool, ...]:
-    """Return for each layer whether it is of `kind`: the layer `offset` of each `period`; config keys override both."""
+    """Return for each layer i whether it is of `kind`: i mod period = offset. The config keys {kind}_layer_period and
+    {kind}_layer_offset override `period` and `offset`."""
     step, first = config.get(f"{kind}_layer_period", period), config.get(f"{kind}_layer_offset", offset)
     return tuple(i % step == first for i in range(key("num_hidden_layers")(config)))
 
