@@ -200,7 +200,7 @@ def test_invalid_sound_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(WeftError, match=reason):
             model.generate([prompt])
-    with pytest.raises(WeftError, match="reads sound, but weft verify supports models of tokens only"):
+    with pytest.raises(WeftError, match="takes sound, but weft verify supports models that take tokens only"):
         verify_folder(tmp_path / "whisper")
     with pytest.raises(WeftError, match="target transformers supports only text encoders; that of whisper reads sound"):
         weft.compile(tmp_path / "whisper-hf", tmp_path / "no", target="transformers")

@@ -217,7 +217,7 @@ class AttentionPattern(Pass):
         if self.window == 0:
             raise WeftError(f"{self.name}: window=0 must be at least 1")
         if self.pattern == "fixed" and self.summary > self.stride:
-            raise WeftError(f"{self.name}: summary={self.summary} exceeds the blocks of stride={self.stride}")
+            raise WeftError(f"{self.name}: summary={self.summary} exceeds stride={self.stride}, the tokens of a block")
         attrs = {name: getattr(self, name) for name in ("pattern", "stride", "summary", "window")}
         restrict_attentions(graph, trace, self.name, self.layers, **attrs, keep_first=self.keep_first)
 

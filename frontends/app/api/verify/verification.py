@@ -130,7 +130,7 @@ def verify_folder(
         check_contents(folder)
     runnable = load(folder, device, trust=trust)
     if not isinstance(runnable, EncoderModel) and runnable.decoder.sound is not None:
-        raise WeftError(f"{folder} reads sound, but weft verify supports models of tokens only")
+        raise WeftError(f"{folder} takes sound, but weft verify supports models that take tokens only")
     if not manifest.data:
         raise WeftError(f"{folder} has no {MANIFEST}, so its source is unknown: compile the model again")
     dtype = manifest.choice("dtype", ("f32", "f16", "bf16"))

@@ -148,7 +148,7 @@ def test_narrower_windows_and_patterns_stay() -> None:
         ("sliding-window{size=2, layers=4}", "sliding-window: there is no layer 4; the graph has layers 0 to 3"),
         ("dilate{size=2, stride=0}", "dilate: stride=0 must be at least 1"),
         ("attention-pattern{pattern=strided, window=0}", "attention-pattern: window=0 must be at least 1"),
-        ("attention-pattern{pattern=fixed, stride=2, summary=3}", "summary=3 exceeds the blocks of stride=2"),
+        ("attention-pattern{pattern=fixed, stride=2, summary=3}", "summary=3 exceeds stride=2"),
         ("local-global{window=0}", "local-global: window=0 must be at least 1"),
         ("local-global{window=2, pattern=wide}", "local-global: pattern 'wide' is unknown"),
         ("local-global{window=2, theta_local=0.5}", "local-global: theta=0.5 must be above 1"),
