@@ -845,8 +845,9 @@ def limit_capacity(
     name: str | None = None,
 ) -> Value:
     """`combine` [..., tokens, experts], with 0 for tokens after the first C that are routed to the same expert. C is
-    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021). If all experts drop a token, only the
-    residual stream passes it on. If `batched`, the tokens of all batch rows, in order, share C.
+    `capacity`, or ⌈factor · tokens/experts⌉ if that is None (Fedus 2021). If `batched`, all batch rows, in order, count
+    as one row: tokens counts theirs, and they share C. If all experts drop a token, only the residual stream passes it
+    on.
     """
 
 def linear(x: Value, weight: Value, bias: Value | None = None, *, name: str | None = None) -> Value:
