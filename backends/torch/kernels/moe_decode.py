@@ -193,7 +193,7 @@ reference = partial(moe_decode, kernel=False)
 
 
 def _tiles(tokens: int, choices: int, hidden: int, dim: int, dtype: torch.dtype) -> tuple[Tile, Tile]:
-    """Return the tiles of the two kernels: those of `choose_tile` for one row of x and W [tokens · choices · hidden,
+    """Return the tiles of the two kernels, by `choose_tile`, for one row of x and W [tokens · choices · hidden,
     dim], and W [tokens · dim, hidden]."""
     return choose_tile(1, tokens * choices * hidden, dim, dtype), choose_tile(1, tokens * dim, hidden, dtype)
 

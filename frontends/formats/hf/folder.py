@@ -238,7 +238,7 @@ def extract_submodel(
     """Return (family table, config, names of the other modules) for one submodel of a composite model, None if unknown.
 
     The submodel is the language model of a multimodal model (LLaVA), or one encoder of a pair (CLIP): that of `family`,
-    by default the text encoder. The other modules are those of the checkpoint, such as an image tower; None for a pair.
+    by default the text encoder. The other modules of the checkpoint are, for example, an image tower; None for a pair.
     """
     kind = folder.config.get("model_type")
     if isinstance(kind, str) and (family or f"{kind}_text_model") in PAIRS.get(kind, ()):
