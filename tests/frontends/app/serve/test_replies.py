@@ -75,7 +75,7 @@ def test_chunks_hold_whole_characters(client: openai.OpenAI) -> None:
     text = "naïve 👩‍👧 世界 🎉"
     with ask(client, max_tokens=99, stream=True, extra_body={"structured_outputs": {"choice": [text]}}) as stream:
         pieces = [chunk.choices[0].delta.content for chunk in stream if chunk.choices[0].delta.content]
-    assert "".join(pieces) == text and len(pieces) > 1  # a slow client gets several tokens at once
+    assert "".join(pieces) == text  # in one piece, if the client is slow
     assert not any("\ufffd" in piece for piece in pieces)
 
 

@@ -72,7 +72,7 @@ def test_files_that_are_not_gguf(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "x", "is not a GGUF file"),
         (tmp_path, "is a folder"),
-        (tmp_path / "y", "no such"),
+        (tmp_path / "y", "does not exist"),
     ):
         with pytest.raises(WeftError, match=message):
             read_header(path)

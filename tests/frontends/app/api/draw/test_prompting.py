@@ -105,7 +105,7 @@ def test_encoders_look_both_ways_and_expect_nothing(save: Save) -> None:
 
 def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
     graph = load_source(save("llama")[1]).graph
-    with pytest.raises(WeftError, match="it has no tokens"):
+    with pytest.raises(WeftError, match="the prompt has no tokens"):
         prompts.check_prompt(graph, 0)
     with pytest.raises(WeftError, match=r"the prompt has 65 tokens; .* supports at most 64"):
         prompts.check_prompt(graph, 65)

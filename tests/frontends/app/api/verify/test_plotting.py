@@ -23,7 +23,7 @@ def test_eval_draws_a_chart(llamas: tuple[Path, Path], prose: Path, tmp_path: Pa
     assert ">int8{group=16}</text>" in chart and "int4{method=rtn, group=16} · " in chart
     assert "not measured" not in chart
     assert chart.count("bits · KL ") == 1 + 2 and "NLL +" in chart and "cosine" not in chart
-    assert "not as .gif" in refused("eval", *args, *short, "--plot", tmp_path / "chart.gif")
+    assert "as .gif; known are" in refused("eval", *args, *short, "--plot", tmp_path / "chart.gif")
     for option in (["--plot", tmp_path / "none.svg"], ["--layers"]):
         assert f"{option[0]} needs MODELS, --passes, --weights or --adapter" in refused("eval", *args, *option)
     assert not (tmp_path / "none.svg").exists() and not (tmp_path / "chart.gif").exists()

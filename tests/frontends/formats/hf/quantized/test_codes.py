@@ -50,7 +50,7 @@ def test_act_order_lists_the_group_of_each_input() -> None:
     found = tensor.read(MemoryReader({"g_idx": index.astype(np.int32)}), 0, 2)
     np.testing.assert_array_equal(found, SCALES[:, index] * (CODES.astype(np.float32) - ZEROS[:, index]))
     assert tensor.layout is None and tensor.dtype(EMPTY).name == "uint4_g16_act_order"
-    with pytest.raises(WeftError, match="'codes' is not in a block layout"):
+    with pytest.raises(WeftError, match="'codes' has no block layout"):
         tensor.read_blocks(EMPTY, 0, 2)
 
 

@@ -48,7 +48,7 @@ def test_bigbird_blocks_count_the_first_once_more_for_each_random_block() -> Non
     mask = read("big_bird", block_size=4, num_random_blocks=2).mask
     assert mask == BlockSparse(4, first_weight=3, dense=36)
     assert read("big_bird", attention_type="original_full").mask is None
-    assert "attention_type='other' is not supported" in refusal("big_bird", attention_type="other")
+    assert "attention_type='other' is unknown" in refusal("big_bird", attention_type="other")
     assert read("big_bird", rescale_embeddings=True).embed_scale == 32**0.5
 
 
