@@ -115,7 +115,7 @@ def test_prompts_that_cannot_be_shown(save: Save, smollm2_gguf: Path) -> None:
     with pytest.raises(WeftError, match="with 270 heads at most 104 fit a page: shorten it"):
         prompts.check_prompt(large, 105)
     assert 270 * 104 * 105 // 2 <= prompts.MOST < 270 * 105 * 106 // 2
-    with pytest.raises(WeftError, match=r"one text; .* also reads encoder_input_ids"):
+    with pytest.raises(WeftError, match=r"only input is a text, but .* also reads encoder_input_ids"):
         prompts.check_prompt(load_source("t5-base").graph, 3)
     with pytest.raises(WeftError, match="has no trained weights, so its attention is random"):
         run_prompt(load_source("gpt2"), "hello")
