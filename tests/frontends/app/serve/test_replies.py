@@ -12,8 +12,9 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from weft.backends.runtime.core.generation import Generator
+from weft.frontends.app.serve.server import Server
 
-from .serving import CONTEXT, NAME, compiled, served
+from .serving import CONTEXT, NAME, compiled, held, served
 from .serving import client as official
 
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Héllo, 世界!"}]
@@ -70,12 +71,18 @@ def test_stream_ends_with_usage_on_request(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_chunks_hold_whole_characters(client: openai.OpenAI) -> None:
-    """A token a byte: each character of several bytes comes whole."""
+def test_chunks_hold_whole_characters(client: openai.OpenAI, server: Server) -> None:
+    """A token a byte: each character of several bytes comes whole, also where the model stands still within one."""
     text = "naïve 👩‍👧 世界 🎉"
-    with ask(client, max_tokens=99, stream=True, extra_body={"structured_outputs": {"choice": [text]}}) as stream:
-        pieces = [chunk.choices[0].delta.content for chunk in stream if chunk.choices[0].delta.content]
-    assert "".join(pieces) == text  # in one piece, if the client is slow
+    options = {"stream": True, "extra_body": {"structured_outputs": {"choice": [text]}}}
+    with held(server) as hold, ask(client, max_tokens=99, **options) as stream:
+        contents = (chunk.choices[0].delta.content for chunk in stream if chunk.choices[0].delta.content)
+        for _ in range(len("naïve 👩".encode()) - 2):
+            hold.step()
+        pieces = [next(contents)]
+        hold.go()
+        pieces += contents
+    assert "".join(pieces) == text and len(pieces) > 1
     assert not any("\ufffd" in piece for piece in pieces)
 
 

@@ -21,7 +21,7 @@ from weft.frontends.app.serve.server import Server
 from weft.frontends.app.serve.transport import MAX_RECORDS, RateLimit
 
 from ...command import WATCHDOG
-from .serving import client, http, served
+from .serving import client, held, http, served
 
 WAIT = 0.4
 
@@ -78,13 +78,17 @@ def test_half_open_connections_do_not_block_other_clients(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(serve, "choose_max_connections", lambda: 8)
-    with served(folder) as server, client(server) as api, contextlib.ExitStack() as opened:
+    with served(folder) as server, client(server) as api, held(server) as hold, contextlib.ExitStack() as opened:
         options: dict[str, Any] = {"temperature": 0, "logit_bias": {"257": -100}}  # never the end of text
         stream = api.completions.create(model="tiny", prompt="go", max_tokens=40, stream=True, **options)
+        for _ in range(9):
+            hold.step()
+        assert next(stream).choices[0].finish_reason is None
         for _ in range(60):
             opened.enter_context(connected(server, b"POST /v1/completions HTTP/1.1\r\n"))
         with http(server) as other:
             assert other.get("/health").status_code == 200
+        hold.go()
         reasons = [choice.finish_reason for chunk in stream for choice in chunk.choices]
         assert reasons[-1] == "length"
     records = [r for r in caplog.records if "more than 8 connections" in r.getMessage()]
