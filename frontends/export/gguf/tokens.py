@@ -106,7 +106,7 @@ def _read_tokens(tokenizer: Mapping[str, Any], model: Model, rows: int) -> tuple
         return BYTE if is_byte else NORMAL
 
     if count > MOST_TOKENS:
-        raise WeftError(f"{model.spec}: a token of the tokenizer has id {count - 1}, above the limit {MOST_TOKENS - 1}")
+        raise WeftError(f"{model.spec}: the vocabulary has {count} entries, above the limit {MOST_TOKENS}")
     return [by_id.get(i, f"[PAD{i}]") for i in range(count)], [kind(i) for i in range(count)]
 
 

@@ -147,5 +147,5 @@ def test_outlying_token_id_is_refused_instead_of_filled_up() -> None:
         graph = type("Graph", (), {"meta": {"vocab": 2}})
 
     source: Any = Source
-    with pytest.raises(WeftError, match=r"a token of the tokenizer has id 2147483647, above the limit 16777215"):
+    with pytest.raises(WeftError, match=r"the vocabulary has 2147483648 entries, above the limit 16777216"):
         _read_tokens({"model": {"type": "BPE", "vocab": {"a": 0, "b": 2**31 - 1}}}, source, 2)
