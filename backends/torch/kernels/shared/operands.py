@@ -38,11 +38,10 @@ def check_step(
 ) -> None:
     """Check the operands of a recurrence step: states `past` and `present` (if given) are contiguous and of one shape,
     `bias` is [width], and `gate` has the shape of x. Raise ValueError if one does not fit."""
-    for state in (past, present):
-        if state is not None and not (state.is_contiguous() and state.shape == past.shape):
-            raise ValueError(
-                f"past {[*past.shape]} and present {[*state.shape]} must be contiguous and of equal shape and dtype"
-            )
+    if present is not None and present.shape != past.shape:
+        raise ValueError(f"present {[*present.shape]} must have the shape of past {[*past.shape]}")
+    if not past.is_contiguous() or (present is not None and not present.is_contiguous()):
+        raise ValueError("past and present must be contiguous")
     if bias is not None and bias.shape != (width,):
         raise ValueError(f"bias {[*bias.shape]} is not [{width}]")
     if gate is not None and gate.shape != x.shape:

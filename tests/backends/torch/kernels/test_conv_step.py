@@ -88,7 +88,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
             step(x, weight, bias, past[:, 1:])
         with pytest.raises(ValueError, match="activation 'soft' is not one of identity"):
             step(x, weight, bias, past, activation="soft")
-    with pytest.raises(ValueError, match="contiguous and of equal shape and dtype"):
+    with pytest.raises(ValueError, match="past and present must be contiguous"):
         kernel.conv_step(x, weight, bias, past.mT.contiguous().mT)
 
 

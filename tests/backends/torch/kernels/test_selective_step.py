@@ -133,7 +133,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     for changed, words in (
         ({"x": given["x"][:, :2]}, "do not fit a"),
         ({"b": given["b"][:, :2]}, r"must be \[2, 4\]"),
-        ({"past": past}, "contiguous and of equal shape and dtype"),
+        ({"past": past}, "past and present must be contiguous"),
         ({"weight": torch.zeros(3, 5, device=device)}, r"must be 2 rows for the projection weight \[3, 5\]"),
         ({"bias": torch.zeros(4, device=device)}, r"bias \[4\] is not \[3\]"),
         ({"gate": given["x"][:1]}, r"gate \[1, 3\] must have the shape of x \[2, 3\]"),

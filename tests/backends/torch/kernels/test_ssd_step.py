@@ -119,7 +119,7 @@ def test_operands_that_do_not_fit_are_refused(device: torch.device) -> None:
     given, more = case(2, 2, 1, 4, 3, torch.float32, device)
     for changed, words in (
         ({"heads": 4}, "cannot be split into 4 heads"),
-        ({"past": torch.zeros(2, 2, 3, 4, device=device).mT}, "contiguous and of equal shape and dtype"),
+        ({"past": torch.zeros(2, 2, 3, 4, device=device).mT}, "past and present must be contiguous"),
         ({"bias": torch.zeros(3, device=device)}, r"bias \[3\] is not \[2\]"),
         ({"gate": given["x"][:1]}, r"gate \[1, 6\] must have the shape of x \[2, 6\]"),
         ({"norm": Norm("layer")}, "by RMS norm only"),
