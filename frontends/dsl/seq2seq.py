@@ -65,8 +65,8 @@ class EncoderDecoder(Displayable):
         """Map the inputs of the encoder, then input_ids [batch, seq] of the decoder, to logits [batch, seq, vocab].
 
         An `Encoder` reads ids and mask [batch, source] (0 masks a token), an `AudioEncoder` the inputs of its stem. If
-        the decoder has a head, the inputs are ids and mask [batch, seq], and the decoder reads these ids shifted right
-        by one; the result is a dict of outputs by name.
+        the decoder has a task head (`Decoder.head`, such as a classifier), the inputs are ids and mask [batch, seq],
+        and the decoder reads these ids shifted right by one; the result is a dict of outputs by name.
         """
         head, source = self.decoder.head, inputs if self.decoder.head is not None else inputs[:-1]
         shared = {}

@@ -8,7 +8,7 @@ from weft.ir import Graph, Node, Value, ops
 
 
 def find_sums(graph: Graph) -> Iterator[Node]:
-    """Yield the last node of each sum: an add_norm or add. `graph` may be edited between yields."""
+    """Yield the last add or add_norm of each chain of additions. `graph` may be edited between yields."""
     for node in list(graph.nodes):
         if not node.erased and (node.op is ops.add_norm or (node.op is ops.add and not _is_inner_sum(node))):
             yield node

@@ -103,9 +103,10 @@ def factors_between(a: Tensor) -> Tensor:
 def equal_factor_products(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """Return the results of `chunk_products` for factors a [..., size, 1] (with `gates`, their logarithms) that are
-    equal for all key elements. Only the last result differs: for each token, the product of the factors after it,
-    [..., size, 1], by which the caller must multiply its key or value."""
+    """Return the four results of `chunk_products`, computed faster for factors a [..., size, 1] (with `gates`, their
+    logarithms) that are equal for all key elements: scores [..., size, size] of each of `queries`, scores of w, the
+    cumulative products of the factors [..., size, 1]; and instead of the keys at the end of the chunk, the factors
+    [..., size, 1] by which the caller must multiply keys or values to get them."""
     between = (decay_between if gates else factors_between)(a)
     remaining = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])
     links = None if w is None else (w @ k.mT) * (between if gates else F.pad(between, (0, 0, 1, 0))[..., :-1, :])

@@ -69,12 +69,13 @@ class Wire:
 
 @dataclass
 class _Inside:
-    """Positions of the boxes inside an open shape. A path lists the index in each nested box.
+    """Positions of the parts inside an open shape, whose `arrangement` is a tree of boxes that ends in rows of parts.
 
-    `spots`: part number → placed part.
-    `spans`: path of a box → y of its top and bottom.
-    `tops`: path of a `PartRows` → y of the top of each row, and the y below the last row.
-    `rooms`: (source, target, row) → x at which the line passes the row.
+    A path addresses a box of the tree: the index of the child at each level. Parts have their index in the shape.
+    `spots`: part → placed part.
+    `spans`: path → y of the top and bottom of the box.
+    `tops`: path of a box of rows (`PartRows`) → y of the top of each row, and the y below the last row.
+    `rooms`: (source part, target part, row) → x at which the wire passes the row.
     """
 
     shape: Shape

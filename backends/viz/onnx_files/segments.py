@@ -62,8 +62,9 @@ def _encode_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Con
 
 
 def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
-    """Return (first operation, operations per layer, number of layers) of the layers that cover the most operations, in
-    a tie of the shortest layers; None if there are no layers."""
+    """Return (first operation, operations per layer, number of layers) of the longest run of equal layers; None if no
+    layer of at least `SHORTEST` operations repeats. Of equally long runs the one with the shortest layers wins. `kinds`
+    and `reads` are as in `_encode_operations`."""
     best, segment = 0, None
     # Every period compares all operations: quadratic, hence in numpy.
     for period in range(SHORTEST, len(kinds) // 2 + 1):

@@ -95,7 +95,8 @@ class LastTokenLogits(Pass):
 
 
 def _list_narrowable_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the nodes, in graph order, that treat tokens independently and that no output but logits depends on."""
+    """Return the nodes, in graph order, whose only output of the graph is logits, and that treat tokens independently,
+    as do all nodes after them on the way there."""
     logits = graph.outputs["logits"]
     narrowable: dict[Node, None] = {}
     for node in reversed(graph.nodes):
