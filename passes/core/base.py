@@ -17,6 +17,7 @@ registers the pass::
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import typing
@@ -63,7 +64,7 @@ class Argument(Attr):
         return format_type(self.type)
 
     def check(self, value: Any, op: str = "") -> Any:
-        """Return `value` converted to the argument's type: lists to tuples, dtype names to `DType`s. `op` is ignored.
+        """Return `value` converted to the argument's type: lists to tuples, dtype names to `DType`s; ignore `op`.
 
         Raises:
             WeftError: if `value` does not have the type.
@@ -104,11 +105,8 @@ class Pass:
             PASSES.add(cls.name, cls)
 
     def run(self, graph: Graph, trace: Trace) -> None:
-        """Rewrite `graph` in place; the pipeline passes a copy of the caller's graph.
-
-        Raises:
-            WeftError: if the graph lacks something that the pass needs.
-        """
+        """Rewrite `graph` in place; the pipeline passes a copy of the caller's graph. Raise WeftError if it lacks
+        something that the pass needs."""
         raise TypeError(f"pass {self.name} defines no run")
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
@@ -127,8 +125,7 @@ class Pass:
 
     @classmethod
     def describe_check(cls) -> str:
-        """Return the evidence of a successful check: the first paragraph of the docstring of `check`, as one line,
-        without "Check that"."""
+        """Return the evidence of a successful check: the first paragraph of its docstring without "Check that"."""
         text = " ".join(inspect.cleandoc(cls.check.__doc__ or "").partition("\n\n")[0].split())
         return (evidence := text.removeprefix("Check that "))[:1].upper() + evidence[1:]
 
@@ -139,6 +136,7 @@ class Pass:
         return self.name + (f"{{{', '.join(arguments)}}}" if arguments else "")
 
     @classmethod
+    @functools.cache
     def arguments(cls) -> tuple[Argument, ...]:
         """Return the arguments of the pass in call order: positional ones, then keyword-only ones."""
         hints = typing.get_type_hints(cls)

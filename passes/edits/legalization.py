@@ -31,7 +31,7 @@ def legalize(graph: Graph, accepts: Accepts, trace: Trace | None = None) -> None
     `accepts(node)` returns None if the target accepts the node, else a list of reasons.
 
     Raises:
-        WeftError: if a node that is not accepted has no body, or its body contains the same op with the same attributes.
+        WeftError: if a node that is not accepted has no body, or its body has the same op with the same attributes.
     """
     for node in list(graph.nodes):
         _legalize(graph, node, accepts, trace or Trace(), ())

@@ -103,9 +103,8 @@ def factors_between(a: Tensor) -> Tensor:
 def equal_factor_products(
     queries: list[Tensor], k: Tensor, a: Tensor, w: Tensor | None, gates: bool
 ) -> tuple[list[Tensor], Tensor | None, Tensor, Tensor]:
-    """Return the four results of `chunk_products`, computed faster for factors a [..., size, 1] (with `gates`, their
-    logarithms) that are equal for all key elements: scores [..., size, size] of each of `queries`, scores of w, the
-    cumulative products of the factors [..., size, 1]; and instead of the keys at the end of the chunk, the factors
+    """Return the four results of `chunk_products`, faster, for factors a [..., size, 1] (with `gates`, logarithms)
+    equal for all key elements. Only the last differs: instead of the keys at the end of the chunk it is the factors
     [..., size, 1] by which the caller must multiply keys or values to get them."""
     between = (decay_between if gates else factors_between)(a)
     remaining = between[..., :1] * (a[..., :1, :].exp() if gates else a[..., :1, :])

@@ -170,8 +170,7 @@ def from_matrices(x: Tensor, order: tuple[int, ...], columns: bool, like: Tensor
 
 
 def unit_columns(like: Tensor, order: tuple[int, ...], columns: bool) -> Tensor:
-    """Return states [blocks, ...] that together are the identity matrix [keys, keys]: each has the axes of `like` and the
-    next columns of the matrix (zeros after its end). `order` and `columns` are as in `to_matrices`."""
+    """Return states [blocks, ...] like `like` that together have the columns of the identity matrix [keys, keys]."""
     keys, width = (like.shape[order[-2]], like.shape[order[-1]]) if columns else (like.shape[order[-1]], 1)
     blocks, groups = -(-keys // width), math.prod(like.shape[axis] for axis in order[1 : -2 if columns else -1])
     eye = torch.eye(keys, blocks * width, dtype=like.dtype, device=like.device)

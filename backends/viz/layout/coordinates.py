@@ -69,21 +69,15 @@ class Wire:
 
 @dataclass
 class _Inside:
-    """Positions of the parts inside an open shape, whose `arrangement` is a tree of boxes that ends in rows of parts.
-
-    A path addresses a box of the tree: the index of the child at each level. Parts have their index in the shape.
-    `spots`: part → placed part.
-    `spans`: path → y of the top and bottom of the box.
-    `tops`: path of a box of rows (`PartRows`) → y of the top of each row, and the y below the last row.
-    `rooms`: (source part, target part, row) → x at which the wire passes the row.
-    """
+    """Positions inside an open shape, whose `arrangement` is a tree of boxes that ends in rows of parts (`PartRows`).
+    A path addresses a box by the index of the child at each level, and parts have their index in the shape."""
 
     shape: Shape
     arrangement: Arrangement
-    spots: dict[int, PlacedShape] = field(default_factory=dict)
-    spans: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
-    tops: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
-    rooms: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    spots: dict[int, PlacedShape] = field(default_factory=dict)  # part -> placed part
+    spans: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)  # path -> y of top and bottom
+    tops: dict[tuple[int, ...], list[float]] = field(default_factory=dict)  # path -> y of each row, and below the last
+    rooms: dict[tuple[int, int, int], float] = field(default_factory=dict)  # (source, target, row) -> x of their wire
 
 
 def place_shapes(root: Shape, opened: Collection[str]) -> PlacedShape:

@@ -62,9 +62,8 @@ def _encode_operations(ops: Sequence[OnnxOperation], constants: Mapping[str, Con
 
 
 def _find_longest(kinds: Array, reads: Array) -> tuple[int, int, int] | None:
-    """Return (first operation, operations per layer, number of layers) of the longest run of equal layers; None if no
-    layer of at least `SHORTEST` operations repeats. Of equally long runs the one with the shortest layers wins. `kinds`
-    and `reads` are as in `_encode_operations`."""
+    """Return (first operation, operations per layer, number of layers) of the longest run of equal layers, of equally
+    long ones that of the shortest layers; None if no layer repeats. See `_encode_operations` for the arguments."""
     best, segment = 0, None
     # Every period compares all operations: quadratic, hence in numpy.
     for period in range(SHORTEST, len(kinds) // 2 + 1):

@@ -95,8 +95,7 @@ class LastTokenLogits(Pass):
 
 
 def _list_narrowable_nodes(graph: Graph, tokens: Tokens) -> list[Node]:
-    """Return the nodes, in graph order, whose only output of the graph is logits, and that treat tokens independently,
-    as do all nodes after them on the way there."""
+    """Return the nodes from which all paths to outputs lead to logits, by nodes that treat tokens independently."""
     logits = graph.outputs["logits"]
     narrowable: dict[Node, None] = {}
     for node in reversed(graph.nodes):

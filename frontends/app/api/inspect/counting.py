@@ -145,8 +145,7 @@ def _count_block(scopes: list[str], nodes: list[Node], parameters: int, binding:
 
 
 def _describe_ops(nodes: Iterable[Node]) -> Iterable[str]:
-    """Yield a string such as "3 linear(bias)" for each distinct op with its explicit attributes, with the number of its
-    nodes if above 1. Views are left out."""
+    """Yield each distinct op except views, with its explicit attributes and its number if above 1: "2 gelu(…)"."""
     counts = Counter(_format_op(n.op, select_explicit_attributes(n)) for n in nodes if Trait.VIEW not in n.op.traits)
     for text, times in counts.items():
         yield f"{times} {text}" if times > 1 else text
