@@ -37,6 +37,7 @@ _QKV = (normal(2, 12, 32), normal(2, 12, 16), normal(2, 12, 16))
 _GQA = {"heads": 4, "kv_heads": 2}
 _CACHE = (normal(2, 2, 20, 8), normal(2, 2, 20, 8), np.array([[5, 6, 7], [9, 10, 11]]))
 _LATE = np.arange(12) >= np.array([[2], [0]])
+_SHOWN = np.arange(23) >= np.array([[3], [21]])
 _STEP = (normal(2, 3, 32), normal(2, 3, 16), normal(2, 3, 16))
 _LONG = (normal(2, 7, 32), normal(2, 7, 16), normal(2, 7, 16))  # more keys than the rolling cache holds
 _RING = (normal(2, 2, 5, 8), normal(2, 2, 5, 8), np.arange(5, 12) + np.array([[0], [4]]))
@@ -65,9 +66,12 @@ _SHARED = (normal(2, 3, 32), normal(2, 3, 16), None, None, None, None, normal(2,
         case(*_STEP, None, None, None, *_CACHE, **_GQA, causal=True, window=4, keep_first=2),
         case(*_STEP, None, None, normal(4), *_CACHE, **_GQA, causal=True, window=16, rolling=True),
         case(*_STEP, normal(1, 4, 3, 12), _LATE, None, *_CACHE, **_GQA, causal=True, softcap=5.0),
+        case(*_STEP, None, None, None, *_CACHE[:2], **_GQA, causal=True),
+        case(*_STEP, normal(1, 4, 3, 23), _SHOWN, normal(4), *_CACHE[:2], **_GQA, causal=True, window=6, keep_first=2),
         *(case(*_STEP, *[None] * 3, *_CACHE, **_GQA, causal=True, pattern=p, stride=4) for p in PATTERNS[1:]),
         case(normal(2, 12, 32), normal(2, 12, 8), None, heads=4, kv_heads=1, causal=True, value_dim=6),
         case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=5),
+        case(*_SHARED, **_GQA, causal=True, value_dim=5),
         case(*_SHARED, None, *_CACHE[2:], **_GQA, causal=True, value_dim=8, window=16, rolling=True),
         case(*_LONG, None, None, None, *_RING, **_GQA, causal=True, window=5, rolling=True),
         case(*_LONG, None, None, None, *_RING, **_GQA, causal=True, window=3, keep_first=2, rolling=True),
@@ -115,7 +119,9 @@ def attention(
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
     [batch, seq] of the new tokens, consecutive in each batch row — slot j has the key of position j. Slots below
     positions[b, 0] are valid, and new keys are written at their positions; present_k and present_v are the updated
-    caches. `key_mask` and `bias` then index keys by position. With `rolling` the first `keep_first` keys stay in their
+    caches. `key_mask` and `bias` then index keys by position. Without `positions` all slots of the past are valid,
+    present_k and present_v are the past with the new keys and values appended, and `key_mask`, `bias` and all distances
+    count slots. With `rolling` the first `keep_first` keys stay in their
     slots; later positions wrap around in the other slots, where newer keys replace older ones (window + keep_first ≤
     capacity), and new keys after the last position that `key_mask` allows are not written.
 
@@ -146,13 +152,17 @@ def attention(
     key_at = np.arange(kh.shape[2])[None]
     query_at = np.arange(seq)[None]
     valid = np.ones((1, kh.shape[2]), bool)
-    if past_k is not None and positions is not None:
+    if past_k is not None:
         capacity = past_k.shape[2]
-        first = positions[:, :1]
-        slots = np.arange(capacity) + 0 * first
-        past_at = cache_ops.find_slot_positions(first - 1, capacity, keep_first) if rolling else slots
-        valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
-        key_at, query_at = np.concatenate([past_at, positions], 1), positions
+        if positions is None:
+            key_at = np.broadcast_to(np.arange(capacity + seq), (batch, capacity + seq))
+            query_at, valid = key_at[:, capacity:], np.ones_like(key_at, bool)
+        else:
+            first = positions[:, :1]
+            slots = np.arange(capacity) + 0 * first
+            past_at = cache_ops.find_slot_positions(first - 1, capacity, keep_first) if rolling else slots
+            valid = np.concatenate([(past_at >= 0) & (past_at < first), np.ones_like(positions, bool)], 1)
+            key_at, query_at = np.concatenate([past_at, positions], 1), positions
         pasts = [
             past if past is None or scale is None else past * cache_ops.reshape_scale(scale, kv_heads)
             for past, scale in zip((past_k, past_v), scales, strict=True)
@@ -187,10 +197,13 @@ def attention(
     weights = softmax.reference(scores)[..., : vh.shape[2]]
     mixed = (weights.reshape(batch, kv_heads, group * seq, -1) @ vh).reshape(batch, heads, seq, -1)
     y: Array = mixed.transpose(0, 2, 1, 3).reshape(batch, seq, -1)
-    if past_k is None or positions is None:
+    if past_k is None:
         return y
     present = []
     for past, new in zip((past_k,) if past_v is None else (past_k, past_v), fresh, strict=False):
+        if positions is None:
+            present.append(np.concatenate([past, new], 2))
+            continue
         updated = past.copy()
         for b, at in enumerate(positions):
             if rolling:
@@ -229,14 +242,15 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(n.stride >= 1 and n.summary >= 1, f"stride={n.stride} and summary={n.summary} must both be positive")
     require(n.window is None or n.window >= 1, f"window={n.window} must be positive")
     require(
-        not n.rolling or (n.window is not None and n.past_k is not None),
-        "rolling=true needs window= and a cache (past_k)",
+        not n.rolling or None not in (n.window, n.past_k, n.positions),
+        "rolling=true needs window=, a cache (past_k) and positions",
     )
     require(n.keep_first >= 0, f"keep_first={n.keep_first} must not be negative")
     cache_ops.check_quantization(n.cache_bits, k, v, {"k_scale": n.k_scale, "v_scale": n.v_scale}, n.causal, kv_heads)
     for operand in (k, v, n.bias, n.sinks, *((n.past_k, n.past_v) if n.cache_bits is None else ())):
         require(operand is None or operand.dtype == q.dtype, f"{operand} and q {q} differ in dtype; cast one of them")
-    keys = None if n.positions is not None else k.shape[1]  # with a cache bias and key_mask index positions
+    grown = None if n.past_k is None else n.past_k.shape[2] + k.shape[1]  # slots after the call, without `positions`
+    keys = None if n.positions is not None else grown or k.shape[1]  # by position, bias and key_mask may be longer
     if n.bias is not None:
         expected = (q.shape[0], heads, q.shape[1], keys)
         fits = n.bias.rank == 4 and all(s in (1, k) or k is None for s, k in zip(n.bias.shape, expected, strict=True))
@@ -248,7 +262,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(n.sinks is None or n.sinks.shape == (heads,), f"sinks {n.sinks} must be [{heads}]")
     y = q.with_shape(*q.shape[:2], dv * heads)
     cached = n.past_k is not None
-    require((n.positions is not None) == cached, "past_k and positions must both be present or absent")
+    require(cached or n.positions is None, "positions are those of a cache, but past_k is absent")
     require(
         (n.past_v is not None) == (cached and v is not None),
         "past_v must be present if past_k and v are, and absent otherwise",
@@ -268,6 +282,8 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(fits, f"a rolling cache of {capacity} keys does not hold window={n.window}{first_keys}")
     same = v is None or n.past_k.shape[2] == n.past_v.shape[2]
     require(same, f"past_k {n.past_k} and past_v {n.past_v} differ in capacity")
+    if n.positions is None:
+        return y, *(past.with_axis(2, grown) for past, _, _ in pasts)
     require(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
     return y, *(past for past, _, _ in pasts)
 
@@ -293,7 +309,8 @@ def _(n: OpCall) -> Cost:
 @attention.states
 def list_attention_states(n: OpCall) -> tuple[StateSpec, ...]:
     if n.causal:
-        return list_cache_specs(n.k, n.v, n.past_k, n.kv_heads, rolling=n.rolling, window=n.window, bits=n.cache_bits)
+        options = {"rolling": n.rolling, "appends": n.positions is None, "window": n.window, "bits": n.cache_bits}
+        return list_cache_specs(n.k, n.v, n.past_k, n.kv_heads, **options)
     # Rows that are chunks of sequences (their number depends on two sizes) attend within one call: nothing is cached.
     parts = len(sizes.list_names(n.q.shape[0])) > 1
     return () if parts or n.k.shape[1] == n.q.shape[1] else list_cross_specs(n.k, n.v)
@@ -312,7 +329,11 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
     query_at, key_at = (unsqueeze(iota(t, axis=1), axes=(0,)) for t in (n.q, n.k))
     seen: list[Value] = []  # conditions, broadcast to [batch, seq, keys]
     present: list[Value] = []
-    if n.past_k is not None:
+    if n.past_k is not None and n.positions is None:
+        kv = present = [concat(past, new, axis=2) for past, new in zip((n.past_k, n.past_v), kv, strict=False)]
+        key_at = unsqueeze(iota(kv[0], axis=2), axes=(0,))
+        query_at = query_at + (_find_last(key_at) - _find_last(query_at))
+    elif n.past_k is not None:
         slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
         first = slice_(n.positions, axis=1, start=0, stop=1)
         newest = first - 1
@@ -365,3 +386,7 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
 def _clamp_index(index: Value, x: Value, axis: int) -> Value:
     last = greatest(iota(x, axis=axis), axes=(0,), keepdims=True)
     return minimum(index, cast(last, to=index.type.dtype))
+
+
+def _find_last(at: Value) -> Value:
+    return greatest(at, axes=(1,), keepdims=True)

@@ -3,6 +3,7 @@
 | growth | slots | a forward pass | for a new sequence | can drop tokens | copied when beams reorder |
 |---|---|---|---|---|---|
 | text | position p in slot p | writes the new tokens | not cleared: old slots are masked | yes | slots in use |
+| append | one per past token | returns a longer cache | empty | yes | all slots |
 | window | p in slot p mod capacity (if keep_first is 0) | overwrites old positions | not cleared | no | all slots |
 | constant | none | replaces the state | reset to `initial`, mostly 0 | no | the full state |
 | source | one per source token | only reads it | computed again | yes | with the source |
@@ -44,6 +45,7 @@ class Growth(enum.Enum):
     """The growth of a state with the sequence; the table in the module docstring has the consequences of each."""
 
     TEXT = "text"
+    APPEND = "append"
     WINDOW = "window"
     CONSTANT = "constant"
     SOURCE = "source"
@@ -51,7 +53,7 @@ class Growth(enum.Enum):
     @property
     def can_rewind(self) -> bool:
         """True if the last tokens of a batch row can be dropped from the state."""
-        return self in (Growth.TEXT, Growth.SOURCE)
+        return self in (Growth.TEXT, Growth.APPEND, Growth.SOURCE)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def list_cache_specs(
     heads: int,
     *,
     rolling: bool = False,
+    appends: bool = False,
     window: int | None = None,
     bits: int | None = None,
     kind: StateKind | None = None,
@@ -110,11 +113,11 @@ def list_cache_specs(
     """Return the specs of the KV caches [batch, heads, capacity, width] of causal attention: of keys, then of values.
 
     k and v [batch, seq, heads · width] are the types for new tokens (v None: no value cache). `past` is the type of the
-    key cache operand, None if the node has none. Growth is WINDOW if `rolling`, else TEXT. With `bits` caches store
-    integer codes. `kind` defaults to KV, or to LATENT without v.
+    key cache operand, None if the node has none. Growth is WINDOW if `rolling`, APPEND if the call `appends` to `past`,
+    else TEXT. With `bits` caches store integer codes. `kind` defaults to KV, or to LATENT without v.
     """
     kind = kind or (StateKind.LATENT if v is None else StateKind.KV)
-    growth = Growth.WINDOW if rolling else Growth.TEXT
+    growth = Growth.WINDOW if rolling else Growth.APPEND if appends and past is not None else Growth.TEXT
     capacity = sizes.sym("capacity") if past is None else past.shape[2]
 
     def cache(part: str, fresh: TensorType) -> StateSpec:

@@ -42,7 +42,7 @@ def find_states(node: Node) -> tuple[StateSpec, ...]:
 
 def find_caches(node: Node) -> tuple[StateSpec, ...]:
     """Return the specs of the caches of a self-attention or lightning index; () for other nodes."""
-    return tuple(s for s in find_specs(node) if s.growth in (Growth.TEXT, Growth.WINDOW))
+    return tuple(s for s in find_specs(node) if s.growth in (Growth.TEXT, Growth.APPEND, Growth.WINDOW))
 
 
 def find_cache_owner(node: Node) -> Node:
@@ -63,7 +63,7 @@ def find_cache_sharers(node: Node) -> list[Node]:
 def _make_cache_key(node: Node) -> tuple[object, ...] | None:
     """Return a key that is equal for attentions that share a cache; None for a node that cannot share one."""
     cache_specs = find_caches(node)
-    if not cache_specs or any(spec.window is not None or spec.growth is not Growth.TEXT for spec in cache_specs):
+    if not cache_specs or any(spec.window is not None or spec.growth is Growth.WINDOW for spec in cache_specs):
         return None
     named = {o.name for o in node.op.operands}
     read = ("k", "v", "k_scale", "v_scale", *(spec.past_operand for spec in cache_specs))

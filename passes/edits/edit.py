@@ -8,6 +8,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from weft.ir import Graph, Node, Param, Recipe, TensorType, Value
+from weft.ir.types import sizes
 
 # Weak keys: an entry goes with its parameter once that is erased.
 _derived: WeakKeyDictionary[Param, dict[tuple[Recipe, TensorType], Param]] = WeakKeyDictionary()
@@ -166,6 +167,20 @@ def rebuild_node(node: Node, operands: Mapping[str, Value | None] | None = None,
     replacement = outs[0].producer
     assert replacement is not None
     return replacement
+
+
+def substitute_size(graph: Graph, name: str, size: sizes.Size) -> None:
+    """Replace the named size `name` by `size` in the types of all inputs and results of `graph`, and in attributes."""
+
+    def substitute(value: Any) -> Any:
+        if isinstance(value, sizes.Poly):
+            return sizes.substitute(value, {name: size})
+        return tuple(map(substitute, value)) if isinstance(value, tuple) else value
+
+    for value in [*graph.inputs.values(), *(v for node in graph.nodes for v in node.outputs)]:
+        value.type = value.type.with_shape(*(substitute(s) for s in value.type.shape))
+    for node in graph.nodes:
+        node.attrs = {key: substitute(value) for key, value in node.attrs.items()}
 
 
 def are_params(values: Iterable[Value | None]) -> bool:

@@ -14,6 +14,7 @@ from weft.ir.graph import Node, Value
 from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import dtypes
+from weft.ir.types.sizes import Size
 
 from ..onnx_emitter import OnnxEmitter, emit_once
 from .standard import DIRECT
@@ -39,13 +40,23 @@ def emit_mask(e: OnnxEmitter, node: Node, include_causal: bool = False) -> Out |
     causality if `is_causal_only(node)`, which the attribute is_causal then expresses, unless `include_causal`. The keys
     of an attention with a cache are the cache's slots; with a rolling cache, the slots and then the new keys."""
     a, key_mask, past = node.attrs, node.operand("key_mask"), node.operand("past_k")
-    if key_mask is not None and past is not None and is_length_mask(key_mask):
+    positions = node.operand("positions")
+    if key_mask is not None and positions is not None and is_length_mask(key_mask):
         key_mask = None  # the causal mask by position already hides empty slots
     plain = not include_causal and is_causal_only(node)
-    sizes = node.required_operand("q").shape[1], node.required_operand("k").shape[1] if past is None else past.shape[2]
+    sizes = node.required_operand("q").shape[1], count_keys(node)
     facts = None if plain else (VisibleKeys.from_attrs(a), a.get("rolling", False))
-    key = ("mask", *sizes, node.operand("positions"), key_mask, facts)
+    key = ("mask", *sizes, None if past is None else past.shape[2], positions, key_mask, facts)
     return e.memo(key, lambda: _emit_new_mask(e, node, key_mask, plain))
+
+
+def count_keys(node: Node) -> Size:
+    """Return the number of keys of the attention `node`: new ones, the slots of a cache, or both where a cache rolls or
+    the call appends to it."""
+    new, past = node.required_operand("k").shape[1], node.operand("past_k")
+    both = node.operand("positions") is None or node.attrs.get("rolling")
+    keys: Size = new if past is None else past.shape[2] + new if both else past.shape[2]
+    return keys
 
 
 def _emit_new_mask(e: OnnxEmitter, node: Node, key_mask: Value | None, plain: bool) -> Out | None:
@@ -65,7 +76,7 @@ def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool
     False. If `plain` (not combined with other conditions), the shape is [batch, 1, seq, keys]."""
     past = node.operand("past_k")
     visible: Out = e.cast(e[key_mask], dtypes.bool_)
-    if past is not None:  # slots after the mask's end are hidden
+    if past is not None and node.operand("positions") is not None:  # slots after the mask's end are hidden
         visible = pad_end(e, visible, 1, past.shape[2])
     visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
@@ -85,8 +96,10 @@ def _emit_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
     if past is None or positions is None:
-        queries = e.op("Unsqueeze", emit_range(e, node.required_operand("q").shape[1]), e.constant([1]))
-        return queries, emit_range(e, node.required_operand("k").shape[1])
+        queries = emit_range(e, node.required_operand("q").shape[1])
+        if past is not None:  # after the slots of the past
+            queries = e.op("Add", queries, e.size(past.shape[2]))
+        return e.op("Unsqueeze", queries, e.constant([1])), emit_range(e, count_keys(node))
     queries = e.op("Unsqueeze", e[positions], e.constant([1, 3]))
     if not node.attrs.get("rolling"):
         return queries, emit_range(e, past.shape[2])

@@ -17,6 +17,7 @@ from ..lowering import lowering
 from ..onnx_emitter import OnnxEmitter, emit_once
 from . import dequantized_caches as cache_codes
 from .attention_mask import (
+    count_keys,
     emit_consecutive_positions,
     emit_first_position,
     emit_mask,
@@ -61,9 +62,11 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
         new = ((x, s) for x, s in zip((k, v), scales, strict=True) if x is not None and s is not None)
         kv = [cache_codes.quantize_cache(e, x, s, a["kv_heads"], bits) for x, s in new]
     present: list[Out] = []
-    if past_k is not None and positions is not None:
+    if past_k is not None:
         past = [x for x in (past_k, past_v) if x is not None]
-        if a["rolling"]:
+        if positions is None:
+            kv = present = [e.op("Concat", e[old], new, axis=2) for old, new in zip(past, kv, strict=True)]
+        elif a["rolling"]:
             kv = [e.op("Concat", e[old], new, axis=2) for old, new in zip(past, kv, strict=True)]
             present = [_update_rolling_cache(e, old, output, node) for old, output in zip(past, kv, strict=True)]
         else:
@@ -133,7 +136,7 @@ def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     mask, bias, sinks = emit_mask(e, node), node.operand("bias"), node.operand("sinks")
     if bias is None and sinks is None:
         return mask
-    keys = _count_keys(node)
+    keys = count_keys(node)
     added = e.memo(("added", mask, bias, keys), lambda: _emit_additive_mask(e, node, mask, bias, keys))
     if sinks is None:
         return added
@@ -141,12 +144,6 @@ def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     column = e.op("Pad", column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), None, e.constant([3]))
     # A sink is the score of one more key. That key is zero, so its product is 0, also after the softcap.
     return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
-
-
-def _count_keys(node: Node) -> Size:
-    new, past = node.required_operand("k").shape[1], node.operand("past_k")
-    keys: Size = new if past is None else past.shape[2] + new if node.attrs["rolling"] else past.shape[2]
-    return keys
 
 
 def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
@@ -157,7 +154,7 @@ def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Valu
         return expand_bias(e, bias, node.output.shape[1], keys)
     else:
         visible = e[bias]
-        if node.operand("past_k") is not None and bias.shape[3] != 1:  # slots after its end are masked
+        if node.operand("positions") is not None and bias.shape[3] != 1:  # slots after its end are masked
             visible = pad_end(e, visible, 3, keys)
     return e.op("Where", mask, visible, e.scalar(float("-inf"), node.output.type.dtype))
 

@@ -54,7 +54,7 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
     if not a["causal"] or past is None:
         return "only causal attention with a cache"
     # The kernel receives only the length of each row, so it can only mask padding on the right.
-    if mask is None or not is_length_mask(mask):
+    if mask is None or not is_length_mask(mask) or node.operand("positions") is None:
         return "the kernel needs the input attention_mask for the lengths of rows"
     if a["pattern"] != "dense":
         return f"pattern {a['pattern']}"

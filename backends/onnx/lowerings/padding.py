@@ -32,6 +32,12 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
         return
     seq, mask = e.size(tokens[1]), e[graph.inputs["attention_mask"]]
     call_mask = e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
+    logits, limit = graph.outputs.get("logits"), _emit_padding_limit(e)
+    if any(spec.growth is Growth.APPEND for spec, _, _ in find_state_inputs(graph)):
+        e.lower(chosen)  # slots are masked one by one, so padding may stay where it is
+        if logits is not None and limit is not None:
+            _hide_logits(e, logits, e.op("Less", e.op("ReduceSum", call_mask, e.constant([1])), seq))
+        return
     # Sort keys 2^40 − i for valid tokens and −i for padding are distinct, so the sort is stable.
     indices = e.range(seq)
     keys = e.op("Sub", e.op("Mul", call_mask, e.constant(1 << 40)), indices)
@@ -48,14 +54,19 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
     for value, head in heads.items():
         if head is None:
             e.output_values[value] = _gather_rows(e, e[value], inverse_order)
-    if (logits := graph.outputs.get("logits")) is not None and (limit := _emit_padding_limit(e)) is not None:
+    if logits is not None and limit is not None:
         first = emit_first_position(e, graph.inputs["position_ids"])
         valid = e.op("Sub", e.op("ReduceSum", mask, e.constant([1])), first)
         last = e.op("Gather", indices, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
         is_lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
-        nan = e.cast(e.constant(np.nan, np.float32), logits.type.dtype)
-        is_lost = e.op("Unsqueeze", is_lost, e.constant([2]))
-        e.output_values[logits] = e.op("Where", is_lost, nan, e.output_values.get(logits, e[logits]))
+        _hide_logits(e, logits, is_lost)
+
+
+def _hide_logits(e: OnnxEmitter, logits: Value, rows: onnx.Value) -> None:
+    """Replace the output `logits` by NaN in the batch rows where `rows` [batch, 1] is True."""
+    nan = e.cast(e.constant(np.nan, np.float32), logits.type.dtype)
+    masked = e.op("Where", e.op("Unsqueeze", rows, e.constant([2])), nan, e.output_values.get(logits, e[logits]))
+    e.output_values[logits] = masked
 
 
 def _gather_rows(e: OnnxEmitter, x: onnx.Value, order: onnx.Value) -> onnx.Value:

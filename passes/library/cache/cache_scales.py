@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from weft.ir.types import sizes
 
 from ...analysis.rotary import find_ropes
 from ...analysis.states import find_specs, has_state
+from ...edits.edit import substitute_size
 from ...fitting.calibration import Activations
 from .head_maps import HeadMap, balance_moments, build_rotation
 
@@ -281,7 +282,7 @@ def remove_caches(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
         if (producer := value.producer) is not None and value is not producer.output and has_state(producer):
             del copy.outputs[name]
     # The mask of past and new tokens becomes a mask of the new tokens.
-    _rename_size(copy, "total", "seq")
+    substitute_size(copy, "total", sizes.sym("seq"))
     for node, copied in list(copies.items()):
         if has_state(node):
             copies[node] = _drop_past(copy, copied)
@@ -301,18 +302,3 @@ def _drop_past(graph: Graph, node: Node) -> Node:
     graph.erase(node)
     assert results[0].producer is not None
     return results[0].producer
-
-
-def _rename_size(graph: Graph, old: str, new: str) -> None:
-    binding = {old: sizes.sym(new)}
-
-    def substitute(value: Any) -> Any:
-        if isinstance(value, sizes.Poly):
-            return sizes.substitute(value, binding)
-        return tuple(map(substitute, value)) if isinstance(value, tuple) else value
-
-    values: list[Value] = [*graph.inputs.values(), *(v for node in graph.nodes for v in node.outputs)]
-    for value in values:
-        value.type = value.type.with_shape(*(substitute(size) for size in value.type.shape))
-    for node in graph.nodes:
-        node.attrs = {name: substitute(value) for name, value in node.attrs.items()}

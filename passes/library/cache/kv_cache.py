@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.ir import Graph, Node, TensorType, Value, WeftError, ops
-from weft.ir.op import Growth, Trait
+from weft.ir.op import Growth, StateSpec, Trait
 from weft.ir.recipes.readers import Array
 from weft.ir.types import dtypes, sizes
 
@@ -153,18 +153,19 @@ def run_in_chunks(
     if () not in calls:
         # Capacity for three more tokens: slots without a token must not matter.
         samples = equivalence.make_inputs(graph, batch=SIZES["batch"], seq=total, capacity=total + 3, total=total)
-        calls[()] = (
-            {
-                name: np.full_like(samples[name], spec.initial) if spec.growth is Growth.CONSTANT else samples[name]
-                for spec, name, _ in find_state_inputs(graph)
-            },
-            {},
-        )
+        calls[()] = {name: _clear_state(spec, samples[name]) for spec, name, _ in find_state_inputs(graph)}, {}
     for i in range(len(cuts)):
         if cuts[: i + 1] not in calls:
             start, stop = sum(cuts[:i]), sum(cuts[: i + 1])
             calls[cuts[: i + 1]] = _run_call(equivalence, graph, inputs, (start, stop, total), calls[cuts[:i]])
     return {name: _join_calls(parts) for name, parts in calls[cuts][1].items()}
+
+
+def _clear_state(spec: StateSpec, sample: Array) -> Array:
+    """Return the state of `spec` before the first call: noise in the slots of a cache, `sample`, unless it grows."""
+    if spec.growth is Growth.CONSTANT:
+        return np.full_like(sample, spec.initial)
+    return sample[:, :, :0] if spec.growth is Growth.APPEND else sample
 
 
 def _run_call(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weft.ir import OPS, Graph, Op, Value, interpret, ops, verify
-from weft.ir.op import Case, OpCall, Trait
+from weft.ir.op import Case, Growth, OpCall, Trait
 from weft.ir.testing import build_node_graph, expand_bodies
 from weft.ir.text.parser import parse
 from weft.ir.types import TensorType, dtypes, sizes
@@ -111,7 +111,9 @@ def test_states_match_past_operands_and_present_outputs(op: Op, case: Case) -> N
     for spec in specs:
         past = node.operand(spec.past_operand)
         if spec.present_output and past is not None:
-            assert past.shape == results[spec.present_output].shape == spec.type.shape
+            new = node.required_operand("k").shape[1] if spec.growth is Growth.APPEND else 0
+            present = past.type if spec.slots is None else past.type.with_axis(spec.slots, past.shape[spec.slots] + new)
+            assert (past.type.shape, results[spec.present_output].shape) == (spec.type.shape, present.shape)
         elif spec.present_output:
             assert spec.present_output not in results and spec.row_shape.count(sizes.sym("capacity")) == (
                 spec.slots is not None
@@ -182,6 +184,9 @@ def with_named_axes(op: Op, case: Case) -> Graph:
     assert first is not None
     graph = Graph(op.name)
     operands: list[Value | None] = []
+    given = dict(zip(op.operand_names(arrays), arrays, strict=True))
+    past, appends = given.get("past_k"), given.get("positions") is None
+    past_keys = past.shape[2] if past is not None and appends else 0
     fed = [*build_node_graph(op, case)[0].inputs]
     for name, array in zip(op.operand_names(arrays), arrays, strict=True):
         if array is None:
@@ -194,6 +199,8 @@ def with_named_axes(op: Op, case: Case) -> Graph:
             shape[:2] = ["batch" if shape[0] == 2 else shape[0], "seq" if shape[1] == first.shape[1] else shape[1]]
         elif op.name == "attention" and name == "bias":
             shape[2:] = ["seq" if n == first.shape[1] else n for n in array.shape[2:]]
+        if op.name == "attention" and past_keys and name in ("bias", "key_mask"):
+            shape[-1] = past_keys + sizes.sym("seq")
         named = tuple(sizes.sym(n) if isinstance(n, str) else n for n in shape)
         kind = {"f": dtypes.f32, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
         operands.append(graph.add_input(fed[len(operands)], TensorType(kind, named)))

@@ -1,0 +1,111 @@
+"""The pass that lets caches grow: each call returns the past with its new keys and values appended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.ir import Graph, Value, WeftError, ops
+from weft.ir.op import StateKind
+from weft.ir.types import sizes
+
+from ... import Pass, Trace
+from ...analysis.states import find_caches, find_state_inputs, has_state
+from ...analysis.tokens.tokenwise import find_token_axes
+from ...core.equivalence import EXACT, EquivalenceCheck
+from ...edits.edit import backward_slice, erase_unused, rebuild_node, replace_uses, substitute_size
+from .kv_cache import cap_positions, run_in_chunks
+from .last_token_logits import SCOPE
+from .rolling_buffer import FullCaches
+
+PAST = "past"  # the size of caches before a call, in tokens
+
+
+@dataclass(frozen=True)
+class ConcatCaches(Pass):
+    """Replace caches that a call writes into by caches to which it appends: the form that most runtimes support.
+
+    past_key_values.i.key and .value become [batch, kv_heads, past, d], present.i.key and .value [batch, kv_heads,
+    past + seq, d], and attention_mask [batch, past + seq]. The first call gets caches of 0 tokens. A 0 in the mask
+    hides a slot, wherever it is, so prompts may be padded on either side; position_ids count the valid tokens of a
+    batch row, as in transformers. Rolling caches become full ones.
+
+    Condition: each call is passed the caches that the previous call on the same sequences returned. Run kv-cache
+    before, and last-token-logits, if at all.
+
+    Source: the models that optimum exports, and DynamicCache of transformers.
+
+    Example concat-caches::
+
+        graph example {
+          input %q: f32[batch, seq, 8]
+          input %k: f32[batch, seq, 4]
+          input %position_ids: i64[batch, seq]
+          input %attention_mask: i64[batch, total]
+          input %past_k: f32[batch, 1, capacity, 4] as past_key_values.0.key
+          input %past_v: f32[batch, 1, capacity, 4] as past_key_values.0.value
+          %y: f32[batch, seq, 8], %k_now: f32[batch, 1, capacity, 4], %v_now: f32[batch, 1, capacity, 4] = attention(
+            %q, %k, %k, _, %attention_mask, _, %past_k, %past_v, %position_ids, heads=2, kv_heads=1, causal=true)
+          output y = %y
+          output present.0.key = %k_now
+          output present.0.value = %v_now
+        }
+    """
+
+    name = "concat-caches"
+    effect = "conditional"
+    purpose = "Decode"
+    on_fused = True
+    see = ("kv-cache", "rolling-buffer")
+    tradeoff = "each call copies the caches"
+
+    def run(self, graph: Graph, trace: Trace) -> None:
+        tokens, mask = find_token_axes(graph), graph.inputs.get("attention_mask")
+        caching = [n for n in graph.nodes if find_caches(n) and has_state(n)]
+        if not caching or tokens is None or mask is None:
+            raise WeftError(f"{self.name}: graph {graph.name} has no cache; run kv-cache before it")
+        for node in caching:
+            if any(spec.kind is StateKind.INDEX for spec in find_caches(node)):
+                raise WeftError(f"{self.name}: {node.op.name} (%{node.output.name}) needs slots by position")
+        FullCaches().run(graph, Trace())
+        substitute_size(graph, "capacity", sizes.sym(PAST))
+        substitute_size(graph, "total", sizes.sym(PAST) + tokens[1])
+        for node in [n for n in graph.nodes if find_caches(n) and has_state(n)]:
+            positions = find_caches(node)[0].positions
+            trace.record_rewrite(self.name, rebuild_node(node, {positions: None}).output.name)
+        _count_valid_keys(graph, mask)
+        _find_last_tokens(graph, mask)
+
+    def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
+        """Check that calls of several sizes give the outputs of caches with slots by position."""
+        total = cap_positions(before, 6)
+        inputs = equivalence.make_inputs(before, seq=total)
+        presents = {present for _, _, present in find_state_inputs(after)}
+        for cuts in [(total,), *([(total - 3, 2, 1)] if total > 3 else [])]:
+            expected, actual = (run_in_chunks(equivalence, graph, inputs, cuts) for graph in (before, after))
+            equivalence.check_close({k: v for k, v in expected.items() if k not in presents}, actual, EXACT)
+
+
+def _count_valid_keys(graph: Graph, mask: Value) -> None:
+    """Let biases by position count the valid keys of each batch row, as position_ids do for queries, not slots."""
+    for node in [n for n in graph.nodes if n.op is ops.unsqueeze]:
+        counter = node.inputs[0].producer if node.inputs[0] is not None else None
+        if counter is None or counter.op is not ops.iota or counter.inputs[0] is not mask:
+            continue
+        with graph.inserting(before=node):
+            counts = ops.cumsum(mask, axis=1)
+            replace_uses(node.output, ops.affine(counts, by=1, plus=-1))
+        erase_unused(graph, [node, counter])
+
+
+def _find_last_tokens(graph: Graph, mask: Value) -> None:
+    """Let last-token-logits find the last token by the mask: valid tokens need not be the first ones of a call."""
+    for node in [n for n in graph.nodes if n.scope == SCOPE and n.op is ops.maximum]:
+        with graph.inserting(before=node):
+            slots, tokens = (
+                ops.unsqueeze(ops.iota(x, axis=1), axes=(0,)) for x in (mask, graph.inputs["position_ids"])
+            )
+            last, last_slot, last_token = (ops.max(x, axes=(1,), keepdims=True) for x in (slots * mask, slots, tokens))
+            # A call without valid tokens in a row would get an index below 0.
+            index = ops.maximum(last - (last_slot - last_token), ops.affine(last, by=0))
+        replace_uses(node.output, index)
+        erase_unused(graph, backward_slice([node.output], graph.inputs.values()))
