@@ -41,9 +41,11 @@ class OptionKeywords(TypedDict, total=False):
 
     activations: str
     arithmetic: str
+    cache: str
     cache_dtype: str
     class_name: str
     keep_blocks: str
+    opset: int
     prepack: bool
 
 

@@ -122,6 +122,10 @@ class Backend(ABC):
             **{name: own_options[name].check(value) for name, value in given.items() if name in own_options}
         )
 
+    def specialize(self, options: Options) -> Backend:
+        """Return the target with the facts that `options` change, such as the version of its operators."""
+        return self
+
     def pipeline(
         self, graph: Graph, dtype: str, passes: str = "default", max_length: int | None = None, *, trains: bool = False
     ) -> Pipeline:

@@ -34,7 +34,8 @@ class OnnxLowering:
     """A lowering of one op to ONNX operators.
 
     - op, name: name of the op, and of the lowering in traces
-    - targets, opset: predicate that accepts the targets it is for, and the ONNX version that its operators need
+    - targets: predicate that accepts the targets it is for
+    - opset: the ONNX version that its operators need, or a function of the node that returns it
     - when, reads: the functions that the docstring of this module describes
     - emit: the function (emitter, node) that appends the operators and returns the outputs of the node
     """
@@ -45,13 +46,14 @@ class OnnxLowering:
     when: When
     reads: Reads
     emit: Emit
-    opset: int = 0
+    opset: int | Callable[[Node], int] = 0
 
     def find_refusal(self, node: Node, target: Backend) -> str | None:
         """Return None if the lowering accepts `node` on `target`, else the reason (str) for refusing it; "" is a reason
         without a line in the trace. `targets` is not checked here."""
-        if target.opset < self.opset:
-            return f"it needs opset {self.opset}, and {target.name} has {target.opset}"
+        opset = self.opset if isinstance(self.opset, int) else self.opset(node)
+        if target.opset < opset:
+            return f"it needs opset {opset}, not {target.opset}"
         return self.when(node, target)
 
 
@@ -84,11 +86,12 @@ def lowering(
     when: When = lambda node, target: None,
     reads: Reads = _list_operands,
     first: bool = False,
-    opset: int = 0,
+    opset: int | Callable[[Node], int] = 0,
 ) -> Callable[[Emit], Emit]:
     """Register the decorated function as a lowering of `ops` on targets that the predicate `targets` accepts. `opset`
-    is the ONNX version that introduced its operators (0: all targets have them); the docstring of this module describes
-    `when` and `reads`. The lowering is tried after those registered earlier, or with `first` before them."""
+    is the ONNX version that its operators need (0: all targets have them), or a function of the node; the docstring of
+    this module describes `when` and `reads`. The lowering is tried after those registered earlier, or with `first`
+    before them."""
 
     def register(emit: Emit) -> Emit:
         for op in ops:

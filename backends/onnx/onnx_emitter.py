@@ -148,6 +148,10 @@ class OnnxEmitter:
         """Append a node with several outputs, and return a list of them. Attributes with the value None are left out;
         `hint` names the node (default: `op_type`). `outputs` is the number of outputs, or a boolean per output: False
         leaves the output out of the node, and the list has None in its place."""
+        if self.target.opset < 18 and op_type in ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd"):
+            x, axes = inputs
+            assert axes is not None and axes.const_value is not None
+            inputs, attrs = (x,), {**attrs, "axes": axes.const_value.numpy().tolist()}
         present = [True] * outputs if isinstance(outputs, int) else list(outputs)
         name = self.unique_name(f"{self._scope}.{hint or op_type}" if self._scope else hint or op_type)
         values = [
@@ -160,6 +164,16 @@ class OnnxEmitter:
         attributes = {a.name: a for a in onnx.convenience.convert_attributes(present_attrs)}
         self.nodes.append(onnx.Node(domain, op_type, _trim_missing(inputs), attributes, outputs=named, name=name))
         return values
+
+    def pad(
+        self, x: onnx.Value, amounts: onnx.Value, axis: int, rank: int, value: onnx.Value | None = None
+    ) -> onnx.Value:
+        """Append `amounts` [2] elements, before and after, of `value` (None: zeros) to `x` of `rank` axes on `axis`."""
+        if self.target.opset >= 18:
+            return self.op("Pad", x, amounts, value, self.constant([axis]))
+        before, after = (self.op("Slice", amounts, self.constant([i]), self.constant([i + 1])) for i in (0, 1))
+        left, right = self.constant([0] * axis), self.constant([0] * (rank - 1 - axis))
+        return self.op("Pad", x, self.op("Concat", left, before, right, left, after, right, axis=0), value)
 
     def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
         """Append a Scan along axis 1 of `parts` with the initial `states`; return the last states, then the outputs
@@ -287,23 +301,45 @@ class OnnxEmitter:
             output.name = self.unique_name(name)
             outputs.append(self._declare(output, get_storage_type(value.type)))
         # Collected last: an output that is a parameter becomes an initializer above.
-        initializers = [*self.constants.values(), *(w.value for w in self.weights.values())]
-        opset = self.target.opset
-        for name in {n.op_type for n in self.nodes if n.domain == ""}:
-            if defs.has(name) and not defs.has(name, opset, ""):
-                raise WeftError(f"operator {name} is not in opset version {opset} of target {self.target.name}")
-        imports = {"": opset}
-        if any(n.domain == "com.microsoft" for n in self.nodes):
-            imports["com.microsoft"] = 1
+        constants = [c for c in self.constants.values() if c.uses() or c in outputs]
+        initializers = [*constants, *(w.value for w in self.weights.values())]
         graph = onnx.Graph(
             [*self.inputs, *(w.value for w in self.list_adapter_inputs())],
             outputs,
             nodes=self.nodes,
             initializers=initializers,
-            opset_imports=imports,
             name=self.graph.name,
         )
+        graph.opset_imports[""] = self._choose_opset(graph)
+        if any(n.domain == "com.microsoft" for n in self.nodes):
+            graph.opset_imports["com.microsoft"] = 1
         return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
+
+    def _choose_opset(self, graph: onnx.Graph) -> int:
+        """Return the oldest opset, from 17, with the standard operators of `graph`: more runtimes open older models.
+        Raises WeftError if it is newer than the target's."""
+        kinds = {value.type.dtype.name for node in self.graph.nodes for value in node.outputs}
+        needs = {17: "", 22 if "bf16" in kinds else 17: "bf16"}  # of many operators
+        if "f16" in kinds and self.target.opset >= 20:  # else the operand of IsInf is cast
+            needs |= {20: "IsInf" for node in self.nodes if node.op_type == "IsInf"}
+        for node in onnx.traversal.RecursiveGraphIterator(graph):
+            if node.domain == "" and defs.has(node.op_type):
+                opset = _find_first_opset(node.op_type, len(node.inputs), frozenset(node.attributes))
+                needs.setdefault(opset, node.op_type)
+        if (oldest := max(needs)) > self.target.opset:
+            raise WeftError(f"{needs[oldest]} needs opset {oldest}, but the model is for opset {self.target.opset}")
+        return oldest
+
+
+@functools.cache
+def _find_first_opset(operator: str, operands: int, attributes: frozenset[str]) -> int:
+    """Return the first opset, from 17, whose `operator` takes so many `operands` and all `attributes`."""
+    for opset in range(17, defs.onnx_opset_version() + 1):
+        if defs.has(operator, opset, ""):
+            schema = defs.get_schema(operator, opset, "")
+            if operands <= schema.max_input and attributes <= schema.attributes.keys():
+                return opset
+    raise WeftError(f"no opset of onnx has the operator {operator} with {operands} operands")
 
 
 def emit_once(emit: Callable[Concatenate[OnnxEmitter, P], T]) -> Callable[Concatenate[OnnxEmitter, P], T]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
 from weft.passes import Pass, Phase, Pipeline
+from weft.passes.analysis.states import has_cache
+from weft.passes.edits.legalization import Accepts
 from weft.passes.forms import Form
+from weft.passes.library.cache.concat_caches import ConcatCaches
+from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.rolling_buffer import FullCaches, is_rolling
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.target.legalize import Legalize
@@ -25,6 +30,8 @@ from ..target import MODEL, Backend, Place, register
 if TYPE_CHECKING:
     from ..onnx.onnx_folder import OnnxFolder
 
+OLDEST = 17  # the first opset with LayerNormalization
+
 _log = logging.getLogger("weft.runtime")
 
 
@@ -34,6 +41,7 @@ class OnnxBackend(Backend):
 
     opset: int = 24
     ir_version: int = 11
+    caches: str = "buffer"  # buffer: a call writes into them; concat: it returns longer ones
 
     options = CacheOptions
     libraries = ("numpy", "onnx", "onnx-ir")
@@ -48,6 +56,23 @@ class OnnxBackend(Backend):
 
         return list_refusals(node, self)
 
+    @property
+    def form(self) -> str:
+        """Return the name under which `takes` finds this version of the target: opset17, "" for the newest opset."""
+        return f"opset{self.opset}" if self.opset < OnnxBackend.opset else ""
+
+    def specialize(self, options: Options) -> OnnxBackend:
+        opset, caches = getattr(options, "opset", 0), getattr(options, "cache", "")
+        if opset and not OLDEST <= opset <= self.opset:
+            raise WeftError(f"--opset {opset} is unknown: target {self.name} has {OLDEST} to {self.opset}")
+        return replace(self, opset=opset or self.opset, caches=caches or self.caches)
+
+    def takes(self, graph: Graph, form: str) -> Accepts:
+        opset = form.removeprefix("opset")
+        if form != opset and opset.isdigit():
+            return replace(self, opset=int(opset)).refusals
+        return super().takes(graph, form)
+
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
     ) -> tuple[Pass, ...]:
@@ -55,7 +80,9 @@ class OnnxBackend(Backend):
         kind, types = graph.meta.get("kind"), {dtype, *(v.type.dtype.name for v in graph.outputs.values())}
         codes = has_float4_weights(graph) or any(isinstance(p, QuantizeWeights) for p in pipeline.passes)
         losses = tuple(list_losses(graph))
+        cached = has_cache(graph) or any(isinstance(p, KvCache) for p in pipeline.passes)
         conditional = {
+            ConcatCaches(): cached and self.caches == "concat",
             WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
             WidenOutputs(): kind == "encoder" and "bf16" in types,
             DropOutputs(losses): kind == "encoder-decoder" and losses,  # encoder and decoder would each add to them
@@ -65,7 +92,7 @@ class OnnxBackend(Backend):
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..onnx.onnx_folder import GENAI, can_run_genai
 
-        legalized, forms = Phase(MODEL, (Legalize(self.name),)), dict[str, Form]()
+        legalized, forms = Phase(MODEL, (Legalize(self.name, self.form),)), dict[str, Form]()
         if graph.meta.get("kind") == "encoder-decoder":
             for side in (EncoderSide(), DecoderSide()):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))
@@ -108,6 +135,19 @@ class OnnxBackend(Backend):
 
 
 @dataclass(frozen=True)
+class StandardOptions(CacheOptions):
+    """Options of the target of standard operators, which any runtime may run."""
+
+    opset: int = option(
+        0,
+        "Use operators of this ONNX opset only, from 17; default: the newest, and the model states the oldest with them",
+    )
+    cache: Literal["", "buffer", "concat"] = option(
+        "", "How caches grow: a call writes into a buffer, or returns the past with its keys and values appended"
+    )
+
+
+@dataclass(frozen=True)
 class CpuOptions(BlockOptions, CacheOptions):
     """Options of the target of ONNX Runtime on a CPU."""
 
@@ -143,6 +183,13 @@ class CpuBackend(OnnxBackend):
         return super().open(facts, device, threads)
 
 
+@dataclass(frozen=True)
+class StandardBackend(OnnxBackend):
+    """The target of standard operators, for ONNX Runtime and others."""
+
+    options = StandardOptions
+
+
 register(
     CpuBackend(
         "ort-cpu",
@@ -163,7 +210,5 @@ register(
         contrib=True,
         chosen_on=("cuda",),
     ),
-    OnnxBackend(
-        "onnx", "any ONNX runtime: standard operators of opset 24 only", "ONNX Runtime", "cpu", ("f32", "f16", "bf16")
-    ),
+    StandardBackend("onnx", "any ONNX runtime: standard operators only", "ONNX Runtime", "cpu", ("f32", "f16", "bf16")),
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..op import Array, Cost, OpCall, Size, TensorType, Trait, Value, list_cache_specs, op, require, sum_sizes
 from ..schema.cases import case, normal
-from ..schema.states import StateKind
+from ..schema.states import StateKind, StateSpec
 from ..schema.visible_blocks import VisibleBlocks
 from ..types import dtypes, sizes
 from .activation import relu
@@ -208,6 +208,7 @@ _KEPT = (normal(2, 1, 14, 4), np.array([[5, 6, 7], [9, 10, 11]]))
         case(*_NEXT, None, *_KEPT, heads=3, top_k=4, causal=True),
         case(*_NEXT, np.arange(12) >= [[2], [0]], *_KEPT, heads=3, top_k=5, causal=True),
         case(*_NEXT, (np.arange(14) < 13)[None], *_KEPT, heads=3, top_k=30, causal=True),
+        case(*_NEXT, np.arange(17) >= [[2], [15]], _KEPT[0], heads=3, top_k=5, causal=True),
     ],
 )
 def lightning_index(
@@ -232,11 +233,14 @@ def lightning_index(
 
     With a cache (only if `causal`) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are
     written to the slots of their positions, slot j has the key of position j, bias is [batch, 1, seq, capacity], and
-    present_k is the updated cache; `key_mask` indexes keys by position.
+    present_k is the updated cache; `key_mask` indexes keys by position. Without `positions` present_k is `past_k` with
+    the new keys appended, and bias and `key_mask` have its slots.
     """
     kh, query_at = k[:, None], np.arange(q.shape[1])[None]
     if past_k is not None and positions is not None:
         kh, query_at = scatter_rows.reference(past_k, kh, positions, axis=2), positions
+    elif past_k is not None:
+        kh, query_at = np.concatenate([past_k, kh], 2), query_at + past_k.shape[2]
     keys = kh.shape[2]
     scores = np.einsum("bshd,bkd->bshk", q.reshape(*q.shape[:2], heads, -1), kh[:, 0])
     scores = np.einsum("bsh,bshk->bsk", weights, np.maximum(scores, 0))
@@ -261,18 +265,21 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     fits = n.weights == q.with_shape(*q.shape[:2], heads)
     require(fits, f"weights {n.weights} must be [batch, seq, {heads}] as q {q} is")
     require(n.top_k >= 1, f"top_k={n.top_k} must be positive")
-    require((n.past_k is None) == (n.positions is None), "past_k and positions must both be present or absent")
     mask, cached = n.key_mask, n.past_k is not None
+    require(cached or n.positions is None, "positions are those of a cache, but past_k is absent")
+    keys = k.shape[1] + (n.past_k.shape[2] if cached and n.positions is None else 0)
     fits = mask is None or (mask.rank == 2 and mask.shape[0] in (1, q.shape[0]))
-    fits = fits and (mask is None or cached or mask.shape[1] == k.shape[1])
+    fits = fits and (mask is None or n.positions is not None or mask.shape[1] == keys)
     require(fits, f"key_mask {mask} must be [batch, keys] of k {k}")
     if not cached:
         return (q.with_shape(q.shape[0], 1, q.shape[1], k.shape[1]),)
     require(n.causal and k.shape[1] == q.shape[1], f"a cache needs causal=true and k {k} as long as q {q}")
     fits = n.past_k.rank == 4 and n.past_k == q.with_shape(q.shape[0], 1, n.past_k.shape[2], d)
     require(fits, f"past_k {n.past_k} must be [batch, 1, capacity, {d}]")
-    require(n.positions.shape == q.shape[:2], f"positions {n.positions} must be [batch, seq]")
-    return q.with_shape(q.shape[0], 1, q.shape[1], n.past_k.shape[2]), n.past_k
+    fits = n.positions is None or n.positions.shape == q.shape[:2]
+    require(fits, f"positions {n.positions} must be [batch, seq]")
+    present = n.past_k if n.positions is not None else n.past_k.with_axis(2, keys)
+    return q.with_shape(q.shape[0], 1, q.shape[1], present.shape[2]), present
 
 
 @lightning_index.cost
@@ -284,15 +291,23 @@ def _(n: OpCall) -> Cost:
     return Cost(flops, read, bias if n.past_k is None else bias + n.k.bytes)
 
 
-lightning_index.states(lambda n: list_cache_specs(n.k, None, n.past_k, 1, kind=StateKind.INDEX) if n.causal else ())
+@lightning_index.states
+def _(n: OpCall) -> tuple[StateSpec, ...]:
+    if not n.causal:
+        return ()
+    return list_cache_specs(n.k, None, n.past_k, 1, appends=n.positions is None, kind=StateKind.INDEX)
 
 
 @lightning_index.body
 def _(n: OpCall) -> Value | tuple[Value, Value]:
     (batch, seq, _), d, heads, dtype = n.q.shape, n.k.width, n.heads, n.q.type.dtype
     kh, query_at = unsqueeze(n.k, axes=(1,)), unsqueeze(iota(n.q, axis=1), axes=(0,))
-    if n.past_k is not None:
+    if n.positions is not None:
         kh, query_at = scatter_rows(n.past_k, kh, n.positions, axis=2), n.positions
+    elif n.past_k is not None:
+        kh = concat(n.past_k, kh, axis=2)
+        last_key, last_query = (greatest(iota(x, axis=a), axes=(0,), keepdims=True) for x, a in ((kh, 2), (n.q, 1)))
+        query_at = query_at + (last_key - last_query)
     # In f32 at least: with 8 or 11 bits of mantissa many scores tie. A factor of all scores changes no choice.
     q, keys, weights = (cast(x, to=dtypes.f32) if dtype.bits < 32 else x for x in (n.q, kh, n.weights))
     scores = matmul(reshape(q, shape=(batch, 1, seq * heads, d)), swap_last_axes(keys))
@@ -318,7 +333,7 @@ def _(n: OpCall) -> Value | tuple[Value, Value]:
 
 def _emit_visible_keys(n: OpCall, key_at: Value) -> Value:
     """Emit the element of `key_mask` at the position of each key (`key_at` [1, keys]), bool; false beyond the end."""
-    if n.past_k is None:
+    if n.positions is None:
         return cast(n.key_mask, to=dtypes.bool_)
     rows, count = n.key_mask.shape[0], key_at.shape[1]
     last = cast(greatest(iota(n.key_mask, axis=1), axes=(0,), keepdims=True), to=key_at.type.dtype)

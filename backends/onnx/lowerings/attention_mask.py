@@ -77,7 +77,7 @@ def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool
     past = node.operand("past_k")
     visible: Out = e.cast(e[key_mask], dtypes.bool_)
     if past is not None and node.operand("positions") is not None:  # slots after the mask's end are hidden
-        visible = pad_end(e, visible, 1, past.shape[2])
+        visible = pad_end(e, visible, 1, past.shape[2], 2)
     visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
         queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
@@ -86,10 +86,10 @@ def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool
     return visible
 
 
-def pad_end(e: OnnxEmitter, x: Out | None, axis: int, size: Any) -> Out:
-    """Return `x` padded with zeros at the end of `axis` to the IR size `size`."""
+def pad_end(e: OnnxEmitter, x: Out, axis: int, size: Any, rank: int) -> Out:
+    """Return `x` of `rank` axes padded with zeros at the end of `axis` to the IR size `size`."""
     missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
-    return e.op("Pad", x, e.op("Concat", e.constant([0]), missing, axis=0), None, e.constant([axis]))
+    return e.pad(x, e.op("Concat", e.constant([0]), missing, axis=0), axis, rank)
 
 
 def _emit_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:

@@ -41,7 +41,15 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
     return None
 
 
-@lowering(ops.attention, when=_find_refusal, opset=24)
+def _find_opset(node: Node) -> int:
+    return 24 if node.operand("positions") is not None else 23  # TensorScatter; Attention
+
+
+def _find_index_opset(node: Node) -> int:
+    return 24 if node.operand("positions") is not None else 0
+
+
+@lowering(ops.attention, when=_find_refusal, opset=_find_opset)
 def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
     a = node.attrs
     q, k, sinks = node.required_operand("q"), node.required_operand("k"), node.operand("sinks")
@@ -80,7 +88,7 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
         codes, dtype = ((x, s) for x, s in zip(kv, scales, strict=False) if s is not None), node.output.type.dtype
         kv = [cache_codes.dequantize_cache(e, x, s, a["kv_heads"], bits, dtype) for x, s in codes]
     if sinks is not None:  # append a key of zeros; its score is the sink
-        kv = [e.op("Pad", x, e.constant([0, 1]), None, e.constant([2])) for x in kv]
+        kv = [e.pad(x, e.constant([0, 1]), 2, 4) for x in kv]
     y = e.op("Attention", _split_heads(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
     if v is None:  # full keys served as values: cheaper than slicing the values out of a cache
         y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
@@ -88,13 +96,16 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
     return [output, *present]
 
 
-@lowering(ops.lightning_index, opset=24)
+@lowering(ops.lightning_index, opset=_find_index_opset)
 def LightningIndex(e: OnnxEmitter, node: Node) -> list[Out]:
     q, k, weights, dtype = *(node.required_operand(n) for n in ("q", "k", "weights")), node.output.type.dtype
     past, positions, heads = node.operand("past_k"), node.operand("positions"), node.attrs["heads"]
     keys, present = e.op("Unsqueeze", e[k], e.constant([1])), list[Out]()
-    if past is not None and positions is not None:
-        keys = e.op("TensorScatter", e[past], keys, _emit_first_slot(e, positions), axis=2)
+    if past is not None:
+        if positions is None:
+            keys = e.op("Concat", e[past], keys, axis=2)
+        else:
+            keys = e.op("TensorScatter", e[past], keys, _emit_first_slot(e, positions), axis=2)
         present = [keys]
     # Flatten tokens and heads, so that one product gives all scores: [batch, 1, seq·heads, keys].
     rows = e.op("Reshape", e[q], e.constant([0, 1, -1, k.width]))
@@ -141,9 +152,9 @@ def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     if sinks is None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
-    column = e.op("Pad", column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), None, e.constant([3]))
+    column = e.pad(column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), 3, 4)
     # A sink is the score of one more key. That key is zero, so its product is 0, also after the softcap.
-    return e.op("Add", e.op("Pad", added, e.constant([0, 1]), None, e.constant([-1])), column)
+    return e.op("Add", e.pad(added, e.constant([0, 1]), 3, 4), column)
 
 
 def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
@@ -155,7 +166,7 @@ def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Valu
     else:
         visible = e[bias]
         if node.operand("positions") is not None and bias.shape[3] != 1:  # slots after its end are masked
-            visible = pad_end(e, visible, 3, keys)
+            visible = pad_end(e, visible, 3, keys, 4)
     return e.op("Where", mask, visible, e.scalar(float("-inf"), node.output.type.dtype))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as onnx
 
@@ -135,7 +137,9 @@ BODIES = ("elu", "relu2")  # activations that are expanded into their bodies, ex
 def emit_activation(e: OnnxEmitter, x: Out, name: str, dtype: DType) -> Out:
     """Emit act(x) for the activation called `name` (a key of `ACTIVATIONS`, or "swish(β)"), x in `dtype`."""
     if name in ("gelu", "gelu_tanh"):
-        return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
+        if e.target.opset >= 20:
+            return e.op("Gelu", x, approximate="tanh" if name == "gelu_tanh" else "none")
+        return _emit_old_gelu(e, x, name, dtype)
     beta = find_swish_slope(name)
     if name == "identity":
         return x
@@ -148,6 +152,16 @@ def emit_activation(e: OnnxEmitter, x: Out, name: str, dtype: DType) -> Out:
         return e.op("QuickGelu", x, domain=MS, alpha=beta)
     inner = x if beta == 1 else e.op("Mul", x, e.scalar(beta, dtype))
     return e.op("Mul", x, e.op("Sigmoid", inner))
+
+
+def _emit_old_gelu(e: OnnxEmitter, x: Out, name: str, dtype: DType) -> Out:
+    """Emit gelu(x) = x · (1 + erf(x / √2)) / 2, or its approximation by tanh, in operators of opset 17."""
+    if name == "gelu":
+        bent = e.op("Erf", e.op("Mul", x, e.scalar(math.sqrt(0.5), dtype)))
+    else:
+        cubic = e.op("Mul", e.op("Mul", e.op("Mul", x, x), x), e.scalar(0.044715, dtype))
+        bent = e.op("Tanh", e.op("Mul", e.op("Add", x, cubic), e.scalar(math.sqrt(2 / math.pi), dtype)))
+    return e.op("Mul", e.op("Mul", x, e.scalar(0.5, dtype)), e.op("Add", bent, e.scalar(1, dtype)))
 
 
 def find_swish_slope(name: str) -> float | None:

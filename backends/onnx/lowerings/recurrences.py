@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as onnx
 
 from weft.ir import ops
@@ -150,7 +149,7 @@ class _Chunks:
     def cut(self, x: Any, *tail: int) -> Any:
         """Return x [batch, seq, width] as [batch, chunks, tokens, *tail], zero-padded at the end of seq."""
         e = self.e
-        padded = e.op("Pad", x, self.padding, e.constant(0, np.float32), e.constant([1]))
+        padded = e.pad(x, self.padding, 1, 3)
         return e.op("Reshape", padded, e.op("Concat", e.constant([0, -1]), self.tokens, e.constant(tail), axis=0))
 
     def join(self, y: Any, width: int) -> Any:
@@ -254,7 +253,7 @@ def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
     channels, width = weight.type.concrete({})
     dtype, seq = x.type.dtype, x.shape[1]
     if past is None:
-        padded = e.op("Pad", e[x], e.constant([width - 1, 0]), e.scalar(0, dtype), e.constant([1]))
+        padded = e.pad(e[x], e.constant([width - 1, 0]), 1, 3)
     else:
         padded = e.op("Concat", e[past], e[x], axis=1)
     length = e.size(seq)

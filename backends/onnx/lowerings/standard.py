@@ -182,7 +182,7 @@ def Pad(e: OnnxEmitter, node: Node) -> Out:
     a = node.attrs
     value = e.scalar(a["value"], node.output.type.dtype)
     amounts = e.constant([a["before"], a["after"]])
-    return e.op("Pad", e[node.inputs[0]], amounts, value, e.constant([a["axis"]]))
+    return e.pad(e[node.required_operand("x")], amounts, a["axis"], node.output.type.rank, value)
 
 
 @lowering(ops.softmax)
@@ -190,7 +190,10 @@ def Softmax(e: OnnxEmitter, node: Node) -> Out:
     x, axis = e[node.inputs[0]], node.attrs["axis"]
     dtype = node.output.type.dtype
     # For a row with only −∞, ONNX returns NaN, but weft defines zeros.
-    dead = e.op("IsInf", e.op("ReduceMax", x, e.constant([axis]), keepdims=1), detect_positive=0)
+    largest = e.op("ReduceMax", x, e.constant([axis]), keepdims=1)
+    if dtype.bits < 32 and e.target.opset < 20:  # the first IsInf in f16
+        largest = e.cast(largest, dtypes.f32)
+    dead = e.op("IsInf", largest, detect_positive=0)
     return e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis))
 
 

@@ -110,6 +110,7 @@ def compile(
     progress = progress or (lambda stage, done, total: None)
     backend = TARGETS.lookup(target)
     selected = backend.choose(options)
+    backend = backend.specialize(selected)
     dtype = backend.dtype(dtype)
     model = load_source(source, seed, adapters, family, without)
     if switch_adapters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.ir import Graph, Value, WeftError, ops
-from weft.ir.op import StateKind
+from weft.ir.op import Growth
 from weft.ir.types import sizes
 
 from ... import Pass, Trace
@@ -63,9 +63,8 @@ class ConcatCaches(Pass):
         caching = [n for n in graph.nodes if find_caches(n) and has_state(n)]
         if not caching or tokens is None or mask is None:
             raise WeftError(f"{self.name}: graph {graph.name} has no cache; run kv-cache before it")
-        for node in caching:
-            if any(spec.kind is StateKind.INDEX for spec in find_caches(node)):
-                raise WeftError(f"{self.name}: {node.op.name} (%{node.output.name}) needs slots by position")
+        if all(spec.growth is Growth.APPEND for node in caching for spec in find_caches(node)):
+            return trace.note(f"{self.name}: all caches grow already")
         FullCaches().run(graph, Trace())
         substitute_size(graph, "capacity", sizes.sym(PAST))
         substitute_size(graph, "total", sizes.sym(PAST) + tokens[1])

@@ -199,7 +199,7 @@ def with_named_axes(op: Op, case: Case) -> Graph:
             shape[:2] = ["batch" if shape[0] == 2 else shape[0], "seq" if shape[1] == first.shape[1] else shape[1]]
         elif op.name == "attention" and name == "bias":
             shape[2:] = ["seq" if n == first.shape[1] else n for n in array.shape[2:]]
-        if op.name == "attention" and past_keys and name in ("bias", "key_mask"):
+        if past_keys and name in ("bias", "key_mask"):
             shape[-1] = past_keys + sizes.sym("seq")
         named = tuple(sizes.sym(n) if isinstance(n, str) else n for n in shape)
         kind = {"f": dtypes.f32, "b": dtypes.bool_}.get(array.dtype.kind, dtypes.i64)
