@@ -2,7 +2,8 @@
 
 Caches [batch, kv_heads, capacity, width] are written in place: input and output share memory. The capacity grows with
 the sequence, or the graph fixes it. A fixed capacity bounds the sequence, unless the cache rolls (position p is in slot
-p mod capacity). Recurrent states [batch, ...] have constant size, usually begin as zeros, and are double-buffered: each
+p mod capacity). A graph that appends to its caches reads and writes copies: of the tokens of each row, the last next to
+the new ones, since it counts slots and not positions. Recurrent states [batch, ...] have constant size, usually begin as zeros, and are double-buffered: each
 state has two copies, 0 and 1; a run reads one copy and writes the other.
 """
 
@@ -48,6 +49,11 @@ class BoundState:
     def recurrent(self) -> bool:
         """Return whether the state has constant size and is double-buffered."""
         return self.growth is Growth.CONSTANT
+
+    @property
+    def appends(self) -> bool:
+        """Return whether the graph returns the cache with new tokens appended."""
+        return self.growth is Growth.APPEND
 
     @property
     def limit(self) -> int | None:
@@ -104,6 +110,7 @@ class StateBuffers:
             shape = (batch, *(capacity if n is None else n for n in state.shape))
             copies = [Buffer(session, shape, state.kind, next(room)).drop_host() for _ in range(1 + state.recurrent)]
             self._buffers.append((copies[0], copies[-1]))
+        self._copies: dict[BoundState, list[NDArray[Any]]] = {}  # caches that grow, before and after the last call
         if any(state.initial for state in states):
             self.clear_states()
 
@@ -114,11 +121,39 @@ class StateBuffers:
 
     def bind(self, binding: Any, copy: int, first: int = 0, rows: int | None = None) -> None:
         """Bind all caches and states of `rows` batch rows (default: all) from row `first` on to an IO binding.
-        Recurrent states are read from copy `copy` (0 or 1) and written to the other copy."""
+        Recurrent states are read from copy `copy` (0 or 1) and written to the other copy. Caches that grow are bound by
+        `bind_past` instead."""
         for state, copies in zip(self._states, self._buffers, strict=True):
+            if state.appends:
+                continue
             copies[copy].bind_input(binding, state.past, first, rows)
             for output in (state.present, *state.aliases):
                 copies[1 - copy].bind_output(binding, output, first, rows)
+
+    def bind_past(self, binding: Any, first: int, past: Ints, new: int) -> None:
+        """Bind copies of the caches that grow, for a call of `new` tokens: row `first + r` has `past[r]` tokens."""
+        used = int(past.max(initial=0))
+        for state, (buffer, _) in self._find_growing():
+            heads, _, width = buffer.shape[1:]
+            cached = buffer.download()
+            before, after = (np.zeros((past.size, heads, n, width), cached.dtype) for n in (used, used + new))
+            for row, length in enumerate(past.tolist()):
+                before[row, :, used - length :] = cached[first + row, :, :length]
+            self._copies[state] = [before, after]  # a binding holds addresses only
+            binding.bind_input(state.past, "cpu", 0, buffer.onnx_type, before.shape, before.ctypes.data)
+            for output in (state.present, *state.aliases):
+                binding.bind_output(output, "cpu", 0, buffer.onnx_type, after.shape, after.ctypes.data)
+
+    def keep_new(self, first: int, past: Ints, total: Ints) -> None:
+        """Copy the new tokens of the last call, `past[r]` to `total[r]` of row `first + r`, into the caches that grow."""
+        used = int(past.max(initial=0))
+        for state, (buffer, _) in self._find_growing():
+            cached = buffer.download()
+            for row, (start, end) in enumerate(zip(past.tolist(), total.tolist(), strict=True)):
+                cached[first + row, :, start:end] = self._copies[state][1][row, :, used : used + end - start]
+
+    def _find_growing(self) -> Iterator[tuple[BoundState, tuple[Buffer, Buffer]]]:
+        return ((s, copies) for s, copies in zip(self._states, self._buffers, strict=True) if s.appends)
 
     def swap_copies(self, first: int = 0, rows: int | None = None) -> None:
         """Switch `copy_index` after a run of `rows` rows (default: all) from row `first` on: the next run reads the

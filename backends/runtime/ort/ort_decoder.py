@@ -91,7 +91,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
         self.padded = self.can_rewind and not compares
         # Contexts share the session, whose captured graphs are identified only by number.
         self.graph_ids = itertools.count(1)
-        self.context_class: type[OrtContext] = OrtContext
+        self.context_class = AppendingContext if any(state.appends for state in self.states) else OrtContext
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
         return self.context_class(self, batch, capacity)
@@ -208,12 +208,13 @@ class OrtContext(BatchContext):
         width = int(past.max()) + longest
         feed = {
             "input_ids": ids,
-            "attention_mask": np.arange(width) < total[:, None],
+            "attention_mask": self._make_mask(past, total, width),
             "position_ids": past[:, None] + np.arange(longest),
         }
         model = self.model
         binding = model.session.ort.io_binding()
         self._memory.bind(binding, self._memory.copy_index, first, rows)
+        self._memory.bind_past(binding, first, past, longest)
         if self._encoded_sources is not None:
             self._encoded_sources.bind(binding, first, rows)
         for name, (_, dtype) in model.kinds.items():
@@ -223,10 +224,20 @@ class OrtContext(BatchContext):
         binding.bind_output("logits", "cpu", 0, self._logits.onnx_type, shape, logits.ctypes.data)
         # Not captured: prompts differ in shape.
         model.run(binding, self._default_options)
+        self._memory.keep_new(first, past, total)
         self._memory.swap_copies(first, rows)
-        if "attention_mask" in self._inputs:
-            self._inputs["attention_mask"].host[first : first + rows, :width] = feed["attention_mask"]
+        self._record_mask(first, feed["attention_mask"])
         return logits
+
+    @staticmethod
+    def _make_mask(past: Ints, total: Ints, width: int) -> NDArray[np.bool_]:
+        mask: NDArray[np.bool_] = np.arange(width) < total[:, None]
+        return mask
+
+    def _record_mask(self, first: int, mask: NDArray[Any]) -> None:
+        """Record the mask of a call, [rows, width], from batch row `first` on, for steps after it."""
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[first : first + len(mask), : mask.shape[1]] = mask
 
     def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
         inputs, at = self._inputs, self.lengths[rows]
@@ -293,3 +304,29 @@ class OrtContext(BatchContext):
                 self._graph_ids.append(next(self.model.graph_ids))
             steps.append((binding, session.new_run_options(self._graph_ids[-1] if session.graphs else -1)))
         return steps
+
+
+class AppendingContext(OrtContext):
+    """A context of a graph that appends to its caches: shapes change with every call, so nothing is bound ahead."""
+
+    @staticmethod
+    def _make_mask(past: Ints, total: Ints, width: int) -> NDArray[np.bool_]:
+        slots, used, lengths = np.arange(width), past.max(initial=0), past[:, None]
+        mask: NDArray[np.bool_] = (slots >= used - lengths) & (slots < used + total[:, None] - lengths)
+        return mask
+
+    def _record_mask(self, first: int, mask: NDArray[Any]) -> None:
+        pass
+
+    def _bind_steps(self) -> None:
+        pass
+
+    def _step(self, rows: Ints, tokens: Ints, first: int | None) -> None:
+        ids = self._inputs["input_ids"].host
+        ids[rows, 0] = tokens
+        count = len(ids) if first is None else first
+        past = np.maximum(self.lengths[:count] - 1, 0)  # other rows repeat their last token
+        past[rows] = self.lengths[rows]
+        self._memory.sync_rows(0, count)
+        logits = self._run_tokens(0, ids[:count].tolist(), past, past + 1, every=False)
+        convert_to_float32(logits[:, -1], self._scores[:count])
