@@ -21,6 +21,7 @@ from weft.ir.recipes.readers import Array, TensorReader, find_switched_tensors
 from weft.ir.recipes.streams import cast_finite, find_stored_part, stream_parts, stream_rows
 from weft.ir.types.block_layouts import pack_pairs
 from weft.ir.types.dtypes import DType
+from weft.passes.analysis.states import NamedState
 
 from ..runtime.ort.session import import_onnxruntime
 from ..target import Backend
@@ -49,11 +50,14 @@ class BuiltModel:
     trace: list[str] = field(default_factory=list)
 
 
-def build_model(graph: Graph, target: Backend, max_length: int) -> BuiltModel:
-    """Return `graph`, already legalized for `target`, lowered to ONNX; position tables have `max_length` rows. Raises
-    WeftError if no lowering accepts a node (the message names its op), or the target's opset lacks an operator."""
+def build_model(
+    graph: Graph, target: Backend, max_length: int, states: Sequence[NamedState] | None = None
+) -> BuiltModel:
+    """Return `graph`, already legalized for `target`, lowered to ONNX; see `OnnxEmitter` for `max_length` and `states`.
+    Raises WeftError if no lowering accepts a node (the message names its op), or the target's opset lacks an operator.
+    """
     selection = select_lowerings(graph, target)
-    emitter = OnnxEmitter(graph, target, max_length)
+    emitter = OnnxEmitter(graph, target, max_length, states)
     padding.lower_with_padding(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
     model = emitter.build_model()
     widened = cuda.widen_bf16(model) if target.device == "cuda" else []

@@ -13,11 +13,13 @@ from onnx import defs
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
+from weft.ir.op import Growth
 from weft.ir.recipes import Recipe
 from weft.ir.recipes.readers import find_switched_tensors
 from weft.ir.types import Shape, TensorType, dtypes, sizes
 from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Poly, Size
+from weft.passes.analysis.states import NamedState, find_state_inputs
 
 from ..target import Backend
 from ..weights import StoredTensor
@@ -29,6 +31,16 @@ Emit = Callable[["OnnxEmitter", Node], Emitted]
 ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
 
 
+# Names of sizes in models that optimum exports. transformers.js allocates empty caches by the first three.
+OPTIMUM_SIZES = {
+    "batch": "batch_size",
+    "seq": "sequence_length",
+    "past": "past_sequence_length",
+    "past+seq": "total_sequence_length",
+    "source": "encoder_sequence_length",
+}
+
+
 @dataclass(frozen=True)
 class StreamedInitializer(StoredTensor):
     """An initializer, `value`, whose bytes are streamed to disk."""
@@ -37,10 +49,14 @@ class StreamedInitializer(StoredTensor):
 
 
 class OnnxEmitter:
-    """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows."""
+    """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows. `states`
+    are the caches and states of the model, whose ops may be expanded in `graph` (None: those of `graph`)."""
 
-    def __init__(self, graph: Graph, target: Backend, max_length: int) -> None:
+    def __init__(
+        self, graph: Graph, target: Backend, max_length: int, states: Sequence[NamedState] | None = None
+    ) -> None:
         self.graph, self.target, self.max_length = graph, target, max_length
+        self.states = list(find_state_inputs(graph)) if states is None else states
         self.nodes: list[onnx.Node] = []
         self.weights: dict[tuple[Recipe, DType, str], StreamedInitializer] = {}
         self.constants: dict[tuple[str, tuple[int, ...], bytes], onnx.Value] = {}
@@ -50,6 +66,8 @@ class OnnxEmitter:
         self.repeated_outputs: dict[str, tuple[onnx.Value, Value]] = {}  # second writes of one cache
         self._names: set[str] = set(graph.outputs)  # reserved: `build_model` gives these names to the outputs
         self._scope = ""
+        self.appends = any(spec.growth is Growth.APPEND for spec, _, _ in self.states)
+        self._sizes = OPTIMUM_SIZES if self.appends else {}
         self.inputs = [
             self._declare(onnx.Value(name=name), get_storage_type(v.type)) for name, v in graph.inputs.items()
         ]
@@ -67,9 +85,11 @@ class OnnxEmitter:
         self._names.add(name)
         return name
 
-    @staticmethod
-    def _declare(value: onnx.Value, type: TensorType) -> onnx.Value:
-        value.shape = onnx.Shape([s if isinstance(s, int) else str(s).replace(" ", "") for s in type.shape])
+    def _declare(self, value: onnx.Value, type: TensorType) -> onnx.Value:
+        names = [str(s).replace(" ", "") for s in type.shape]
+        value.shape = onnx.Shape(
+            [s if isinstance(s, int) else self._sizes.get(n, n) for s, n in zip(type.shape, names, strict=True)]
+        )
         value.type = onnx.TensorType(ONNX_DTYPES[type.dtype.name])
         return value
 
@@ -321,7 +341,7 @@ class OnnxEmitter:
         kinds = {value.type.dtype.name for node in self.graph.nodes for value in node.outputs}
         needs = {17: "", 22 if "bf16" in kinds else 17: "bf16"}  # of many operators
         if "f16" in kinds and self.target.opset >= 20:  # else the operand of IsInf is cast
-            needs |= {20: "IsInf" for node in self.nodes if node.op_type == "IsInf"}
+            needs |= dict.fromkeys([20] * any(node.op_type == "IsInf" for node in self.nodes), "IsInf")
         for node in onnx.traversal.RecursiveGraphIterator(graph):
             if node.domain == "" and defs.has(node.op_type):
                 opset = _find_first_opset(node.op_type, len(node.inputs), frozenset(node.attributes))

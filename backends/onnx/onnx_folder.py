@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.ir.graph import Graph
 from weft.ir.recipes.readers import find_switched_tensors
-from weft.passes.analysis.states import has_cache, limit_source
+from weft.passes.analysis.states import find_state_inputs, has_cache, limit_source
 
 from ..options import ARITHMETIC, KEEP_BLOCKS, Options, make_no_effect_error
 from ..target import MODEL, Backend
@@ -42,8 +42,9 @@ class OnnxFolder:
             notes.append(f"{experts.BF16_ROUTER_BUG}, so it is left out: with --dtype f16 experts are faster")
         # Position tables of the encoder must cover the longest source, which may exceed `length`.
         lengths = {export.ENCODER: limit_source(graph, length)}
+        states = [*find_state_inputs(graph)]
         self._models = {
-            file: export.build_model(forms[form], target, lengths.get(file, length))
+            file: export.build_model(forms[form], target, lengths.get(file, length), states)
             for form, file in FILES.items()
             if form in forms
         }

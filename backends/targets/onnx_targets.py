@@ -140,7 +140,7 @@ class StandardOptions(CacheOptions):
 
     opset: int = option(
         0,
-        "Use operators of this ONNX opset only, from 17; default: the newest, and the model states the oldest with them",
+        "Use operators of this ONNX opset, from 17; default: the newest, and the model states the oldest with them",
     )
     cache: Literal["", "buffer", "concat"] = option(
         "", "How caches grow: a call writes into a buffer, or returns the past with its keys and values appended"

@@ -14,7 +14,6 @@ import onnx_ir as onnx
 from weft.ir.graph import Node, Value
 from weft.ir.op import Growth
 from weft.ir.types import sizes
-from weft.passes.analysis.states import find_state_inputs, has_cache
 from weft.passes.analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
 
 from ..onnx_emitter import Emit, Emitted, OnnxEmitter
@@ -27,13 +26,13 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
     per-token inputs are sorted, valid tokens first, and per-token outputs are put back into the original order. If
     padding would enter a state, or overwrite a token in a rolling cache, the logits of the batch row are NaN."""
     graph, tokens = e.graph, find_token_axes(e.graph)
-    if tokens is None or not has_cache(graph) or not {"attention_mask", "position_ids"} <= graph.inputs.keys():
+    if tokens is None or not e.states or not {"attention_mask", "position_ids"} <= graph.inputs.keys():
         e.lower(chosen)
         return
     seq, mask = e.size(tokens[1]), e[graph.inputs["attention_mask"]]
     call_mask = e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
     logits, limit = graph.outputs.get("logits"), _emit_padding_limit(e)
-    if any(spec.growth is Growth.APPEND for spec, _, _ in find_state_inputs(graph)):
+    if e.appends:
         e.lower(chosen)  # slots are masked one by one, so padding may stay where it is
         if logits is not None and limit is not None:
             _hide_logits(e, logits, e.op("Less", e.op("ReduceSum", call_mask, e.constant([1])), seq))
@@ -108,7 +107,7 @@ def _emit_padding_limit(e: OnnxEmitter) -> onnx.Value | None:
     smallest rolling cache, or 0 with a recurrent state. Return None if padding is always harmless."""
     limits = [
         0 if spec.growth is Growth.CONSTANT else e.graph.inputs[name].shape[2]
-        for spec, name, _ in find_state_inputs(e.graph)
+        for spec, name, _ in e.states
         if not spec.growth.can_rewind
     ]
     return e.size(functools.reduce(sizes.minimum, limits)) if limits else None

@@ -252,10 +252,8 @@ def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
     dtype, seq = x.type.dtype, x.shape[1]
-    if past is None:
-        padded = e.pad(e[x], e.constant([width - 1, 0]), 1, 3)
-    else:
-        padded = e.op("Concat", e[past], e[x], axis=1)
+    before = e.constant([width - 1, 0])
+    padded = e.pad(e[x], before, 1, 3) if past is None else e.op("Concat", e[past], e[x], axis=1)
     length = e.size(seq)
 
     def rows(start: int) -> Any:

@@ -2,9 +2,9 @@
 
 Caches [batch, kv_heads, capacity, width] are written in place: input and output share memory. The capacity grows with
 the sequence, or the graph fixes it. A fixed capacity bounds the sequence, unless the cache rolls (position p is in slot
-p mod capacity). A graph that appends to its caches reads and writes copies: of the tokens of each row, the last next to
-the new ones, since it counts slots and not positions. Recurrent states [batch, ...] have constant size, usually begin as zeros, and are double-buffered: each
-state has two copies, 0 and 1; a run reads one copy and writes the other.
+p mod capacity). A graph that appends to its caches reads and writes copies instead, in which the tokens of every row
+end at the last slot: it counts slots, not positions. Recurrent states [batch, ...] have constant size, usually begin as
+zeros, and are double-buffered: each state has two copies, 0 and 1; a run reads one copy and writes the other.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class StateBuffers:
                 binding.bind_output(output, "cpu", 0, buffer.onnx_type, after.shape, after.ctypes.data)
 
     def keep_new(self, first: int, past: Ints, total: Ints) -> None:
-        """Copy the new tokens of the last call, `past[r]` to `total[r]` of row `first + r`, into the caches that grow."""
+        """Copy the new tokens of the last call, `past[r]` to `total[r]` of row `first + r`, to the caches that grow."""
         used = int(past.max(initial=0))
         for state, (buffer, _) in self._find_growing():
             cached = buffer.download()

@@ -9,7 +9,7 @@ from weft.ir.op import Growth
 from weft.ir.types import sizes
 
 from ... import Pass, Trace
-from ...analysis.states import find_caches, find_state_inputs, has_state
+from ...analysis.states import find_caches, find_state_inputs, has_cache, has_state
 from ...analysis.tokens.tokenwise import find_token_axes
 from ...core.equivalence import EXACT, EquivalenceCheck
 from ...edits.edit import backward_slice, erase_unused, rebuild_node, replace_uses, substitute_size
@@ -60,11 +60,12 @@ class ConcatCaches(Pass):
 
     def run(self, graph: Graph, trace: Trace) -> None:
         tokens, mask = find_token_axes(graph), graph.inputs.get("attention_mask")
-        caching = [n for n in graph.nodes if find_caches(n) and has_state(n)]
-        if not caching or tokens is None or mask is None:
+        if not has_cache(graph):
             raise WeftError(f"{self.name}: graph {graph.name} has no cache; run kv-cache before it")
-        if all(spec.growth is Growth.APPEND for node in caching for spec in find_caches(node)):
-            return trace.note(f"{self.name}: all caches grow already")
+        caches = [spec for node in graph.nodes if has_state(node) for spec in find_caches(node)]
+        if all(spec.growth is Growth.APPEND for spec in caches) or tokens is None or mask is None:
+            trace.note(f"{self.name}: no cache has a fixed capacity")
+            return
         FullCaches().run(graph, Trace())
         substitute_size(graph, "capacity", sizes.sym(PAST))
         substitute_size(graph, "total", sizes.sym(PAST) + tokens[1])
