@@ -158,9 +158,9 @@ def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
 
 
 def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
-    """Return `bias` (None: 0) with −∞ where `mask` is False (None: nowhere)."""
+    """Return `bias` (None: 0) with −∞ where `mask` is False (None: nowhere), a tensor of 4 axes."""
     if bias is None:
-        visible: Out | None = e.scalar(0.0, node.output.type.dtype)
+        visible: Out = e.constant([[[[0.0]]]], node.output.type.dtype.numpy)
     elif mask is None:
         return expand_bias(e, bias, node.output.shape[1], keys)
     else:

@@ -47,14 +47,15 @@ def test_inputs_and_parameters_may_be_outputs() -> None:
     assert [a.tolist() for a in got] == [[1, 1, 1], [1, 1, 1], [1.5, 1.5], [2, 2, 2]]
 
 
+@pytest.mark.parametrize("opset", [17, 19, 21, 23])
 @pytest.mark.parametrize("name", ["family/llama-gqa-tied", "family/gemma2", "family/bert", "cached/family mistral-gqa"])
-def test_operators_that_an_older_opset_lacks_are_expanded(name: str) -> None:
+def test_operators_that_an_older_opset_lacks_are_expanded(name: str, opset: int) -> None:
     graph = ZOO[name]()
-    old = replace(TARGETS["onnx"], name="older", opset=21, ir_version=10)
+    old = replace(TARGETS["onnx"], name="older", opset=opset, ir_version=10)
     legalize(graph, partial(list_refusals, target=old), Trace())
     model = onnx.load_from_string(export.serialize_model(export.build_model(graph, old, 16)))
     onnx.checker.check_model(model, full_check=True)
-    assert [o.version for o in model.opset_import] == [21]
+    assert [opset - 3 <= o.version <= opset for o in model.opset_import] == [True]
     feeds = EquivalenceCheck().make_inputs(graph)
     want = interpret(graph, feeds)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -64,9 +65,19 @@ def test_operators_that_an_older_opset_lacks_are_expanded(name: str) -> None:
         np.testing.assert_allclose(value, want[output.name], rtol=1e-3, atol=1e-4 * np.abs(want[output.name]).max())
 
 
-def test_operator_missing_from_the_opset_raises() -> None:
-    graph = Graph("norm")
-    x = graph.add_input("x", TensorType(dtypes.f32, (2, 3)))
-    graph.add_output("y", ops.gelu(x, approximate="none"))
-    with pytest.raises(WeftError, match="operator Gelu is not in opset version 19 of target oldest"):
-        export.build_model(graph, replace(TARGETS["onnx"], name="oldest", opset=19), 8)
+def test_dtype_missing_from_the_opset_raises() -> None:
+    graph = Graph("sine")
+    graph.add_output("y", ops.sin(graph.add_input("x", TensorType(dtypes.bf16, (2, 3)))))
+    with pytest.raises(WeftError, match="bf16 needs opset 22, but the model is for opset 21"):
+        export.build_model(graph, replace(TARGETS["onnx"], opset=21), 8)
+
+
+def test_model_states_the_oldest_opset_with_its_operators() -> None:
+    graph = Graph("gelu")
+    y = ops.gelu(graph.add_input("x", TensorType(dtypes.f32, (2, 3))), approximate="none")
+    graph.add_output("y", y)
+    versions = {}
+    for opset in (24, 19):
+        model = export.build_model(graph, replace(TARGETS["onnx"], opset=opset), 8).model
+        versions[opset] = model.graph.opset_imports[""], {node.op_type for node in model.graph} >= {"Gelu"}
+    assert versions == {24: (20, True), 19: (17, False)}

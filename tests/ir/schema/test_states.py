@@ -38,4 +38,4 @@ def test_cross_specs_are_only_read() -> None:
     assert (key.past_operand, value.past_operand, key.present_output) == ("k", "v", "")
     assert [s.part for s in list_cross_specs(K, None)] == ["key"]
     assert key.slot_shape == (24,)
-    assert [g for g in Growth if g.can_rewind] == [Growth.TEXT, Growth.SOURCE]
+    assert [g for g in Growth if g.can_rewind] == [Growth.TEXT, Growth.APPEND, Growth.SOURCE]
