@@ -16,6 +16,7 @@ from weft.passes.forms import Form
 from weft.passes.library.cache.concat_caches import ConcatCaches
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.rolling_buffer import FullCaches, is_rolling
+from weft.passes.library.cleanup.cse import Cse
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, list_losses
@@ -92,7 +93,9 @@ class OnnxBackend(Backend):
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..onnx.onnx_folder import GENAI, can_run_genai
 
-        legalized, forms = Phase(MODEL, (Legalize(self.name, self.form),)), dict[str, Form]()
+        # Bodies of expanded ops repeat in every layer what depends on positions only.
+        shared = (Cse(),) if self.form else ()
+        legalized, forms = Phase(MODEL, (Legalize(self.name, self.form), *shared)), dict[str, Form]()
         if graph.meta.get("kind") == "encoder-decoder":
             for side in (EncoderSide(), DecoderSide()):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))

@@ -15,9 +15,14 @@ byte, which costs a prefill of 1,000 tokens a few milliseconds:
 | also an output head, up to 4 bits | once in each layout: together as large as 8-bit codes |
 
 Weights of experts are stacks of matrices: slices for experts in use are gathered, then dequantized without fusion.
+
+Before opset 21, which has blocks in DequantizeLinear and 4-bit integers, codes are subtracted and multiplied instead:
+the file is as small, and most runtimes compute the weights when they load it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import onnx_ir as onnx
 
@@ -34,29 +39,32 @@ from ...target import Backend
 from ..lowering import lowering, standard
 from ..onnx_emitter import OnnxEmitter, emit_once
 from .block_matmul import append_sums, decode_scales
-from .layers import add_bias, apply_norm, find_norm_refusal, make_norm_key
+from .layers import add_bias, apply_norm, find_norm_opset, find_norm_refusal, make_norm_key
 from .moe import gather_experts
 
 Out = onnx.Value
 SINCE = 21  # first opset where DequantizeLinear supports groups
+ZEROS = ("signed_zeros", "middles")  # parts that layouts without zero points lack
 
 
-def find_layout(weight: Value | None) -> BlockLayout | str:
-    """Return the block layout in which DequantizeLinear decodes `weight`, a matrix or a stack of matrices, or the
-    reason (str) why it cannot."""
+def find_layout(weight: Value | None, target: Backend) -> BlockLayout | str:
+    """Return the block layout in which operators of `target` decode `weight`, a matrix or a stack of matrices, or the
+    reason (str) why they cannot."""
     layout = find_stored_layout(weight)
     if isinstance(layout, str):
         return layout
     assert isinstance(weight, Param)
     if layout.floats or (layout.has_minimum and not layout.sums):
         return f"DequantizeLinear cannot decode {layout}{', but target torch can' * layout.floats}"
+    if layout.sums and target.opset < SINCE:
+        return f"before opset {SINCE} operators cannot decode {layout}"
     if weight.type.dtype not in (dtypes.f32, dtypes.f16):
         return f"no kernel of ONNX Runtime dequantizes to {weight.type.dtype}"
     return layout
 
 
 def _find_product_refusal(node: Node, target: Backend) -> str | None:
-    layout = find_layout(node.operand("weight"))
+    layout = find_layout(node.operand("weight"), target)
     return layout if isinstance(layout, str) else None
 
 
@@ -65,25 +73,27 @@ def _find_norm_refusal(node: Node, target: Backend) -> str | None:
 
 
 def _find_lookup_refusal(node: Node, target: Backend) -> str | None:
-    layout = find_layout(node.operand("table"))
+    layout = find_layout(node.operand("table"), target)
     if isinstance(layout, BlockLayout) and layout.sums:
         return f"a lookup cannot decode {layout}"
     return layout if isinstance(layout, str) else None
 
 
-@lowering(ops.linear, targets=standard, when=_find_product_refusal, first=True, opset=SINCE)
+@lowering(ops.linear, targets=standard, when=_find_product_refusal, first=True)
 def DequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, _multiply_codes(e, node.required_operand("x"), e[node.required_operand("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=standard, when=_find_norm_refusal, first=True, opset=23)
+@lowering(ops.norm_linear, targets=standard, when=_find_norm_refusal, first=True, opset=find_norm_opset)
 def NormDequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, _multiply_codes(e, make_norm_key(node), apply_norm(e, node), node), node)
 
 
-@lowering(ops.embedding, targets=standard, when=_find_lookup_refusal, first=True, opset=SINCE)
+@lowering(ops.embedding, targets=standard, when=_find_lookup_refusal, first=True)
 def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
     ids, (table, layout) = node.required_operand("ids"), get_quantized(node, "table")
+    if e.target.opset < SINCE:
+        return _decode_rows(e, table, layout, ids.type.rank + 1, lambda name: _gather_part(e, ids, table, layout, name))
     if layout.bits == 8:
         axis = int(any(user.op in (ops.linear, ops.norm_linear) for user in table.users))
         names = ("signed", "steps", "signed_zeros")
@@ -107,6 +117,28 @@ def _dequantize_nibbles(
     return _drop_padding(e, _dequantize(e, codes, scales, zeros, layout, -1), weight, layout)
 
 
+def _decode_rows(
+    e: OnnxEmitter, weight: Param, layout: BlockLayout, rank: int, read: Callable[[str], Out | None]
+) -> Out:
+    """Return rows of `weight`, a tensor of `rank` axes, as (codes − zero points) · scales in arithmetic of opset 17.
+    `read` returns a part (codes, scales, zero points or None) of these rows by its name."""
+    dtype = weight.type.dtype
+    if layout.bits == 8:
+        codes, zeros = e.cast(read("signed"), dtype), read("signed_zeros")
+    else:  # the halves of a byte are the codes i and i + n
+        pairs, zeros = e.cast(read("halves"), dtype), read("middles")
+        high = e.op("Floor", e.op("Mul", pairs, e.scalar(1 / 16, dtype)))
+        codes = e.op("Concat", e.op("Sub", pairs, e.op("Mul", high, e.scalar(16, dtype))), high, axis=-1)
+    scales, last = _cast_scales(e, weight, layout, read("steps"), "steps"), e.constant([-1])
+    blocks = e.op("Reshape", codes, e.constant([0] * (rank - 1) + [-1, layout.group]))
+    if zeros is not None:
+        blocks = e.op("Sub", blocks, e.op("Unsqueeze", e.cast(zeros, dtype), last))
+    elif layout.bits < 8:
+        blocks = e.op("Sub", blocks, e.scalar(layout.middle, dtype))
+    values = e.op("Mul", blocks, e.op("Unsqueeze", scales, last))
+    return _drop_padding(e, e.op("Reshape", values, e.constant([0] * (rank - 1) + [-1])), weight, layout)
+
+
 def _drop_padding(e: OnnxEmitter, rows: Out, weight: Param, layout: BlockLayout) -> Out:
     if weight.width % layout.group == 0:
         return rows
@@ -115,19 +147,22 @@ def _drop_padding(e: OnnxEmitter, rows: Out, weight: Param, layout: BlockLayout)
 
 def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
     """Return the dequantized matrices of the stack `weight` [experts, out, in] at the indices `chosen` (None: all)."""
-    layout = find_layout(weight)
+    layout = find_layout(weight, e.target)
     assert isinstance(layout, BlockLayout)
 
-    def part(name: str, dtype: DType) -> Out:
+    def read(name: str) -> Out | None:
+        if name in ZEROS and not layout.has_zeros:
+            return None
+        dtype = _choose_part_dtype(layout, name)
         return gather_experts(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
 
-    scales = _cast_scales(e, weight, layout, part("steps", _choose_scale_dtype(layout)), "steps")
+    if e.target.opset < SINCE:
+        return _decode_rows(e, weight, layout, 3, read)
+    scales = _cast_scales(e, weight, layout, read("steps"), "steps")
     if layout.bits < 8 and chosen is not None:  # Gather does not support 4-bit integers
-        zeros = part("middles", dtypes.u8) if layout.has_zeros else None
-        return _dequantize_nibbles(e, part("halves", dtypes.u8), scales, zeros, weight, layout)
-    dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
-    zeros = part("signed_zeros", dtype) if layout.has_zeros else None
-    return _drop_padding(e, _dequantize(e, part("signed", dtype), scales, zeros, layout, -1), weight, layout)
+        return _dequantize_nibbles(e, read("halves"), scales, read("middles"), weight, layout)
+    values = _dequantize(e, read("signed"), scales, read("signed_zeros"), layout, -1)
+    return _drop_padding(e, values, weight, layout)
 
 
 def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
@@ -140,6 +175,9 @@ def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
 
 @emit_once
 def _dequantize_matrix(e: OnnxEmitter, weight: Param, layout: BlockLayout) -> Out:
+    if e.target.opset < SINCE:
+        rows = _decode_rows(e, weight, layout, 2, lambda name: _emit_part(e, weight, layout, name, 0))
+        return e.op("Transpose", rows, perm=[1, 0])
     codes, zeros = (_emit_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
     if layout.sums:
         scales: Out | None = decode_scales(e, weight, transposed=True)
@@ -167,7 +205,7 @@ def _emit_part(
     """Return the initializer of the part `name` (codes, scales or zero points) of `weight`, transposed if `transposed`
     is 1; None for zero points if the weight has none. A table that is also an output head has separate initializers for
     each `role`, with the same bytes in the file: ONNX Runtime does not fuse nodes that read a shared initializer."""
-    if name in ("signed_zeros", "middles") and not layout.has_zeros:
+    if name in ZEROS and not layout.has_zeros:
         return None
     recipe: Recipe = Stored(weight.recipe, name)
     row_size = weight.width + layout.sums * -(-weight.width // layout.group)
@@ -175,13 +213,14 @@ def _emit_part(
         recipe = Slice(recipe, 1, 0, row_size)
     if transposed:
         recipe = Permute(recipe, (1, 0))
-    if name in ("halves", "middles"):
-        dtype = dtypes.u8
-    elif name == "steps":
-        dtype = _choose_scale_dtype(layout)
-    else:
-        dtype = dtypes.i8 if layout.bits == 8 else dtypes.i4
-    return e.weight(f"{weight.name}.{name}{'.T' * transposed}{'.rows' * bool(role)}", recipe, dtype, role)
+    label = f"{weight.name}.{name}{'.T' * transposed}{'.rows' * bool(role)}"
+    return e.weight(label, recipe, _choose_part_dtype(layout, name), role)
+
+
+def _choose_part_dtype(layout: BlockLayout, name: str) -> DType:
+    if name == "steps":
+        return _choose_scale_dtype(layout)
+    return dtypes.u8 if name in ("halves", "middles") else dtypes.i8 if layout.bits == 8 else dtypes.i4
 
 
 def _cast_scales(e: OnnxEmitter, weight: Param, layout: BlockLayout, part: Out | None, name: str) -> Out | None:

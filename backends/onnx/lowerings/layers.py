@@ -76,13 +76,18 @@ def find_norm_refusal(node: Node, target: Backend) -> str | None:
     return None if activation == "identity" else f"it ends in {activation}"
 
 
+def find_norm_opset(node: Node) -> int:
+    """Return the opset that the norm of the norm_linear `node` needs: 23 for an RMS norm, else 0."""
+    return 23 if node.attrs["kind"] == "rms" else 0
+
+
 def make_norm_key(node: Node) -> object:
     """Return a hashable key that is equal for norm_linear nodes with the same normed input."""
     x, kind = node.required_operand("x"), node.attrs["kind"]
     return x if kind == "none" else (x, node.operand("norm_weight"), node.operand("norm_bias"), kind, node.attrs["eps"])
 
 
-@lowering(ops.norm_linear, when=find_norm_refusal, opset=23)
+@lowering(ops.norm_linear, when=find_norm_refusal, opset=find_norm_opset)
 def NormMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, multiply_weight(e, apply_norm(e, node), node.required_operand("weight")), node)
 

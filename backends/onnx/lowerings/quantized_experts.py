@@ -132,13 +132,13 @@ def _emit_parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeFo
 
 def find_stack_refusal(node: Node, target: Backend) -> str | None:
     """Return None, or the reason (str) why DequantizeLinear cannot decode the expert weights of `node`."""
-    layouts = [dequantized.find_layout(weight) for weight in list_expert_weights(node)]
+    layouts = [dequantized.find_layout(weight, target) for weight in list_expert_weights(node)]
     if any(isinstance(layout, BlockLayout) and layout.has_minimum for layout in layouts):
         return "DequantizeLinear takes no minima"
     return next((layout for layout in layouts if isinstance(layout, str)), None)
 
 
-@lowering(ops.moe, targets=standard, when=find_stack_refusal, first=True, opset=dequantized.SINCE)
+@lowering(ops.moe, targets=standard, when=find_stack_refusal, first=True)
 def DequantizeExperts(e: OnnxEmitter, node: Node) -> Out:
     return emit_grouped(e, node, _multiply_experts)
 
