@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.ir.graph import Graph
-from weft.ir.op import StateKind, Trait
+from weft.ir.op import Growth, StateKind, Trait
 from weft.passes.analysis.states import EMBEDDED, find_state_inputs, make_cache_records, make_state_records
 
 from ..target import Backend
@@ -66,5 +66,6 @@ def build_config(
         },
     }
     model = {k: v for k, v in model.items() if v is not None and v != []}
-    search = {"max_length": max_length, "past_present_share_buffer": True, "do_sample": False}
+    grows = any(spec.growth is Growth.APPEND for spec, _, _ in find_state_inputs(graph))
+    search = {"max_length": max_length, "past_present_share_buffer": not grows, "do_sample": False}
     return {"model": model, "search": search}

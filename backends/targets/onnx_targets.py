@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
+from weft.ir.op import Growth
 from weft.passes import Pass, Phase, Pipeline
 from weft.passes.analysis.states import has_cache
 from weft.passes.edits.legalization import Accepts
@@ -127,6 +128,10 @@ class OnnxBackend(Backend):
 
         if facts.kind == "encoder":
             return folder.open_encoder(facts, device, threads)
+        if any(state.growth is Growth.APPEND for state in facts.states):
+            if device == "cuda":
+                raise WeftError(f"{facts.folder} has caches that grow, which weft runs on the CPU: use --cache buffer")
+            return folder.open_decoder(facts, "cpu", threads)
         if device != "cpu" and has_cuda_provider():
             try:
                 from ..runtime.torch import ort_cuda_decoder as onnx
@@ -146,7 +151,9 @@ class StandardOptions(CacheOptions):
         "Use operators of this ONNX opset, from 17; default: the newest, and the model states the oldest with them",
     )
     cache: Literal["", "buffer", "concat"] = option(
-        "", "How caches grow: a call writes into a buffer, or returns the past with its keys and values appended"
+        "",
+        "How caches grow: a call returns the past with its keys and values appended (concat, the default), or writes "
+        "into a buffer, which is faster where a runtime supports TensorScatter",
     )
 
 
@@ -188,7 +195,9 @@ class CpuBackend(OnnxBackend):
 
 @dataclass(frozen=True)
 class StandardBackend(OnnxBackend):
-    """The target of standard operators, for ONNX Runtime and others."""
+    """The target of standard operators, for ONNX Runtime and others: few of them can write into caches."""
+
+    caches: str = "concat"
 
     options = StandardOptions
 

@@ -155,11 +155,11 @@ def test_onnx_target_uses_standard_operators(name: str, tmp_path: Path) -> None:
     onnx.checker.check_model(path, full_check=True)
     proto = onnx.load(path)
     assert {n.domain for n in proto.graph.node} == {""}
-    assert [(o.domain, o.version) for o in proto.opset_import] == [("", 24)]
+    assert [(o.domain, o.version) for o in proto.opset_import] == [("", 23)]
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(5)
-    seq, past, capacity = 6, 9, 20
-    shapes = {"batch": 2, "seq": seq, "total": past + seq, "capacity": capacity}
+    seq, past, names = 6, 9, ("batch_size", "sequence_length", "past_sequence_length", "total_sequence_length")
+    shapes = dict(zip(names, (2, seq, past, past + seq), strict=True))
     feeds: dict[str, np.ndarray] = {}
     for i in session.get_inputs():
         shape = [shapes.get(s, s) for s in i.shape]

@@ -14,6 +14,7 @@ import weft
 from weft.frontends import load_source
 from weft.ir import WeftError
 
+from ..caches import empty_caches
 from ..sampling import by_turns
 from .families import LENGTH, ROWS, VOCAB, error
 from .test_families import CHUNKS
@@ -38,12 +39,7 @@ def in_onnx(folder: Path, rows: np.ndarray, chunk: int) -> np.ndarray:
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     inputs = {i.name: i for i in session.get_inputs()}
     assert "input_ids" not in inputs
-    sizes = {"batch": 1, "capacity": LENGTH}
-    state = {
-        name: np.zeros([sizes.get(n, n) for n in i.shape], np.float32)
-        for name, i in inputs.items()
-        if name.startswith("past")
-    }
+    state = empty_caches(session, 1, LENGTH)
     found = []
     for start in range(0, LENGTH, chunk):
         part = rows[:, start : start + chunk]

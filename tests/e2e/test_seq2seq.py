@@ -27,6 +27,7 @@ from weft.frontends.dsl import MoE, Router
 from weft.ir import WeftError, interpret
 
 from ..backends.onnx.cuda_placement import cuda_problems
+from ..caches import empty_caches
 from ..frontends.formats.weft.sealing import seal_again
 from ..sampling import by_turns, each
 from ..supported import Errors
@@ -54,8 +55,7 @@ class Halves:
         """Logits [batch, seq, vocab] of the answers, `chunk` tokens at a time."""
         ids = inputs["input_ids"]
         crossed = _run(self.encoder, inputs)
-        state = {i.name: np.zeros((len(ids), *(n if isinstance(n, int) else CAPACITY for n in i.shape[1:])), np.float32)
-                 for i in self.decoder.get_inputs() if i.name.startswith("past")}  # fmt: skip
+        state = empty_caches(self.decoder, len(ids), CAPACITY)
         found = []
         for start in range(0, ids.shape[1], chunk):
             part = ids[:, start : start + chunk]
