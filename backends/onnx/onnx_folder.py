@@ -62,6 +62,7 @@ class OnnxFolder:
             "prepacked": self._prepack,
             "kept_blocks": asked if block_counts else "",
             "weights": summarize_weights(graph, self.tensors),
+            **({"opset": target.opset} if target.opset < type(target).opset else {}),
         }
         if (tensors := find_switched_tensors(graph.reader)) is not None:
             self.facts["adapters"] = {name: f"{name}{export.ADAPTER}" for name in tensors.choices}

@@ -142,17 +142,21 @@ class Internals:
             return None
         from onnx import TensorProto, helper
 
+        from weft.backends.onnx.onnx_emitter import OPTIMUM_SIZES
+
         ids, kind = inputs["input_ids"].shape, value.type.tensor_type
         past, _, rest = value.name.partition(".")
         cache = _CACHES.get(past)
         sizes = [d.dim_value for d in kind.shape.dim]
-        shape = (sizes[0] or ids[0], *sizes[1:2], *((n or ids[1]) if cache else n for n in sizes[2:3]), *sizes[3:])
+        appends = cache and kind.shape.dim[2].dim_param == OPTIMUM_SIZES["past"]
+        slots = 0 if appends else ids[1]
+        shape = (sizes[0] or ids[0], *sizes[1:2], *((n or slots) if cache else n for n in sizes[2:3]), *sizes[3:])
         number = kind.elem_type
         # numpy has no bfloat16; zeros have the same bits in both.
         dtype = np.uint16 if number == TensorProto.BFLOAT16 else helper.tensor_dtype_to_np_dtype(number)
         memory = import_onnxruntime().OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), self.session.device, 0)
         binding.bind_input(value.name, self.session.device, 0, number, shape, memory.data_ptr())
-        if cache:
+        if cache and not appends:
             binding.bind_output(f"{cache}.{rest}", self.session.device, 0, number, shape, memory.data_ptr())
         return memory
 

@@ -116,9 +116,12 @@ def _find_expected_tensors(
     backend = TARGETS.lookup(manifest.text("target"))
     options_of_target = backend.options.list_all()
     recorded: dict[str, Any] = {"keep_blocks": manifest.text("kept_blocks", ""), "arithmetic": ""}
+    if "opset" in manifest:
+        recorded["opset"] = manifest.integer("opset")
     if "blocks" in manifest and "arithmetic" not in manifest:
         recorded["arithmetic"] = "f32"
     options = backend.choose({name: value for name, value in recorded.items() if name in options_of_target})
+    backend = backend.specialize(options)
     compiled, length = run_passes(graph, rest), manifest.integer("max_length", least=1)
     forms = derive_graphs(compiled, backend.forms(compiled, options))
     built = backend.build(forms, manifest.text("dtype"), length, options, [])

@@ -39,7 +39,7 @@ from .stored import WeightCheck, check_weights, has_quantization
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it"
 MAX_WATCHED = 16  # tokens of a decoder's prompt that are compared inside the model
 # Passes of compiling itself, which verify checks; changes by other passes are applied to the reference as well.
-CHECKED_PASSES = {"cast", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
+CHECKED_PASSES = {"cast", "concat-caches", "kv-cache", "last-token-logits", "quiet-routers", "rolling-buffer"}
 COMPETING_ROUTERS = (ops.expert_choice, ops.limit_capacity)  # routers that compare the tokens of a call
 
 
