@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.ir.graph import Graph
+from weft.ir.op import Growth
 from weft.ir.recipes.readers import find_switched_tensors
 from weft.passes.analysis.states import find_state_inputs, has_cache, limit_source
 
@@ -57,6 +58,8 @@ class OnnxFolder:
         self.tensors = export.list_stored_tensors(models)
         block_counts = kept_blocks.count_layouts(graph, target)
         self.idle = kept_blocks.list_idle_options(graph, target, options)
+        if not any(spec.growth in (Growth.TEXT, Growth.WINDOW) for spec, _, _ in states):
+            self.idle["cache"] = f"{graph.name} has no cache"
         notes += kept_blocks.report_dequantized(graph, target)
         self.facts: dict[str, Any] = {
             "prepacked": self._prepack,

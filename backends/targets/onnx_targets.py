@@ -64,10 +64,10 @@ class OnnxBackend(Backend):
         return f"opset{self.opset}" if self.opset < OnnxBackend.opset else ""
 
     def specialize(self, options: Options) -> OnnxBackend:
-        opset, caches = getattr(options, "opset", 0), getattr(options, "cache", "")
+        opset, caches = getattr(options, "opset", 0), getattr(options, "cache", self.caches)
         if opset and not OLDEST <= opset <= self.opset:
             raise WeftError(f"--opset {opset} is unknown: target {self.name} has {OLDEST} to {self.opset}")
-        return replace(self, opset=opset or self.opset, caches=caches or self.caches)
+        return replace(self, opset=opset or self.opset, caches=caches)
 
     def takes(self, graph: Graph, form: str) -> Accepts:
         opset = form.removeprefix("opset")
@@ -150,10 +150,10 @@ class StandardOptions(CacheOptions):
         0,
         "Use operators of this ONNX opset, from 17; default: the newest, and the model states the oldest with them",
     )
-    cache: Literal["", "buffer", "concat"] = option(
-        "",
-        "How caches grow: a call returns the past with its keys and values appended (concat, the default), or writes "
-        "into a buffer, which is faster where a runtime supports TensorScatter",
+    cache: Literal["concat", "buffer"] = option(
+        "concat",
+        "How caches grow: a call returns the past with its keys and values appended, or writes into a buffer, which is "
+        "faster where a runtime has TensorScatter",
     )
 
 

@@ -67,6 +67,8 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--switch-adapter": ["nowhere"],
         "--trace": [],
         "--cache-dtype": ["int8"],
+        "--cache": ["buffer"],
+        "--opset": ["17"],
         "--keep-blocks": ["all"],
         "--prepack": [],
         "--arithmetic": ["f32"],
@@ -280,6 +282,8 @@ def test_compile(attempt: Tried, home: Path, option: str, place: tuple[str, str]
 WORKS = {  # places where options have an effect
     "--seed": ("onnx", "random"),
     "--cache-dtype": ("torch", "random"),
+    "--cache": ("onnx", "decoder"),
+    "--opset": ("onnx", "encoder"),
     "--keep-blocks": ("torch", "quantized"),
     "--prepack": ("ort-cpu", "encoder"),
     "--class-name": ("transformers", "decoder"),
