@@ -31,13 +31,12 @@ Emit = Callable[["OnnxEmitter", Node], Emitted]
 ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
 
 
-# Names of sizes in models that optimum exports. transformers.js allocates empty caches by the first three.
+# Names of sizes in models that optimum exports. transformers.js allocates empty caches by them.
 OPTIMUM_SIZES = {
-    "batch": "batch_size",
-    "seq": "sequence_length",
-    "past": "past_sequence_length",
-    "past+seq": "total_sequence_length",
-    "source": "encoder_sequence_length",
+    "batch": sizes.sym("batch_size"),
+    "seq": sizes.sym("sequence_length"),
+    "past": sizes.sym("past_sequence_length"),
+    "source": sizes.sym("encoder_sequence_length"),
 }
 
 
@@ -67,7 +66,6 @@ class OnnxEmitter:
         self._names: set[str] = set(graph.outputs)  # reserved: `build_model` gives these names to the outputs
         self._scope = ""
         self.appends = any(spec.growth is Growth.APPEND for spec, _, _ in self.states)
-        self._sizes = OPTIMUM_SIZES if self.appends else {}
         self.inputs = [
             self._declare(onnx.Value(name=name), get_storage_type(v.type)) for name, v in graph.inputs.items()
         ]
@@ -86,12 +84,12 @@ class OnnxEmitter:
         return name
 
     def _declare(self, value: onnx.Value, type: TensorType) -> onnx.Value:
-        names = [str(s).replace(" ", "") for s in type.shape]
-        value.shape = onnx.Shape(
-            [s if isinstance(s, int) else self._sizes.get(n, n) for s, n in zip(type.shape, names, strict=True)]
-        )
+        value.shape = onnx.Shape([s if isinstance(s, int) else self._name_size(s) for s in type.shape])
         value.type = onnx.TensorType(ONNX_DTYPES[type.dtype.name])
         return value
+
+    def _name_size(self, size: Poly) -> str:
+        return str(sizes.substitute(size, OPTIMUM_SIZES)) if self.appends else str(size).replace(" ", "")
 
     @overload
     def __getitem__(self, value: Value) -> onnx.Value: ...
@@ -195,15 +193,25 @@ class OnnxEmitter:
         left, right = self.constant([0] * axis), self.constant([0] * (rank - 1 - axis))
         return self.op("Pad", x, self.op("Concat", left, before, right, left, after, right, axis=0), value)
 
-    def scan(self, step: Callable[..., Sequence[Any]], states: Sequence[Any], parts: Sequence[Any]) -> list[onnx.Value]:
+    def scan(
+        self,
+        step: Callable[..., Sequence[Any]],
+        states: Sequence[Any],
+        parts: Sequence[Any],
+        dtypes_of: tuple[Sequence[DType], Sequence[DType]] | None = None,
+    ) -> list[onnx.Value]:
         """Append a Scan along axis 1 of `parts` with the initial `states`; return the last states, then the outputs
         stacked along axis 1. `step` emits the body: a function (states…, items of `parts` at one index…) that returns
-        the next states, then the outputs at this index. The body may read values of the outer graph."""
+        the next states, then the outputs at this index. The body may read values of the outer graph. `dtypes_of` has
+        the dtypes of its arguments and of its results (None: all f32)."""
         outer = self.nodes, self._memo
         self.nodes, self._memo = [], dict(self._memo)  # memoized values of the step exist in its subgraph only
         try:
             entries = [onnx.Value(name=self.unique_name("scan.in")) for _ in (*states, *parts)]
             results = list(step(*entries))
+            given, returned = dtypes_of or ([dtypes.f32] * len(entries), [dtypes.f32] * len(results))
+            for value, dtype in zip([*entries, *results], [*given, *returned], strict=True):
+                value.type = onnx.TensorType(ONNX_DTYPES[dtype.name])
             body = onnx.Graph(entries, results, nodes=self.nodes, name=self.unique_name("scan"))
         finally:
             self.nodes, self._memo = outer

@@ -249,6 +249,15 @@ def _emit_largest_count(e: OnnxEmitter, counts: Out) -> Out:
     return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
 
 
+def _rank_tokens(e: OnnxEmitter, used: Out) -> Out:
+    """Return numbers [experts, tokens] whose TopK has the tokens of each expert in order; `used` is 1 for these, else
+    0. In ONNX TopK puts the lower index first among equal values; OpenVINO does not, and computes in 32 bits."""
+    if e.target.contrib:
+        return used
+    indices = e.range(e.op("Shape", used, start=1, end=2))
+    return e.op("Sub", e.op("Mul", used, e.constant(1 << 24)), indices)
+
+
 @lowering(ops.moe, targets=on_cpu)
 def GroupedExperts(e: OnnxEmitter, node: Node) -> Out:
     return emit_grouped(e, node, _multiply_experts)
@@ -275,7 +284,7 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
 
     # The tokens of each expert in order, [experts, n]; padding is another token with a weight of zero.
     n = _emit_largest_count(e, e.op("ReduceSum", used, constant_1, keepdims=0))
-    tokens = e.many("TopK", used, n, axis=1, outputs=2)[1]
+    tokens = e.many("TopK", _rank_tokens(e, used), n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
     rows = e.op("Gather", states, tokens, axis=0)
 
@@ -289,8 +298,7 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
     results = e.op("Reshape", project(hidden, down, down_bias), e.constant([-1, x.width]))
 
     # Back to tokens: the rows in `results` of a token's k experts, [tokens, k].
-    # TopK puts the lower index first among equal values (ONNX), so each expert's tokens above are in order, and this
-    # count is the token's row in its expert.
+    # The tokens of each expert are in order, so this count is the token's row in its expert.
     before = e.op("CumSum", used, e.constant(1), exclusive=1)
     # Clamped for experts that a token does not use: any row will do, its weight is zero.
     row_in_expert = e.op("Transpose", e.op("Min", before, e.op("Sub", n, constant_1)), perm=[1, 0])

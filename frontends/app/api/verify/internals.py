@@ -148,7 +148,7 @@ class Internals:
         past, _, rest = value.name.partition(".")
         cache = _CACHES.get(past)
         sizes = [d.dim_value for d in kind.shape.dim]
-        appends = cache and kind.shape.dim[2].dim_param == OPTIMUM_SIZES["past"]
+        appends = cache and kind.shape.dim[2].dim_param == str(OPTIMUM_SIZES["past"])
         slots = 0 if appends else ids[1]
         shape = (sizes[0] or ids[0], *sizes[1:2], *((n or slots) if cache else n for n in sizes[2:3]), *sizes[3:])
         number = kind.elem_type
