@@ -259,17 +259,19 @@ class OnnxEmitter:
     def shape(self, shape: Shape, source: Shape | None = None) -> onnx.Value:
         """Return `shape` as an int64 tensor: a constant if no size is symbolic. With `source`, return the operand for a
         Reshape of a tensor of that shape: there 0 represents a symbolic size that equals the same axis of `source`, and
-        −1 the only other symbolic size. If several others exist, all sizes are computed in the graph."""
+        −1 the only other symbolic size. If several others exist, all sizes are computed in the graph, and also next to
+        a sum of sizes, by which tract cannot divide the number of elements."""
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):
                 copied = isinstance(s, Poly) and i < len(source) and source[i] == s
                 spelled.append(s if isinstance(s, int) else 0 if copied else -1)
-            if spelled.count(-1) <= 1:
+            sums = any(isinstance(s, Poly) and len(s.terms) > 1 for s in shape)
+            if spelled.count(-1) <= 1 - sums:
                 return self.constant(spelled)
         if all(isinstance(s, int) for s in shape):
             return self.constant(list(shape))
-        return self.op("Concat", *(self.size(s) for s in shape), axis=0)
+        return self.memo(("shape", shape), lambda: self.op("Concat", *(self.size(s) for s in shape), axis=0))
 
     # -- running lowerings
 
@@ -348,8 +350,6 @@ class OnnxEmitter:
         Raises WeftError if it is newer than the target's."""
         kinds = {value.type.dtype.name for node in self.graph.nodes for value in node.outputs}
         needs = {17: "", 22 if "bf16" in kinds else 17: "bf16"}  # of many operators
-        if "f16" in kinds and self.target.opset >= 20:  # else the operand of IsInf is cast
-            needs |= dict.fromkeys([20] * any(node.op_type == "IsInf" for node in self.nodes), "IsInf")
         for node in onnx.traversal.RecursiveGraphIterator(graph):
             if node.domain == "" and defs.has(node.op_type):
                 opset = _find_first_opset(node.op_type, len(node.inputs), frozenset(node.attributes))

@@ -30,13 +30,14 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
         e.lower(chosen)
         return
     seq, mask = e.size(tokens[1]), e[graph.inputs["attention_mask"]]
-    call_mask = e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
     logits, limit = graph.outputs.get("logits"), _emit_padding_limit(e)
     if e.appends:
         e.lower(chosen)  # slots are masked one by one, so padding may stay where it is
         if logits is not None and limit is not None:
-            _hide_logits(e, logits, e.op("Less", e.op("ReduceSum", call_mask, e.constant([1])), seq))
+            valid = e.op("ReduceSum", _slice_call(e, mask, seq), e.constant([1]))
+            _hide_logits(e, logits, e.op("Less", valid, seq))
         return
+    call_mask = _slice_call(e, mask, seq)
     # Sort keys 2^40 − i for valid tokens and −i for padding are distinct, so the sort is stable.
     indices = e.range(seq)
     keys = e.op("Sub", e.op("Mul", call_mask, e.constant(1 << 40)), indices)
@@ -59,6 +60,10 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
         last = e.op("Gather", indices, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
         is_lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
         _hide_logits(e, logits, is_lost)
+
+
+def _slice_call(e: OnnxEmitter, mask: onnx.Value, seq: onnx.Value) -> onnx.Value:
+    return e.op("Slice", mask, e.op("Neg", seq), e.constant([np.iinfo(np.int64).max]), e.constant([1]))
 
 
 def _hide_logits(e: OnnxEmitter, logits: Value, rows: onnx.Value) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import onnx_ir as onnx
@@ -191,9 +192,7 @@ def Softmax(e: OnnxEmitter, node: Node) -> Out:
     dtype = node.output.type.dtype
     # For a row with only −∞, ONNX returns NaN, but weft defines zeros.
     largest = e.op("ReduceMax", x, e.constant([axis]), keepdims=1)
-    if dtype.bits < 32 and e.target.opset < 20:  # the first IsInf in f16
-        largest = e.cast(largest, dtypes.f32)
-    dead = e.op("IsInf", largest, detect_positive=0)
+    dead = e.op("Equal", largest, e.scalar(-math.inf, dtype))  # MNN has no IsInf, and f16 none before opset 20
     return e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis))
 
 
