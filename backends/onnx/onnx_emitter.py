@@ -28,6 +28,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Emitted = onnx.Value | Iterable[onnx.Value | None]  # the result of a lowering: the outputs of its node
 Emit = Callable[["OnnxEmitter", Node], Emitted]
+FLOAT = onnx.DataType.FLOAT
 ONNX_DTYPES = {d.name: onnx.DataType.from_numpy(d.numpy) for d in dtypes.ALL.values() if not d.is_block}
 
 
@@ -184,14 +185,18 @@ class OnnxEmitter:
         return values
 
     def pad(
-        self, x: onnx.Value, amounts: onnx.Value, axis: int, rank: int, value: onnx.Value | None = None
+        self, x: onnx.Value, amounts: tuple[Any, Any], axis: int, rank: int, dtype: DType, value: float = 0.0
     ) -> onnx.Value:
-        """Append `amounts` [2] elements, before and after, of `value` (None: zeros) to `x` of `rank` axes on `axis`."""
-        if self.target.opset >= 18:
-            return self.op("Pad", x, amounts, value, self.constant([axis]))
-        before, after = (self.op("Slice", amounts, self.constant([i]), self.constant([i + 1])) for i in (0, 1))
+        """Append elements of `value` before and after `x`, of `rank` axes and `dtype`, on `axis`. The two `amounts` are
+        integers or tensors [1]. All axes and the value are explicit: MNN needs both, and opset 17 the axes."""
+        end = self.constant(value, dtype.numpy)
+        if all(isinstance(n, int) for n in amounts):
+            pads = [0] * 2 * rank
+            pads[axis], pads[rank + axis] = amounts
+            return self.op("Pad", x, self.constant(pads), end)
+        before, after = (self.constant([n]) if isinstance(n, int) else n for n in amounts)
         left, right = self.constant([0] * axis), self.constant([0] * (rank - 1 - axis))
-        return self.op("Pad", x, self.op("Concat", left, before, right, left, after, right, axis=0), value)
+        return self.op("Pad", x, self.op("Concat", left, before, right, left, after, right, axis=0), end)
 
     def scan(
         self,
@@ -212,6 +217,18 @@ class OnnxEmitter:
             given, returned = dtypes_of or ([dtypes.f32] * len(entries), [dtypes.f32] * len(results))
             for value, dtype in zip([*entries, *results], [*given, *returned], strict=True):
                 value.type = onnx.TensorType(ONNX_DTYPES[dtype.name])
+            n_states, constants = len(states), self._list_computed(outer[0])
+            # OpenVINO reads no computed values of the outer graph: they are states that stay the same.
+            for value in constants:
+                entry = onnx.Value(name=self.unique_name("scan.in"), type=value.type or onnx.TensorType(FLOAT))
+                for node in self.nodes:
+                    for k in [k for k, v in enumerate(node.inputs) if v is value]:
+                        node.replace_input_with(k, entry)
+                entries.insert(n_states, entry)
+                same = self.op("Identity", entry)
+                same.type = entry.type
+                results.insert(n_states, same)
+            states = [*states, *reversed(constants)]
             body = onnx.Graph(entries, results, nodes=self.nodes, name=self.unique_name("scan"))
         finally:
             self.nodes, self._memo = outer
@@ -219,7 +236,14 @@ class OnnxEmitter:
             "scan_input_axes": [1] * len(parts),
             "scan_output_axes": [1] * (len(results) - len(states)),
         }
-        return self.many("Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes)
+        found = self.many("Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes)
+        return [*found[:n_states], *found[len(states) :]]
+
+    def _list_computed(self, outer: Sequence[onnx.Node]) -> list[onnx.Value]:
+        """Return the values that nodes of `outer` compute, or that are inputs of the graph, and the nodes read."""
+        read = dict.fromkeys(v for node in self.nodes for v in node.inputs if v is not None)
+        computed = {v for node in outer for v in node.outputs} | set(self.inputs)
+        return [] if self.target.contrib else [v for v in read if v in computed]
 
     def range(self, size: onnx.Value) -> onnx.Value:
         """Return the integers from 0 to `size` − 1 as int64, for a `size` [1] computed in the graph."""

@@ -17,8 +17,8 @@ from ..types.sizes import sum_sizes
 from . import caches as cache_ops
 from .elementwise import cast, equal, fill_like, logical_and, mask_fill, maximum, minimum, tanh
 from .products import matmul
+from .reduce import cumsum, softmax
 from .reduce import max as greatest
-from .reduce import softmax
 from .tensor import (
     concat,
     expand,
@@ -120,10 +120,10 @@ def attention(
     [batch, seq] of the new tokens, consecutive in each batch row — slot j has the key of position j. Slots below
     positions[b, 0] are valid, and new keys are written at their positions; present_k and present_v are the updated
     caches. `key_mask` and `bias` then index keys by position. Without `positions` all slots of the past are valid,
-    present_k and present_v are the past with the new keys and values appended, and `key_mask`, `bias` and all distances
-    count slots. With `rolling` the first `keep_first` keys stay in their
-    slots; later positions wrap around in the other slots, where newer keys replace older ones (window + keep_first ≤
-    capacity), and new keys after the last position that `key_mask` allows are not written.
+    present_k and present_v are the past with the new keys and values appended, `key_mask` and `bias` index slots, and a
+    position is the number of earlier slots that `key_mask` allows. With `rolling` the first `keep_first` keys stay in
+    their slots; later positions wrap around in the other slots, where newer keys replace older ones (window +
+    keep_first ≤ capacity), and new keys after the last position that `key_mask` allows are not written.
 
     Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
     past_v and present_v are absent.
@@ -155,8 +155,9 @@ def attention(
     if past_k is not None:
         capacity = past_k.shape[2]
         if positions is None:
-            key_at = np.broadcast_to(np.arange(capacity + seq), (batch, capacity + seq))
-            query_at, valid = key_at[:, capacity:], np.ones_like(key_at, bool)
+            slots = np.broadcast_to(np.arange(capacity + seq), (batch, capacity + seq))
+            key_at = slots if key_mask is None else np.cumsum(key_mask != 0, 1) - 1
+            query_at, valid = key_at[:, capacity:], np.ones_like(slots, bool)
         else:
             first = positions[:, :1]
             slots = np.arange(capacity) + 0 * first
@@ -174,7 +175,7 @@ def attention(
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
     scores = scores.reshape(batch, heads, seq, -1)
-    reach = np.clip(key_at, 0, None)
+    reach = np.clip(slots if past_k is not None and positions is None else key_at, 0, None)
     if bias is not None:
         if past_k is not None:
             full = np.broadcast_to(bias, (batch, *bias.shape[1:]))
@@ -333,6 +334,10 @@ def _(n: OpCall) -> Value | tuple[Value, ...]:
         kv = present = [concat(past, new, axis=2) for past, new in zip((n.past_k, n.past_v), kv, strict=False)]
         key_at = unsqueeze(iota(kv[0], axis=2), axes=(0,))
         query_at = query_at + (_find_last(key_at) - _find_last(query_at))
+        if key_mask is not None and VisibleKeys.from_attrs(vars(n)).is_local:
+            is_bool = key_mask.type.dtype == dtypes.bool_
+            key_at = cumsum(cast(key_mask, to=dtypes.i64) if is_bool else key_mask, axis=1) - 1
+            query_at = gather_rows(key_at, expand(query_at, shape=(key_at.shape[0], seq)))
     elif n.past_k is not None:
         slot = unsqueeze(cast(iota(n.past_k, axis=2), to=n.positions.type.dtype), axes=(0,))
         first = slice_(n.positions, axis=1, start=0, stop=1)

@@ -14,6 +14,7 @@ from weft.ir.graph import Node, Value
 from weft.ir.graph.operators import Operators
 from weft.ir.schema.visible_keys import VisibleKeys
 from weft.ir.types import dtypes
+from weft.ir.types.dtypes import DType
 from weft.ir.types.sizes import Size
 
 from ..onnx_emitter import OnnxEmitter, emit_once
@@ -77,7 +78,7 @@ def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool
     past = node.operand("past_k")
     visible: Out = e.cast(e[key_mask], dtypes.bool_)
     if past is not None and node.operand("positions") is not None:  # slots after the mask's end are hidden
-        visible = pad_end(e, visible, 1, past.shape[2], 2)
+        visible = pad_end(e, visible, 1, past.shape[2], 2, dtypes.bool_)
     visible = e.op("Unsqueeze", visible, e.constant([1, 2]))
     if plain:  # ONNX Runtime does not broadcast the query axis of a mask
         queries = e.op("Shape", e[node.inputs[0]], start=1, end=2)
@@ -86,15 +87,17 @@ def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool
     return visible
 
 
-def pad_end(e: OnnxEmitter, x: Out, axis: int, size: Any, rank: int) -> Out:
-    """Return `x` of `rank` axes padded with zeros at the end of `axis` to the IR size `size`."""
-    missing = e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))
-    return e.pad(x, e.op("Concat", e.constant([0]), missing, axis=0), axis, rank)
+def pad_end(e: OnnxEmitter, x: Out, axis: int, size: Any, rank: int, dtype: DType) -> Out:
+    """Return `x`, of `rank` axes and `dtype`, padded with zeros at the end of `axis` to the IR size `size`."""
+    return e.pad(x, (0, e.op("Sub", e.size(size), e.op("Shape", x, start=axis, end=axis + 1))), axis, rank, dtype)
 
 
 def _emit_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
+    mask, appends = node.operand("key_mask"), past is not None and positions is None
+    if mask is not None and appends and VisibleKeys.from_attrs(node.attrs).is_local:
+        return _emit_valid_counts(e, mask, node.required_operand("q").shape[1])
     if past is None or positions is None:
         queries = emit_range(e, node.required_operand("q").shape[1])
         if past is not None:  # after the slots of the past
@@ -106,6 +109,16 @@ def _emit_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     key_positions = emit_slot_positions(e, positions, past.shape[2])
     keys = e.op("Concat", key_positions, emit_consecutive_positions(e, positions), axis=1)
     return queries, e.op("Unsqueeze", keys, e.constant([1, 2]))
+
+
+@emit_once
+def _emit_valid_counts(e: OnnxEmitter, mask: Value, seq: Size) -> tuple[Out, Out]:
+    """Return the positions of the last `seq` slots and of all slots, for `mask` [batch, slots]: each is the number of
+    earlier slots where the mask is 1. So padding between tokens does not move the window."""
+    allowed = e.cast(e[mask], dtypes.i64) if mask.type.dtype == dtypes.bool_ else e[mask]
+    counts = e.op("Sub", e.op("CumSum", allowed, e.constant(1)), e.constant(1))
+    queries = e.op("Slice", counts, e.op("Neg", e.size(seq)), e.constant([2**63 - 1]), e.constant([1]))
+    return e.op("Unsqueeze", queries, e.constant([1, 3])), e.op("Unsqueeze", counts, e.constant([1, 2]))
 
 
 @emit_once

@@ -88,7 +88,7 @@ def Attention(e: OnnxEmitter, node: Node) -> list[Out]:
         codes, dtype = ((x, s) for x, s in zip(kv, scales, strict=False) if s is not None), node.output.type.dtype
         kv = [cache_codes.dequantize_cache(e, x, s, a["kv_heads"], bits, dtype) for x, s in codes]
     if sinks is not None:  # append a key of zeros; its score is the sink
-        kv = [e.pad(x, e.constant([0, 1]), 2, 4) for x in kv]
+        kv = [e.pad(x, (0, 1), 2, 4, node.output.type.dtype) for x in kv]
     y = e.op("Attention", _split_heads(e, q, a["heads"]), kv[0], kv[-1], mask, **common)
     if v is None:  # full keys served as values: cheaper than slicing the values out of a cache
         y = e.op("Slice", y, e.constant([0]), e.constant([a["value_dim"]]), e.constant([3]))
@@ -152,9 +152,9 @@ def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     if sinks is None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
-    column = e.pad(column, e.op("Concat", e.size(keys), e.constant([0]), axis=0), 3, 4)
+    column = e.pad(column, (e.size(keys), 0), 3, 4, node.output.type.dtype)
     # A sink is the score of one more key. That key is zero, so its product is 0, also after the softcap.
-    return e.op("Add", e.pad(added, e.constant([0, 1]), 3, 4), column)
+    return e.op("Add", e.pad(added, (0, 1), 3, 4, node.output.type.dtype), column)
 
 
 def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
@@ -166,7 +166,7 @@ def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Valu
     else:
         visible = e[bias]
         if node.operand("positions") is not None and bias.shape[3] != 1:  # slots after its end are masked
-            visible = pad_end(e, visible, 3, keys, 4)
+            visible = pad_end(e, visible, 3, keys, 4, node.output.type.dtype)
     return e.op("Where", mask, visible, e.scalar(float("-inf"), node.output.type.dtype))
 
 

@@ -245,17 +245,8 @@ def _multiply_experts(e: OnnxEmitter, rows: Out, weight: Value, chosen: Out | No
 
 
 def _emit_largest_count(e: OnnxEmitter, counts: Out) -> Out:
-    """Return the largest of `counts` [n], or 1 if that is larger, as a tensor [1]."""
-    return e.op("Max", e.op("ReduceMax", counts, e.constant([0]), keepdims=1), e.constant([1]))
-
-
-def _rank_tokens(e: OnnxEmitter, used: Out) -> Out:
-    """Return numbers [experts, tokens] whose TopK has the tokens of each expert in order; `used` is 1 for these, else
-    0. In ONNX TopK puts the lower index first among equal values; OpenVINO does not, and computes in 32 bits."""
-    if e.target.contrib:
-        return used
-    indices = e.range(e.op("Shape", used, start=1, end=2))
-    return e.op("Sub", e.op("Mul", used, e.constant(1 << 24)), indices)
+    """Return the largest of `counts` i32 [n], or 1 if that is larger, as a tensor i64 [1]."""
+    return e.op("Max", e.cast(e.op("ReduceMax", counts, e.constant([0]), keepdims=1), dtypes.i64), e.constant([1]))
 
 
 @lowering(ops.moe, targets=on_cpu)
@@ -271,20 +262,23 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
     experts, active = combine.width, node.attrs["active"]
     constant_1 = e.constant([1])
 
-    # weights [experts, tokens]; used: 1 where a weight is not zero.
+    # weights [experts, tokens]; used: 1 where a weight is not zero, in i32, since tract takes i64 of a bool for sizes.
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, experts]))
     weights = e.op("Transpose", flat, perm=[1, 0])
-    used = e.cast(e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), dtypes.i64)
-    chosen = None
+    used = e.cast(e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), dtypes.i32)
+    one, chosen = e.constant([1], np.int32), None
     if active is not None and experts >= SPARSE * active:
-        busy = e.op("Min", e.op("ReduceSum", used, constant_1, keepdims=0), constant_1)
-        count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), constant_1)
-        chosen = e.many("TopK", busy, count, axis=0, outputs=2)[1]
+        busy = e.op("Min", e.op("ReduceSum", used, constant_1, keepdims=0), one)
+        count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), one)
+        chosen = e.many("TopK", busy, e.cast(count, dtypes.i64), axis=0, outputs=2)[1]
         weights, used = (e.op("Gather", v, chosen, axis=0) for v in (weights, used))
 
-    # The tokens of each expert in order, [experts, n]; padding is another token with a weight of zero.
+    # The tokens of each expert in order, [experts, n]; padding is another token with a weight of zero. Keys are unique,
+    # because OpenVINO and MNN order equal ones at will.
     n = _emit_largest_count(e, e.op("ReduceSum", used, constant_1, keepdims=0))
-    tokens = e.many("TopK", _rank_tokens(e, used), n, axis=1, outputs=2)[1]
+    indices = e.cast(e.range(e.op("Shape", used, start=1, end=2)), dtypes.i32)
+    keys = e.op("Sub", e.op("Mul", used, e.constant(1 << 24, np.int32)), indices)
+    tokens = e.many("TopK", keys, n, axis=1, outputs=2)[1]
     states = e[x] if x.type.rank == 2 else e.op("Reshape", e[x], e.constant([-1, x.width]))
     rows = e.op("Gather", states, tokens, axis=0)
 
@@ -299,7 +293,7 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
 
     # Back to tokens: the rows in `results` of a token's k experts, [tokens, k].
     # The tokens of each expert are in order, so this count is the token's row in its expert.
-    before = e.op("CumSum", used, e.constant(1), exclusive=1)
+    before = e.cast(e.op("CumSum", used, e.constant(1), exclusive=1), dtypes.i64)
     # Clamped for experts that a token does not use: any row will do, its weight is zero.
     row_in_expert = e.op("Transpose", e.op("Min", before, e.op("Sub", n, constant_1)), perm=[1, 0])
     k = _emit_largest_count(e, e.op("ReduceSum", used, e.constant([0]), keepdims=0))

@@ -38,9 +38,9 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
             _hide_logits(e, logits, e.op("Less", valid, seq))
         return
     call_mask = _slice_call(e, mask, seq)
-    # Sort keys 2^40 − i for valid tokens and −i for padding are distinct, so the sort is stable.
+    # Sort keys 2^24 − i for valid tokens and −i for padding are distinct, so the sort is stable.
     indices = e.range(seq)
-    keys = e.op("Sub", e.op("Mul", call_mask, e.constant(1 << 40)), indices)
+    keys = e.op("Sub", e.op("Mul", call_mask, e.constant(1 << 24)), indices)
     order = e.many("TopK", keys, seq, axis=1, outputs=2)[1]
     for value in graph.inputs.values():
         if has_token_axes(value, tokens):

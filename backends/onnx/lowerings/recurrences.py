@@ -44,7 +44,8 @@ def cast_results(e: OnnxEmitter, node: Node, results: list[Out]) -> list[Out]:
 
 def emit_zeros(e: OnnxEmitter, batch: Size, *tail: int) -> Any:
     """Return f32 zeros [batch, *tail]."""
-    return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0))
+    zero = onnx.tensor([0.0], dtype=onnx.DataType.FLOAT)  # explicit, because tract takes f64 by default
+    return e.op("ConstantOfShape", e.op("Concat", e.size(batch), e.constant(tail), axis=0), value=zero)
 
 
 def emit_initial_state(e: OnnxEmitter, node: Node, past: Any, *tail: int) -> Any:
@@ -135,7 +136,7 @@ class _Chunks:
         self.tokens, self.padding, self.upto, self.before, self.after = e.memo(("chunks", seq), self._measure)
 
     def _measure(self) -> tuple[Any, ...]:
-        """Return the number of tokens per chunk [1], the padding [2] before (0) and after seq, and three f32 matrices
+        """Return the number of tokens per chunk [1], the padding [1] after seq, and three f32 matrices
         [t, s] that are 1 where s ≤ t, where s < t, and where s > t, else 0."""
         e = self.e
         tokens = e.op("Min", self.seq, e.constant([CHUNK]))
@@ -144,12 +145,12 @@ class _Chunks:
         t, s = e.op("Unsqueeze", at, e.constant([1])), e.op("Unsqueeze", at, e.constant([0]))
         kinds = "LessOrEqual", "Less", "Greater"
         masks = (e.cast(e.op(kind, s, t), dtypes.f32) for kind in kinds)
-        return (tokens, e.op("Concat", e.constant([0]), missing, axis=0), *masks)
+        return (tokens, missing, *masks)
 
     def cut(self, x: Any, *tail: int) -> Any:
         """Return x [batch, seq, width] as [batch, chunks, tokens, *tail], zero-padded at the end of seq."""
         e = self.e
-        padded = e.pad(x, self.padding, 1, 3)
+        padded = e.pad(x, (0, self.padding), 1, 3, dtypes.f32)
         return e.op("Reshape", padded, e.op("Concat", e.constant([0, -1]), self.tokens, e.constant(tail), axis=0))
 
     def join(self, y: Any, width: int) -> Any:
@@ -252,8 +253,7 @@ def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
     assert isinstance(weight, Param)
     channels, width = weight.type.concrete({})
     dtype, seq = x.type.dtype, x.shape[1]
-    before = e.constant([width - 1, 0])
-    padded = e.pad(e[x], before, 1, 3) if past is None else e.op("Concat", e[past], e[x], axis=1)
+    padded = e.pad(e[x], (width - 1, 0), 1, 3, dtype) if past is None else e.op("Concat", e[past], e[x], axis=1)
     length = e.size(seq)
 
     def rows(start: int) -> Any:
@@ -268,4 +268,4 @@ def Taps(e: OnnxEmitter, node: Node) -> list[Out]:
     assert y is not None
     y = emit_activation(e, y if bias is None else e.op("Add", y, e[bias]), node.attrs["activation"], dtype)
     # The next call begins with the last width − 1 inputs, which are the rows from `length` on.
-    return [y] if past is None else [y, e.op("Slice", padded, length, e.constant([2**62]), e.constant([1]))]
+    return [y] if past is None else [y, e.op("Slice", padded, length, e.constant([2**63 - 1]), e.constant([1]))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import onnx_ir as onnx
@@ -181,9 +180,8 @@ def OneHot(e: OnnxEmitter, node: Node) -> Out:
 @lowering(ops.pad)
 def Pad(e: OnnxEmitter, node: Node) -> Out:
     a = node.attrs
-    value = e.scalar(a["value"], node.output.type.dtype)
-    amounts = e.constant([a["before"], a["after"]])
-    return e.pad(e[node.required_operand("x")], amounts, a["axis"], node.output.type.rank, value)
+    type, amounts = node.output.type, (a["before"], a["after"])
+    return e.pad(e[node.required_operand("x")], amounts, a["axis"] % type.rank, type.rank, type.dtype, a["value"])
 
 
 @lowering(ops.softmax)
@@ -192,7 +190,9 @@ def Softmax(e: OnnxEmitter, node: Node) -> Out:
     dtype = node.output.type.dtype
     # For a row with only −∞, ONNX returns NaN, but weft defines zeros.
     largest = e.op("ReduceMax", x, e.constant([axis]), keepdims=1)
-    dead = e.op("Equal", largest, e.scalar(-math.inf, dtype))  # MNN has no IsInf, and f16 none before opset 20
+    # Not IsInf: MNN lacks it, and OpenVINO and tract take the largest of only −∞ for the smallest finite number. Not
+    # Less: MNN's is wrong where it broadcasts.
+    dead = e.op("Greater", e.scalar(-3e4 if dtype == dtypes.f16 else -1e30, dtype), largest)
     return e.op("Where", dead, e.scalar(0, dtype), e.op("Softmax", x, axis=axis))
 
 

@@ -13,6 +13,8 @@ import transformers
 
 import weft
 
+from ....caches import empty_caches
+
 SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
 MASKS = [[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1]]
@@ -23,12 +25,7 @@ class Raw:
 
     def __init__(self, folder: Path, batch: int, capacity: int) -> None:
         self.session = onnxruntime.InferenceSession(folder / "model.onnx")
-        sizes = {"batch": batch, "capacity": capacity}
-        self.states = {
-            i.name: np.zeros([sizes.get(s, s) for s in i.shape], np.float32)
-            for i in self.session.get_inputs()
-            if i.name.startswith("past")
-        }
+        self.states = empty_caches(self.session, batch, capacity)
 
     def __call__(self, ids: Any, mask: Any) -> Any:
         mask = np.asarray(mask)
@@ -53,13 +50,19 @@ def saved(folder: Path, family: str, **config: Any) -> Any:
 
 
 @pytest.mark.parametrize("every", [False, True], ids=["last", "every"])
+@pytest.mark.parametrize("options", [{"opset": 17}, {}, {"opset": 17, "cache": "buffer"}, {"cache": "buffer"}], ids=str)
 @pytest.mark.parametrize(("family", "target"), [("Llama", "ort-cpu"), ("Llama", "onnx"), ("Gemma2", "onnx")])
 def test_any_attention_mask_gives_the_result_of_each_row_alone(
-    family: str, every: bool, target: str, tmp_path: Path
+    family: str, every: bool, target: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
+    options = options if target == "onnx" else {}
     model = saved(tmp_path / "hf", family, sliding_window=8)
     weft.compile(
-        tmp_path / "hf", tmp_path / "out", target=target, passes="default,-last-token-logits" if every else "default"
+        tmp_path / "hf",
+        tmp_path / "out",
+        target=target,
+        passes="default,-last-token-logits" if every else "default",
+        **options,
     )
     ids = np.random.default_rng(1).integers(3, 64, (4, 6))
     raw = Raw(tmp_path / "out", 4, 16)
@@ -77,7 +80,8 @@ def test_any_attention_mask_gives_the_result_of_each_row_alone(
 @pytest.mark.parametrize(("family", "target"), [("Mamba", "ort-cpu"), ("Mamba", "onnx"), ("Gemma2", "onnx")])
 def test_padding_that_would_enter_a_state_gives_nan_logits(family: str, target: str, tmp_path: Path) -> None:
     saved(tmp_path / "hf", family, sliding_window=4)
-    weft.compile(tmp_path / "hf", tmp_path / "out", target=target)
+    options: Any = {"cache": "buffer"} if family == "Gemma2" else {}  # rolling
+    weft.compile(tmp_path / "hf", tmp_path / "out", target=target, **options)
     raw = Raw(tmp_path / "out", 4, 16)
     logits = raw(np.random.default_rng(1).integers(3, 64, (4, 6)), MASKS)
     assert np.isnan(logits).all((1, 2)).tolist() == [True, True, True, False]
