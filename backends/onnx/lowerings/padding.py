@@ -47,6 +47,10 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
             x = e[value]
             ids = value.type.rank == 2
             e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _gather_rows(e, x, order)
+    positions = graph.inputs["position_ids"]
+    if e.target.opset < 24:  # bodies of expanded ops write padding to its positions: those after the valid tokens
+        first = e.op("Gather", e[positions], e.constant([0]), axis=1)
+        e.values[positions] = e.op("Add", first, indices)
     heads = {v: _find_output_head(v, tokens, chosen) for v in graph.outputs.values() if has_token_axes(v, tokens)}
     inverse_order = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if heads else order
     restored = {node: _restore_order(chosen[node], x, inverse_order) for node, x in filter(None, heads.values())}
@@ -55,7 +59,7 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
         if head is None:
             e.output_values[value] = _gather_rows(e, e[value], inverse_order)
     if logits is not None and limit is not None:
-        first = emit_first_position(e, graph.inputs["position_ids"])
+        first = emit_first_position(e, positions)
         valid = e.op("Sub", e.op("ReduceSum", mask, e.constant([1])), first)
         last = e.op("Gather", indices, e.constant([-1]))  # seq − 1 on the device: `seq` itself is on the host
         is_lost = e.op("And", e.op("LessOrEqual", valid, last), e.op("GreaterOrEqual", e.op("Add", first, last), limit))
