@@ -13,7 +13,7 @@ import onnx_ir as onnx
 
 from weft.ir.graph import Node, Value
 from weft.ir.op import Growth
-from weft.ir.types import sizes
+from weft.ir.types import dtypes, sizes
 from weft.passes.analysis.tokens.tokenwise import Tokens, find_token_axes, find_token_operands, has_token_axes
 
 from ..onnx_emitter import Emit, Emitted, OnnxEmitter
@@ -48,9 +48,12 @@ def lower_with_padding(e: OnnxEmitter, chosen: Mapping[Node, Emit]) -> None:
             ids = value.type.rank == 2
             e.values[value] = e.op("GatherElements", x, order, axis=1) if ids else _gather_rows(e, x, order)
     positions = graph.inputs["position_ids"]
-    if e.target.opset < 24:  # bodies of expanded ops write padding to its positions: those after the valid tokens
+    if e.target.opset < 24:  # bodies of expanded ops write padding to its positions, and read the mask by position
         first = e.op("Gather", e[positions], e.constant([0]), axis=1)
         e.values[positions] = e.op("Add", first, indices)
+        slots = e.range(e.op("Shape", mask, start=1, end=2))
+        lengths = e.op("Less", slots, e.op("ReduceSum", mask, e.constant([1])))
+        e.values[graph.inputs["attention_mask"]] = e.cast(lengths, dtypes.i64)
     heads = {v: _find_output_head(v, tokens, chosen) for v in graph.outputs.values() if has_token_axes(v, tokens)}
     inverse_order = e.many("TopK", order, seq, axis=1, largest=0, outputs=2)[1] if heads else order
     restored = {node: _restore_order(chosen[node], x, inverse_order) for node, x in filter(None, heads.values())}
