@@ -47,11 +47,12 @@ class OptionKeywords(TypedDict, total=False):
     keep_blocks: str
     opset: int
     prepack: bool
+    runtime: str
 
 
-def option(default: Any, help: str) -> Any:
-    """Return a dataclass field of `Options` with this `default` and this `help` text."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def option(default: Any, help: str, flag: str = "") -> Any:
+    """Return a dataclass field of `Options` with this `default` and `help`; `flag` defaults to the field's name."""
+    return dataclasses.field(default=default, metadata={"help": help, "spelled": flag})
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ class Option(Argument):
     """The description of an option of a target, from which commands derive flags, help and messages."""
 
     help: str
+    spelled: str = ""
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return self.spelled or "--" + self.name.replace("_", "-")
 
     @property
     def choices(self) -> tuple[str, ...]:

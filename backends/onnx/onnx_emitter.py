@@ -374,7 +374,10 @@ class OnnxEmitter:
         Raises WeftError if it is newer than the target's."""
         kinds = {value.type.dtype.name for node in self.graph.nodes for value in node.outputs}
         needs = {17: "", 22 if "bf16" in kinds else 17: "bf16"}  # of many operators
+        lacks = getattr(self.target, "lacks", ())
         for node in onnx.traversal.RecursiveGraphIterator(graph):
+            if node.op_type in lacks:
+                raise WeftError(f"the runtime has no {node.op_type} as {node.name} needs it: choose another for --for")
             if node.domain == "" and defs.has(node.op_type):
                 opset = _find_first_opset(node.op_type, len(node.inputs), frozenset(node.attributes))
                 needs.setdefault(opset, node.op_type)

@@ -28,6 +28,7 @@ from .. import cpu
 from ..folder_facts import FolderFacts
 from ..options import ARITHMETIC, BlockOptions, CacheOptions, Options, option
 from ..target import MODEL, Backend, Place, register
+from .onnx_runtimes import RUNTIMES, OnnxRuntime
 
 if TYPE_CHECKING:
     from ..onnx.onnx_folder import OnnxFolder
@@ -44,6 +45,7 @@ class OnnxBackend(Backend):
     opset: int = 24
     ir_version: int = 11
     caches: str = "buffer"  # buffer: a call writes into them; concat: it returns longer ones
+    lacks: tuple[str, ...] = ()  # what the runtime lacks, see `OnnxRuntime`
 
     options = CacheOptions
     libraries = ("numpy", "onnx", "onnx-ir")
@@ -57,23 +59,6 @@ class OnnxBackend(Backend):
         from ..onnx.lowering import list_refusals
 
         return list_refusals(node, self)
-
-    @property
-    def form(self) -> str:
-        """Return the name under which `takes` finds this version of the target: opset17, "" for the newest opset."""
-        return f"opset{self.opset}" if self.opset < OnnxBackend.opset else ""
-
-    def specialize(self, options: Options) -> OnnxBackend:
-        opset, caches = getattr(options, "opset", 0), getattr(options, "cache", self.caches)
-        if opset and not OLDEST <= opset <= self.opset:
-            raise WeftError(f"--opset {opset} is unknown: target {self.name} has {OLDEST} to {self.opset}")
-        return replace(self, opset=opset or self.opset, caches=caches)
-
-    def takes(self, graph: Graph, form: str) -> Accepts:
-        opset = form.removeprefix("opset")
-        if form != opset and opset.isdigit():
-            return replace(self, opset=int(opset)).refusals
-        return super().takes(graph, form)
 
     def finish(
         self, graph: Graph, pipeline: Pipeline, dtype: str, max_length: int | None, *, trains: bool
@@ -94,9 +79,7 @@ class OnnxBackend(Backend):
     def forms(self, graph: Graph, options: Options) -> dict[str, Form]:
         from ..onnx.onnx_folder import GENAI, can_run_genai
 
-        # Bodies of expanded ops repeat in every layer what depends on positions only.
-        shared = (Cse(),) if self.form else ()
-        legalized, forms = Phase(MODEL, (Legalize(self.name, self.form), *shared)), dict[str, Form]()
+        legalized, forms = Phase(MODEL, self._legalize()), dict[str, Form]()
         if graph.meta.get("kind") == "encoder-decoder":
             for side in (EncoderSide(), DecoderSide()):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))
@@ -106,6 +89,9 @@ class OnnxBackend(Backend):
             forms[GENAI] = Form(Pipeline((Phase("cache", (FullCaches(),)),)))
             forms[f"{GENAI}-{MODEL}"] = Form(Pipeline((legalized,)), of=GENAI)
         return forms
+
+    def _legalize(self) -> tuple[Pass, ...]:
+        return (Legalize(self.name),)
 
     def build(
         self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
@@ -155,6 +141,9 @@ class StandardOptions(CacheOptions):
         "How caches grow: a call returns the past with its keys and values appended, or writes into a buffer, which is "
         "faster where a runtime has TensorScatter",
     )
+    runtime: Literal["", *RUNTIMES] = option(  # type: ignore[valid-type]
+        "", "Use only what this runtime has: its opset, operators and dtypes (see docs/runtimes.md)", flag="--for"
+    )
 
 
 @dataclass(frozen=True)
@@ -198,8 +187,36 @@ class StandardBackend(OnnxBackend):
     """The target of standard operators, for ONNX Runtime and others: few of them can write into caches."""
 
     caches: str = "concat"
+    restrictions: str = ""  # the options that restrict operators, as the argument `form` of legalize
 
     options = StandardOptions
+
+    def specialize(self, options: Options) -> StandardBackend:
+        if not isinstance(options, StandardOptions):
+            return self
+        runtime, opset = RUNTIMES.get(options.runtime), options.opset
+        if opset and not OLDEST <= opset <= (newest := runtime.opset if runtime else self.opset):
+            raise WeftError(f"--opset {opset} is unknown: {options.runtime or self.name} has {OLDEST} to {newest}")
+        limits = runtime or OnnxRuntime("", "", "", dtypes=self.dtypes)
+        return replace(
+            self,
+            opset=opset or limits.opset,
+            caches=options.cache,
+            lacks=limits.lacks,
+            dtypes=limits.dtypes,
+            restrictions="-".join(filter(None, (options.runtime, f"opset{opset}" * bool(opset)))),
+        )
+
+    def takes(self, graph: Graph, form: str) -> Accepts:
+        *names, last = form.split("-opset" if "-opset" in form else "opset")
+        runtime, opset = (names[0], last) if names else (last, "")
+        if form and runtime in ("", *RUNTIMES) and (opset.isdigit() or not opset):
+            return self.specialize(StandardOptions(runtime=runtime, opset=int(opset or 0))).refusals
+        return super().takes(graph, form)
+
+    def _legalize(self) -> tuple[Pass, ...]:
+        # Bodies of expanded ops repeat in every layer what depends on positions only.
+        return (Legalize(self.name, self.restrictions), *((Cse(),) if self.restrictions else ()))
 
 
 register(

@@ -36,6 +36,7 @@ from weft.ir.types.dtypes import DType
 
 from ...block_weights import find_stored_layout, get_quantized
 from ...target import Backend
+from ...targets.onnx_runtimes import BLOCKS, GATHERED_CODES
 from ..lowering import lowering, standard
 from ..onnx_emitter import OnnxEmitter, emit_once
 from .block_matmul import append_sums, decode_scales
@@ -47,6 +48,16 @@ SINCE = 21  # first opset where DequantizeLinear supports groups
 ZEROS = ("signed_zeros", "middles")  # parts that layouts without zero points lack
 
 
+def has_blocks(target: Backend) -> bool:
+    """Return whether DequantizeLinear decodes blocks on `target`."""
+    return target.opset >= SINCE and BLOCKS not in getattr(target, "lacks", ())
+
+
+def _gathers_codes(target: Backend) -> bool:
+    """Return whether DequantizeLinear decodes codes that a node chose on `target`; else it needs a constant."""
+    return GATHERED_CODES not in getattr(target, "lacks", ())
+
+
 def find_layout(weight: Value | None, target: Backend) -> BlockLayout | str:
     """Return the block layout in which operators of `target` decode `weight`, a matrix or a stack of matrices, or the
     reason (str) why they cannot."""
@@ -56,8 +67,8 @@ def find_layout(weight: Value | None, target: Backend) -> BlockLayout | str:
     assert isinstance(weight, Param)
     if layout.floats or (layout.has_minimum and not layout.sums):
         return f"DequantizeLinear cannot decode {layout}{', but target torch can' * layout.floats}"
-    if layout.sums and target.opset < SINCE:
-        return f"before opset {SINCE} operators cannot decode {layout}"
+    if layout.sums and not has_blocks(target):
+        return f"without blocks in DequantizeLinear operators cannot decode {layout}"
     if weight.type.dtype not in (dtypes.f32, dtypes.f16):
         return f"no kernel of ONNX Runtime dequantizes to {weight.type.dtype}"
     return layout
@@ -92,8 +103,10 @@ def NormDequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
 @lowering(ops.embedding, targets=standard, when=_find_lookup_refusal, first=True)
 def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
     ids, (table, layout) = node.required_operand("ids"), get_quantized(node, "table")
-    if e.target.opset < SINCE:
+    if not has_blocks(e.target):
         return _decode_rows(e, table, layout, ids.type.rank + 1, lambda name: _gather_part(e, ids, table, layout, name))
+    if not _gathers_codes(e.target):
+        return e.op("Gather", _dequantize_rows(e, table, layout), e[ids], axis=0)
     if layout.bits == 8:
         axis = int(any(user.op in (ops.linear, ops.norm_linear) for user in table.users))
         names = ("signed", "steps", "signed_zeros")
@@ -102,6 +115,12 @@ def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
         return e.op("Transpose", rows, perm=[*range(1, ids.type.rank + 1), 0]) if axis else rows
     pairs, scales, zeros = (_gather_part(e, ids, table, layout, name) for name in ("halves", "steps", "middles"))
     return _dequantize_nibbles(e, pairs, scales, zeros, table, layout)
+
+
+def _dequantize_rows(e: OnnxEmitter, table: Param, layout: BlockLayout) -> Out:
+    codes, steps, zeros = (_emit_part(e, table, layout, n, 0, "table") for n in ("signed", "steps", "signed_zeros"))
+    scales = _cast_scales(e, table, layout, steps, "steps")
+    return _drop_padding(e, _dequantize(e, codes, scales, zeros, layout, -1), table, layout)
 
 
 def _dequantize_nibbles(
@@ -150,13 +169,16 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
     layout = find_layout(weight, e.target)
     assert isinstance(layout, BlockLayout)
 
+    if chosen is not None and has_blocks(e.target) and not _gathers_codes(e.target):
+        return gather_experts(e, dequantize_stack(e, weight, None), chosen)
+
     def read(name: str) -> Out | None:
         if name in ZEROS and not layout.has_zeros:
             return None
         dtype = _choose_part_dtype(layout, name)
         return gather_experts(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
 
-    if e.target.opset < SINCE:
+    if not has_blocks(e.target):
         return _decode_rows(e, weight, layout, 3, read)
     scales = _cast_scales(e, weight, layout, read("steps"), "steps")
     if layout.bits < 8 and chosen is not None:  # Gather does not support 4-bit integers
@@ -175,7 +197,7 @@ def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
 
 @emit_once
 def _dequantize_matrix(e: OnnxEmitter, weight: Param, layout: BlockLayout) -> Out:
-    if e.target.opset < SINCE:
+    if not has_blocks(e.target):
         rows = _decode_rows(e, weight, layout, 2, lambda name: _emit_part(e, weight, layout, name, 0))
         return e.op("Transpose", rows, perm=[1, 0])
     codes, zeros = (_emit_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
@@ -209,7 +231,7 @@ def _emit_part(
         return None
     recipe: Recipe = Stored(weight.recipe, name)
     row_size = weight.width + layout.sums * -(-weight.width // layout.group)
-    if name == "signed" and row_size % layout.group:
+    if name == "signed" and row_size % layout.group and has_blocks(e.target):
         recipe = Slice(recipe, 1, 0, row_size)
     if transposed:
         recipe = Permute(recipe, (1, 0))

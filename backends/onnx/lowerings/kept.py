@@ -54,7 +54,7 @@ def report_dequantized(graph: Graph, target: Backend) -> list[str]:
 def has_rounded_activations(graph: Graph, target: Backend) -> bool:
     """Return whether products round activations to 8 bits, unless --arithmetic f32 is set: on a CPU, if weights that a
     pass quantized stay in blocks that an operator decodes."""
-    decodes = target.contrib or target.opset >= dequantized.SINCE
+    decodes = target.contrib or dequantized.has_blocks(target)
     return (
         target.device == "cpu" and decodes and any(is_quantized(weight) for weight in list_kept_weights(graph, target))
     )

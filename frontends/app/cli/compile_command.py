@@ -40,7 +40,7 @@ def _build_target_options() -> list[click.Option]:
     for option, targets in collect_options().values():
         text = f"{option.help} (target{'s' * (len(targets) > 1)} {', '.join(targets)})."
         kind = click.Choice(option.choices) if option.choices else option.type
-        flag = click.Option([option.flag], type=kind, is_flag=option.type is bool, default=None, help=text)
+        flag = click.Option([option.flag, option.name], type=kind, is_flag=option.type is bool, default=None, help=text)
         flag.callback = partial(_require_change, option.default)
         options.append(flag)
     explaining = ", ".join(target.name for target in TARGETS.values() if target.explains)
