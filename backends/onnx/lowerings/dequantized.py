@@ -53,6 +53,11 @@ def has_blocks(target: Backend) -> bool:
     return target.opset >= SINCE and BLOCKS not in getattr(target, "lacks", ())
 
 
+def _decodes_blocks(target: Backend, weight: Param, layout: BlockLayout) -> bool:
+    """Return whether DequantizeLinear decodes `weight` on `target`; OpenVINO decodes no partial block at its end."""
+    return has_blocks(target) and (_gathers_codes(target) or not weight.width % layout.group)
+
+
 def _gathers_codes(target: Backend) -> bool:
     """Return whether DequantizeLinear decodes codes that a node chose on `target`; else it needs a constant."""
     return GATHERED_CODES not in getattr(target, "lacks", ())
@@ -103,7 +108,7 @@ def NormDequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
 @lowering(ops.embedding, targets=standard, when=_find_lookup_refusal, first=True)
 def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
     ids, (table, layout) = node.required_operand("ids"), get_quantized(node, "table")
-    if not has_blocks(e.target):
+    if not _decodes_blocks(e.target, table, layout):
         return _decode_rows(e, table, layout, ids.type.rank + 1, lambda name: _gather_part(e, ids, table, layout, name))
     if not _gathers_codes(e.target):
         return e.op("Gather", _dequantize_rows(e, table, layout), e[ids], axis=0)
@@ -169,7 +174,7 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
     layout = find_layout(weight, e.target)
     assert isinstance(layout, BlockLayout)
 
-    if chosen is not None and has_blocks(e.target) and not _gathers_codes(e.target):
+    if chosen is not None and _decodes_blocks(e.target, weight, layout) and not _gathers_codes(e.target):
         return gather_experts(e, dequantize_stack(e, weight, None), chosen)
 
     def read(name: str) -> Out | None:
@@ -178,7 +183,7 @@ def dequantize_stack(e: OnnxEmitter, weight: Param, chosen: Out | None) -> Out:
         dtype = _choose_part_dtype(layout, name)
         return gather_experts(e, e.weight(f"{weight.name}.{name}", Stored(weight.recipe, name), dtype), chosen)
 
-    if not has_blocks(e.target):
+    if not _decodes_blocks(e.target, weight, layout):
         return _decode_rows(e, weight, layout, 3, read)
     scales = _cast_scales(e, weight, layout, read("steps"), "steps")
     if layout.bits < 8 and chosen is not None:  # Gather does not support 4-bit integers
@@ -197,7 +202,7 @@ def _multiply_codes(e: OnnxEmitter, key: object, x: Out, node: Node) -> Out:
 
 @emit_once
 def _dequantize_matrix(e: OnnxEmitter, weight: Param, layout: BlockLayout) -> Out:
-    if not has_blocks(e.target):
+    if not _decodes_blocks(e.target, weight, layout):
         rows = _decode_rows(e, weight, layout, 2, lambda name: _emit_part(e, weight, layout, name, 0))
         return e.op("Transpose", rows, perm=[1, 0])
     codes, zeros = (_emit_part(e, weight, layout, name, 1) for name in ("signed", "signed_zeros"))
@@ -231,7 +236,7 @@ def _emit_part(
         return None
     recipe: Recipe = Stored(weight.recipe, name)
     row_size = weight.width + layout.sums * -(-weight.width // layout.group)
-    if name == "signed" and row_size % layout.group and has_blocks(e.target):
+    if name == "signed" and row_size % layout.group and _decodes_blocks(e.target, weight, layout):
         recipe = Slice(recipe, 1, 0, row_size)
     if transposed:
         recipe = Permute(recipe, (1, 0))
