@@ -95,12 +95,17 @@ class Backend(ABC):
 
     # -- compiling
 
+    @property
+    def subject(self) -> str:
+        """Return what messages call the target."""
+        return f"target {self.name}"
+
     def dtype(self, name: str | None) -> str:
         """Return the canonical name of the dtype `name`; the target's first dtype if `name` is None. Raises WeftError
         if the dtype is unknown, or the target does not support it."""
         canonical = self.dtypes[0] if name is None else dtypes.parse(name, self.dtypes).name
         if canonical not in self.dtypes:
-            raise WeftError(f"target {self.name} does not support {canonical}; it supports {', '.join(self.dtypes)}")
+            raise WeftError(f"{self.subject} does not support {canonical}; it supports {', '.join(self.dtypes)}")
         return canonical
 
     def choose(self, given: Mapping[str, Any]) -> Options:

@@ -377,7 +377,7 @@ class OnnxEmitter:
         lacks = getattr(self.target, "lacks", ())
         for node in onnx.traversal.RecursiveGraphIterator(graph):
             if node.op_type in lacks:
-                raise WeftError(f"the runtime has no {node.op_type} as {node.name} needs it: choose another for --for")
+                raise WeftError(f"{self.target.subject} has no {node.op_type}, which {node.name} needs")
             if node.domain == "" and defs.has(node.op_type):
                 opset = _find_first_opset(node.op_type, len(node.inputs), frozenset(node.attributes))
                 needs.setdefault(opset, node.op_type)

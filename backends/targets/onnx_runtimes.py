@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 BLOCKS = "DequantizeLinear by blocks"
 GATHERED_CODES = "DequantizeLinear of gathered codes"
+EXPERT_CODES = "codes of experts"
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class OnnxRuntime:
     - version: the version in which models were run, or whose documentation was read
     - tried: weft's tests run models in it
     - opset: the opset to use; a runtime may know newer operators, but not as weft uses them
-    - lacks: operators of this opset that it refuses or computes differently, and `BLOCKS` and `GATHERED_CODES`
+    - lacks: operators of this opset that it refuses or computes differently, and the forms named above
     - dtypes: float dtypes of models
     """
 
@@ -38,7 +39,7 @@ RUNTIMES = {
     for runtime in (
         OnnxRuntime(
             "openvino",
-            "OpenVINO, on Intel CPUs and GPUs; without INFERENCE_PRECISION_HINT=f32 it may compute in bf16",
+            "OpenVINO, on Intel CPUs and GPUs; by default it rounds to bf16, and to 8 bits before quantized weights",
             "2026.4.1",
             lacks=("TensorScatter", GATHERED_CODES),
             dtypes=("f32", "f16", "bf16"),
@@ -55,10 +56,13 @@ RUNTIMES = {
             "MNN, on phones; models are converted first, with i32 for i64; its Gelu is inexact, hence opset 19",
             "3.6.1",
             opset=19,
-            lacks=("Scan", BLOCKS),
+            lacks=("Scan", BLOCKS, EXPERT_CODES),
+            dtypes=("f32",),
         ),
-        OnnxRuntime("ort-node", "onnxruntime-node", "1.30.0"),
-        OnnxRuntime("ort-web", "onnxruntime-web, in WebAssembly; it gets the data file by externalData", "1.31.0"),
+        OnnxRuntime("ort-node", "onnxruntime-node", "1.30.0", tried=False),
+        OnnxRuntime(
+            "ort-web", "onnxruntime-web, in WebAssembly; it gets the data file by externalData", "1.31.0", tried=False
+        ),
         OnnxRuntime("tensorrt", "NVIDIA TensorRT by its ONNX parser", "11", tried=False, opset=22),
         OnnxRuntime("coreml", _describe_provider("CoreML", "macOS and iOS"), "1.31", tried=False, opset=20),
         OnnxRuntime("directml", _describe_provider("DirectML", "Windows"), "1.24", tried=False, opset=20),

@@ -191,6 +191,10 @@ class StandardBackend(OnnxBackend):
 
     options = StandardOptions
 
+    @property
+    def subject(self) -> str:
+        return f"target {self.name}{f' for {self.restrictions}' * bool(self.restrictions)}"
+
     def specialize(self, options: Options) -> StandardBackend:
         if not isinstance(options, StandardOptions):
             return self

@@ -1,12 +1,11 @@
-"""Run ONNX files in several runtimes, each in its own process and environment.
+"""ONNX runtimes, each in a process of its own.
 
-`Runtime(name).run(path, inputs)` loads an ONNX file and returns its outputs by name. If the runtime refuses the file,
-crashes or hangs, it raises `RuntimeRefusal`, and the next call starts a new process. The last file stays loaded, so
-that further calls show which shapes one loaded model accepts.
+The method `run(path, inputs)` of a `Runtime` loads an ONNX file and returns the outputs by name. A crash, a hang or a
+refusal of the runtime raises `RuntimeRefusal`, and the next call starts a new process. A file that was just run stays
+loaded, so further calls measure what one loaded model accepts.
 
-The environment variable WEFT_RUNTIMES names a folder with the environments: NAME/bin/python for runtimes of Python,
-with the packages in `ENVIRONMENTS`, and node/node_modules for those of Node. This file is also the script that runs in
-the environments of Python; runtimes.mjs is the script for Node.
+This file is also the script of these processes; runtimes.mjs is that of Node, whose packages are in the folder
+node_modules of the folder that the environment variable WEFT_NODE names.
 """
 
 from __future__ import annotations
@@ -28,17 +27,6 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Session = Callable[[dict[str, Any]], dict[str, Any]]  # a loaded model: inputs by name → outputs by name
 
-ENVIRONMENTS = {  # runtime → packages of its environment
-    "reference": "onnx ml_dtypes",
-    "ort": "onnxruntime",
-    "openvino": "openvino onnx",
-    "ort-openvino": "onnxruntime-openvino",
-    "tract": "tract onnx",
-    "mnn": "MNN onnx",
-    "tvm": "apache-tvm onnx",
-    "ort-node": "@huggingface/transformers",
-    "ort-web": "onnxruntime-web",
-}
 IN_NODE = ("ort-node", "ort-web")
 
 
@@ -83,10 +71,10 @@ class Runtime:
         self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
-        root, script = Path(os.environ["WEFT_RUNTIMES"]), Path(__file__)
-        command = [str(root / self.name / "bin" / "python"), "-P", str(script)]
+        script = Path(__file__)
+        command = [sys.executable, "-P", str(script)]
         if self.name in IN_NODE:
-            command = ["node", str(script.with_suffix(".mjs")), str(root / "node")]
+            command = ["node", str(script.with_suffix(".mjs")), os.environ["WEFT_NODE"]]
         self._replies, writer = os.pipe()
         command += [self.name, str(writer)]
         self._process = subprocess.Popen(
@@ -142,23 +130,20 @@ def _load_reference(path: str) -> Session:
     return lambda inputs: dict(zip(model.output_names, model.run(None, inputs), strict=True))
 
 
-def _load_ort(path: str, provider: str = "CPUExecutionProvider") -> Session:
+def _load_ort(path: str) -> Session:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=[provider])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
-
-
-def _load_ort_openvino(path: str) -> Session:
-    return _load_ort(path, "OpenVINOExecutionProvider")
 
 
 def _load_openvino(path: str) -> Session:
     import openvino
 
-    # Without this hint, products are in bf16 on CPUs that have it.
-    model = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    # Without these, products are in bf16 on CPUs that have it, and activations before quantized weights in 8 bits.
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    model = openvino.Core().compile_model(path, "CPU", exact)
     _, outputs = _list_names(path)  # in OpenVINO an output may have several names
 
     def run(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -216,24 +201,6 @@ def _load_mnn(path: str) -> Session:
     def run(arrays: dict[str, Any]) -> dict[str, Any]:
         results = module.forward([new_variable(arrays[name]) for name in inputs])
         return {name: np.array(v.read()) for name, v in zip(outputs, results, strict=True)}
-
-    return run
-
-
-def _load_tvm(path: str) -> Session:
-    import onnx
-    import tvm
-    from tvm import relax
-    from tvm.relax.frontend.onnx import from_onnx
-
-    inputs, outputs = _list_names(path)
-    model = tvm.compile(relax.transform.LegalizeOps()(from_onnx(onnx.load(path))), target="llvm")
-    machine = relax.VirtualMachine(model, tvm.cpu())
-
-    def run(arrays: dict[str, Any]) -> dict[str, Any]:
-        results = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(arrays[name])) for name in inputs))
-        listed = [results] if len(outputs) == 1 else results
-        return {name: v.numpy() for name, v in zip(outputs, listed, strict=True)}
 
     return run
 

@@ -25,6 +25,7 @@ from weft.ir.types.block_layouts import BlockLayout
 
 from ...block_weights import NOT_ASKED, find_stored_layout, is_exact, is_quantized
 from ...target import Backend
+from ...targets.onnx_runtimes import EXPERT_CODES
 from ..lowering import contrib, lowering, standard
 from ..onnx_emitter import OnnxEmitter
 from . import dequantized
@@ -132,6 +133,8 @@ def _emit_parts(e: OnnxEmitter, weight: Param, gate: Param | None, form: _CodeFo
 
 def find_stack_refusal(node: Node, target: Backend) -> str | None:
     """Return None, or the reason (str) why DequantizeLinear cannot decode the expert weights of `node`."""
+    if EXPERT_CODES in getattr(target, "lacks", ()):
+        return "the runtime computes experts by codes wrongly"
     layouts = [dequantized.find_layout(weight, target) for weight in list_expert_weights(node)]
     if any(isinstance(layout, BlockLayout) and layout.has_minimum for layout in layouts):
         return "DequantizeLinear takes no minima"
