@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -212,10 +213,9 @@ class StandardBackend(OnnxBackend):
         )
 
     def takes(self, graph: Graph, form: str) -> Accepts:
-        *names, last = form.split("-opset" if "-opset" in form else "opset")
-        runtime, opset = (names[0], last) if names else (last, "")
-        if form and runtime in ("", *RUNTIMES) and (opset.isdigit() or not opset):
-            return self.specialize(StandardOptions(runtime=runtime, opset=int(opset or 0))).refusals
+        if match := re.fullmatch(rf"({'|'.join(RUNTIMES)})?-?(?:opset(\d+))?", form) if form.strip("-") else None:
+            options = StandardOptions(runtime=match[1] or "", opset=int(match[2] or 0))
+            return self.specialize(options).refusals
         return super().takes(graph, form)
 
     def _legalize(self) -> tuple[Pass, ...]:

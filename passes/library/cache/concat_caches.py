@@ -72,7 +72,8 @@ class ConcatCaches(Pass):
         for node in [n for n in graph.nodes if find_caches(n) and has_state(n)]:
             positions = find_caches(node)[0].positions
             trace.record_rewrite(self.name, rebuild_node(node, {positions: None}).output.name)
-        _count_valid_keys(graph, mask)
+        if rest := _count_valid_keys(graph, mask):
+            trace.note(f"{self.name}: %{rest.name} counts slots, so padding must not be between tokens")
         _find_last_tokens(graph, mask)
 
     def check(self, before: Graph, after: Graph, equivalence: EquivalenceCheck) -> None:
@@ -85,8 +86,9 @@ class ConcatCaches(Pass):
             equivalence.check_close({k: v for k, v in expected.items() if k not in presents}, actual, EXACT)
 
 
-def _count_valid_keys(graph: Graph, mask: Value) -> None:
-    """Let biases by position count the valid keys of each batch row, as position_ids do for queries, not slots."""
+def _count_valid_keys(graph: Graph, mask: Value) -> Value | None:
+    """Let biases by position count the valid keys of each batch row, as position_ids do for queries, not slots.
+    Return a value that still counts slots, if one does."""
     for node in [n for n in graph.nodes if n.op is ops.unsqueeze]:
         counter = node.inputs[0].producer if node.inputs[0] is not None else None
         if counter is None or counter.op is not ops.iota or counter.inputs[0] is not mask:
@@ -95,6 +97,7 @@ def _count_valid_keys(graph: Graph, mask: Value) -> None:
             counts = ops.cumsum(mask, axis=1)
             replace_uses(node.output, ops.affine(counts, by=1, plus=-1))
         erase_unused(graph, [node, counter])
+    return next((n.output for n in mask.users if n.op is ops.iota), None)
 
 
 def _find_last_tokens(graph: Graph, mask: Value) -> None:

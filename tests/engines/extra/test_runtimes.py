@@ -23,7 +23,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     started.stop()
 
 
-@pytest.mark.parametrize(("name", "precision"), product(MODELS, PRECISIONS))
+@pytest.mark.parametrize(("name", "precision"), list(product(MODELS, PRECISIONS)))
 def test_models_equal_float64_or_are_refused_by_name(
     runtime: Runtime, name: str, precision: str, tmp_path: Path
 ) -> None:
