@@ -97,7 +97,7 @@ class Backend(ABC):
 
     @property
     def subject(self) -> str:
-        """Return what messages call the target."""
+        """Return the name of the target in messages."""
         return f"target {self.name}"
 
     def dtype(self, name: str | None) -> str:

@@ -50,7 +50,7 @@ class StreamedInitializer(StoredTensor):
 
 class OnnxEmitter:
     """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows. `states`
-    are the caches and states of the model, whose ops may be expanded in `graph` (None: those of `graph`)."""
+    are the caches and states of the model, whose ops may be expanded in `graph` (None: find them in `graph`)."""
 
     def __init__(
         self, graph: Graph, target: Backend, max_length: int, states: Sequence[NamedState] | None = None
@@ -191,12 +191,13 @@ class OnnxEmitter:
         integers or tensors [1]. All axes and the value are explicit: MNN needs both, and opset 17 the axes."""
         end = self.constant(value, dtype.numpy)
         if all(isinstance(n, int) for n in amounts):
-            pads = [0] * 2 * rank
-            pads[axis], pads[rank + axis] = amounts
-            return self.op("Pad", x, self.constant(pads), end)
+            counts = [0] * 2 * rank
+            counts[axis], counts[rank + axis] = amounts
+            return self.op("Pad", x, self.constant(counts), end)
         before, after = (self.constant([n]) if isinstance(n, int) else n for n in amounts)
-        left, right = self.constant([0] * axis), self.constant([0] * (rank - 1 - axis))
-        return self.op("Pad", x, self.op("Concat", left, before, right, left, after, right, axis=0), end)
+        zeros = self.constant([0] * axis), self.constant([0] * (rank - 1 - axis))
+        pads = (zeros[0], before, zeros[1], zeros[0], after, zeros[1])
+        return self.op("Pad", x, self.op("Concat", *pads, axis=0), end)
 
     def scan(
         self,
@@ -214,8 +215,8 @@ class OnnxEmitter:
         try:
             entries = [onnx.Value(name=self.unique_name("scan.in")) for _ in (*states, *parts)]
             results = list(step(*entries))
-            given, returned = dtypes_of or ([dtypes.f32] * len(entries), [dtypes.f32] * len(results))
-            for value, dtype in zip([*entries, *results], [*given, *returned], strict=True):
+            argument_types, result_types = dtypes_of or ([dtypes.f32] * len(entries), [dtypes.f32] * len(results))
+            for value, dtype in zip([*entries, *results], [*argument_types, *result_types], strict=True):
                 value.type = onnx.TensorType(ONNX_DTYPES[dtype.name])
             n_states, constants = len(states), self._list_computed(outer[0])
             # OpenVINO reads no computed values of the outer graph: they are states that stay the same.
@@ -236,8 +237,10 @@ class OnnxEmitter:
             "scan_input_axes": [1] * len(parts),
             "scan_output_axes": [1] * (len(results) - len(states)),
         }
-        found = self.many("Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes)
-        return [*found[:n_states], *found[len(states) :]]
+        last_values = self.many(
+            "Scan", *states, *parts, outputs=len(results), body=body, num_scan_inputs=len(parts), **axes
+        )
+        return [*last_values[:n_states], *last_values[len(states) :]]
 
     def _list_computed(self, outer: Sequence[onnx.Node]) -> list[onnx.Value]:
         """Return the values that nodes of `outer` compute, or that are inputs of the graph, and the nodes read."""
@@ -388,7 +391,7 @@ class OnnxEmitter:
 
 @functools.cache
 def _find_first_opset(operator: str, operands: int, attributes: frozenset[str]) -> int:
-    """Return the first opset, from 17, whose `operator` takes so many `operands` and all `attributes`."""
+    """Return the first opset, from 17, whose `operator` takes n = `operands` operands and all `attributes`."""
     for opset in range(17, defs.onnx_opset_version() + 1):
         if defs.has(operator, opset, ""):
             schema = defs.get_schema(operator, opset, "")

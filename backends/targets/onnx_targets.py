@@ -27,9 +27,9 @@ from weft.passes.library.target.widen_codes import WidenCodes, has_float4_weight
 
 from .. import cpu
 from ..folder_facts import FolderFacts
+from ..onnx_runtimes import RUNTIMES, OnnxRuntime
 from ..options import ARITHMETIC, BlockOptions, CacheOptions, Options, option
 from ..target import MODEL, Backend, Place, register
-from .onnx_runtimes import RUNTIMES, OnnxRuntime
 
 if TYPE_CHECKING:
     from ..onnx.onnx_folder import OnnxFolder
@@ -46,7 +46,7 @@ class OnnxBackend(Backend):
     opset: int = 24
     ir_version: int = 11
     caches: str = "buffer"  # buffer: a call writes into them; concat: it returns longer ones
-    lacks: tuple[str, ...] = ()  # what the runtime lacks, see `OnnxRuntime`
+    lacks: tuple[str, ...] = ()  # operators and forms that the runtime lacks, see `OnnxRuntime`
 
     options = CacheOptions
     libraries = ("numpy", "onnx", "onnx-ir")
@@ -142,8 +142,12 @@ class StandardOptions(CacheOptions):
         "How caches grow: a call returns the past with its keys and values appended, or writes into a buffer, which is "
         "faster where a runtime has TensorScatter",
     )
-    runtime: Literal["", *RUNTIMES] = option(  # type: ignore[valid-type]
-        "", "Use only what this runtime has: its opset, operators and dtypes (see docs/runtimes.md)", flag="--for"
+    runtime: Literal["", "openvino", "tract", "mnn", "ort-node", "ort-web", "tensorrt", "coreml", "directml", "qnn"] = (
+        option(
+            "",
+            "Restrict the model to the opset, operators and dtypes of this runtime (see docs/runtimes.md)",
+            flag="--for",
+        )
     )
 
 
@@ -214,12 +218,12 @@ class StandardBackend(OnnxBackend):
 
     def takes(self, graph: Graph, form: str) -> Accepts:
         if match := re.fullmatch(rf"({'|'.join(RUNTIMES)})?-?(?:opset(\d+))?", form) if form.strip("-") else None:
-            options = StandardOptions(runtime=match[1] or "", opset=int(match[2] or 0))
-            return self.specialize(options).refusals
+            options: dict[str, Any] = {"runtime": match[1] or "", "opset": int(match[2] or 0)}
+            return self.specialize(StandardOptions(**options)).refusals
         return super().takes(graph, form)
 
     def _legalize(self) -> tuple[Pass, ...]:
-        # Bodies of expanded ops repeat in every layer what depends on positions only.
+        # Bodies of expanded ops repeat nodes that depend on positions only in every layer.
         return (Legalize(self.name, self.restrictions), *((Cse(),) if self.restrictions else ()))
 
 

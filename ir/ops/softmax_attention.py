@@ -263,7 +263,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(n.sinks is None or n.sinks.shape == (heads,), f"sinks {n.sinks} must be [{heads}]")
     y = q.with_shape(*q.shape[:2], dv * heads)
     cached = n.past_k is not None
-    require(cached or n.positions is None, "positions are those of a cache, but past_k is absent")
+    require(cached or n.positions is None, "positions need a cache, but past_k is absent")
     require(
         (n.past_v is not None) == (cached and v is not None),
         "past_v must be present if past_k and v are, and absent otherwise",

@@ -266,7 +266,7 @@ def _(n: OpCall) -> tuple[TensorType, ...]:
     require(fits, f"weights {n.weights} must be [batch, seq, {heads}] as q {q} is")
     require(n.top_k >= 1, f"top_k={n.top_k} must be positive")
     mask, cached = n.key_mask, n.past_k is not None
-    require(cached or n.positions is None, "positions are those of a cache, but past_k is absent")
+    require(cached or n.positions is None, "positions need a cache, but past_k is absent")
     keys = k.shape[1] + (n.past_k.shape[2] if cached and n.positions is None else 0)
     fits = mask is None or (mask.rank == 2 and mask.shape[0] in (1, q.shape[0]))
     fits = fits and (mask is None or n.positions is not None or mask.shape[1] == keys)

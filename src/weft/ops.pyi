@@ -86,9 +86,11 @@ def attention(
     With a cache — `past_k` [batch, kv_heads, capacity, d], `past_v` [batch, kv_heads, capacity, dv], `positions`
     [batch, seq] of the new tokens, consecutive in each batch row — slot j has the key of position j. Slots below
     positions[b, 0] are valid, and new keys are written at their positions; present_k and present_v are the updated
-    caches. `key_mask` and `bias` then index keys by position. With `rolling` the first `keep_first` keys stay in their
-    slots; later positions wrap around in the other slots, where newer keys replace older ones (window + keep_first ≤
-    capacity), and new keys after the last position that `key_mask` allows are not written.
+    caches. `key_mask` and `bias` then index keys by position. Without `positions` all slots of the past are valid,
+    present_k and present_v are the past with the new keys and values appended, `key_mask` and `bias` index slots, and a
+    position is the number of earlier slots that `key_mask` allows. With `rolling` the first `keep_first` keys stay in
+    their slots; later positions wrap around in the other slots, where newer keys replace older ones (window +
+    keep_first ≤ capacity), and new keys after the last position that `key_mask` allows are not written.
 
     Without `v` the first `value_dim` features of a key are also its value (latent attention; DeepSeek-V2, 2024), and
     past_v and present_v are absent.
@@ -805,7 +807,8 @@ def lightning_index(
 
     With a cache (only if `causal`) — `past_k` [batch, 1, capacity, d], `positions` [batch, seq] — the new keys are
     written to the slots of their positions, slot j has the key of position j, bias is [batch, 1, seq, capacity], and
-    present_k is the updated cache; `key_mask` indexes keys by position.
+    present_k is the updated cache; `key_mask` indexes keys by position. Without `positions` present_k is `past_k` with
+    the new keys appended, and bias and `key_mask` have its slots.
     """
 
 @overload

@@ -33,7 +33,7 @@ from weft import (
     Sinusoidal,
     TaskHead,
 )
-from weft.backends.targets.onnx_runtimes import RUNTIMES
+from weft.backends.onnx_runtimes import RUNTIMES
 from weft.frontends.app.api.weights import expand_weights
 from weft.ir import Graph, interpret
 

@@ -55,8 +55,8 @@ def count_keys(node: Node) -> Size:
     """Return the number of keys of the attention `node`: new ones, the slots of a cache, or both where a cache rolls or
     the call appends to it."""
     new, past = node.required_operand("k").shape[1], node.operand("past_k")
-    both = node.operand("positions") is None or node.attrs.get("rolling")
-    keys: Size = new if past is None else past.shape[2] + new if both else past.shape[2]
+    appends = node.operand("positions") is None or node.attrs.get("rolling")
+    keys: Size = new if past is None else past.shape[2] + new if appends else past.shape[2]
     return keys
 
 

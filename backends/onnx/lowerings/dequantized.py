@@ -35,8 +35,8 @@ from weft.ir.types.block_layouts import BlockLayout
 from weft.ir.types.dtypes import DType
 
 from ...block_weights import find_stored_layout, get_quantized
+from ...onnx_runtimes import BLOCKS, GATHERED_CODES
 from ...target import Backend
-from ...targets.onnx_runtimes import BLOCKS, GATHERED_CODES
 from ..lowering import lowering, standard
 from ..onnx_emitter import OnnxEmitter, emit_once
 from .block_matmul import append_sums, decode_scales

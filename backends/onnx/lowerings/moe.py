@@ -266,10 +266,10 @@ def emit_grouped(e: OnnxEmitter, node: Node, product: Callable[[OnnxEmitter, Out
     flat = e[combine] if combine.type.rank == 2 else e.op("Reshape", e[combine], e.constant([-1, experts]))
     weights = e.op("Transpose", flat, perm=[1, 0])
     used = e.cast(e.op("Not", e.op("Equal", weights, e.scalar(0, combine.type.dtype))), dtypes.i32)
-    one, chosen = e.constant([1], np.int32), None
+    i32_1, chosen = e.constant([1], np.int32), None
     if active is not None and experts >= SPARSE * active:
-        busy = e.op("Min", e.op("ReduceSum", used, constant_1, keepdims=0), one)
-        count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), one)
+        busy = e.op("Min", e.op("ReduceSum", used, constant_1, keepdims=0), i32_1)
+        count = e.op("Max", e.op("ReduceSum", busy, e.constant([0]), keepdims=1), i32_1)
         chosen = e.many("TopK", busy, e.cast(count, dtypes.i64), axis=0, outputs=2)[1]
         weights, used = (e.op("Gather", v, chosen, axis=0) for v in (weights, used))
 

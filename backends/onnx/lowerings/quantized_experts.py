@@ -24,8 +24,8 @@ from weft.ir.types import dtypes
 from weft.ir.types.block_layouts import BlockLayout
 
 from ...block_weights import NOT_ASKED, find_stored_layout, is_exact, is_quantized
+from ...onnx_runtimes import EXPERT_CODES
 from ...target import Backend
-from ...targets.onnx_runtimes import EXPERT_CODES
 from ..lowering import contrib, lowering, standard
 from ..onnx_emitter import OnnxEmitter
 from . import dequantized

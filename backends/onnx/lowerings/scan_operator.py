@@ -67,9 +67,9 @@ def StepScan(e: OnnxEmitter, node: Node) -> list[onnx.Value]:
         # Each output of a subgraph must be the result of a separate node in it.
         return [e.op("Identity", outputs[name]) for name in (*(NEXT + s for s in step.states), *step.outputs)]
 
-    kept = [body.outputs[NEXT + s].type.dtype for s in step.states]
+    state_types = [body.outputs[NEXT + s].type.dtype for s in step.states]
     tokens, stacked = ([v.type.dtype for v in vs] for vs in (values[:first], (body.outputs[n] for n in step.outputs)))
-    types = [*kept, *tokens], [*kept, *stacked]
+    types = [*state_types, *tokens], [*state_types, *stacked]
     results, count = e.scan(run, states, [e[v] for v in values[:first]], types), len(step.states)
     return [*results[count:], *(results[:count] if past else [])]
 

@@ -114,7 +114,7 @@ def test_causal_attention_caches_keys() -> None:
         (((2, 5, 6), (2, 5, 2), (2, 5, 4)), {}, r"weights .* must be \[batch, seq, 3\] as q"),
         (((2, 5, 6), (2, 5, 2), (2, 5, 3)), {"top_k": 0}, "top_k=0 must be positive"),
         (((2, 5, 6), (2, 5, 2), (2, 5, 3), (2, 6)), {}, r"key_mask .* must be \[batch, keys\] of k"),
-        (((2, 5, 6), (2, 5, 2), (2, 5, 3), None, None, (2, 5)), {}, "positions are those of a cache"),
+        (((2, 5, 6), (2, 5, 2), (2, 5, 3), None, None, (2, 5)), {}, "positions need a cache, but past_k is absent"),
         (((2, 5, 6), (2, 5, 2), (2, 5, 3), None, (2, 2, 9, 2), (2, 5)), {}, r"past_k .* must be \[batch, 1, capacity"),
         (((2, 5, 6), (2, 5, 2), (2, 5, 3), None, (2, 1, 9, 2), (2, 4)), {}, r"positions .* must be \[batch, seq\]"),
         (((2, 5, 6), (2, 4, 2), (2, 5, 3), None, (2, 1, 9, 2), (2, 5)), {}, "a cache needs causal=true and k"),

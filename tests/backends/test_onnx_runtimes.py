@@ -8,12 +8,12 @@ import onnx
 import pytest
 
 import weft
+from weft.backends.onnx_runtimes import BLOCKS, RUNTIMES
 from weft.backends.target import TARGETS
-from weft.backends.targets.onnx_runtimes import BLOCKS, RUNTIMES
 from weft.ir import WeftError
 from weft.passes import run_passes
 
-from ...engines.runtime_matrix import PAGE, list_records
+from ..engines.runtime_matrix import PAGE, list_records
 
 GPT = weft.Decoder(40, 32, 1, weft.Block(weft.Attention(4), weft.MLP(48, "gelu"), weft.LayerNorm()))
 MAMBA = weft.Decoder(40, 32, 1, weft.Block(weft.Mamba(64), None))
@@ -61,6 +61,10 @@ def test_legalize_takes_the_restrictions_as_a_form(form: str, opset: int) -> Non
     assert {node.op.name for node in graph.nodes}.isdisjoint({"attention"}) == (opset < 23)
     with pytest.raises(WeftError, match="has only one form of a graph, not 'opset'"):
         TARGETS["onnx"].takes(graph, "opset")
+
+
+def test_option_has_the_names_of_the_records() -> None:
+    assert TARGETS["onnx"].options.list_all()["runtime"].choices == tuple(RUNTIMES)
 
 
 def test_page_lists_the_records() -> None:

@@ -1,4 +1,4 @@
-"""Runtimes of ONNX models as facts, which restrict what target `onnx` uses for one of them (option --for)."""
+"""Records of ONNX runtimes: they restrict the operators and dtypes of target `onnx` for one of them (option --for)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ EXPERT_CODES = "codes of experts"
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """What a runtime can run.
+    """The operators and dtypes that a runtime supports.
 
-    - doc: what it is, and what to know for running it
+    - doc: a description, and advice for running it
     - version: the version in which models were run, or whose documentation was read
     - tried: weft's tests run models in it
     - opset: the opset to use; a runtime may know newer operators, but not as weft uses them
@@ -31,7 +31,7 @@ class OnnxRuntime:
 
 
 def _describe_provider(name: str, system: str) -> str:
-    return f"ONNX Runtime with its {name} provider, on {system}; the CPU runs what the provider does not"
+    return f"ONNX Runtime with its {name} provider, on {system}; the CPU runs the other operators"
 
 
 RUNTIMES = {
