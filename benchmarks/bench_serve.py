@@ -38,9 +38,9 @@ NEAR = {"f32": 1e-3, "int4": 0.1}  # logits; with int4 activations are rounded t
 
 
 @contextmanager
-def serve_folder(folder: Path, threads: int) -> Iterator[str]:
+def serve_folder(folder: Path, threads: int, *options: str) -> Iterator[str]:
     """Serve a folder; yield the address."""
-    command = [sys.executable, "-m", "weft", "serve", str(folder), "--port", "0", "--threads", str(threads)]
+    command = [sys.executable, "-m", "weft", "serve", str(folder), "--port", "0", "--threads", str(threads), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

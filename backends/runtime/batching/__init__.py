@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.decoder import CachedDecoder
+from ..core.prefixes import PrefixCache
 from .batch import Batch as Batch
 from .running import RunningBatch
 from .static import StaticBatch
 
 
-def new_batch(decoder: CachedDecoder[Any], most: int, quantum: int = 256) -> Batch:
+def new_batch(decoder: CachedDecoder[Any], most: int, quantum: int = 256, prefixes: PrefixCache | None = None) -> Batch:
     """Return an empty batch that decodes at most `most` answers of `decoder` at a time. For an encoder-decoder it is a
     `StaticBatch`: the answers of a batch begin together. Otherwise it is a `RunningBatch`: answers join while others
-    decode, and after `quantum` tokens an answer gives up its row if another answer waits."""
+    decode, and after `quantum` tokens an answer gives up its row if another answer waits;
+    answers begin with the caches that `prefixes` (None: nothing) stores for the beginning of their prompts."""
     if decoder.start is not None:
         return StaticBatch(decoder, most)
-    return RunningBatch(decoder, most, quantum)
+    return RunningBatch(decoder, most, quantum, prefixes=prefixes)

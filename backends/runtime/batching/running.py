@@ -17,6 +17,7 @@ from weft.ir.errors import WeftError
 from ..core.answers import Answer
 from ..core.batch_context import BatchContext
 from ..core.decoder import CachedDecoder
+from ..core.prefixes import PrefixCache
 from .batch import Batch, draw_token
 
 # Prompt tokens read between two decode steps; decoding rows wait meanwhile.
@@ -25,12 +26,13 @@ PROMPT_CHUNK = {"cpu": 128, "cuda": 2048}
 
 @dataclass
 class _Row:
-    """The answer in a batch row. It decodes once all tokens of `sequence` have run; `read` of them have run so far."""
+    """The answer in a batch row. It decodes once all tokens of `sequence` are cached; `read` of them are so far."""
 
     answer: Answer
     sequence: list[int]
     read: int = 0
     resumed_at: int = 0  # tokens of the answer when it got the row
+    is_saved: bool = False  # `sequence` is among the prefixes
 
     @property
     def decodes(self) -> bool:
@@ -46,14 +48,23 @@ class RunningBatch(Batch):
     """A batch whose answers join and leave at any step. Its caches grow with the longest sequence.
 
     If answers wait and no row is free, the answer that generated the most tokens since it got its row goes to the end
-    of the queue, provided that it generated at least `quantum`. Later its prompt and its own tokens run again.
+    of the queue, provided that it generated at least `quantum`. Later its prompt and its own tokens run again, unless
+    `prefixes` has their caches.
 
     With `compact` (None: on a CPU) the decoding rows are moved to the front, and a step computes only these rows.
     Otherwise a step computes all rows, which takes no longer on a GPU and needs no copies.
     """
 
-    def __init__(self, decoder: CachedDecoder[Any], most: int, quantum: int = 256, compact: bool | None = None) -> None:
+    def __init__(
+        self,
+        decoder: CachedDecoder[Any],
+        most: int,
+        quantum: int = 256,
+        compact: bool | None = None,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         super().__init__(decoder, most)
+        self.prefixes = PrefixCache(decoder, 0) if prefixes is None else prefixes
         self.quantum = quantum
         self._compact = decoder.device_type == "cpu" if compact is None else compact
         self._rows: list[_Row | None] = [None] * most
@@ -72,6 +83,7 @@ class RunningBatch(Batch):
                 break
 
     def advance(self) -> list[Answer]:
+        self._save_prompts()
         changed = self._read_prompts()
         return changed + [answer for answer in self._decode() if answer not in changed]
 
@@ -112,8 +124,11 @@ class RunningBatch(Batch):
                 self.waiting.extendleft(row.answer for row in reversed(group))
             return self._fail_answer(longest, error)
         if reading is None:
-            for at in range(first, first + rows):
+            for at, row in enumerate(group, first):
                 context.clear_row(at)
+                row.read = self.prefixes.load(context, at, row.sequence) if row.read else 0
+                if not row.resumed_at:
+                    row.answer.result.timings.cached_tokens = row.read
         while True:
             parts = [row.sequence[row.read : row.read + budget] for row in group]
             logits = context.append(first, parts)
@@ -128,25 +143,28 @@ class RunningBatch(Batch):
 
     def _assign_rows(self, budget: int) -> tuple[int, int]:
         """Assign adjacent free rows to the first waiting answers; return (first row, number of rows), or (0, 0) if no
-        answer can join. `_requeue_longest` may free a row. Several answers get rows only if the decoder allows padding
-        and their sequences, padded, fit one call of `budget` tokens."""
+        answer can join. `_requeue_longest` may free a row. Several answers get rows only if the decoder allows padding,
+        their sequences, padded, fit one call of `budget` tokens, and none begins with a stored prefix."""
         if self.waiting and None not in self._rows:
             self._requeue_longest()
         if not self.waiting or None not in self._rows:
             return 0, 0
         first = self._rows.index(None)
         free = next((n for n, row in enumerate(self._rows[first:]) if row is not None), self.most - first)
-        longest, count = 0, 0
-        while count < min(free, len(self.waiting)):
-            answer = self.waiting[count]
-            longest = max(longest, len(answer.begin) + len(answer.result.tokens))
-            if count and (not self.decoder.padded or longest * (count + 1) > budget):
+        longest, rows = 0, list[_Row]()
+        while len(rows) < min(free, len(self.waiting)):
+            answer = self.waiting[len(rows)]
+            row = _Row(answer, [*answer.begin, *answer.result.tokens], 0, len(answer.result.tokens))
+            longest, row.read = max(longest, len(row.sequence)), self.prefixes.count(row.sequence)
+            if rows and (not self.decoder.padded or longest * (len(rows) + 1) > budget or row.read):
                 break
-            count += 1
-        for at in range(first, first + count):
-            answer = self.waiting.popleft()
-            self._rows[at] = _Row(answer, [*answer.begin, *answer.result.tokens], 0, len(answer.result.tokens))
-        return first, count
+            rows.append(row)
+            if row.read:
+                break
+        for at, row in enumerate(rows, first):
+            self.waiting.popleft()
+            self._rows[at] = row
+        return first, len(rows)
 
     def _requeue_longest(self) -> None:
         """Move the answer with the most tokens generated in its row, if at least `quantum`, to the end of the queue."""
@@ -156,6 +174,15 @@ class RunningBatch(Batch):
             answer = self._get_row(at).answer
             self._release_row(at)
             self.waiting.append(answer)
+
+    def _save_prompts(self) -> None:
+        """Store the caches of prompts that are complete since the last call: now, because their tokens have been sent.
+        Snapshots of states are stored only at the end of an answer."""
+        for at, row in enumerate(self._rows if self.decoder.can_rewind else ()):
+            if row is not None and row.decodes and not row.is_saved:
+                assert self._context is not None
+                self.prefixes.save(self._context, at)
+                row.is_saved = True
 
     # -- steps
 
@@ -206,10 +233,12 @@ class RunningBatch(Batch):
         return [answer]
 
     def _release_row(self, at: int) -> None:
-        """Free row `at`. A compact batch moves its last decoding row there, and the row whose prompt still runs, if
-        any, to the end of the decoding rows. Close the context if no answer is left and it has more than the minimum
-        capacity."""
-        decoding = self._get_row(at).decodes
+        """Store the caches of row `at` unless its answer failed, and free the row. A compact batch moves its last
+        decoding row there, and the row whose prompt still runs, if any, to the end of the decoding rows. Close the
+        context if no answer is left and it has more than the minimum capacity."""
+        answer, decoding = self._get_row(at).answer, self._get_row(at).decodes
+        if decoding and answer.error is None and self._context is not None:
+            self.prefixes.save(self._context, at)
         self._rows[at] = None
         if self._compact:
             last = max((i for i, row in enumerate(self._rows) if row is not None and row.decodes), default=-1)
@@ -236,7 +265,12 @@ class RunningBatch(Batch):
             return old
         if old is not None:
             tokens = min(max(tokens, 2 * old.capacity), decoder.max_length)
-        context: BatchContext = decoder.new_context(self.most, decoder.compute_capacity(tokens))
+        capacity = decoder.compute_capacity(tokens)
+        try:
+            context: BatchContext = decoder.new_context(self.most, capacity)
+        except WeftError:
+            self.prefixes.clear()  # their memory may be enough
+            context = decoder.new_context(self.most, capacity)
         if old is None:
             # An idle row repeats its last step, so every row needs one.
             context.reset() if self._compact else context.prefill([[0]] * self.most)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import numpy as np
@@ -184,6 +185,34 @@ class BatchContext(ABC):
         self.lengths[:], self._intact = other.lengths, other._intact
         self._ids[:, :used] = other._ids[:, :used]
 
+    # -- the tensors of a row, which `PrefixCache` stores
+
+    def get_tokens(self, row: int) -> list[int]:
+        """Return the cached tokens of batch row `row`; [] after an interrupted run."""
+        tokens: list[int] = self._ids[row, : self.lengths[row]].tolist() if self._intact else []
+        return tokens
+
+    def read_row(self, row: int, start: int, end: int) -> list[Any]:
+        """Return copies of the tensors of batch row `row`: the slots `start` to `end` of caches (all slots of rolling
+        caches, if `start` is 0 and `end` the length of the row), and recurrent states."""
+        self.discard_step()
+        with self._open_tensors(row) as tensors:
+            parts = [t[row : row + 1, :, start:end] if has_slots else t[row : row + 1] for t, has_slots in tensors]
+            return [part.clone() if hasattr(part, "clone") else part.copy() for part in parts]  # PyTorch, numpy
+
+    def write_row(self, row: int, tokens: Sequence[int], parts: Iterable[tuple[int, Sequence[Any]]]) -> None:
+        """Replace the tokens of batch row `row` by `tokens`; `parts` has results of `read_row` for these tokens, each
+        with its first slot."""
+        self.clear_row(row)
+        with self._open_tensors(row) as tensors:
+            for start, values in parts:
+                for (tensor, has_slots), value in zip(tensors, values, strict=True):
+                    target = tensor[row : row + 1]
+                    (target[:, :, start : start + value.shape[2]] if has_slots else target)[:] = value
+        self._ids[row, : len(tokens)] = tokens
+        self.lengths[row] = len(tokens)
+        self._record_ends(row, tokens[-1:])
+
     def _check_room(self, rows: Ints) -> None:
         if rows.size and int(self.lengths[rows].max()) >= self.capacity:
             raise WeftError(f"the cache is full with {self.capacity} tokens in a row: create a context of more tokens")
@@ -251,6 +280,11 @@ class BatchContext(ABC):
     @abstractmethod
     def _clear_row(self, row: int) -> None:
         """Set the recurrent states of row `row` to their initial values."""
+
+    @abstractmethod
+    def _open_tensors(self, row: int) -> AbstractContextManager[Sequence[tuple[Any, bool]]]:
+        """Return a context manager for reading and writing row `row` of the caches and states: arrays or tensors
+        [batch, ...] that share their memory, each with whether axis 2 has the slots of a cache."""
 
     @abstractmethod
     def _gather_rows(self, rows: Ints, used: int) -> None:

@@ -30,11 +30,13 @@ class CachedDecoder(ABC, Generic[C]):
     - every_position: a model call returns the logits of all new tokens, not only of the last token
     - padded: the rows of a model call may have different numbers of new tokens
     - can_rewind: rows can drop their last tokens, which recurrent states and rolling caches cannot
+    - compares: tokens of a model call compete, for example for the capacity of experts
     """
 
     every_position: bool
     padded: bool
     can_rewind: bool
+    compares: bool = False
     sound: Sound | None = None  # the kind of sound that prompts are; None for text
 
     def __init__(self, device: str, vocab: int, max_length: int, start: int | None = None, max_source: int = 0) -> None:
@@ -47,6 +49,11 @@ class CachedDecoder(ABC, Generic[C]):
     @abstractmethod
     def new_context(self, batch: int, capacity: int) -> C:
         """Return a context with newly allocated caches for `batch` rows of `capacity` tokens each."""
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Return whether a row may begin with the caches that another row computed for the same tokens."""
+        return self.start is None and not self.compares
 
     @property
     def experts(self) -> ExpertCounts:

@@ -22,6 +22,7 @@ from .answers import Answer, Constraint, add_tokens, verify_drafts
 from .batch_context import BatchContext, split_chunks
 from .beams import Beams, BeamSearch, EarlyStopping, run_beam_search
 from .decoder import CachedDecoder
+from .prefixes import PrefixCache
 from .results import Result, Timings
 from .sampler import Sampler, Sampling, SamplingOptions, TokenRules, check_count
 from .speculation import Speculation
@@ -44,7 +45,8 @@ class Stream(Iterator[str]):
 class Generator:
     """A language model: a decoder, and the tokenizer and chat template of its folder if it has them. For an
     encoder-decoder, prompts are the sources of the encoder and results the decoded sequences. `defaults` are the
-    sampling options (and `max_tokens`) that its checkpoint recommends: servers use them, its methods do not."""
+    sampling options (and `max_tokens`) that its checkpoint recommends: servers use them, its methods do not. `prefixes`
+    stores the caches of prompts and answers for conversations and servers; its `limit` bounds them, and 0 is off."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Generator:
     ) -> None:
         self.decoder, self.stop_ids, self.folder, self.forced = decoder, stop_ids, folder, forced
         self.defaults = defaults
+        self.prefixes = PrefixCache(decoder)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -300,7 +303,7 @@ class Generator:
         most = self._count_cached_tokens([(row.result.prompt, row.limit) for row in rows])
         with self._open_context(prompts, most) as (context, keep):
             timings.cache_bytes = context.cache_bytes
-            timings.prompt_tokens -= keep
+            timings.prompt_tokens, timings.cached_tokens = timings.prompt_tokens - keep, keep
             start = perf_counter()
             add_tokens(rows, Answer.draw_token, context.prefill(prompts, chunk, keep), tokens, active)
             timings.prefill_seconds = perf_counter() - start
@@ -337,11 +340,13 @@ class Conversation(Generator):
 
     `variables` are passed to the chat template. The conversation keeps its caches: only the part of a new prompt after
     the common prefix with the cached tokens is computed. Recurrent states and rolling caches cannot rewind, so they are
-    reused only if the prompt begins with all cached tokens. With a seed the same messages get the same answers.
+    reused only if the prompt begins with all cached tokens. The model's `prefixes` have the caches of other
+    conversations and of earlier prompts. With a seed the same messages get the same answers.
     """
 
     def __init__(self, model: Generator, messages: Sequence[Message] = (), **variables: Any) -> None:
         super().__init__(model.decoder, stop_ids=model.stop_ids, folder=model.folder, forced=model.forced)
+        self.prefixes = model.prefixes
         self._model, self._messages, self._variables = model, list(messages), variables
         self._answer: Stream | None = None
         self._context: BatchContext | None = None
@@ -395,4 +400,10 @@ class Conversation(Generator):
             # Released only now: `copy_from` reads the old caches.
             self._lease.close()
             self._lease, self._context = lease, context
-        yield self._context, self._context.count_cached(prompts[0])
+        keep = self._context.count_cached(prompts[0])
+        if self.prefixes.count(prompts[0]) > keep:
+            keep = self.prefixes.load(self._context, 0, prompts[0])
+        try:
+            yield self._context, keep
+        finally:
+            self.prefixes.save(self._context, 0)

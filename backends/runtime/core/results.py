@@ -34,7 +34,8 @@ class ExpertCounts:
 class Timings:
     """Time and memory of a generation, summed over its batch. Prefill includes sampling the first tokens."""
 
-    prompt_tokens: int = 0  # without the tokens that a conversation has cached
+    prompt_tokens: int = 0  # without `cached_tokens`
+    cached_tokens: int = 0  # of prompts, from the caches of earlier answers
     prefill_seconds: float = 0.0
     decoded_tokens: int = 0  # without the first of each row
     decode_seconds: float = 0.0

@@ -172,6 +172,10 @@ class StateBuffers:
                 copies[self.copy_index].write(values)
             self._row_copies[row] = self.copy_index
 
+    def list_current(self) -> list[tuple[Buffer, bool]]:
+        """Return (the copy that the next run reads, whether axis 2 has the slots of a cache) of each cache or state."""
+        return [(c[self.copy_index], not s.recurrent) for s, c in zip(self._states, self._buffers, strict=True)]
+
     def clear_row(self, row: int) -> None:
         """Set the recurrent states of batch row `row` to their initial values."""
         for state, copies in zip(self._states, self._buffers, strict=True):

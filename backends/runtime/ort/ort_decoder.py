@@ -11,7 +11,8 @@ The contract of the graph:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
     ) -> None:
         source_arguments = () if sources is None else (sources.start, sources.max_length)
         super().__init__(session.device, vocab, max_length, *source_arguments)
-        self.session, self.name, self.sources = session, name, sources
+        self.session, self.name, self.sources, self.compares = session, name, sources, compares
         self.sound = None if sources is None else sources.sound
         inputs = {i.name: i for i in session.ort.get_inputs()}
         outputs = {o.name: o for o in session.ort.get_outputs()}
@@ -95,6 +96,11 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
 
     def new_context(self, batch: int, capacity: int) -> OrtContext:
         return self.context_class(self, batch, capacity)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        # ONNX Runtime alone cannot copy parts of tensors on a GPU.
+        return super().shares_prefixes and (self.device_type == "cpu" or self.context_class is not OrtContext)
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
         """Return the bytes that `context` allocates for the caches and states of `batch` rows of `tokens` tokens each.
@@ -261,6 +267,19 @@ class OrtContext(BatchContext):
         self._memory.clear_row(row)
         if "attention_mask" in self._inputs:
             self._inputs["attention_mask"].host[row] = 0
+
+    def write_row(self, row: int, tokens: Sequence[int], parts: Iterable[tuple[int, Sequence[Any]]]) -> None:
+        super().write_row(row, tokens, parts)
+        if "attention_mask" in self._inputs:
+            self._inputs["attention_mask"].host[row, : len(tokens)] = 1
+
+    @contextmanager
+    def _open_tensors(self, row: int) -> Iterator[Sequence[tuple[Any, bool]]]:
+        self._memory.sync_rows(row, 1)
+        yield [(self._view(buffer), has_slots) for buffer, has_slots in self._memory.list_current()]
+
+    def _view(self, buffer: Buffer) -> Any:
+        return buffer.host
 
     def _gather_rows(self, rows: Ints, used: int) -> None:
         self._memory.gather_rows(rows, used)

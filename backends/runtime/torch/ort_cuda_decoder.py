@@ -6,7 +6,7 @@ next step into the graph's buffers (the mask from positions), and only tokens ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +87,14 @@ class SamplingOrtContext(SamplingContext, OrtContext):
             for name, buffer in self._inputs.items():
                 buffer.host[:] = inputs[name]
         super().discard_step()
+
+    @contextmanager
+    def _open_tensors(self, row: int) -> Iterator[Sequence[tuple[Any, bool]]]:
+        with self.convert_errors(), super()._open_tensors(row) as tensors:
+            yield tensors
+
+    def _view(self, buffer: Buffer) -> Any:
+        return view_buffer(buffer)
 
     def load_step(self, rows: Ints, tokens: Ints) -> None:
         ids, positions = self._inputs["input_ids"].host.astype(np.int64), np.maximum(self.lengths - 1, 0)[:, None]

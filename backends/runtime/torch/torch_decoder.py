@@ -212,6 +212,11 @@ class TorchContext(SamplingContext):
         with torch.inference_mode():
             caches.clear_states(caches.narrow_rows(self._cache, row, 1))
 
+    @contextlib.contextmanager
+    def _open_tensors(self, row: int) -> Iterator[Sequence[tuple[Any, bool]]]:
+        with self.convert_errors(), torch.inference_mode():
+            yield [(t, not caches.is_state(c)) for c in caches.iter_layers(self._cache) for t in caches.iter_tensors(c)]
+
     def load_step(self, rows: Ints, tokens: Ints, first: int | None = None) -> None:
         steps, (ids, positions) = self._steps_of[first], self._last.copy()
         ids[rows], positions[rows] = tokens, self.lengths[rows]

@@ -39,6 +39,12 @@ device_option = default_option(
     "The device to run on; auto: a GPU if the model and the runtime can use one, else the CPU.",
     type=click.Choice(["auto", "cpu", "cuda"]),
 )
+prefix_cache_option = click.option(
+    "--prefix-cache",
+    type=click.IntRange(0),
+    help="Memory in MiB for the caches of earlier prompts and answers, from which later prompts begin; 0: none; "
+    "default: 1024.",
+)
 seed_option = click.option(
     "--seed", type=int, help="Seed of the random weights of a model without a checkpoint; default: 0."
 )

@@ -13,7 +13,7 @@ from weft.ir.errors import WeftError
 from .completion import complete_sources
 from .guard import print_error
 from .open_model import open_model
-from .options import LOADING, add_loading_options, default_option, device_option
+from .options import LOADING, add_loading_options, default_option, device_option, prefix_cache_option
 from .terminal import echo, print_note
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def _load_sound(ctx: click.Context, option: click.Parameter, path: str | None) -
     help="Draft up to this number of tokens at a time from the text so far, and verify them in one call; default: off.",
 )
 @click.option("--assistant", help="A compiled folder of a smaller model that drafts tokens; default: no drafts.")
+@prefix_cache_option
 @click.option("--stop", multiple=True, help="End the answer before this text; may be repeated.")
 @click.option(
     "--pooling",
@@ -118,6 +119,7 @@ def run_command(
     system: str | None,
     beams: int,
     assistant: str | None,
+    prefix_cache: int | None,
     pairs: tuple[str, ...],
     trust: bool,
     **options: Any,
@@ -147,6 +149,8 @@ def run_command(
     from weft.backends.runtime.text.tokenizer import check_text
 
     talk = chat and prompt is None and sys.stdin.isatty()
+    if prefix_cache is not None and not talk:
+        raise click.UsageError("--prefix-cache needs a conversation: --chat without --prompt, on a terminal")
     if beams > 1 and talk:
         raise click.UsageError("--beams needs --prompt or --ids")
     if prompt is None and ids is None and sound is None and not talk:
@@ -179,6 +183,7 @@ def run_command(
                 raise WeftError(f"{assistant} is an encoder: an assistant must be a decoder")
         messages = [] if system is None else [{"role": "system", "content": system}]
         if talk:
+            model.prefixes.limit = model.prefixes.limit if prefix_cache is None else prefix_cache
             _run_conversation(model.conversation(messages), options)
             return
         if beams == 1 and sound is None and (defaults := _list_defaults(model, options)):
@@ -227,6 +232,7 @@ def format_timing(result: Result) -> str:
     t = result.timings
     unit = "prompt tokens" if isinstance(result.prompt, list) else "samples" if result.prompt.ndim == 1 else "frames"
     read = f"{t.prompt_tokens} {unit} in {t.prefill_seconds:.2f} s ({t.prefill_rate:.1f}/s)"
+    read += f", {t.cached_tokens} more cached" if t.cached_tokens else ""
     count = len(result.tokens)
     rest = f", then {count} token{'s' if count != 1 else ''}" if count else ""
     drafted = f", {t.accepted_tokens} of {t.drafted_tokens} drafted tokens right" if t.drafted_tokens else ""

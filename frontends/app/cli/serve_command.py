@@ -12,7 +12,7 @@ from weft.ir.errors import WeftError
 
 from .completion import complete_sources
 from .open_model import open_model
-from .options import LOADING, add_loading_options, default_option, device_option
+from .options import LOADING, add_loading_options, default_option, device_option, prefix_cache_option
 from .terminal import echo, print_note
 
 KEY = "WEFT_API_KEY"
@@ -26,6 +26,7 @@ KEY = "WEFT_API_KEY"
 @click.option("--api-key", help=f"Key that requests must send; {KEY} in the environment hides it from other users.")
 @default_option("--max-batch", 16, "Maximum answers in one batch.", type=click.IntRange(1, 1024))
 @default_option("--max-queue", 256, "Maximum waiting answers.", type=click.IntRange(1))
+@prefix_cache_option
 @default_option("--max-body", 4, "Maximum size of a request, in MiB.", type=click.IntRange(1))
 @default_option(
     "--client-timeout",
@@ -45,6 +46,7 @@ def serve_command(
     model_name: str | None,
     api_key: str | None,
     max_body: int,
+    prefix_cache: int | None,
     trust: bool,
     **options: Any,
 ) -> None:
@@ -68,6 +70,8 @@ def serve_command(
         raise WeftError(f"weft serve needs {name}, which is not installed: install weft[serve]") from error
 
     key = api_key if api_key is not None else os.environ.get(KEY)
+    if prefix_cache is not None:
+        options["prefix_cache"] = prefix_cache
     loading = {option: options.pop(option) for option in LOADING}
     with listen(host, port) as listening:  # report all errors before a model is compiled
         local = is_loopback(listening)

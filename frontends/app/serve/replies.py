@@ -16,12 +16,14 @@ from .protocol.tools import ToolCall, ToolParser
 
 @dataclass
 class Choice:
-    """The text, log-probabilities and tool calls of one answer so far; `finish` is None until it ends."""
+    """The text, log-probabilities and tool calls of one answer so far; `finish` is None until it ends. `cached` counts
+    the tokens of its prompt that did not run."""
 
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     tokens: int = 0
+    cached: int = 0
     finish: Finish | None = None
     parser: ToolParser | None = None
     started: bool = False
@@ -38,13 +40,13 @@ class Choice:
         self.text += text
         self.calls += calls
         self.logprobs += entries
-        self.tokens, self.finish = piece.tokens, piece.finish
+        self.tokens, self.cached, self.finish = piece.tokens, piece.cached, piece.finish
         return text, calls, entries
 
 
 @dataclass
 class Reply(ABC):
-    """The reply to a request for `count` answers.
+    """The reply to a request for `count` answers, `n` for each prompt.
 
     prompt_tokens: number of tokens of all prompts. token_bytes: None without log-probabilities.
     named: the request names the tool to call; then calls finish with "stop".
@@ -52,6 +54,7 @@ class Reply(ABC):
 
     envelope: responses.Envelope
     count: int
+    n: int
     prompt_tokens: int
     stop_ids: Collection[int]
     token_bytes: responses.TokenBytes | None
@@ -67,8 +70,10 @@ class Reply(ABC):
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Return the usage object: token counts of prompts and answers."""
-        return responses.build_usage(self.prompt_tokens, sum(choice.tokens for choice in self.choices))
+        """Return the usage object: token counts of prompts and answers. A prompt counts once, as cached only if its
+        first answer did not run it."""
+        cached = sum(choice.cached for choice in self.choices[:: self.n])
+        return responses.build_usage(self.prompt_tokens, sum(choice.tokens for choice in self.choices), cached)
 
     def get_finish(self, choice: Choice) -> str | None:
         """Return the finish_reason of an answer, None while it runs."""

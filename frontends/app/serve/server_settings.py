@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.backends.runtime.core.prefixes import LIMIT
 from weft.backends.runtime.core.sampler import check_count
 from weft.ir.errors import WeftError
 
@@ -13,7 +14,7 @@ class ServerSettings:
     """Settings of a server: the `name` of its model, its clients, its limits.
 
     max_batch: answers or inputs in one batch. max_queue: waiting answers. max_body: bytes of a request body.
-    client_timeout: seconds without data after which a client is disconnected.
+    client_timeout: seconds without data after which a client is disconnected. prefix_cache: MiB of stored caches.
     drain: seconds that running answers have after a signal. api_key: key that requests must carry, if set.
     hosts: host names that requests may use, if set.
 
@@ -23,6 +24,7 @@ class ServerSettings:
     name: str
     max_batch: int = 16
     max_queue: int = 256
+    prefix_cache: int = LIMIT
     api_key: str | None = None
     max_body: int = 4 << 20
     client_timeout: float = 30.0
@@ -32,6 +34,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for field in ("max_batch", "max_queue", "max_body"):
             check_count(field, getattr(self, field))
+        if self.prefix_cache != 0:
+            check_count("prefix_cache", self.prefix_cache)
         for field, minimum in (("client_timeout", 0.1), ("drain", 0.0)):
             if not minimum <= (value := getattr(self, field)) < float("inf"):
                 raise WeftError(f"{field} is {value}, but it must be a finite number of seconds, at least {minimum:g}")

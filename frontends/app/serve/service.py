@@ -71,6 +71,7 @@ class Service:
         if isinstance(model, EncoderModel):
             self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
             return
+        model.prefixes.limit = settings.prefix_cache
         self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
         self.tools = find_tool_format(self.prompts.template.source) if self.prompts.template else None
         if self.prompts.template is None:
@@ -134,7 +135,8 @@ class Service:
         _check_ids(ids, model.decoder.max_prompt, model.decoder.vocab, "messages")
         envelope = Envelope("chat.completion", self.settings.name, self.fingerprint)
         token_bytes = await self._load_token_bytes(request)
-        reply = ChatReply(envelope, request.n, len(ids), model.stop_ids, token_bytes, named=choice.mode == "named")
+        counts, named = (request.n, request.n, len(ids)), choice.mode == "named"
+        reply = ChatReply(envelope, *counts, model.stop_ids, token_bytes, named=named)
         for answer in reply.choices if form is not None else ():
             answer.parser = ToolParser(form) if form is not None else None
         return self._start_answers(model, [ids], request, guide, reply)
@@ -153,7 +155,7 @@ class Service:
             echoes = [text for text in texts for _ in range(request.n)]
         envelope = Envelope("text_completion", self.settings.name, self.fingerprint)
         tokens, token_bytes = sum(map(len, prompts)), await self._load_token_bytes(request)
-        reply = CompletionReply(envelope, count, tokens, model.stop_ids, token_bytes, echoes=echoes)
+        reply = CompletionReply(envelope, count, request.n, tokens, model.stop_ids, token_bytes, echoes=echoes)
         return self._start_answers(model, prompts, request, guide, reply)
 
     async def start_embeddings(self, request: requests.EmbeddingRequest) -> tuple[list[Job], Channel, int]:

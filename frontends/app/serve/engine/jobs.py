@@ -37,6 +37,7 @@ class AnswerPiece:
     text: str = ""
     logprobs: Sequence[TokenLogprobs] = ()
     tokens: int = 0  # of the answer so far
+    cached: int = 0  # tokens of the prompt whose caches were stored
     finish: Finish | None = None
     error: Exception | None = None
     value: Any = None  # an embedding, or scores
@@ -106,4 +107,5 @@ class Job:
         if not text and not ended:
             return None  # log-probabilities are sent with their text
         self.n_sent += len(logprobs)
-        return AnswerPiece(self.index, text, logprobs, len(result.tokens), result.finish, answer.error)
+        n_tokens, n_cached = len(result.tokens), result.timings.cached_tokens
+        return AnswerPiece(self.index, text, logprobs, n_tokens, n_cached, result.finish, answer.error)

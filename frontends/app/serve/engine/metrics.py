@@ -31,12 +31,10 @@ class Counter:
 
 
 class Gauge:
-    """A metric whose value a function returns on request."""
+    """A metric whose value a function returns on request; its `kind` is counter if the value only grows."""
 
-    kind = "gauge"
-
-    def __init__(self, name: str, help: str, read: Callable[[], float]) -> None:
-        self.name, self.help, self._read = name, help, read
+    def __init__(self, name: str, help: str, read: Callable[[], float], kind: str = "gauge") -> None:
+        self.name, self.help, self._read, self.kind = name, help, read, kind
 
     def format_samples(self) -> Iterator[str]:
         """Yield the line of the sample."""
@@ -83,9 +81,9 @@ class Metrics:
         self.batch = Histogram("weft_batch_rows", "Rows of a decoding step, or sequences per call of an encoder.", ROWS)
         self._gauges: list[Gauge] = []
 
-    def add_gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Add a gauge with description `help`, whose value `read` returns."""
-        self._gauges.append(Gauge(name, help, read))
+    def add_gauge(self, name: str, help: str, read: Callable[[], float], kind: str = "gauge") -> None:
+        """Add a gauge (or, by `kind`, a counter) with description `help`, whose value `read` returns."""
+        self._gauges.append(Gauge(name, help, read, kind))
 
     def format_text(self) -> str:
         """Return all metrics in Prometheus' text format."""

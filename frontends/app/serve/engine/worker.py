@@ -149,7 +149,14 @@ class DecodingWorker(Worker):
 
     def __init__(self, model: Generator, max_rows: int, max_waiting: int, metrics: Metrics) -> None:
         super().__init__(max_waiting, metrics)
-        self._batch = new_batch(model.decoder, max_rows)
+        prefixes = model.prefixes
+        self._batch = new_batch(model.decoder, max_rows, prefixes=prefixes)
+        for name, help, read in (
+            ("hits", "Prompts that began with stored caches.", lambda: prefixes.hits),
+            ("tokens", "Tokens of prompts whose caches were stored.", lambda: prefixes.tokens),
+        ):
+            metrics.add_gauge(f"weft_prefix_{name}_total", help, read, "counter")
+        metrics.add_gauge("weft_prefix_bytes", "Size of the stored caches.", lambda: prefixes.nbytes)
         self._jobs: dict[Answer, Job] = {}
 
     @property

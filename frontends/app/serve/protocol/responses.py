@@ -54,9 +54,11 @@ class Envelope:
         return {**self._head, "object": kind, "choices": list(choices), **({"usage": usage} if has_usage else {})}
 
 
-def build_usage(prompt: int, completion: int) -> dict[str, Any]:
-    """Return the usage object with the token counts of prompt and completion."""
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def build_usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    """Return the usage object with the token counts of prompt and completion; `cached` tokens of the prompt did not
+    run."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def get_finish_reason(finish: Finish, calls: bool, named: bool) -> str:

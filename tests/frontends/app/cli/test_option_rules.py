@@ -113,6 +113,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         "--seed": ["1"],
         "--prompt-lookup": ["3"],
         "--assistant": ["../../decoder-run"],
+        "--prefix-cache": ["9"],
         "--stop": ["e"],
         "--pooling": ["max"],
         "--pair": ["blue", "--pair", "sky"],
@@ -143,6 +144,7 @@ OPTIONS: dict[str, dict[str, list[str] | str]] = {
         **dict.fromkeys(("--host", "--port", "--model-name", "--api-key"), "Servers of all kinds of models have it."),
         **dict.fromkeys(("--max-batch", "--max-queue", "--max-body"), "Servers of all kinds of models have it."),
         **dict.fromkeys(("--client-timeout", "--drain"), "Servers of all kinds of models have it."),
+        "--prefix-cache": "It changes the time alone, and servers of other models refuse it.",
         "--device": "Each device computes the same.",
         "--threads": "Threads change the time alone.",
         **OPENING,
@@ -349,6 +351,7 @@ REFUSED = [  # a command line, with {kind} for the source of a kind, and words o
     ("run {random} --ids 1 --without x", "has no part 'x' to leave out"),
     ("run {random} --ids 1 --pair sky", "--pair is a second text for a head, and "),
     ("run {random} --ids 1 --system sky", "--system needs --chat"),
+    ("run {random} --ids 1 --prefix-cache 9", "--prefix-cache needs a conversation"),
     ("run {random} --ids 1 --prompt sky", "--ids cannot be combined with --prompt"),
     ("run {head} --prompt sky --pair is --pooling max", "--pair cannot be combined with --pooling"),
 ]

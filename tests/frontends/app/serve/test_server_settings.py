@@ -19,6 +19,7 @@ def test_counts_names_and_keys_are_checked() -> None:
     assert ServerSettings("x", drain=0.0, api_key="a-secret").max_batch == 16
     for wrong, words in (
         ({"max_batch": 0}, "max_batch"),
+        ({"prefix_cache": -1}, "prefix_cache is -1"),
         ({"name": ""}, "is empty or not printable: choose another by --model-name"),
         ({"name": "a\nb"}, "is empty or not printable"),
         ({"api_key": ""}, "the API key must consist of printable ASCII characters"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import openai
 
+from weft.backends.runtime.core.prefixes import BLOCK
 from weft.frontends.app.serve.engine.metrics import Counter, Gauge, Histogram, Metrics
 from weft.frontends.app.serve.server import Server
 
-from ..serving import NAME, http
+from ..serving import NAME, http, served
+from ..serving import client as official
 
 
 def test_health_and_metrics_after_requests(server: Server, client: openai.OpenAI) -> None:
@@ -26,6 +30,20 @@ def test_health_and_metrics_after_requests(server: Server, client: openai.OpenAI
     assert buckets == sorted(buckets) and buckets[-1] == samples["weft_batch_rows_count"]
     kinds = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
     assert kinds["weft_batch_rows"] == "histogram" and kinds["weft_running"] == "gauge"
+
+
+def test_stored_prefixes_are_counted(folder: Path) -> None:
+    """The second prompt begins with two blocks of the first; of its three answers, only the first is counted."""
+    with served(folder) as server, official(server) as client, http(server) as plain:
+        usages = [
+            client.completions.create(model=NAME, prompt=prompt, max_tokens=3, temperature=0, n=n).usage
+            for prompt, n in (("a" * 150, 1), ("a" * 140, 3))
+        ]
+        samples = dict(line.rsplit(" ", 1) for line in plain.get("/metrics").text.splitlines())
+    assert [usage.prompt_tokens_details.cached_tokens for usage in usages if usage] == [0, 128]  # type: ignore[union-attr]  # weft's own server fills it
+    assert samples["# TYPE weft_prefix_tokens_total"] == samples["# TYPE weft_prefix_hits_total"] == "counter"
+    assert (samples["weft_prefix_hits_total"], samples["weft_prefix_tokens_total"]) == ("3", str(3 * 128))
+    assert int(samples["weft_prefix_bytes"]) == 2 * 2 * 2 * 2 * BLOCK * 12 * 4  # blocks, layers, keys and values, heads
 
 
 def test_counters_with_and_without_a_label() -> None:

@@ -76,6 +76,21 @@ def test_sampled_streams_with_seeds_are_the_same_however_they_are_batched(server
     assert together(server, requests[::-1]) == expected[::-1]
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "sampled"])
+def test_stored_prefixes_do_not_change_answers(folder: Path, options: dict[str, Any]) -> None:
+    """Compare streams with one system prompt, and their next turns, with those of a server that stores nothing."""
+    requests = [{"text": "s" * 200 + prompt(i), **options} for i in range(8)]
+    found = []
+    for size in (0, 64):
+        with served(folder, max_batch=3, prefix_cache=size) as server:
+            first = together(server, requests)
+            turns = [{**r, "text": f"{r['text']}{text} and?"} for r, text in zip(requests, first, strict=True)]
+            found.append([first, together(server, turns)])
+            assert isinstance(server.service.model, Generator)
+            assert server.service.model.prefixes.hits in (range(8, 16) if size else [0])  # at least the next turns
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("kind", ["torch", "encoder-decoder"])
 def test_other_models_stream_as_they_answer_alone(tmp_path: Path, kind: str) -> None:
     """With PyTorch, and in static batches behind an encoder."""

@@ -41,7 +41,8 @@ def test_events_are_compact_json_in_utf_8() -> None:
 
 @pytest.mark.parametrize(("kind", "prefix"), [("chat.completion", "chatcmpl-"), ("text_completion", "cmpl-")])
 def test_envelope_shares_its_head_among_object_and_chunks(kind: str, prefix: str) -> None:
-    envelope, usage = Envelope(kind, "tiny", "fp_1"), build_usage(3, 4)
+    envelope, usage = Envelope(kind, "tiny", "fp_1"), build_usage(3, 4, 2)
+    assert usage.pop("prompt_tokens_details") == {"cached_tokens": 2}
     assert usage == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     full, chunk, last = (
         envelope.to_object([{}], usage),
