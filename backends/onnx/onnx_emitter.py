@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 import numpy as np
 import onnx_ir as onnx
 from onnx import defs
+from onnx.helper import find_min_ir_version_for, make_opsetid
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node, Param, Value
@@ -370,7 +371,9 @@ class OnnxEmitter:
         graph.opset_imports[""] = self._choose_opset(graph)
         if any(n.domain == "com.microsoft" for n in self.nodes):
             graph.opset_imports["com.microsoft"] = 1
-        return onnx.Model(graph, ir_version=self.target.ir_version, producer_name="weft")
+        # Older runtimes refuse newer versions of the file format.
+        version = find_min_ir_version_for([make_opsetid("", graph.opset_imports[""])])
+        return onnx.Model(graph, ir_version=min(version, self.target.ir_version), producer_name="weft")
 
     def _choose_opset(self, graph: onnx.Graph) -> int:
         """Return the oldest opset, from 17, with the standard operators of `graph`: more runtimes open older models.

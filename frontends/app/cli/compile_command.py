@@ -49,8 +49,8 @@ def _build_target_options() -> list[click.Option]:
 
 
 def _require_change(default: Any, ctx: click.Context, option: click.Parameter, value: Any) -> Any:
-    """Return `value`, given for a target's option; raise BadParameter if it is the `default`, which has no effect."""
-    if value is not None and value == default and not ctx.resilient_parsing:
+    """Return `value`, given for a target's option; raise BadParameter if it is an empty `default`, such as 0."""
+    if value is not None and value == default and not default and not ctx.resilient_parsing:
         raise click.BadParameter(f"{value!r} is the default: leave the option out", ctx, option)
     return value
 
