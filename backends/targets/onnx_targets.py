@@ -15,7 +15,7 @@ from weft.passes import Pass, Phase, Pipeline
 from weft.passes.analysis.states import has_cache
 from weft.passes.edits.legalization import Accepts
 from weft.passes.forms import Form
-from weft.passes.library.cache.concat_caches import ConcatCaches
+from weft.passes.library.cache.concat_caches import ConcatCaches, can_append
 from weft.passes.library.cache.kv_cache import KvCache
 from weft.passes.library.cache.rolling_buffer import FullCaches, is_rolling
 from weft.passes.library.cleanup.cse import Cse
@@ -70,7 +70,7 @@ class OnnxBackend(Backend):
         losses = tuple(list_losses(graph))
         cached = has_cache(graph) or any(isinstance(p, KvCache) for p in pipeline.passes)
         conditional = {
-            ConcatCaches(): cached and self.caches == "concat",
+            ConcatCaches(): cached and self.caches == "concat" and can_append(graph),
             WidenCodes(): codes and self.device == "cpu",  # no CPU kernel supports FLOAT4E2M1
             WidenOutputs(): kind == "encoder" and "bf16" in types,
             DropOutputs(losses): kind == "encoder-decoder" and losses,  # encoder and decoder would each add to them
@@ -117,7 +117,9 @@ class OnnxBackend(Backend):
             return folder.open_encoder(facts, device, threads)
         if any(state.growth is Growth.APPEND for state in facts.states):
             if device == "cuda":
-                raise WeftError(f"{facts.folder} has caches that grow, which weft runs on the CPU: use --cache buffer")
+                raise WeftError(
+                    f"{facts.folder} has caches that grow, which weft runs on the CPU: compile with --cache buffer"
+                )
             return folder.open_decoder(facts, "cpu", threads)
         if device != "cpu" and has_cuda_provider():
             try:
@@ -221,6 +223,13 @@ class StandardBackend(OnnxBackend):
             options: dict[str, Any] = {"runtime": match[1] or "", "opset": int(match[2] or 0)}
             return self.specialize(StandardOptions(**options)).refusals
         return super().takes(graph, form)
+
+    def build(
+        self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
+    ) -> OnnxFolder:
+        if self.caches == "concat" and not can_append(forms[""]):
+            notes.append("relative_attention cannot append to caches: the model writes into caches of a fixed capacity")
+        return super().build(forms, dtype, length, options, notes)
 
     def _legalize(self) -> tuple[Pass, ...]:
         # Bodies of expanded ops repeat nodes that depend on positions only in every layer.

@@ -158,8 +158,9 @@ def test_onnx_target_uses_standard_operators(name: str, tmp_path: Path) -> None:
     assert [(o.domain, o.version) for o in proto.opset_import] == [("", 23)]
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(5)
-    seq, past, names = 6, 9, ("batch_size", "sequence_length", "past_sequence_length", "total_sequence_length")
-    shapes = dict(zip(names, (2, seq, past, past + seq), strict=True))
+    seq, past = 6, 9
+    shapes = {"batch_size": 2, "sequence_length": seq, "past_sequence_length": past}
+    shapes["past_sequence_length + sequence_length"] = past + seq
     feeds: dict[str, np.ndarray] = {}
     for i in session.get_inputs():
         shape = [shapes.get(s, s) for s in i.shape]

@@ -62,6 +62,8 @@ class ConcatCaches(Pass):
         tokens, mask = find_token_axes(graph), graph.inputs.get("attention_mask")
         if not has_cache(graph):
             raise WeftError(f"{self.name}: graph {graph.name} has no cache; run kv-cache before it")
+        if not can_append(graph):
+            raise WeftError(f"{self.name}: relative_attention in {graph.name} needs caches with slots by position")
         caches = [spec for node in graph.nodes if has_state(node) for spec in find_caches(node)]
         if all(spec.growth is Growth.APPEND for spec in caches) or tokens is None or mask is None:
             trace.note(f"{self.name}: no cache has a fixed capacity")
@@ -84,6 +86,11 @@ class ConcatCaches(Pass):
         for cuts in [(total,), *([(total - 3, 2, 1)] if total > 3 else [])]:
             expected, actual = (run_in_chunks(equivalence, graph, inputs, cuts) for graph in (before, after))
             equivalence.check_close({k: v for k, v in expected.items() if k not in presents}, actual, EXACT)
+
+
+def can_append(graph: Graph) -> bool:
+    """Return whether all attentions of `graph` can append to their caches."""
+    return all(node.op in (ops.attention, ops.lightning_index) for node in graph.nodes if find_caches(node))
 
 
 def _count_valid_keys(graph: Graph, mask: Value) -> Value | None:

@@ -296,6 +296,8 @@ def lightning_index(
     q, k, at = q.unflatten(-1, (heads, -1)).transpose(1, 2), k[:, None], torch.arange(q.shape[1])[None]
     if past_k is not None and positions is not None:
         at, k = positions, indexing.scatter_rows(past_k, k, positions, 2)
+    elif past_k is not None:
+        at, k = at + past_k.shape[2], torch.cat([past_k, k], 2)
     seen = torch.arange(k.shape[2]) <= at[:, None, :, None] if causal else None
     if key_mask is not None:
         shown = F.pad(key_mask != 0, (0, k.shape[2] - key_mask.shape[1]))[:, None, None]

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.ir import Graph, WeftError
+from weft.ir import Graph, TensorType, WeftError, ops
 from weft.ir.op import Growth
+from weft.ir.types import dtypes
 from weft.passes import Trace, run_passes
 from weft.passes.analysis.states import find_state_inputs
 from weft.passes.core.equivalence import EquivalenceCheck
 from weft.passes.library.cache.concat_caches import ConcatCaches
 
-from ...models import Tiny
+from ...models import BATCH, SEQ, Tiny, weight
 from ...rewrites import Rewrite, rewrites
 from .cached import DECODERS, chosen, position_biased
 
@@ -61,6 +62,16 @@ def test_padding_anywhere_changes_no_row(graph: Graph, last: bool) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+def shaw() -> Graph:
+    g = Graph("shaw")
+    g.meta["kind"] = "decoder"
+    ids = g.add_input("input_ids", TensorType(dtypes.i64, (BATCH, SEQ)))
+    x = ops.embedding(ids, weight(g, "embed", 31, 12))
+    y = ops.relative_attention(x, x, x, weight(g, "distances", 5, 4), heads=3, causal=True)
+    g.add_output("logits", ops.linear(y, weight(g, "head", 31, 12)))
+    return g
+
+
 def _empty_inputs(graph: Graph, batch: int) -> dict[str, Any]:
     sizes = {"batch": batch, "past": 0}
     return {name: np.zeros(graph.inputs[name].type.concrete(sizes)) for _, name, _ in find_state_inputs(graph)}
@@ -80,6 +91,12 @@ def test_rolling_caches_become_full_ones() -> None:
 def test_second_run_changes_nothing() -> None:
     once = run_passes(Tiny().graph(), "kv-cache, concat-caches")
     assert run_passes(once, "concat-caches") == once
+
+
+def test_relative_attention_keeps_slots_by_position() -> None:
+    graph = shaw()
+    with pytest.raises(WeftError, match="relative_attention in shaw needs caches with slots by position"):
+        run_passes(graph, "kv-cache, concat-caches")
 
 
 def test_graph_without_caches_is_refused() -> None:
