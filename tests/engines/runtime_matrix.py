@@ -173,7 +173,7 @@ def write_page() -> None:
         for model in MODELS:
             cells = [describe_cell(runtime, model, precision) for precision in PRECISIONS]
             rows.append("| " + " | ".join([name, model, *cells]) + " |")
-        runtime.stop()
+        runtime.close()
     text = PAGE.read_text(encoding="utf-8")
     for mark, lines in {"records": list_records(), "errors": rows}.items():
         before, rest = text.split(f"<!-- {mark} -->\n", 1)

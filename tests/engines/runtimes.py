@@ -11,6 +11,7 @@ node_modules of the folder that the environment variable WEFT_NODE names.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -41,7 +42,7 @@ class Runtime:
     def __init__(self, name: str, timeout: float = 60.0) -> None:
         self.name, self.timeout = name, timeout
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the object
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._replies = -1
 
     def run(self, path: str | os.PathLike[str], inputs: Arrays) -> dict[str, Any]:
@@ -66,9 +67,15 @@ class Runtime:
         """End the process; the next call of `run` starts another."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(BrokenPipeError):  # an unsent request
+                self._process.communicate()
             os.close(self._replies)
         self._process = None
+
+    def close(self) -> None:
+        """End the process for good."""
+        self.stop()
+        self._log.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         script = Path(__file__)

@@ -20,7 +20,7 @@ REFUSED = {"tract": "Mamba", "mnn": "Mamba f16"}  # by runtime: models and dtype
 def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
     started = Runtime(request.param)
     yield started
-    started.stop()
+    started.close()
 
 
 @pytest.mark.parametrize(("name", "precision"), list(product(MODELS, PRECISIONS)))
