@@ -10,6 +10,7 @@ ENGINES := .venv/.engines
 # The first that an engine pins, the last, and the newest: folders for transformers run with each, and with the pinned one.
 VERSIONS := 5.19.0 5.20.2 5.24.0
 TRANSFORMERS := $(VERSIONS:%=build/transformers/%/.unpacked)
+OTHERS := build/optimum/.unpacked build/node/.unpacked
 # Python compiles a module to bytecode when it is first imported: faster than all of them here, one after the other.
 HASHED := --no-compile --require-hashes --no-deps --only-binary :all:
 ITSELF := --no-deps --no-build-isolation -e .
@@ -66,6 +67,17 @@ $(TRANSFORMERS): build/transformers/%/.unpacked: requirements/transformers.txt |
 	$(BIN)/python -m pip install --quiet $(HASHED) --upgrade --target $(@D) -r $(@D)/requirements.txt
 	@touch $@
 
+build/optimum/.unpacked: requirements/optimum.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(HASHED) --upgrade --target $(@D) -r $<
+	@touch $@
+
+# Without the scripts of packages: the binaries for Linux are in them.
+build/node/.unpacked: backends/onnx/web/__init__.py
+	@command -v npm > /dev/null || { echo "the tests of folders for the web need Node 20 or newer with npm: install it"; exit 1; }
+	npm install --prefix $(@D) --no-package-lock --ignore-scripts --no-audit --no-fund \
+		@huggingface/transformers@$$(sed -n 's/^VERSION = "\(.*\)".*/\1/p' $<)
+	@touch $@
+
 # What the tests of pages look at them with; CHROMIUM names another one than is found.
 CHROMIUM ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome || echo /usr/bin/chromium)
 
@@ -89,7 +101,7 @@ test-all: export WEFT_TESTS := all
 test-all: test  ## the same, and every pass checked on every graph that it rewrites
 
 test-engines: export WEFT_ENGINES := all
-test-engines: $(ENGINES) $(TRANSFORMERS) $(SMOLLM2) $(MINILM)  ## folders for transformers in the tools that take them, all of these
+test-engines: $(ENGINES) $(TRANSFORMERS) $(OTHERS) $(SMOLLM2) $(MINILM) $(CHROMIUM)  ## folders for transformers in the tools that take them, all of these
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/engines $(ARGS)
 
 kills: $(SETUP)  ## commands killed at random moments: every result must be whole
@@ -138,11 +150,12 @@ lock: | $(BIN)/python  ## the hashes of the pinned versions, into requirements/
 	$(UV) --python-version 3.11.5 pyproject.toml --extra docs -o requirements/docs.txt
 	for version in $(VERSIONS); do echo transformers==$$version | \
 		build/uv/bin/uv pip compile --quiet --no-header --no-deps --generate-hashes --no-annotate - || exit 1; done > requirements/transformers.txt
+	build/uv/bin/uv pip compile --quiet --no-header --no-deps --generate-hashes --no-annotate requirements/optimum.in -o requirements/optimum.txt
 
 # Other versions than the pinned ones: those that a newcomer's pip takes. Only PyTorch stays, for its size.
 NEWEST := build/newest
 newest: export WEFT_ENGINES := all
-newest: $(SMOLLM2) $(MINILM) $(CHROMIUM) $(TRANSFORMERS)  ## the tests on the newest versions of all dependencies; takes ARGS
+newest: $(SMOLLM2) $(MINILM) $(CHROMIUM) $(TRANSFORMERS) $(OTHERS)  ## the tests on the newest versions of all dependencies; takes ARGS
 	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --upgrade --upgrade-strategy eager -e '.[cpu,hf,serve,dev,engines]' \
 		"$$(grep '^torch==' constraints.txt)"

@@ -44,8 +44,11 @@ class OptionKeywords(TypedDict, total=False):
     cache: str
     cache_dtype: str
     class_name: str
+    javascript: str
     keep_blocks: str
+    layout: str
     opset: int
+    precisions: str
     prepack: bool
     runtime: str
 

@@ -59,6 +59,14 @@ class Place(NamedTuple):
         return f"{TARGETS[self.target].runtime} on {'the CPU' if self.device == 'cpu' else 'the GPU'}"
 
 
+class Variant(NamedTuple):
+    """One of the models of a folder: its target, dtype (None: the target's first), and weights as for --weights."""
+
+    target: Backend
+    dtype: str | None
+    weights: str | None
+
+
 @dataclass(frozen=True)
 class Backend(ABC):
     """A target of the compiler.
@@ -67,7 +75,9 @@ class Backend(ABC):
     - runtime, device: the runtime that runs its models, and the device: cpu, cuda or any
     - dtypes: names of the supported float dtypes, the default first
     - contrib: ONNX Runtime's own operators (com.microsoft) may be used
+    - decodes: models decode quantized weights by DequantizeLinear, even if `contrib` has products by codes
     - opset, ir_version: versions of the ONNX models; 0: not ONNX
+    - precision: dtype and weights of the models, as file names state them; "" if they do not
     - slower: names of passes of the default pipeline that are left out, because they make this target slower
     - phases: names of phases of the default pipeline (simplify, fuse, cache) that apply; (): all
     - chosen_on: devices for which `weft run` compiles for this target by default; targets registered first win
@@ -79,8 +89,10 @@ class Backend(ABC):
     device: str
     dtypes: tuple[str, ...]
     contrib: bool = False
+    decodes: bool = False
     opset: int = 0
     ir_version: int = 0
+    precision: str = ""
     slower: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     chosen_on: tuple[str, ...] = ()
@@ -130,6 +142,11 @@ class Backend(ABC):
     def specialize(self, options: Options) -> Backend:
         """Return the target with the facts that `options` change, such as the version of its operators."""
         return self
+
+    def list_variants(self, options: Options, dtype: str | None, weights: str | None) -> list[Variant]:
+        """Return the models that a folder gets, the main one first. Raises WeftError if `dtype` or `weights`, as given
+        to the compiler, do not fit `options`."""
+        return [Variant(self, dtype, weights)]
 
     def pipeline(
         self, graph: Graph, dtype: str, passes: str = "default", max_length: int | None = None, *, trains: bool = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,13 +52,16 @@ class BuiltModel:
 
 
 def build_model(
-    graph: Graph, target: Backend, max_length: int, states: Sequence[NamedState] | None = None
+    graph: Graph,
+    target: Backend,
+    max_length: int,
+    states: Sequence[NamedState] | None = None,
+    omitted: Collection[str] = (),
 ) -> BuiltModel:
-    """Return `graph`, already legalized for `target`, lowered to ONNX; see `OnnxEmitter` for `max_length` and `states`.
-    Raises WeftError if no lowering accepts a node (the message names its op), or the target's opset lacks an operator.
-    """
+    """Return `graph`, already legalized for `target`, lowered to ONNX; see `OnnxEmitter` for the other arguments.
+    Raises WeftError if no lowering accepts a node (its op is named), or the target's opset lacks an operator."""
     selection = select_lowerings(graph, target)
-    emitter = OnnxEmitter(graph, target, max_length, states)
+    emitter = OnnxEmitter(graph, target, max_length, states, omitted)
     padding.lower_with_padding(emitter, {node: lowering.emit for node, lowering in selection.chosen.items()})
     model = emitter.build_model()
     widened = cuda.widen_bf16(model) if target.device == "cuda" else []
@@ -82,13 +86,21 @@ def list_stored_tensors(models: Iterable[BuiltModel]) -> Mapping[str, StoredTens
     return {str(weight.value.name): weight for weight, *_ in _group_equal_weights(models)}
 
 
-def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progress = lambda _: None) -> None:
+def write_models(
+    models: Mapping[str, BuiltModel],
+    folder: Path,
+    progress: Progress = lambda _: None,
+    data: str = DATA,
+    most: int | None = None,
+) -> list[str]:
     """Write `models` (dict from file name to model; all read one checkpoint) into `folder`, and stream their weights
     block by block; call `progress` with the number of bytes of each write. Weights below 1 KiB are stored in the model
-    files, all others in model.onnx.data. Equal weights are stored once. Raises WeftError if a weight cannot be read or
-    stored in its dtype, and OSError as the file system reports it: a full disk before the first byte is written."""
+    files, all others in the file `data`, and from `most` bytes on in further files `data`_1, `data`_2 …; return the
+    names of these files. Equal weights are stored once. Raises WeftError if a weight has more than `most` bytes, or
+    cannot be read or stored in its dtype, and OSError as the file system reports it: a full disk before the first byte
+    is written."""
     reader = next(iter(models.values())).reader
-    offset = 0
+    offset, ends = 0, [0]
     external: list[_Region] = []
     for equal_weights in _group_equal_weights(models.values()):
         size = equal_weights[0].nbytes
@@ -101,24 +113,34 @@ def write_models(models: Mapping[str, BuiltModel], folder: Path, progress: Progr
         # Padding of large weights to a page costs at most 1/16 of their size; smaller weights begin on a cache line.
         align = PAGE if size >= 16 * PAGE else 64
         offset = -(-offset // align) * align
-        external.append(_Region(equal_weights[0], offset))
+        if most is not None and offset + size > most:
+            if size > most:
+                raise WeftError(f"{equal_weights[0].value.name} takes {size:,} bytes, of {most:,} that a file may have")
+            offset = 0
+            ends.append(0)
+        file = folder / _name_data(data, len(ends) - 1)
+        external.append(_Region(equal_weights[0], offset, len(ends) - 1))
         for w in equal_weights:
-            dtype, shape, name = ONNX_DTYPES[w.dtype.name], onnx.Shape(w.shape), str(w.value.name)
+            dtype, shape = ONNX_DTYPES[w.dtype.name], onnx.Shape(w.shape)
             w.value.const_value = onnx.ExternalTensor(
-                DATA, offset, size, dtype, shape=shape, name=name, base_dir=folder
+                file.name, offset, size, dtype, shape=shape, name=str(w.value.name), base_dir=file.parent
             )
         offset += size
-    with (folder / DATA).open("wb") as file:
-        _reserve_space(file.fileno(), folder, offset)
+        ends[-1] = offset
+    names = [_name_data(data, index) for index in range(len(ends))]
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((folder / name).open("wb")) for name in names]
+        _reserve_space(folder, dict(zip(files, ends, strict=True)))
         for regions in _group_regions(external):
             for blocks in _stream_blocks(regions, reader):
                 for region, block in zip(regions, blocks, strict=True):
-                    progress(region.write(file, block))
+                    progress(region.write(files[region.file], block))
             for region in regions:
                 if region.unpaired.size:
-                    progress(region.finish(file))
+                    progress(region.finish(files[region.file]))
     for name, built in models.items():
         (folder / name).write_bytes(serde.serialize_model(built.model).SerializeToString())
+    return names
 
 
 def write_adapters(built: BuiltModel, folder: Path) -> None:
@@ -151,13 +173,18 @@ def _group_equal_weights(models: Iterable[BuiltModel]) -> Iterable[list[Streamed
     return groups.values()
 
 
-def _reserve_space(file: int, folder: Path, size: int) -> None:
-    """Allocate `size` bytes for `file`, an open file descriptor in `folder`: writing becomes several times faster.
+def _name_data(name: str, index: int) -> str:
+    return f"{name}_{index}" if index else name
+
+
+def _reserve_space(folder: Path, sizes: Mapping[BinaryIO, int]) -> None:
+    """Allocate bytes for open files in `folder`, as many as `sizes` has for each: writing becomes several times faster.
     Raises OSError if the disk lacks the space, before anything is written."""
-    if shutil.disk_usage(folder).free < size:
-        raise OSError(errno.ENOSPC, f"{size / 2**30:.2f} GiB needed")
-    if size and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
+    if shutil.disk_usage(folder).free < (total := sum(sizes.values())):
+        raise OSError(errno.ENOSPC, f"{total / 2**30:.2f} GiB needed")
+    for file, size in sizes.items():
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _make_tensor(w: StreamedInitializer, array: Array) -> onnx.Tensor[Any]:
@@ -166,11 +193,12 @@ def _make_tensor(w: StreamedInitializer, array: Array) -> onnx.Tensor[Any]:
 
 @dataclass
 class _Region:
-    """The region of a weight in the data file; its next elements are written at byte `offset`. Two 4-bit elements share
-    a byte, even if the first ends a row."""
+    """The region of a weight in the data file with index `file`; its next elements are written at byte `offset`. Two
+    4-bit elements share a byte, even if the first ends a row."""
 
     weight: StreamedInitializer
     offset: int
+    file: int = 0
     unpaired: Array = field(default_factory=lambda: np.empty(0, np.uint8))  # a 4-bit element that has no pair yet
 
     def write(self, file: BinaryIO, elements: Array) -> int:

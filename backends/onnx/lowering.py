@@ -75,6 +75,16 @@ def standard(target: Backend) -> bool:
     return not target.contrib
 
 
+def multiplies_codes(target: Backend) -> bool:
+    """Return whether ONNX Runtime's own operators multiply by the codes of quantized weights on `target`."""
+    return target.contrib and not target.decodes
+
+
+def decodes(target: Backend) -> bool:
+    """Return whether standard operators decode quantized weights on `target`."""
+    return not multiplies_codes(target)
+
+
 def on_cpu(target: Backend) -> bool:
     """Return whether the device of `target` is a CPU."""
     return target.device == "cpu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
@@ -51,10 +51,16 @@ class StreamedInitializer(StoredTensor):
 
 class OnnxEmitter:
     """The builder of one ONNX graph, to which lowerings append nodes; position tables have `max_length` rows. `states`
-    are the caches and states of the model, whose ops may be expanded in `graph` (None: find them in `graph`)."""
+    are the caches and states of the model, whose ops may be expanded in `graph` (None: find them in `graph`). The model
+    has no inputs `omitted` (of position_ids, attention_mask): it computes them for calls without padding."""
 
     def __init__(
-        self, graph: Graph, target: Backend, max_length: int, states: Sequence[NamedState] | None = None
+        self,
+        graph: Graph,
+        target: Backend,
+        max_length: int,
+        states: Sequence[NamedState] | None = None,
+        omitted: Collection[str] = (),
     ) -> None:
         self.graph, self.target, self.max_length = graph, target, max_length
         self.states = list(find_state_inputs(graph)) if states is None else states
@@ -68,11 +74,20 @@ class OnnxEmitter:
         self._names: set[str] = set(graph.outputs)  # reserved: `build_model` gives these names to the outputs
         self._scope = ""
         self.appends = any(spec.growth is Growth.APPEND for spec, _, _ in self.states)
-        self.inputs = [
-            self._declare(onnx.Value(name=name), get_storage_type(v.type)) for name, v in graph.inputs.items()
-        ]
-        self.values.update(zip(graph.inputs.values(), self.inputs, strict=True))
+        declared = {v: onnx.Value(name=name) for name, v in graph.inputs.items() if name not in omitted}
+        self.inputs = [self._declare(value, get_storage_type(v.type)) for v, value in declared.items()]
+        self.values.update(declared)
         self._names.update(graph.inputs)
+        for name in omitted:
+            self.values[graph.inputs[name]] = self._emit_without_padding(name)
+
+    def _emit_without_padding(self, name: str) -> onnx.Value:
+        """Return the input position_ids or attention_mask of a call without padding that continues the caches."""
+        seq, past = self.size(sizes.sym("seq")), self.size(sizes.sym("past"))
+        shape = self.shape(self.graph.inputs[name].type.shape)
+        if name == "attention_mask":
+            return self.op("Expand", self.constant(1), shape)
+        return self.op("Expand", self.op("Add", self.range(seq), past), shape)
 
     # -- names and values
 
@@ -91,7 +106,8 @@ class OnnxEmitter:
         return value
 
     def _name_size(self, size: Poly) -> str:
-        return str(sizes.substitute(size, OPTIMUM_SIZES)) if self.appends else str(size).replace(" ", "")
+        as_optimum = self.appends or self.target.precision
+        return str(sizes.substitute(size, OPTIMUM_SIZES)) if as_optimum else str(size).replace(" ", "")
 
     @overload
     def __getitem__(self, value: Value) -> onnx.Value: ...
@@ -273,7 +289,7 @@ class OnnxEmitter:
         return total
 
     def _input_size(self, name: str) -> onnx.Value:
-        for value in self.graph.inputs.values():
+        for value in filter(self.values.__contains__, self.graph.inputs.values()):
             for axis, s in enumerate(value.type.shape):
                 if s == sizes.sym(name):
                     return self.op("Shape", self[value], start=axis, end=axis + 1)

@@ -37,16 +37,18 @@ class OnnxFolder:
     ) -> None:
         graph, self._target, self._length = forms[""], target, length
         self._prepack, asked = getattr(options, "prepack", False), getattr(options, KEEP_BLOCKS, "")
-        notes += _list_genai_notes(graph)
+        notes += self.list_notes(graph)
         self._for_genai = forms.get(GENAI, graph) if can_run_genai(graph) else None
         if any(experts.has_bf16_router_bug(node, target) for node in graph.nodes):
             notes.append(f"{experts.BF16_ROUTER_BUG}, so it is left out: with --dtype f16 experts are faster")
         # Position tables of the encoder must cover the longest source, which may exceed `length`.
-        lengths = {export.ENCODER: limit_source(graph, length)}
+        lengths = {"encoder": limit_source(graph, length)}
         states = [*find_state_inputs(graph)]
         self._models = {
-            file: export.build_model(forms[form], target, lengths.get(file, length), states)
-            for form, file in FILES.items()
+            self.name_file(form): export.build_model(
+                forms[form], target, lengths.get(form, length), states, self.list_omitted(forms[form])
+            )
+            for form in FILES
             if form in forms
         }
         models = self._models.values()
@@ -74,6 +76,23 @@ class OnnxFolder:
             if not getattr(options, ARITHMETIC, "") and kept_blocks.has_rounded_activations(graph, target):
                 self.facts["arithmetic"] = "int8"
 
+    def name_file(self, form: str) -> str:
+        """Return the path of the model of `form` in the folder."""
+        return FILES[form]
+
+    def list_omitted(self, graph: Graph) -> tuple[str, ...]:
+        """Return the inputs of `graph` that its model does not have; see `OnnxEmitter`."""
+        return ()
+
+    def list_notes(self, graph: Graph) -> list[str]:
+        """Return a list with a note if `graph` is a decoder or encoder-decoder without a KV cache, or a decoder that
+        onnxruntime-genai cannot run; else []."""
+        kind = graph.meta.get("kind")
+        if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
+            return ["the model has no KV cache, which weft run and onnxruntime-genai need: add kv-cache to --passes"]
+        reason = genai.find_refusal(graph) if kind == "decoder" else None
+        return [] if reason is None else [f"onnxruntime-genai cannot run this model: {reason}"]
+
     def write(self, folder: Path, step: Callable[[int], None]) -> None:
         """Write the models, adapters and configuration into `folder`; call `step` with the number of bytes of each
         write of weights. Raises errors of `export`, and WeftError if prepacking was requested but packs nothing."""
@@ -93,13 +112,3 @@ class OnnxFolder:
 def can_run_genai(graph: Graph) -> bool:
     """Return whether onnxruntime-genai can run `graph`, once its rolling caches are replaced by full caches."""
     return graph.meta.get("kind") == "decoder" and has_cache(graph) and genai.find_refusal(graph) is None
-
-
-def _list_genai_notes(graph: Graph) -> list[str]:
-    """Return a list with a note if `graph` is a decoder or encoder-decoder without a KV cache, or a decoder that
-    onnxruntime-genai cannot run; else []."""
-    kind = graph.meta.get("kind")
-    if kind in ("decoder", "encoder-decoder") and not has_cache(graph):
-        return ["the model has no KV cache, which weft run and onnxruntime-genai need: add kv-cache to --passes"]
-    reason = genai.find_refusal(graph) if kind == "decoder" else None
-    return [] if reason is None else [f"onnxruntime-genai cannot run this model: {reason}"]

@@ -58,6 +58,11 @@ def _read_weft_folder(folder: Path) -> FolderFacts:
     kind = data.choice("kind", ("decoder", "encoder", "encoder-decoder"))
     target = data.choice("target", tuple(TARGETS))
     optional: dict[str, Any] = {}
+    if kind == "encoder-decoder" and "layout" in data:
+        raise WeftError(
+            f"weft cannot run {folder}, an encoder-decoder in the layout of optimum: load it with optimum or "
+            f"transformers.js, or compile it again with `weft compile {folder} -o OUT`"
+        )
     if kind == "encoder":
         optional = {name: data.get(name, of) for name, of in (("pooling", str), ("normalize", bool)) if name in data}
         optional["embedding"] = _read_embedding(data, data.record("sentence", {}))
@@ -80,7 +85,7 @@ def _read_weft_folder(folder: Path) -> FolderFacts:
     caches = data.records("cache", [])
     return FolderFacts(
         folder=folder,
-        files=tuple(folder / name for name in TARGETS[target].files(kind)),
+        files=tuple(folder / name for name in data.get("models", list[str], TARGETS[target].files(kind))),
         kind=kind,
         target=target,
         vocab=data.integer("vocab", least=1),

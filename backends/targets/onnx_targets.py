@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Node
@@ -22,7 +22,7 @@ from weft.passes.library.cleanup.cse import Cse
 from weft.passes.library.quantize.quantize import QuantizeWeights
 from weft.passes.library.target.legalize import Legalize
 from weft.passes.library.target.outputs import DropOutputs, WidenOutputs, list_losses
-from weft.passes.library.target.sides import DecoderSide, EncoderSide
+from weft.passes.library.target.sides import At, DecoderSide, EncoderSide
 from weft.passes.library.target.widen_codes import WidenCodes, has_float4_weights
 
 from .. import cpu
@@ -46,9 +46,10 @@ class OnnxBackend(Backend):
     opset: int = 24
     ir_version: int = 11
     caches: str = "buffer"  # buffer: a call writes into them; concat: it returns longer ones
+    layout: str = ""  # optimum: names of files, inputs and outputs as in optimum's exports
     lacks: tuple[str, ...] = ()  # operators and forms that the runtime lacks, see `OnnxRuntime`
 
-    options = CacheOptions
+    options: ClassVar[type[Options]] = CacheOptions
     libraries = ("numpy", "onnx", "onnx-ir")
 
     def lowerings(self, op: str) -> list[str]:
@@ -82,11 +83,12 @@ class OnnxBackend(Backend):
 
         legalized, forms = Phase(MODEL, self._legalize()), dict[str, Form]()
         if graph.meta.get("kind") == "encoder-decoder":
-            for side in (EncoderSide(), DecoderSide()):
+            at: At = "packed" if self.layout else "keys"
+            for side in (EncoderSide(at), DecoderSide(at)):
                 forms[side.kind] = Form(Pipeline((Phase(side.kind, (side,)), legalized)))
             return forms
         forms[MODEL] = Form(Pipeline((legalized,)))
-        if can_run_genai(graph) and any(map(is_rolling, graph.nodes)):
+        if not self.layout and can_run_genai(graph) and any(map(is_rolling, graph.nodes)):
             forms[GENAI] = Form(Pipeline((Phase("cache", (FullCaches(),)),)))
             forms[f"{GENAI}-{MODEL}"] = Form(Pipeline((legalized,)), of=GENAI)
         return forms
@@ -97,9 +99,10 @@ class OnnxBackend(Backend):
     def build(
         self, forms: Mapping[str, Graph], dtype: str, length: int, options: Options, notes: list[str]
     ) -> OnnxFolder:
+        from ..onnx.hub_layout import HubFolder
         from ..onnx.onnx_folder import OnnxFolder
 
-        return OnnxFolder(forms, self, length, options, notes)
+        return (HubFolder if self.layout else OnnxFolder)(forms, self, length, options, notes)
 
     def place(self, device: str) -> Place:
         from ..runtime.device import choose_ort_place
@@ -143,6 +146,9 @@ class StandardOptions(CacheOptions):
         "concat",
         "How caches grow: a call returns the past with its keys and values appended, or writes into a buffer, which is "
         "faster where a runtime has TensorScatter",
+    )
+    layout: Literal["", "optimum"] = option(
+        "", "Name files, inputs and outputs as in exports of optimum, which optimum and transformers.js open"
     )
     runtime: Literal["", "openvino", "tract", "mnn", "ort-node", "ort-web", "tensorrt", "coreml", "directml", "qnn"] = (
         option(
@@ -213,6 +219,8 @@ class StandardBackend(OnnxBackend):
             self,
             opset=opset or limits.opset,
             caches=options.cache,
+            layout=options.layout,
+            precision="fp32" if options.layout else "",
             lacks=limits.lacks,
             dtypes=limits.dtypes,
             restrictions="-".join(filter(None, (options.runtime, f"opset{opset}" * bool(opset)))),

@@ -102,6 +102,11 @@ def decode_utf8(raw: bytes, name: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to the file `path` as indented JSON in UTF-8."""
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
 def read_json(path: Path, kind: type = dict, most: int = MOST_BYTES) -> Any:
     """Return the JSON value in the file at `path`, which must be an instance of `kind`: dict or list.
 

@@ -29,6 +29,11 @@ def is_length_mask(mask: Value) -> bool:
     return mask.graph.inputs.get("attention_mask") is mask
 
 
+def appends(node: Node) -> bool:
+    """Return whether the attention `node` appends to a cache, with no slots by position."""
+    return node.operand("past_k") is not None and node.operand("positions") is None
+
+
 def is_causal_only(node: Node) -> bool:
     """Return whether the attribute is_causal of the standard operator can express all that positions hide from the
     attention `node`: `node` has no cache, no sinks, no window and no sparse pattern."""
@@ -55,8 +60,8 @@ def count_keys(node: Node) -> Size:
     """Return the number of keys of the attention `node`: new ones, the slots of a cache, or both where a cache rolls or
     the call appends to it."""
     new, past = node.required_operand("k").shape[1], node.operand("past_k")
-    appends = node.operand("positions") is None or node.attrs.get("rolling")
-    keys: Size = new if past is None else past.shape[2] + new if appends else past.shape[2]
+    joins = appends(node) or node.attrs.get("rolling")
+    keys: Size = new if past is None else past.shape[2] + new if joins else past.shape[2]
     return keys
 
 
@@ -70,6 +75,22 @@ def _emit_new_mask(e: OnnxEmitter, node: Node, key_mask: Value | None, plain: bo
     if key_mask is not None:
         parts.append(_broadcast_key_mask(e, node, key_mask, plain))
     return functools.reduce(lambda x, y: e.op("And", x, y), parts) if parts else None
+
+
+def emit_additive_mask(e: OnnxEmitter, node: Node, hidden: Out, include_causal: bool = False) -> Out:
+    """Return the bias of `node` (none: 0), a tensor of 4 axes, with the scalar `hidden` where `emit_mask` is False."""
+    mask, bias, keys = emit_mask(e, node, include_causal), node.operand("bias"), count_keys(node)
+
+    def add() -> Out:
+        if bias is not None and mask is None:
+            return expand_bias(e, bias, node.output.shape[1], keys)
+        visible: Out = e.constant([[[[0.0]]]], node.output.type.dtype.numpy) if bias is None else e[bias]
+        # Slots after the end of a bias are masked.
+        if bias is not None and node.operand("positions") is not None and bias.shape[3] != 1:
+            visible = pad_end(e, visible, 3, keys, 4, node.output.type.dtype)
+        return e.op("Where", mask, visible, hidden)
+
+    return e.memo(("added", mask, bias, keys, hidden), add)
 
 
 def _broadcast_key_mask(e: OnnxEmitter, node: Node, key_mask: Value, plain: bool) -> Out:
@@ -95,8 +116,8 @@ def pad_end(e: OnnxEmitter, x: Out, axis: int, size: Any, rank: int, dtype: DTyp
 def _emit_positions(e: OnnxEmitter, node: Node) -> tuple[Out, Out]:
     """Return the positions of queries and keys, in shapes that broadcast to [batch or 1, 1, seq, keys]."""
     past, positions = node.operand("past_k"), node.operand("positions")
-    mask, appends = node.operand("key_mask"), past is not None and positions is None
-    if mask is not None and appends and VisibleKeys.from_attrs(node.attrs).is_local:
+    mask = node.operand("key_mask")
+    if mask is not None and appends(node) and VisibleKeys.from_attrs(node.attrs).is_local:
         return _emit_valid_counts(e, mask, node.required_operand("q").shape[1])
     if past is None or positions is None:
         queries = emit_range(e, node.required_operand("q").shape[1])

@@ -10,7 +10,6 @@ import onnx_ir as onnx
 from weft.ir import ops
 from weft.ir.graph import Node, Value
 from weft.ir.types import dtypes
-from weft.ir.types.sizes import Size
 
 from ...target import Backend
 from ..lowering import lowering
@@ -18,13 +17,12 @@ from ..onnx_emitter import OnnxEmitter, emit_once
 from . import dequantized_caches as cache_codes
 from .attention_mask import (
     count_keys,
+    emit_additive_mask,
     emit_consecutive_positions,
     emit_first_position,
     emit_mask,
-    expand_bias,
     is_causal_only,
     is_length_mask,
-    pad_end,
 )
 
 Out = onnx.Value
@@ -144,30 +142,16 @@ def _split_heads(e: OnnxEmitter, value: Value, heads: int) -> Out:
 def _emit_attention_mask(e: OnnxEmitter, node: Node) -> Out | None:
     """Return the mask, bias and sinks of `node` combined to one operand of Attention: a boolean mask, or with a bias or
     sinks a tensor that is added to the scores; None if there are none."""
-    mask, bias, sinks = emit_mask(e, node), node.operand("bias"), node.operand("sinks")
-    if bias is None and sinks is None:
-        return mask
-    keys = count_keys(node)
-    added = e.memo(("added", mask, bias, keys), lambda: _emit_additive_mask(e, node, mask, bias, keys))
+    sinks, dtype, keys = node.operand("sinks"), node.output.type.dtype, count_keys(node)
+    if node.operand("bias") is None and sinks is None:
+        return emit_mask(e, node)
+    added = emit_additive_mask(e, node, e.scalar(float("-inf"), dtype))
     if sinks is None:
         return added
     column = e.op("Reshape", e[sinks], e.constant([1, node.attrs["heads"], 1, 1]))
-    column = e.pad(column, (e.size(keys), 0), 3, 4, node.output.type.dtype)
+    column = e.pad(column, (e.size(keys), 0), 3, 4, dtype)
     # A sink is the score of one more key. That key is zero, so its product is 0, also after the softcap.
-    return e.op("Add", e.pad(added, (0, 1), 3, 4, node.output.type.dtype), column)
-
-
-def _emit_additive_mask(e: OnnxEmitter, node: Node, mask: Out | None, bias: Value | None, keys: Size) -> Out:
-    """Return `bias` (None: 0) with −∞ where `mask` is False (None: nowhere), a tensor of 4 axes."""
-    if bias is None:
-        visible: Out = e.constant([[[[0.0]]]], node.output.type.dtype.numpy)
-    elif mask is None:
-        return expand_bias(e, bias, node.output.shape[1], keys)
-    else:
-        visible = e[bias]
-        if node.operand("positions") is not None and bias.shape[3] != 1:  # slots after its end are masked
-            visible = pad_end(e, visible, 3, keys, 4, node.output.type.dtype)
-    return e.op("Where", mask, visible, e.scalar(float("-inf"), node.output.type.dtype))
+    return e.op("Add", e.pad(added, (0, 1), 3, 4, dtype), column)
 
 
 def _update_rolling_cache(e: OnnxEmitter, past: Value, joined: Out, node: Node) -> Out:

@@ -27,7 +27,7 @@ from weft.ir.types.dtypes import DType
 
 from ...block_weights import NOT_ASKED, find_stored_layout, get_quantized, is_exact, is_quantized
 from ...target import Backend
-from ..lowering import contrib, lowering
+from ..lowering import lowering, multiplies_codes
 from ..onnx_emitter import OnnxEmitter
 from .layers import MS, add_bias, apply_norm, find_norm_refusal, make_norm_key
 
@@ -38,7 +38,7 @@ Parts = tuple[onnx.Value, onnx.Value, onnx.Value | None]  # codes, scales, zero 
 
 def find_layout(weight: Value | None, target: Backend) -> BlockLayout | str:
     """Return the block layout in which MatMulNBits multiplies by `weight`, or the reason (str) why it cannot."""
-    layout = find_stored_layout(weight) if target.contrib else NOT_ASKED
+    layout = find_stored_layout(weight) if multiplies_codes(target) else NOT_ASKED
     if isinstance(layout, str):
         return layout
     assert isinstance(weight, Param)
@@ -79,17 +79,17 @@ def _find_lookup_refusal(node: Node, target: Backend) -> str | None:
     return None
 
 
-@lowering(ops.linear, targets=contrib, when=find_product_refusal, first=True)
+@lowering(ops.linear, targets=multiplies_codes, when=find_product_refusal, first=True)
 def MatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
     return add_bias(e, multiply_codes(e, node.required_operand("x"), e[node.required_operand("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=contrib, when=_find_norm_refusal, first=True)
+@lowering(ops.norm_linear, targets=multiplies_codes, when=_find_norm_refusal, first=True)
 def NormMatMulNBits(e: OnnxEmitter, node: Node) -> onnx.Value:
     return add_bias(e, multiply_codes(e, make_norm_key(node), apply_norm(e, node), node), node)
 
 
-@lowering(ops.embedding, targets=contrib, when=_find_lookup_refusal, first=True)
+@lowering(ops.embedding, targets=multiplies_codes, when=_find_lookup_refusal, first=True)
 def GatherBlockQuantized(e: OnnxEmitter, node: Node) -> onnx.Value:
     table, layout = get_quantized(node, "table")
     codes, scales, points = emit_native_parts(e, table, layout)

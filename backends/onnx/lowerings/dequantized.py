@@ -37,7 +37,7 @@ from weft.ir.types.dtypes import DType
 from ...block_weights import find_stored_layout, get_quantized
 from ...onnx_runtimes import BLOCKS, GATHERED_CODES
 from ...target import Backend
-from ..lowering import lowering, standard
+from ..lowering import decodes, lowering
 from ..onnx_emitter import OnnxEmitter, emit_once
 from .block_matmul import append_sums, decode_scales
 from .layers import add_bias, apply_norm, find_norm_opset, find_norm_refusal, make_norm_key
@@ -95,17 +95,17 @@ def _find_lookup_refusal(node: Node, target: Backend) -> str | None:
     return layout if isinstance(layout, str) else None
 
 
-@lowering(ops.linear, targets=standard, when=_find_product_refusal, first=True)
+@lowering(ops.linear, targets=decodes, when=_find_product_refusal, first=True)
 def DequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, _multiply_codes(e, node.required_operand("x"), e[node.required_operand("x")], node), node)
 
 
-@lowering(ops.norm_linear, targets=standard, when=_find_norm_refusal, first=True, opset=find_norm_opset)
+@lowering(ops.norm_linear, targets=decodes, when=_find_norm_refusal, first=True, opset=find_norm_opset)
 def NormDequantizeMatMul(e: OnnxEmitter, node: Node) -> Out:
     return add_bias(e, _multiply_codes(e, make_norm_key(node), apply_norm(e, node), node), node)
 
 
-@lowering(ops.embedding, targets=standard, when=_find_lookup_refusal, first=True)
+@lowering(ops.embedding, targets=decodes, when=_find_lookup_refusal, first=True)
 def GatherDequantize(e: OnnxEmitter, node: Node) -> Out:
     ids, (table, layout) = node.required_operand("ids"), get_quantized(node, "table")
     if not _decodes_blocks(e.target, table, layout):
@@ -223,6 +223,9 @@ def _gather_part(e: OnnxEmitter, ids: Value, table: Param, layout: BlockLayout, 
     """Return the part `name` (codes, scales or zero points) of the rows `ids` [...] of `table`: [..., elements of a
     row], or with `axis` 1 [elements of a row, ...]. Return None for zero points if the table has none."""
     part = _emit_part(e, table, layout, name, axis, "table")
+    if e.target.decodes:  # ONNX Runtime folds the cast: GPUs may lack f16
+        part = _cast_scales(e, table, layout, part, name)
+        return None if part is None else e.op("Gather", part, e[ids], axis=axis)
     return None if part is None else _cast_scales(e, table, layout, e.op("Gather", part, e[ids], axis=axis), name)
 
 

@@ -8,13 +8,15 @@ import onnx_ir as onnx
 
 from weft.ir import ops
 from weft.ir.graph import Node, Param, Value
+from weft.ir.types import dtypes
+from weft.ir.types.sizes import Size
 from weft.passes.analysis.rotary import match_ropes
 from weft.passes.analysis.states import find_caches
 
 from ...target import Backend
 from ..lowering import contrib, lowering
 from ..onnx_emitter import OnnxEmitter, emit_once
-from .attention_mask import expand_bias, is_length_mask
+from .attention_mask import appends, count_keys, emit_additive_mask, expand_bias, is_length_mask
 from .layers import MS, emit_rope_tables
 
 Out = onnx.Value
@@ -23,7 +25,7 @@ Out = onnx.Value
 def _find_absorbable_ropes(node: Node) -> tuple[Node, Node] | None:
     """Return (the RoPE node of q, that of k) of the attention `node` if the kernel can absorb both, else None."""
     ropes = match_ropes(node)
-    if isinstance(ropes, str):
+    if isinstance(ropes, str) or appends(node):  # it would rotate by slot, and padding takes slots
         return None
     q, frequencies = ropes[0], ropes[0].operand("frequencies")
     # The kernel needs tables with a multiple of 8 columns. With partial rotation and a head size that is not a multiple
@@ -54,7 +56,7 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
     if not a["causal"] or past is None:
         return "only causal attention with a cache"
     # The kernel receives only the length of each row, so it can only mask padding on the right.
-    if mask is None or not is_length_mask(mask) or node.operand("positions") is None:
+    if not appends(node) and (mask is None or not is_length_mask(mask)):
         return "the kernel needs the input attention_mask for the lengths of rows"
     if a["pattern"] != "dense":
         return f"pattern {a['pattern']}"
@@ -67,7 +69,7 @@ def _find_refusal(node: Node, target: Backend) -> str | None:
         return f"the CUDA kernel computes in f16 and bf16, not {q.type.dtype}"
     if a["cache_bits"] is not None and (reason := _find_codes_refusal(node, head, target)):
         return reason
-    return None if bias is None else _find_bias_refusal(node, bias, mask, target)
+    return None if bias is None or mask is None else _find_bias_refusal(node, bias, mask, target)
 
 
 def _find_codes_refusal(node: Node, head: int, target: Backend) -> str | None:
@@ -84,6 +86,8 @@ def _find_codes_refusal(node: Node, head: int, target: Backend) -> str | None:
 
 
 def _find_bias_refusal(node: Node, bias: Value, mask: Value, target: Backend) -> str | None:
+    if appends(node):  # it is part of the mask
+        return None
     if node.attrs["rolling"]:
         return "a bias by position does not fit the slots of a rolling cache"
     if bias.shape[3] != mask.shape[1]:
@@ -110,15 +114,31 @@ def _emit_lengths(e: OnnxEmitter, mask: Value) -> tuple[Out, Out]:
     return last, e.op("Cast", size, to=int32, hint="total_length")
 
 
+@emit_once
+def _emit_full_lengths(e: OnnxEmitter, rows: Size, keys: Size) -> tuple[Out, Out]:
+    """Return the operands of `_emit_lengths` for `rows` that all have `keys` keys."""
+    total = e.op("Cast", e.op("Squeeze", e.size(keys), e.constant([0])), to=int(onnx.DataType.INT32))
+    last = e.op("Sub", total, e.constant(1, dtypes.i32.numpy))
+    return e.op("Expand", last, e.size(rows)), total
+
+
 # Tried before the standard Attention operator, which accepts the same nodes.
 @lowering(ops.attention, targets=contrib, when=_find_refusal, reads=_list_reads, first=True)
 def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
     # The kernel has its own rolling cache: it shifts old keys out instead of writing at position mod capacity. Then all
     # rows of a call must be equally long.
     a, (query, key, value, rope) = node.attrs, _absorb_producers(node)
-    mask, bias = node.required_operand("key_mask"), node.operand("bias")
+    mask, bias = node.operand("key_mask"), node.operand("bias")
     cos, sin = (None, None) if rope is None else emit_rope_tables(e, rope, query)
-    last, total = _emit_lengths(e, mask)
+    if appends(node):
+        last, total = _emit_full_lengths(e, node.output.shape[0], count_keys(node))
+        # A row of −∞ only, of a token of padding, would give NaN.
+        hidden = e.scalar(-1e4 if (dtype := node.output.type.dtype).bits < 32 else -1e30, dtype)
+        added: Out | None = emit_additive_mask(e, node, hidden, include_causal=True)
+    else:
+        assert mask is not None
+        last, total = _emit_lengths(e, mask)
+        added = None if bias is None else expand_bias(e, bias, node.output.shape[1], mask.shape[1])
     bits, scale = a["cache_bits"], node.operand("k_scale")
     kind = None if scale is None else "PER_TENSOR" if scale.shape == (1,) else "PER_CHANNEL"
     past_k, past_v, sinks, v_scale = (node.operand(n) for n in ("past_k", "past_v", "sinks", "v_scale"))
@@ -126,7 +146,7 @@ def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
         "GroupQueryAttention",
         *(e[v] for v in (query, key, value, past_k, past_v)),
         *(last, total, cos, sin, None),
-        None if bias is None else expand_bias(e, bias, node.output.shape[1], mask.shape[1]),
+        added,
         *(e[v] for v in (sinks, scale, v_scale)),
         domain=MS,
         outputs=3,
@@ -134,7 +154,7 @@ def GroupQueryAttention(e: OnnxEmitter, node: Node) -> list[Out]:
         kv_num_heads=a["kv_heads"],
         scale=a["scale"],
         softcap=a["softcap"],
-        local_window_size=-1 if a["window"] is None else a["window"],
+        local_window_size=-1 if a["window"] is None or appends(node) else a["window"],
         sliding_window_cache=1 if a["rolling"] else None,
         kv_cache_bit_width=bits,
         k_quant_type=kind,

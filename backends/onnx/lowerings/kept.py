@@ -10,6 +10,7 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...block_weights import find_stored_layout, is_quantized, list_read_params, tally_layouts
 from ...options import ARITHMETIC, KEEP_BLOCKS, Options
 from ...target import Backend
+from ..lowering import multiplies_codes
 from . import block_matmul as quantized
 from . import dequantized, quantized_experts
 
@@ -17,10 +18,14 @@ from . import dequantized, quantized_experts
 def _find_dequantize_reason(weight: Param, node: Node, target: Backend) -> str | None:
     """Return None if `node` reads the codes of `weight`, else the reason (str) why it needs `weight` dequantized."""
     if node.op in (ops.linear, ops.norm_linear, ops.embedding):
-        layout = quantized.find_layout(weight, target) if target.contrib else dequantized.find_layout(weight, target)
+        layout = (
+            quantized.find_layout(weight, target)
+            if multiplies_codes(target)
+            else dequantized.find_layout(weight, target)
+        )
         return None if isinstance(layout, BlockLayout) else layout
     if node.op is ops.moe and weight in quantized_experts.list_expert_weights(node):
-        find = quantized_experts.find_refusal if target.contrib else quantized_experts.find_stack_refusal
+        find = quantized_experts.find_refusal if multiplies_codes(target) else quantized_experts.find_stack_refusal
         return find(node, target)
     return f"{target.name} has no {node.op.name} by codes"
 

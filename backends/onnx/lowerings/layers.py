@@ -24,7 +24,7 @@ Out = onnx.Value
 
 def multiply_weight(e: OnnxEmitter, x: Out | None, weight: Value) -> Out:
     """Emit x Wᵀ for W = `weight` [out, in], a parameter or a computed value."""
-    if e.target.contrib:
+    if e.target.contrib and not e.target.decodes:  # WebGPU has no FusedMatMul
         # FusedMatMul reads the checkpoint's layout: no transposed copy, and a tied embedding stays one initializer.
         return e.op("FusedMatMul", x, e[weight], domain=MS, transB=1)
     if isinstance(weight, Param) and len(weight.uses) == 1:

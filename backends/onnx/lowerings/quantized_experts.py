@@ -26,7 +26,7 @@ from weft.ir.types.block_layouts import BlockLayout
 from ...block_weights import NOT_ASKED, find_stored_layout, is_exact, is_quantized
 from ...onnx_runtimes import EXPERT_CODES
 from ...target import Backend
-from ..lowering import contrib, lowering, standard
+from ..lowering import decodes, lowering, multiplies_codes
 from ..onnx_emitter import OnnxEmitter
 from . import dequantized
 from .block_matmul import cast_scales
@@ -70,7 +70,7 @@ def find_refusal(node: Node, target: Backend) -> str | None:
     return find_activation_refusal(node)
 
 
-@lowering(ops.moe, targets=contrib, when=find_refusal, first=True)
+@lowering(ops.moe, targets=multiplies_codes, when=find_refusal, first=True)
 def QMoE(e: OnnxEmitter, node: Node) -> Out:
     x, combine = node.required_operand("x"), node.required_operand("combine")
     up, down, gate, up_bias, down_bias, gate_bias = (node.operand(o.name) for o in node.op.operands[2:])
@@ -141,7 +141,7 @@ def find_stack_refusal(node: Node, target: Backend) -> str | None:
     return next((layout for layout in layouts if isinstance(layout, str)), None)
 
 
-@lowering(ops.moe, targets=standard, when=find_stack_refusal, first=True)
+@lowering(ops.moe, targets=decodes, when=find_stack_refusal, first=True)
 def DequantizeExperts(e: OnnxEmitter, node: Node) -> Out:
     return emit_grouped(e, node, _multiply_experts)
 

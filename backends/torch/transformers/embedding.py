@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes.streams import stream_rows
+from weft.ir.storage.documents import write_json
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 
@@ -86,11 +86,6 @@ def _make_tensors(graph: Graph, at: str, kind: DType | None) -> dict[str, Tensor
         read_blocks = partial(stream_rows, param.recipe, graph.reader)
         tensors[name] = Tensor(tuple(param.type.concrete({})), stored, read_blocks)
     return tensors
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` to the file `path` as indented JSON in UTF-8."""
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def _list_modules(graph: Graph) -> Mapping[str, Any]:

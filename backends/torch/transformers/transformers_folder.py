@@ -13,6 +13,7 @@ from weft.ir.errors import WeftError
 from weft.ir.graph import Graph, Param
 from weft.ir.recipes import Recipe, Source
 from weft.ir.recipes.streams import stream_rows
+from weft.ir.storage.documents import write_json
 from weft.ir.types import dtypes
 from weft.passes import Report
 from weft.passes.analysis.states import has_cache
@@ -23,7 +24,7 @@ from ...target import MODEL
 from ...weights import StoredTensor, summarize_weights
 from ..program.constants import get_stored_dtype
 from ..program.stateful_nodes import check_cache_writes
-from .embedding import write_embedding, write_json
+from .embedding import write_embedding
 from .engines.plans import make_plans
 from .engines.refusals import explain_engines, find_refusals
 from .lower.lower_base_and_head import lower_sides

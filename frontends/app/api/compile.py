@@ -14,7 +14,7 @@ from typing import Unpack
 from weft.backends import DEFAULT_TARGET
 from weft.backends.options import CACHE_DTYPE, OptionKeywords, Options, make_no_effect_error
 from weft.backends.safetensors import Progress
-from weft.backends.target import TARGETS, Backend
+from weft.backends.target import TARGETS, Backend, CompiledModel, Variant
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.graph.verifier import verify as verify_graph
@@ -111,13 +111,11 @@ def compile(
     backend = TARGETS.lookup(target)
     selected = backend.choose(options)
     backend = backend.specialize(selected)
-    dtype = backend.dtype(dtype)
+    variants = [v._replace(dtype=v.target.dtype(v.dtype)) for v in backend.list_variants(selected, dtype, weights)]
     model = load_source(source, seed, adapters, family, without)
     if switch_adapters:
         model = _add_slots(model, backend, switch_adapters)
     passes = resolve_pipeline(passes)
-    first = "" if weights is None else expand_weights(model.graph, weights)
-    passes = ", ".join(filter(None, (first, passes, *selected.passes().values())))
     check_replaceable(Path(out), model.files)  # before long work
     notes = model.notices()
     verify_graph(model.graph, recipes=True)
@@ -125,18 +123,17 @@ def compile(
     if (cache_dtype := getattr(selected, CACHE_DTYPE, "")) and not any(map(find_caches, model.graph.nodes)):
         raise make_no_effect_error(f"--cache-dtype {cache_dtype}", f"no attention of {model.graph.name} has a cache")
     clock["load"] = time.perf_counter()
-    pipeline = backend.pipeline(model.graph, dtype, passes, length)
-    report = Report()
-    graph = run_passes(model.graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=progress)
-    forms = derive_graphs(graph, backend.forms(graph, selected), verify=verify, dump=dump_ir, report=report)
-    notes += (line for record in report.records for line in record.warnings)
-    _check_length(graph, length, max_length is None, notes)
-    built = backend.build(forms, dtype, length, selected, notes)
-    _check_effect(selected, weights, report, getattr(built, "idle", {}))
+    built: list[_BuiltVariant] = []
+    for variant in variants:
+        name = f"{variant.dtype}-{variant.weights}"
+        steps = Path(dump_ir, name) if dump_ir and len(variants) > 1 else dump_ir
+        built.append(_build(variant, model.graph, passes, selected, length, notes, verify, steps, progress))
+    main = built[0]
+    _check_length(main.graph, length, max_length is None, notes)
     if backend.own_code:
         _note_family(model, notes)
     clock["passes"] = time.perf_counter()
-    done, total = 0, built.weight_bytes
+    done, total = 0, sum(b.model.weight_bytes for b in built)
 
     def step(written: int) -> None:
         nonlocal done
@@ -146,13 +143,53 @@ def compile(
     with replace_folder(Path(out), model.files) as folder, hash_files(model) as hashes:
         if model.tokenizer is not None:  # first: it may be refused
             model.tokenizer(folder)
-        built.write(folder, step)
-        manifest = build_manifest(graph, backend, dtype, length, str(pipeline), model, hashes())
-        write_manifest(folder, MANIFEST, manifest | built.facts)
+        for each in built:
+            each.model.write(folder, step)
+        manifest = build_manifest(main.graph, backend, main.dtype, length, main.pipeline, model, hashes())
+        write_manifest(folder, MANIFEST, manifest | main.model.facts)
     clock["write"] = time.perf_counter()
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(clock.items())}
-    explain = partial(getattr(built, "explain", lambda report: []), report)
-    return CompileReport(Path(out), target, dtype, model, graph, report, total, seconds, built.trace, notes, explain)
+    explain = partial(getattr(main.model, "explain", lambda report: []), main.report)
+    trace = [line for each in built for line in each.model.trace]
+    notes = list(dict.fromkeys(notes))  # variants repeat them
+    return CompileReport(
+        Path(out), target, main.dtype, model, main.graph, main.report, total, seconds, trace, notes, explain
+    )
+
+
+@dataclass(frozen=True)
+class _BuiltVariant:
+    """A variant that is not written yet, with the graph after its passes and the report of these."""
+
+    model: CompiledModel
+    dtype: str
+    graph: Graph
+    pipeline: str
+    report: Report
+
+
+def _build(
+    variant: Variant,
+    graph: Graph,
+    passes: str,
+    selected: Options,
+    length: int,
+    notes: list[str],
+    verify: bool,
+    dump_ir: str | Path | None,
+    progress: Progress,
+) -> _BuiltVariant:
+    """Run the passes of `variant` on a copy of `graph`, and lower it; append notes for the user to `notes`."""
+    target, dtype, report = variant.target, str(variant.dtype), Report()
+    first = "" if variant.weights is None else expand_weights(graph, variant.weights)
+    text = ", ".join(filter(None, (first, passes, *selected.passes().values())))
+    pipeline = target.pipeline(graph, dtype, text, length)
+    graph = run_passes(graph, pipeline, verify=verify, dump=dump_ir, report=report, progress=progress)
+    forms = derive_graphs(graph, target.forms(graph, selected), verify=verify, dump=dump_ir, report=report)
+    notes += (line for record in report.records for line in record.warnings)
+    model = target.build(forms, dtype, length, selected, notes)
+    _check_effect(selected, variant.weights, report, getattr(model, "idle", {}))
+    return _BuiltVariant(model, dtype, graph, str(pipeline), report)
 
 
 def _check_effect(selected: Options, weights: str | None, report: Report, idle: Mapping[str, str]) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft.backends.safetensors import SHARD_BYTES, STORED, Tensor, parse_stored, write_shards
-from weft.backends.torch.transformers.embedding import write_embedding, write_json
+from weft.backends.torch.transformers.embedding import write_embedding
 from weft.ir.errors import WeftError
 from weft.ir.recipes import Source
 from weft.ir.recipes.readers import Array
+from weft.ir.storage.documents import write_json
 from weft.ir.types import dtypes
 from weft.ir.types.dtypes import DType
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.safetensors import Progress, Tensor, count_written, parse_stored, write_shards
-from weft.backends.torch.transformers.embedding import write_embedding, write_json
+from weft.backends.torch.transformers.embedding import write_embedding
 from weft.ir.errors import WeftError
 from weft.ir.graph import Graph
 from weft.ir.recipes import Source
 from weft.ir.recipes.blocks import BlockRecipe
 from weft.ir.recipes.streams import stream_rows
+from weft.ir.storage.documents import write_json
 from weft.ir.types import dtypes
 
 from ...formats.hf import Folder, extract_submodel

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.backends.torch.transformers.embedding import write_json
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import Record, matches_type, name_type, quote_value
+from weft.ir.storage.documents import Record, matches_type, name_type, quote_value, write_json
 
 from .splits import SPLITS, WHOLE_PIECES
 

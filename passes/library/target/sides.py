@@ -6,6 +6,7 @@ The source is the sequence that the encoder reads; nodes that depend on its inpu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,7 +25,7 @@ from ..cleanup.dce import Dce
 ENCODER, DECODER = "encoder", "decoder"
 IDS, MASK = "encoder_input_ids", "encoder_attention_mask"
 HIDDEN, STATES, LOSS = "encoder_hidden_states", "last_hidden_state", "aux_loss"
-At = Literal["keys", "states"]
+At = Literal["keys", "states", "packed"]
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ class _Side(Pass):
         else:
             for name, value in crossing.items():
                 value.replace_uses(graph.add_input(name, value.type))
+        if self.at == "packed":
+            (_pack_outputs if is_encoder else _split_input)(graph, crossing)
         Dce().run(graph, Trace())
         graph.meta["kind"] = self.kind
         for name, value in list(graph.inputs.items()):
             if name not in SOURCE if is_encoder else name in SOURCE and not value.uses:
                 del graph.inputs[name]
-        if self.at == "states":
+        if self.at != "keys":
             _remove_prefix(graph, self.kind)
         for name in crossing:
             trace.record_rewrite(self.name, name)
@@ -81,7 +84,8 @@ class EncoderSide(_Side):
 
     With at=keys, the outputs are the values of these nodes that the decoder reads (the inputs of decoder-side), and the
     graph outputs among them. Keys and values of the i-th cross-attention are named cross.{i}.key and cross.{i}.value;
-    other values keep their names. With at=states, the output is last_hidden_state, the last value on all paths from the
+    other values keep their names. With at=packed, the output last_hidden_state is their concatenation: [batch,
+    source, sum of widths]. With at=states, the output is last_hidden_state, the last value on all paths from the
     source to the decoder. Inputs are then named as in any other encoder, and names of parameters and scopes lose the
     prefix "encoder."; the encoder's part of aux_loss is a second output. In both cases, encoder and decoder, run in
     this order, compute the outputs of the original graph.
@@ -113,7 +117,8 @@ class DecoderSide(_Side):
 
     The inputs of the decoder are those of the target sequence, the outputs of encoder-side, and the source inputs that
     its nodes read, such as the padding mask. With at=keys (the default) the encoder passes on keys and values of
-    cross-attentions; with at=states its last_hidden_state, which is the input encoder_hidden_states here.
+    cross-attentions; with at=states its last_hidden_state, which is the input encoder_hidden_states here; with
+    at=packed this input is the concatenation of the keys and values.
 
     Condition: the encoder has run before it.
 
@@ -138,11 +143,31 @@ class DecoderSide(_Side):
 
 def join_encoder_decoder(encoder: Graph, decoder: Graph, at: At) -> Package:
     """Return the package that connects outputs of `encoder` to inputs of `decoder`; both were cut with `at`."""
-    return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at == "states" else {})
+    return Package({ENCODER: encoder, DECODER: decoder}, {ENCODER: _IN_WHOLE} if at != "keys" else {})
 
 
 # Names of the inputs and outputs of an encoder at `states`, and their names in the whole model.
 _IN_WHOLE = {"input_ids": IDS, "attention_mask": MASK, STATES: HIDDEN, LOSS: f"{LOSS} of the encoder"}
+
+
+def _pack_outputs(graph: Graph, names: Iterable[str]) -> None:
+    """Replace the outputs `names` of an encoder by last_hidden_state, their concatenation along the last axis."""
+    values = [graph.outputs.pop(name) for name in names]
+    types = {(value.type.dtype, *value.shape[:-1]) for value in values}
+    if len(types) > 1:
+        raise WeftError(f"graph {graph.name} cannot be split: its decoder reads values of several sizes")
+    graph.add_output(STATES, ops.concat(*values, axis=-1))
+
+
+def _split_input(graph: Graph, names: Iterable[str]) -> None:
+    """Replace the inputs `names` of a decoder by encoder_hidden_states, their concatenation along the last axis."""
+    values = [graph.inputs.pop(name) for name in names]
+    widths = tuple(value.width for value in values)
+    packed = graph.add_input(HIDDEN, values[0].type.with_axis(values[0].type.rank - 1, sum(widths)))
+    with graph.inserting(before=next(iter(graph.nodes))):
+        parts = ops.split.emit(packed, sizes=widths, axis=-1)
+    for value, part in zip(values, parts, strict=True):
+        value.replace_uses(part)
 
 
 def _split_values(graph: Graph) -> tuple[set[Value], set[Value]]:
@@ -206,7 +231,7 @@ def _find_encoder_outputs(graph: Graph, at: At) -> dict[str, Value]:
     """Return the outputs of `graph` that the encoder computes, keyed by name; only aux_loss if `at` is "states".
     If encoder and decoder both add to this loss, return the encoder's summand and remove it from the sum in `graph`."""
     source_values, later_values = _split_values(graph)
-    if at == "keys":
+    if at != "states":
         return {name: v for name, v in graph.outputs.items() if v in source_values}
     loss = graph.outputs.get(LOSS)
     if loss is None or loss in source_values:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.backends.runtime.text.chat import TEMPLATE_FOLDER, read_templates
-from weft.backends.torch.transformers.embedding import write_json
 from weft.ir.errors import WeftError
-from weft.ir.storage.documents import Record, read_json
+from weft.ir.storage.documents import Record, read_json, write_json
 
 from ..hub import check_inside
 from .added import CONFIG, VOCABULARY, merge_added_tokens

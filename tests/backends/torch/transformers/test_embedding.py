@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from weft.backends.torch.transformers.embedding import write_embedding, write_json
+from weft.backends.torch.transformers.embedding import write_embedding
 from weft.ir import Graph, WeftError
+from weft.ir.storage.documents import write_json
 from weft.ir.types import dtypes
 
 from .tiny import DIM, graph_of
