@@ -103,6 +103,7 @@ class FolderFacts:
     outputs: tuple[str, ...] = ()  # the names of a PyTorch model's outputs, in order
     task: Task | None = None  # the task of an encoder with a head
     keeps_blocks: bool = False  # whether it multiplies by the quantized blocks of its source
+    rounds: bool = False  # whether products round activations to 8 bits
 
     @property
     def model(self) -> Path:

@@ -89,6 +89,7 @@ def _read_weft_folder(folder: Path) -> FolderFacts:
         compares=data.flag("compares_tokens", False),
         compares_above=data.integer("compares_above", 0, least=0),
         keeps_blocks=bool(data.text("kept_blocks", "")),
+        rounds=data.choice("arithmetic", ("", "int8"), "") == "int8",
         states=read_states(data),
         rolling=frozenset(i for i, cache in enumerate(caches) if cache.flag("rolling", False)),
         **optional,

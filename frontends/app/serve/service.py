@@ -72,7 +72,8 @@ class Service:
             self.worker = EncodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
             return
         model.prefixes.limit = settings.prefix_cache
-        self.worker = DecodingWorker(model, settings.max_batch, settings.max_queue, self.metrics)
+        limits = settings.max_batch, settings.max_queue
+        self.worker = DecodingWorker(model, *limits, self.metrics, settings.prompt_lookup)
         self.tools = find_tool_format(self.prompts.template.source) if self.prompts.template else None
         if self.prompts.template is None:
             _log.warning("chats are refused: %s", self.prompts.template_error)

@@ -147,15 +147,17 @@ class Worker(ABC):
 class DecodingWorker(Worker):
     """A worker of a language model, which decodes at most `max_rows` answers together."""
 
-    def __init__(self, model: Generator, max_rows: int, max_waiting: int, metrics: Metrics) -> None:
+    def __init__(self, model: Generator, max_rows: int, max_waiting: int, metrics: Metrics, prompt_lookup: int) -> None:
         super().__init__(max_waiting, metrics)
         prefixes = model.prefixes
-        self._batch = new_batch(model.decoder, max_rows, prefixes=prefixes)
+        batch = self._batch = new_batch(model.decoder, max_rows, prefixes=prefixes, prompt_lookup=prompt_lookup)
         for name, help, read in (
-            ("hits", "Prompts that began with stored caches.", lambda: prefixes.hits),
-            ("tokens", "Tokens of prompts whose caches were stored.", lambda: prefixes.tokens),
+            ("prefix_hits", "Prompts that began with stored caches.", lambda: prefixes.hits),
+            ("prefix_tokens", "Tokens of prompts whose caches were stored.", lambda: prefixes.tokens),
+            ("drafted_tokens", "Tokens drafted by prompt look-up.", lambda: batch.drafted_tokens),
+            ("accepted_tokens", "Drafted tokens that were right.", lambda: batch.accepted_tokens),
         ):
-            metrics.add_gauge(f"weft_prefix_{name}_total", help, read, "counter")
+            metrics.add_gauge(f"weft_{name}_total", help, read, "counter")
         metrics.add_gauge("weft_prefix_bytes", "Size of the stored caches.", lambda: prefixes.nbytes)
         self._jobs: dict[Answer, Job] = {}
 
