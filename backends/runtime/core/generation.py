@@ -46,7 +46,8 @@ class Generator:
     """A language model: a decoder, and the tokenizer and chat template of its folder if it has them. For an
     encoder-decoder, prompts are the sources of the encoder and results the decoded sequences. `defaults` are the
     sampling options (and `max_tokens`) that its checkpoint recommends: servers use them, its methods do not. `prefixes`
-    stores the caches of prompts and answers for conversations and servers; its `limit` bounds them, and 0 is off."""
+    stores the caches of prompts and answers for conversations and servers; its `limit` bounds them, and 0 is off.
+    `adapters` has the model with each adapter that its folder stores for run time, by name."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Generator:
     ) -> None:
         self.decoder, self.stop_ids, self.folder, self.forced = decoder, stop_ids, folder, forced
         self.defaults = defaults
-        self.prefixes = PrefixCache()
+        self.prefixes, self.adapters = PrefixCache(), dict[str, Generator]()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -14,6 +14,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy as clone
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +33,7 @@ from ..text.tokenizer import pad_rows
 from .bound_states import StateBuffers, bind_states
 from .buffers import Buffer, find_kind
 from .cross_attention import EncodedSources, SourceEncoder
-from .session import Session, convert_ort_errors, join_lines, list_ort_errors
+from .session import Session, convert_ort_errors, import_onnxruntime, join_lines, list_ort_errors
 
 FROM_END = "logits_from_end"  # of the pass last-token-logits
 _TEXT = ("input_ids", "attention_mask", "position_ids")
@@ -107,6 +110,15 @@ class OrtDecoder(CachedDecoder["OrtContext"]):
     def shares_prefixes(self) -> bool:
         # ONNX Runtime alone cannot copy parts of tensors on a GPU.
         return super().shares_prefixes and (self.device_type == "cpu" or self.context_class is not OrtContext)
+
+    def select_adapter(self, name: str, path: Path) -> OrtDecoder:
+        """Return a decoder in the same session whose runs use the adapter in the file at `path`. Raises WeftError if
+        ONNX Runtime cannot read the file."""
+        with convert_ort_errors(str(path), "ONNX Runtime cannot read it"):
+            adapter = import_onnxruntime().AdapterFormat.read_adapter(str(path)).get_parameters()
+        selected = clone(self)
+        selected.adapter, selected.session, selected._spare = name, replace(self.session, adapter=adapter), None
+        return selected
 
     def cache_bytes(self, batch: int, tokens: int) -> int:
         """Return the bytes that `context` allocates for the caches and states of `batch` rows of `tokens` tokens each.
@@ -224,7 +236,7 @@ class OrtContext(BatchContext):
             "position_ids": past[:, None] + np.arange(longest),
         }
         model = self.model
-        binding = model.session.ort.io_binding()
+        binding = model.session.new_binding()
         self._memory.bind(binding, self._memory.copy_index, first, rows)
         self._memory.bind_past(binding, first, past, longest)
         if self._encoded_sources is not None:
@@ -327,7 +339,7 @@ class OrtContext(BatchContext):
         recurrent states that a step may read."""
         session, steps = self.model.session, []
         for copy in range(self._memory.copy_count):
-            binding = session.ort.io_binding()
+            binding = session.new_binding()
             self._memory.bind(binding, copy, 0, rows)
             for name, buffer in self._inputs.items():
                 buffer.bind_input(binding, name, 0, rows)
