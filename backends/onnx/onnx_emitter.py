@@ -292,9 +292,9 @@ class OnnxEmitter:
         if source is not None:
             spelled: list[int] = []
             for i, s in enumerate(shape):
-                # Also an axis of one token per batch row, which may be several at run time (`_open_axis`).
-                is_open = isinstance(s, Poly) or ((i, s) == (1, 1) and shape[0] == source[0])
-                copied = is_open and i < len(source) and source[i] == s
+                copied = source[i : i + 1] == (s,)
+                # Of integers only one token per batch row, which may be several at run time (`_open_axis`).
+                copied &= isinstance(s, Poly) or ((i, s) == (1, 1) and shape[:1] == source[:1])
                 spelled.append(0 if copied else s if isinstance(s, int) else -1)
             sums = any(isinstance(s, Poly) and len(s.terms) > 1 for s in shape)
             if spelled.count(-1) <= 1 - sums:

@@ -106,3 +106,11 @@ def test_replaceable_literals_are_optional_inputs_of_any_length(
     np.testing.assert_allclose(whole.reshape(4), feed["x"][0, 2], rtol=1e-6)  # gelu of large numbers
     if optional:
         np.testing.assert_allclose(session.run(None, {**feed, "at": rows})[0][0, 0], feed["x"][0, 1], rtol=1e-3)
+
+
+def test_scalar_gets_axes() -> None:
+    graph = Graph("scalar")
+    x = graph.add_input("x", TensorType(dtypes.f32, ()))
+    graph.add_output("y", ops.reshape(x, shape=(1, 1)))
+    session = ort.InferenceSession(export.serialize_model(export.build_model(graph, TARGETS["ort-cpu"], 8)))
+    assert session.run(None, {"x": np.array(3, np.float32)})[0].tolist() == [[3]]
